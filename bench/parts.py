@@ -1,0 +1,115 @@
+"""The parts that are measured, started as their users start them: dockerd, sshd, shim, controller.
+
+Everything lives below one short folder (paths of sockets have 107 bytes) and is ended with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint.runtime.build import Builder
+from tests.support import images
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.ssh_daemon import CHECKOUT, SshDaemon
+from tests.support.waiting import wait_until
+
+IMAGE = "busybox:bench"
+NETWORK = "bench"
+"""`docker run` gets a bridge that is there already; each of our runs makes and removes its own."""
+_TIDYING_SECONDS = 0.4
+PROGRAMS = Path(sys.executable).parent
+
+
+@dataclass
+class Parts:
+    folder: Path
+    docker: DockerDaemon
+    shim: ShimProcess
+    controller: ControllerProcess
+
+    @property
+    def fairlead(self) -> str:
+        return str(PROGRAMS / "fairlead")
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For the commands: of Docker and of Fairlead."""
+        return {**os.environ, **self.docker.env, **self.controller.env}
+
+    def docker_run(self, *options: str, argv: Sequence[str]) -> list[str]:
+        return ["docker", "run", *options, "--network", NETWORK, IMAGE, *argv]
+
+    def write_task(self, name: str, entrypoint: Sequence[str], **fields: Any) -> Path:
+        """JSON is YAML too."""
+        file = self.folder / f"{name}.yaml"
+        task = {"type": "task", "image": IMAGE, "entrypoint": list(entrypoint), **fields}
+        file.write_text(json.dumps(task))
+        return file
+
+    def wait_until_idle(self) -> None:
+        """Nothing that an earlier measurement left may disturb the next one: no container is there,
+        and Docker works on nothing."""
+        wait_until(lambda: not self.docker.docker("ps", "-aq"), 30, "all containers to be gone")
+        time.sleep(_TIDYING_SECONDS)
+        wait_until(self._has_one_spare_network, 30, "the networks to be tidied up")
+
+    def _has_one_spare_network(self) -> bool:
+        ours = self.docker.docker("network", "ls", "-q", "--filter", "label=fairlead.install")
+        return len(ours.split()) == 1
+
+
+@contextmanager
+def running_parts(*shim_options: str) -> Iterator[Parts]:
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="fl-bench-", dir="/tmp"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.chmod(0o755)
+        runtime = Builder(CHECKOUT, CHECKOUT / ".build").build()
+        docker = _docker(folder, stack)
+        (folder / "ssh").mkdir()
+        sshd = SshDaemon(folder / "ssh")
+        stack.callback(sshd.stop)
+        sshd.start()
+        options: list[str | Path] = ["--runtime", runtime, *shim_options]
+        shim = ShimProcess(folder / "n", "docker", *options, env=docker.env)
+        stack.callback(shim.close)
+        shim.start()
+        controller = ControllerProcess(folder / "c")
+        stack.callback(controller.close)
+        controller.start()
+        _introduce(controller, sshd, shim)
+        yield Parts(folder, docker, shim, controller)
+
+
+def _docker(folder: Path, stack: ExitStack) -> DockerDaemon:
+    (folder / "docker").mkdir()
+    docker = DockerDaemon(folder / "docker")
+    stack.callback(docker.stop)
+    docker.start()
+    docker.import_image(IMAGE, images.busybox_root(folder / "busybox"))
+    docker.docker("network", "create", NETWORK)
+    return docker
+
+
+def _introduce(controller: ControllerProcess, sshd: SshDaemon, shim: ShimProcess) -> None:
+    sshd.authorize(controller.public_key)
+    address = ["--host", "127.0.0.1", "--port", str(sshd.port), "--user", sshd.user]
+    trust = ["--socket", str(shim.socket), "--host-key", sshd.host_key]
+    controller.cli("node", "add", "bench", *address, *trust).succeeded()
+
+    def is_connected() -> bool:
+        nodes = controller.cli("node", "list", "--json").succeeded().json["nodes"]
+        return bool(nodes[0]["status"] == "connected")
+
+    wait_until(is_connected, 20, "the node to be connected")

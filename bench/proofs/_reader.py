@@ -1,0 +1,52 @@
+"""A reader that may be killed at any moment: `python -m bench.proofs._reader SOCKET FILE`.
+
+Appends the raw frames that come to FILE and goes on behind the last whole one when it is started
+again. Says a dot for every MiB that it has written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from runner.client import BASE_URL, RunnerClient
+from runner.durable import write_all
+from runner.schemas.frames import span_at
+
+MIB = 1 << 20
+
+
+def whole_part(fd: int) -> tuple[int, int]:
+    """Bytes of the file that are whole frames, and the log's offset behind them."""
+    size, at, end = os.fstat(fd).st_size, 0, 0
+    if not size:
+        return 0, 0
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as data:
+        view = memoryview(data)
+        while (span := span_at(view, at)) is not None and at + span.size <= size:
+            at, end = at + span.size, span.end
+        view.release()
+    return at, end
+
+
+async def read_on(socket: str, path: Path) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    size, offset = whole_part(fd)
+    os.ftruncate(fd, size)
+    written = 0
+    async with aiohttp.ClientSession(BASE_URL, connector=aiohttp.UnixConnector(socket)) as session:
+        async for frames in RunnerClient(session).follow_logs(offset):
+            write_all(fd, frames)
+            written += len(frames)
+            while written >= MIB:
+                written -= MIB
+                os.write(1, b".")
+
+
+if __name__ == "__main__":
+    asyncio.run(read_on(sys.argv[1], Path(sys.argv[2])))

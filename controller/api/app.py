@@ -1,0 +1,83 @@
+"""The aiohttp application: authorises, decodes, calls a route's handler, encodes.
+
+It promises that every answer is what the OpenAPI document says, errors included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from aiohttp import web
+
+from controller.api.bodies import decode_body, decode_query
+from controller.api.errors import as_response
+from controller.api.openapi import document
+from controller.api.routes import JSON, Call, Route
+from controller.api.streams import STREAMS, end_streams
+from controller.api.table import ROUTES
+from controller.service import ControllerService
+from controller.store.users import User
+
+MAX_BODY_BYTES = 2 << 20
+OPENAPI_PATH = "/v1/openapi.json"
+
+_Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(service: ControllerService) -> web.Application:
+    app = web.Application(middlewares=[_one_shape], client_max_size=MAX_BODY_BYTES)
+    app[STREAMS] = set()
+    app.on_shutdown.append(end_streams)
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, _endpoint(route, service))
+    app.router.add_get(OPENAPI_PATH, _openapi(ROUTES))
+    return app
+
+
+def token_of(request: web.Request) -> str | None:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+@web.middleware
+async def _one_shape(request: web.Request, handler: _Endpoint) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Exception as error:
+        return as_response(request, error)
+
+
+def _endpoint(route: Route, service: ControllerService) -> _Endpoint:
+    async def endpoint(request: web.Request) -> web.StreamResponse:
+        call = await _call(route, service, request)
+        answer = await route.handler(call)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        return _json(answer, route.status)
+
+    return endpoint
+
+
+async def _call(route: Route, service: ControllerService, request: web.Request) -> Call:
+    user: User | None = None
+    if not route.public:
+        user = service.gate.user_of(token_of(request))
+    query: object = decode_query(dict(request.query), route.query)
+    body: object = None
+    if route.body is not None:
+        body = decode_body(await request.read(), route.body)
+    return Call(request=request, service=service, user=user, query=query, body=body)
+
+
+def _openapi(routes: Sequence[Route]) -> _Endpoint:
+    encoded = msgspec.json.encode(document(routes))
+
+    async def openapi(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=encoded, content_type=JSON)
+
+    return openapi
+
+
+def _json(answer: object, status: int) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), status=status, content_type=JSON)

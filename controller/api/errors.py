@@ -1,0 +1,61 @@
+"""Every failure leaves as the one JSON shape, and never as a traceback."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from aiohttp import web
+
+from controller.configuration.parse import ConfigurationError
+from controller.service.errors import ServiceError
+from controller.store.base import StoreError
+from shim.schemas import ErrorBody, ErrorDetail
+
+log = logging.getLogger(__name__)
+
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+def error_response(status: int, code: str, message: str, field: str | None = None) -> web.Response:
+    body = ErrorBody(error=ErrorDetail(code=code, message=message, field=field))
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return web.Response(
+        body=msgspec.json.encode(body),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
+    messages = {
+        404: f"there is no {request.path}; /v1/openapi.json lists what there is",
+        405: f"{request.method} is not possible on {request.path}",
+        413: f"the body is larger than {request.client_max_size} bytes",
+    }
+    answer = error_response(
+        error.status,
+        _HTTP_CODES.get(error.status, "bad_request"),
+        messages.get(error.status, error.reason),
+    )
+    if "Allow" in error.headers:
+        answer.headers["Allow"] = error.headers["Allow"]
+    return answer
+
+
+def as_response(request: web.Request, error: Exception) -> web.Response:
+    """What is not foreseen is logged with its traceback and shown without."""
+    if isinstance(error, web.HTTPException):
+        return _of_http(request, error)
+    if isinstance(error, ServiceError):
+        return error_response(error.status, error.code, error.message, error.field)
+    if isinstance(error, ConfigurationError):
+        return error_response(400, "invalid_configuration", error.sentence(), error.field or None)
+    if isinstance(error, StoreError):
+        log.error("%s %s: %s", request.method, request.path, error)
+        return error_response(503, "store_unavailable", str(error))
+    log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return error_response(
+        500, "internal", "the controller failed on this request; its log says why"
+    )

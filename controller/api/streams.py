@@ -1,0 +1,148 @@
+"""The requests that stay open: watching a run, reading and following a log.
+
+Each holds one place in the application's set of streams, so that a controller that stops ends them
+at once; their readers come back and go on at their offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import msgspec
+from aiohttp import ClientConnectionResetError, WSCloseCode, web
+
+from controller.api.bodies import LogsQuery
+from controller.api.documents import WatchLine
+from controller.api.routes import FRAMES, NDJSON, Call
+from controller.api.views import progress_view, run_view
+from controller.lifecycle.model import RunState
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.service.logs import find_attempt, follow_log
+from runner.schemas import LogsHeader
+
+HEARTBEAT_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
+Ending = Callable[[], Awaitable[object]]
+STREAMS: web.AppKey[set[Ending]] = web.AppKey("streams", set)
+
+
+async def end_streams(app: web.Application) -> None:
+    """For `on_shutdown`."""
+    endings = app[STREAMS]
+    await asyncio.gather(*(end() for end in tuple(endings)))
+
+
+@contextmanager
+def registered(request: web.Request, end: Ending) -> Iterator[None]:
+    request.app[STREAMS].add(end)
+    try:
+        yield
+    finally:
+        request.app[STREAMS].discard(end)
+
+
+def _cancel_this() -> Ending:
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def cancel() -> None:
+        task.cancel()
+
+    return cancel
+
+
+async def watch_run(call: Call) -> web.StreamResponse:
+    """A line at once, one after each change, a heartbeat when nothing changes; the final state is
+    the last line."""
+    run_id = (await call.service.runs.get(call.path("run"))).run.id
+    response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
+    await response.prepare(call.request)
+    with registered(call.request, _cancel_this()), suppress(ClientConnectionResetError):
+        async for line in _watch_lines(call, run_id):
+            await response.write(line + b"\n")
+        await response.write_eof()
+    return response
+
+
+async def _watch_lines(call: Call, run_id: str) -> AsyncIterator[bytes]:
+    heartbeat = msgspec.json.encode(WatchLine(run=None))
+    last = b""
+    async with call.service.runs.watch(run_id) as watch:
+        while True:
+            state = await watch.next(HEARTBEAT_SECONDS)
+            line = heartbeat if state is None else _watch_line(call, state)
+            if line != last or state is None:
+                yield line
+                last = last if state is None else line
+            if state is not None and state.run.status in FINAL_RUN_STATUSES:
+                return
+
+
+def _watch_line(call: Call, state: RunState) -> bytes:
+    return msgspec.json.encode(
+        WatchLine(
+            run=run_view(state, call.service.nodes.names()),
+            progress=progress_view(state, call.service.progress),
+        )
+    )
+
+
+async def read_logs(call: Call) -> web.StreamResponse:
+    """What is stored now, as raw frames; an attempt that has not begun has an empty log."""
+    query: LogsQuery = call.query
+    state = await call.service.runs.get(call.path("run"))
+    attempt = find_attempt(state, query.job, query.attempt)
+    response = web.StreamResponse(headers={"Content-Type": FRAMES, "Cache-Control": "no-store"})
+    await response.prepare(call.request)
+    with registered(call.request, _cancel_this()), suppress(ClientConnectionResetError):
+        if attempt is not None:
+            async for piece in call.service.logs.read(attempt.id, query.offset):
+                await response.write(piece)
+        await response.write_eof()
+    return response
+
+
+async def follow_logs(call: Call) -> web.StreamResponse:
+    """As the runner's: `LogsHeader` as text, then whole frames; closes with 1000 at the end."""
+    query: LogsQuery = call.query
+    state = await call.service.runs.get(call.path("run"))
+    attempt = find_attempt(state, query.job, query.attempt)
+    socket = web.WebSocketResponse(heartbeat=30.0, timeout=CLOSE_SECONDS, compress=False)
+    await socket.prepare(call.request)
+    with registered(call.request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
+        header = LogsHeader(offset=query.offset)
+        await socket.send_str(msgspec.json.encode(header).decode())
+        if attempt is not None:
+            service = call.service
+            pieces = follow_log(service.runs, service.logs, state.run.id, attempt.id, query.offset)
+            await _send_until_gone(socket, pieces)
+        await socket.close(code=WSCloseCode.OK)
+    return socket
+
+
+async def _send_until_gone(socket: web.WebSocketResponse, pieces: AsyncIterator[bytes]) -> None:
+    """Reading beside sending is what makes aiohttp answer pings and see the other side go."""
+    sending = asyncio.create_task(_send(socket, pieces))
+    reading = asyncio.create_task(_read_to_close(socket))
+    try:
+        await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    finally:
+        for task in (sending, reading):
+            task.cancel()
+        await asyncio.gather(sending, reading, return_exceptions=True)
+
+
+async def _send(socket: web.WebSocketResponse, pieces: AsyncIterator[bytes]) -> None:
+    with suppress(ClientConnectionResetError):
+        async for piece in pieces:
+            await socket.send_bytes(piece)
+
+
+async def _read_to_close(socket: web.WebSocketResponse) -> None:
+    async for _ in socket:
+        pass

@@ -1,0 +1,221 @@
+"""Makes the documents of the API from the controller's values, by pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from controller.api.documents import (
+    AttemptView,
+    EventView,
+    GpuView,
+    IncarnationView,
+    JobView,
+    NodeView,
+    RunSummary,
+    RunView,
+    SwitchView,
+)
+from controller.lifecycle.model import Attempt, Incarnation, Job, Node, RunState, Switch
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.links.hostkeys import fingerprint
+from controller.service.nodes import NodeUse
+from controller.store.base import StoredEvent
+from shim.schemas import PullProgress
+
+
+def iso(time: float) -> str:
+    """`time`: Unix seconds."""
+    moment = datetime.fromtimestamp(round(time, 3), UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def iso_or_none(time: float | None) -> str | None:
+    return None if time is None else iso(time)
+
+
+def run_view(state: RunState, node_names: Mapping[str, str]) -> RunView:
+    """`node_names`: by node id; a node that was removed since is shown by its id."""
+    run = state.run
+    return RunView(
+        id=run.id,
+        name=run.name,
+        type=run.type,
+        user=run.user,
+        status=run.status,
+        termination_reason=run.reason,
+        message=run.message,
+        incarnation=_incarnation(run.incarnation),
+        occurrence=run.occurrence,
+        next_triggered_at=iso_or_none(run.next_triggered_at),
+        suspended=run.suspended,
+        parent_id=run.parent_id,
+        deployment=run.deployment,
+        switches=tuple(_switch(switch) for switch in run.switches),
+        jobs=tuple(_job(job, node_names) for job in state.jobs),
+    )
+
+
+def _incarnation(incarnation: Incarnation | None) -> IncarnationView | None:
+    if incarnation is None:
+        return None
+    return IncarnationView(number=incarnation.number, id=incarnation.id)
+
+
+def _switch(switch: Switch) -> SwitchView:
+    return SwitchView(
+        reason=switch.reason,
+        attempt_id=switch.attempt_id,
+        message=switch.message,
+        at=iso(switch.at),
+    )
+
+
+def _job(job: Job, node_names: Mapping[str, str]) -> JobView:
+    return JobView(
+        id=job.id,
+        group=job.group,
+        replica=job.replica,
+        cookie=job.cookie,
+        index=job.index,
+        rank=job.rank,
+        status=_job_status(job),
+        pending_reason=_pending_reason(job),
+        attempts=tuple(_attempt(attempt, node_names) for attempt in job.attempts),
+    )
+
+
+def _job_status(job: Job) -> str:
+    if job.retry_at is not None or not job.attempts:
+        return RunStatus.PENDING.value
+    return job.attempts[-1].status.value
+
+
+def _pending_reason(job: Job) -> str | None:
+    if job.retry_at is not None:
+        return f"waiting until {iso(job.retry_at)} before the next attempt"
+    return job.attempts[-1].pending_reason if job.attempts else None
+
+
+def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
+    return AttemptView(
+        id=attempt.id,
+        status=attempt.status,
+        termination_reason=attempt.reason,
+        message=attempt.message,
+        exit_code=attempt.exit_code,
+        node=_node_name(attempt, node_names),
+        allocation_id=attempt.allocation_id,
+        incarnation=_incarnation(attempt.incarnation),
+        gpus=attempt.gpus,
+        ports=attempt.ports,
+        ssh_host_key=attempt.ssh_host_key,
+        ready=attempt.ready,
+        registered_at=iso_or_none(attempt.registered_at),
+        submitted_at=iso(attempt.submitted_at),
+        provisioned_at=iso_or_none(attempt.provisioned_at),
+        pulling_at=iso_or_none(attempt.pulling_at),
+        running_at=iso_or_none(attempt.running_at),
+        finished_at=iso_or_none(attempt.finished_at),
+    )
+
+
+def _node_name(attempt: Attempt, node_names: Mapping[str, str]) -> str | None:
+    if attempt.node_id is None:
+        return None
+    return node_names.get(attempt.node_id, attempt.node_id)
+
+
+def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
+    run = state.run
+    current = [job.attempts[-1] for job in state.jobs if job.attempts]
+    nodes = (_node_name(attempt, node_names) for attempt in current)
+    pending = (_pending_reason(job) for job in state.jobs)
+    exit_codes = (attempt.exit_code for attempt in current if attempt.exit_code is not None)
+    return RunSummary(
+        id=run.id,
+        name=run.name,
+        type=run.type,
+        user=run.user,
+        status=run.status,
+        termination_reason=run.reason,
+        message=run.message,
+        pending_reason=next((reason for reason in pending if reason), None),
+        nodes=tuple(dict.fromkeys(node for node in nodes if node is not None)),
+        exit_code=max(exit_codes, default=None),
+        submitted_at=iso(run.submitted_at),
+        finished_at=iso_or_none(run.finished_at),
+    )
+
+
+def progress_view(state: RunState, progress: Mapping[str, PullProgress]) -> dict[str, PullProgress]:
+    """Of the attempts that are being prepared now."""
+    current = (job.attempts[-1] for job in state.jobs if job.attempts)
+    return {
+        attempt.id: progress[attempt.id]
+        for attempt in current
+        if attempt.status is AttemptStatus.PULLING and attempt.id in progress
+    }
+
+
+def node_view(node: Node, use: NodeUse) -> NodeView:
+    capacity = node.capacity
+    address = node.address
+    return NodeView(
+        id=node.id,
+        name=node.name,
+        fleet=node.fleet,
+        address=_address(node),
+        host_key_fingerprint=fingerprint(address.host_key) if address.host_key else None,
+        status=node.status.value,
+        message=node.message,
+        draining=node.draining,
+        drain_reason=node.drain_reason,
+        engine=capacity.engine,
+        isolation=capacity.isolation,
+        cpu=capacity.cpu,
+        cpu_allocated=use.cpu,
+        memory=capacity.memory,
+        memory_allocated=use.memory,
+        disk=capacity.disk,
+        disk_allocated=use.disk,
+        gpus=tuple(
+            GpuView(
+                uuid=gpu.uuid,
+                name=gpu.name,
+                memory=gpu.memory,
+                healthy=gpu.healthy,
+                message=gpu.message,
+                in_use=gpu.uuid in use.gpus,
+            )
+            for gpu in capacity.gpus
+        ),
+        runs=use.runs,
+        created_at=iso(node.created_at),
+        last_seen_at=iso_or_none(node.last_seen_at),
+    )
+
+
+def _address(node: Node) -> str:
+    address = node.address
+    if address.local_socket:
+        return address.shim_socket
+    port = "" if address.port == 22 else f":{address.port}"
+    return f"{address.user}@{address.host}{port}"
+
+
+def event_view(stored: StoredEvent) -> EventView:
+    event = stored.event
+    return EventView(
+        seq=stored.seq,
+        at=iso(event.at),
+        run_id=event.run_id,
+        job_id=event.job_id,
+        attempt_id=event.attempt_id,
+        kind=str(event.kind),
+        from_status=event.from_status,
+        to_status=event.to_status,
+        reason=event.reason,
+        message=event.message,
+        cause=event.cause,
+    )

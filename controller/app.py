@@ -1,0 +1,183 @@
+"""The controller as a process: opens what it needs, serves until it is told to stop, lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import asyncssh
+import msgspec
+from aiohttp import web
+
+from controller import identity
+from controller.api.app import make_app
+from controller.assembly import Machinery
+from controller.blobs import MOST_BYTES, BlobStore
+from controller.clock import SystemClock, system_chance
+from controller.configuration.plan import Defaults
+from controller.lifecycle.model import Node
+from controller.links import hostkeys
+from controller.links.base import NodeLink
+from controller.links.local import LocalLink
+from controller.links.ssh import SshLink
+from controller.logs.store import LogStore
+from controller.service import ControllerService
+from controller.service.access import Gate
+from controller.service.progress import PullBoard
+from controller.store.base import LeaseLost, Store, StoreError, StoreUnavailable
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+
+log = logging.getLogger(__name__)
+
+LEASE_RENEWAL_SECONDS = 5.0
+SHUTDOWN_SECONDS = 2.0
+TIDYING_SECONDS = 3600.0
+
+
+class CannotStart(Exception):
+    """The text says what the operator must change."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = 8700
+    defaults: Defaults = Defaults()
+    most_upload: int = MOST_BYTES
+    """Bytes of one upload."""
+
+
+async def serve(options: Options, ready: Callable[[str], None]) -> None:
+    """Run the controller until SIGTERM or SIGINT. `ready` is called with the API's URL.
+
+    Raises CannotStart, LeaseLost."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        work = await stack.enter_async_context(_controller(options, ready))
+        stopped = asyncio.create_task(stop.wait())
+        done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if work in done:
+            await work
+
+
+@contextlib.asynccontextmanager
+async def _controller(
+    options: Options, ready: Callable[[str], None]
+) -> AsyncIterator[asyncio.Task[None]]:
+    data = options.data
+    store = SqlStore(SqliteDatabase(data))
+    logs = LogStore(data / "logs")
+    blobs = BlobStore(data / "blobs", most_bytes=options.most_upload)
+    try:
+        try:
+            machinery, service = await _open(store, logs, blobs, options)
+        except (StoreError, identity.IdentityUnusable) as error:
+            raise CannotStart(str(error)) from error
+        work = asyncio.create_task(_work(machinery, store, blobs), name="controller")
+        api = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        try:
+            ready(await _listen(api, options))
+            yield work
+        finally:
+            await api.cleanup()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+    finally:
+        await asyncio.to_thread(logs.close)
+        await store.close()
+
+
+async def _open(
+    store: Store, logs: LogStore, blobs: BlobStore, options: Options
+) -> tuple[Machinery, ControllerService]:
+    clock, chance, progress = SystemClock(), system_chance(), PullBoard()
+    boot = await store.open()
+    snapshot = await identity.ensure_admin(store, await store.load(), options.data, clock.now())
+    key = await asyncio.to_thread(identity.ssh_identity, options.data)
+    machinery = Machinery(
+        store=store,
+        boot=boot,
+        snapshot=snapshot,
+        logs=logs,
+        progress=progress,
+        make_link=lambda node: make_link(node, key),
+        clock=clock,
+        chance=chance,
+        blobs=blobs,
+    )
+    service = ControllerService(
+        turns=machinery.turns,
+        store=store,
+        logs=logs,
+        gate=Gate(snapshot.users, snapshot.tokens),
+        clock=clock,
+        chance=chance,
+        defaults=options.defaults,
+        host_keys=hostkeys,
+        progress=progress,
+        blobs=blobs,
+        connect=machinery.nodes.connection,
+        node_key=identity.public_line(key),
+    )
+    return machinery, service
+
+
+def make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:
+    if node.address.local_socket:
+        return LocalLink(node.address.shim_socket)
+    return SshLink(node.address, key)
+
+
+async def _listen(api: web.AppRunner, options: Options) -> str:
+    await api.setup()
+    site = web.TCPSite(api, options.host, options.port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise CannotStart(
+            f"cannot listen on {options.host}:{options.port} ({error.strerror}); "
+            "give another address with --listen HOST:PORT"
+        ) from error
+    host, port = api.addresses[0][:2]
+    return f"http://{host}:{port}"
+
+
+async def _work(machinery: Machinery, store: Store, blobs: BlobStore) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(machinery.run(), name="machinery")
+            group.create_task(_keep_lease(store), name="lease")
+            group.create_task(_tidy_blobs(machinery, blobs), name="blobs")
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _tidy_blobs(machinery: Machinery, blobs: BlobStore) -> None:
+    while True:
+        live = machinery.turns.runs.values()
+        needed = {blob for state in live for job in state.jobs for blob in job.spec.blobs}
+        try:
+            await blobs.sweep(needed)
+        except OSError as error:
+            log.warning("old uploads could not be removed: %s", error)
+        await asyncio.sleep(TIDYING_SECONDS)
+
+
+async def _keep_lease(store: Store) -> None:
+    while True:
+        await asyncio.sleep(LEASE_RENEWAL_SECONDS)
+        try:
+            await store.renew_lease()
+        except LeaseLost:
+            raise
+        except StoreUnavailable as error:
+            log.warning("the lease could not be renewed: %s", error)

@@ -1,0 +1,93 @@
+"""The controller's working parts, joined: the same for the real process and for the simulation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+
+from controller.blobs import BlobStore
+from controller.clock import Chance, Clock
+from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import Node
+from controller.links.base import NodeConnection, NodeLink
+from controller.logs.store import LogStore
+from controller.nodes.strays import StrayTasks
+from controller.nodes.supervisor import Nodes
+from controller.pipelines.effects import EffectRunner, Performer
+from controller.pipelines.running import JobStarter, LogCollector, RunnerFollower, TaskSubmitter
+from controller.pipelines.submitted import JobSubmittedPipeline
+from controller.pipelines.terminating import JobStopper, TaskRemover, TaskTerminator
+from controller.pipelines.turns import Turns
+from controller.store.base import Boot, Snapshot, Store
+from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
+
+
+class Machinery:
+    """Turns, node sessions and effects over one opened store.
+
+    `progress` is told the bytes of images being pulled, by attempt id; they are never stored.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        boot: Boot,
+        snapshot: Snapshot,
+        logs: LogStore,
+        progress: MutableMapping[str, PullProgress],
+        make_link: Callable[[Node], NodeLink],
+        clock: Clock,
+        chance: Chance,
+        blobs: BlobStore,
+    ) -> None:
+        fence = Fence(boot.epoch, boot.token)
+        self._progress = progress
+        self.turns = Turns(store, clock, chance, JobSubmittedPipeline(chance.new_id))
+        self.nodes = Nodes(self.turns, make_link, clock, chance)
+        self._strays = StrayTasks(self.turns, store, fence)
+        performers: dict[EffectKind, Performer] = {
+            EffectKind.SUBMIT_TASK: TaskSubmitter(self.turns, fence),
+            EffectKind.START_JOB: JobStarter(self.turns, clock, blobs),
+            EffectKind.FOLLOW_RUNNER: RunnerFollower(self.turns, clock),
+            EffectKind.COLLECT_LOGS: LogCollector(self.turns, logs),
+            EffectKind.STOP_JOB: JobStopper(clock),
+            EffectKind.TERMINATE_TASK: TaskTerminator(self.turns, fence),
+            EffectKind.REMOVE_TASK: TaskRemover(self.turns, fence),
+        }
+        self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
+        self.turns.restore(snapshot.runs, snapshot.nodes)
+        self._store = store
+        self._leftovers = snapshot.leftover_allocations
+        self.turns.listen(self._effects)
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises LeaseLost, StoreUnavailable."""
+        for run_id in dict.fromkeys(place.run_id for place in self._leftovers):
+            ended = await self._store.find_run(run_id)
+            if ended is not None:
+                self.turns.remember(ended)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.turns.run(), name="turns")
+                group.create_task(self.nodes.run(self), name="nodes")
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._effects.close()
+
+    # -- what node sessions tell (SessionListener) ------------------------------------------
+
+    def connected(self, node_id: str) -> None:
+        self._effects.repeat(node_id)
+
+    def task_seen(self, node_id: str, info: TaskInfo) -> None:
+        if info.status is TaskStatus.PULLING and info.pull is not None:
+            self._progress[info.id] = info.pull
+        elif info.status is not TaskStatus.PULLING:
+            self._progress.pop(info.id, None)
+        if info.needs_credentials:
+            self._effects.repeat_one(info.id, EffectKind.SUBMIT_TASK, info.run_id)
+
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+        await self._strays.settle(node_id, connection, info)

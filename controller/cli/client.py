@@ -1,0 +1,268 @@
+"""The one client of the REST API. It blocks: a command has nothing else to do meanwhile.
+
+HTTP is the standard library's: a command is over before a larger client would be imported. For the
+same reason, what only an answer needs is imported while the controller works on it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from controller.cli.errors import ApiError, CliError, ConnectionLost
+
+if TYPE_CHECKING:
+    from controller.api.documents import RunView, WatchLine
+    from runner.schemas.frames import Frame
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+UPLOAD_SECONDS = 300.0
+"""Without any progress."""
+SILENCE_SECONDS = 35.0
+"""Three missed heartbeats of a watch."""
+READ_BYTES = 1 << 18
+MAX_MESSAGE_BYTES = 64 << 20
+_LOST = (OSError, http.client.HTTPException)
+
+
+class ControllerClient:
+    """Every method raises ApiError when the controller refuses, ConnectionLost when it is away."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise CliError(f"FAIRLEAD_URL: {url!r} is not a URL like http://127.0.0.1:8700")
+        self.url = url.rstrip("/")
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port
+        self._base = parts.path.rstrip("/")
+        self._token = token
+
+    def get(self, path: str, **query: object) -> bytes:
+        """The JSON as it came, for `--json` and for `decode`."""
+        return self._request("GET", path, query=query)
+
+    def post(self, path: str, body: object) -> bytes:
+        return self._request("POST", path, body=body)
+
+    def has_upload(self, digest: str) -> bool:
+        try:
+            self.get(f"/v1/blobs/{digest}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def upload(self, digest: str, file: Path) -> None:
+        """`digest` is the sha256 of the file."""
+        path = f"/v1/blobs/{digest}"
+        with closing(self._connection(UPLOAD_SECONDS)) as connection, file.open("rb") as content:
+            headers = {**self._headers(), "Content-Length": str(file.stat().st_size)}
+            try:
+                connection.request("PUT", self._target(path, None), content, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before all was sent: the answer says why
+            except _LOST as error:
+                raise self.lost(error) from None
+            try:
+                response = connection.getresponse()
+            except _LOST as error:
+                raise self.lost(error) from None
+            body = self._read(response)
+            if response.status >= 400:
+                raise self.refusal(response.status, body)
+
+    def delete(self, path: str) -> bytes:
+        return self._request("DELETE", path)
+
+    def run(self, key: str) -> RunView:
+        from controller.api.documents import RunView
+
+        return decode(self.get(run_path(key)), RunView)
+
+    def watch(self, key: str) -> Iterator[WatchLine]:
+        """What `GET .../watch` says, heartbeats left out; ends when the run is final."""
+        from controller.api.documents import WatchLine
+
+        for line in self._lines(run_path(key, "watch")):
+            told = decode(line, WatchLine)
+            if told.run is not None:
+                yield told
+
+    def stored_frames(self, key: str, **query: object) -> Iterator[Frame]:
+        """The log as far as it is stored now."""
+        with closing(self._connection(ANSWER_SECONDS)) as connection:
+            response = self._open(connection, "GET", run_path(key, "logs"), query=query)
+            yield from _frames(iter(lambda: self._read(response, READ_BYTES), b""))
+
+    def followed_frames(self, key: str, **query: object) -> Iterator[Frame]:
+        """The log from an offset on, as it grows, until its attempt has ended."""
+        from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        try:
+            with connect(
+                self._ws_url(run_path(key, "logs/ws"), query),
+                additional_headers=self._headers(),
+                open_timeout=CONNECT_SECONDS,
+                close_timeout=2.0,
+                compression=None,
+                max_size=MAX_MESSAGE_BYTES,
+                proxy=None,
+            ) as stream:
+                stream.recv()
+                yield from _frames(_binary(message) for message in iter(stream.recv, None))
+        except ConnectionClosed as closed:
+            if closed.rcvd is None or closed.rcvd.code != 1000:
+                raise self.lost(closed) from None
+        except InvalidStatus as refused:
+            response = refused.response
+            raise self.refusal(response.status_code, bytes(response.body or b"")) from None
+        except (OSError, WebSocketException) as error:
+            raise self.lost(error) from None
+
+    def socket(self, path: str, **query: object) -> tuple[str, dict[str, str]]:
+        """The URL of a WebSocket, and the headers that it is asked with."""
+        return self._ws_url(path, query), self._headers()
+
+    # -- transport --------------------------------------------------------------------------
+
+    def _request(
+        self, method: str, path: str, *, query: dict[str, object] | None = None, body: object = None
+    ) -> bytes:
+        with closing(self._connection(ANSWER_SECONDS)) as connection:
+            response = self._open(connection, method, path, query=query, body=body)
+            return self._read(response)
+
+    def _lines(self, path: str) -> Iterator[bytes]:
+        with closing(self._connection(SILENCE_SECONDS)) as connection:
+            response = self._open(connection, "GET", path)
+            while True:
+                try:
+                    line = response.readline()
+                except _LOST as error:
+                    raise self.lost(error) from None
+                if not line:
+                    return
+                if not line.endswith(b"\n"):
+                    raise self.lost(ConnectionError("the answer ended in the middle of a line"))
+                yield line
+
+    def _connection(self, patience: float) -> http.client.HTTPConnection:
+        if self._secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=patience, context=context
+            )
+        return http.client.HTTPConnection(self._host, self._port, timeout=patience)
+
+    def _open(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, object] | None = None,
+        body: object = None,
+    ) -> http.client.HTTPResponse:
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            connection.request(method, self._target(path, query), content, self._headers())
+            response = connection.getresponse()
+        except _LOST as error:
+            raise self.lost(error) from None
+        if response.status >= 400:
+            raise self.refusal(response.status, self._read(response))
+        return response
+
+    def _read(self, response: http.client.HTTPResponse, amount: int | None = None) -> bytes:
+        try:
+            return response.read() if amount is None else response.read1(amount)
+        except _LOST as error:
+            raise self.lost(error) from None
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+
+    def _target(self, path: str, query: dict[str, object] | None) -> str:
+        given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+        return f"{self._base}{path}" + (f"?{urlencode(given)}" if given else "")
+
+    def _ws_url(self, path: str, query: dict[str, object]) -> str:
+        return self.url.removesuffix(self._base).replace("http", "ws", 1) + self._target(
+            path, query
+        )
+
+    def lost(self, error: Exception) -> ConnectionLost:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return ConnectionLost(
+            f"cannot reach the controller at {self.url}: {why}; is it running? "
+            f"(FAIRLEAD_URL says where it is, `fairlead controller` starts one)",
+            refused=isinstance(error, ConnectionRefusedError | socket.gaierror),
+        )
+
+    def refusal(self, status: int, body: bytes | None) -> CliError:
+        from shim.schemas import ErrorBody
+
+        try:
+            detail = msgspec.json.decode(body or b"", type=ErrorBody).error
+        except msgspec.MsgspecError:
+            return ConnectionLost(
+                f"{self.url} answered with HTTP {status} and not as a Fairlead controller does; "
+                f"is FAIRLEAD_URL right?",
+                refused=True,
+            )
+        return ApiError(status, detail.code, detail.message, detail.field)
+
+
+def run_path(key: str, part: str = "") -> str:
+    path = f"/v1/runs/{quote(key, safe='')}"
+    return f"{path}/{part}" if part else path
+
+
+def node_path(key: str, part: str = "") -> str:
+    path = f"/v1/nodes/{quote(key, safe='')}"
+    return f"{path}/{part}" if part else path
+
+
+def decode(data: bytes | msgspec.Raw, shape: type[T]) -> T:
+    """Raises CliError when the controller speaks a language that this command does not know."""
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except msgspec.MsgspecError as error:
+        raise CliError(
+            f"the controller's answer is not understood ({error}); are command and controller of "
+            f"the same version?"
+        ) from None
+
+
+def _frames(pieces: Iterable[bytes]) -> Iterator[Frame]:
+    from runner.schemas.frames import BadFrame, Decoder
+
+    decoder = Decoder()
+    try:
+        for piece in pieces:
+            yield from decoder.feed(piece)
+    except BadFrame as error:
+        raise CliError(f"the log that the controller sent is damaged: {error}") from None
+
+
+def _binary(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else b""
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,163 @@
+"""`apply`: submit a run, show how it is doing, carry its output here, end as it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from controller.cli import output, settings
+from controller.cli.client import ControllerClient, decode, run_path
+from controller.cli.commands.options import Json
+from controller.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, ConnectionLost
+from controller.cli.follow import News, Patience
+from controller.cli.sshkeys import public_keys
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.parse import parse
+from controller.configuration.source import SourceError, load, with_environment
+
+if TYPE_CHECKING:
+    from controller.api.documents import RunView
+
+SUBMIT_TRIES = 5
+
+
+def apply(
+    *,
+    file: Annotated[Path, Parameter(name=["-f", "--file"], allow_leading_hyphen=True)],
+    detach: Annotated[bool, Parameter(name=["-d", "--detach"], negative=())] = False,
+    name: Annotated[str | None, Parameter(name=["-n", "--name"])] = None,
+    env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
+    json: Json = False,
+) -> int:
+    """Submit a run and follow it; the exit status is the job's.
+
+    Parameters
+    ----------
+    file
+        The configuration, a YAML file; - for standard input.
+    detach
+        Return once the run is submitted.
+    name
+        Instead of the configuration's.
+    env
+        NAME=VALUE, or NAME to take the value from here; over the configuration's `env`.
+    """
+    configuration = read_configuration(file, env, os.environ)
+    client = settings.client()
+    configuration = with_code(client, configuration, file, os.environ)
+    keys = public_keys(os.environ, Path.home())
+    data = _submit(client, {"configuration": configuration, "name": name, "ssh_keys": keys})
+    from controller.api.documents import RunView  # from here on the job is on its way
+
+    run = decode(data, RunView)
+    if detach:
+        if json:
+            output.emit_json(data)
+        else:
+            output.emit(run.name)
+        return 0
+    output.note(f"submitted {run.name}")
+    return _follow(client, run, json)
+
+
+def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, str]) -> object:
+    """What is to be sent: complete, and accepted by `parse`. Raises CliError naming file, line,
+    field and what is allowed."""
+    try:
+        document = load(file)
+    except SourceError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    try:
+        filled = with_environment(document.data, environ, overrides(env, environ))
+        parse(filled)
+    except ConfigurationError as error:
+        raise CliError(document.explain(error), EXIT_USAGE) from None
+    return filled
+
+
+def with_code(
+    client: ControllerClient, configuration: object, file: Path, environ: Mapping[str, str]
+) -> object:
+    """`repos` and `files` uploaded. Raises CliError."""
+    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
+        return configuration
+    from controller.cli.uploading import send_code  # few runs bring code
+
+    try:
+        return send_code(client, configuration, file.resolve().parent, environ)
+    except ConfigurationError as error:
+        raise CliError(f"{file}: {error}", EXIT_USAGE) from None
+
+
+def overrides(env: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Raises CliError. Messages name variables, never values."""
+    given: dict[str, str] = {}
+    for entry in env:
+        name, equals, value = entry.partition("=")
+        if not name:
+            raise CliError("--env: give NAME=VALUE or NAME", EXIT_USAGE)
+        if not equals:
+            if name not in environ:
+                raise CliError(
+                    f"--env {name}: it is not set here; set it, or give {name}=VALUE", EXIT_USAGE
+                )
+            value = environ[name]
+        given[name] = value
+    return given
+
+
+def _submit(client: ControllerClient, body: dict[str, object]) -> bytes:
+    """The key makes a second try of a submission whose answer was lost harmless."""
+    keyed = {**body, "client_key": uuid.uuid4().hex}
+    patience = Patience(News(output.note))
+    for _ in range(SUBMIT_TRIES - 1):
+        try:
+            return client.post("/v1/runs", keyed)
+        except ConnectionLost as error:
+            if error.refused:
+                raise
+            patience.lost(error)
+    return client.post("/v1/runs", keyed)
+
+
+def _follow(client: ControllerClient, run: RunView, json: bool) -> int:
+    from controller.cli.attach import attach
+    from controller.cli.progress import exit_status, why
+
+    try:
+        final = attach(client, run)
+    except KeyboardInterrupt:
+        return _interrupted(client, run)
+    if json:
+        output.emit_json(client.get(run_path(run.id)))
+    output.note(f"{final.name}: {final.status}: {why(final)}")
+    return exit_status(final)
+
+
+def _interrupted(client: ControllerClient, run: RunView) -> int:
+    output.write_all(output.STDERR_FD, b"\n")
+    if _wants_stop(run.name):
+        client.post(run_path(run.id, "stop"), {"abort": False})
+        output.note(f"{run.name} is being stopped")
+    else:
+        output.note(
+            f"detached; {run.name} goes on (`fairlead logs -f {run.name}`, "
+            f"`fairlead stop {run.name}`)"
+        )
+    return EXIT_INTERRUPTED
+
+
+def _wants_stop(name: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    output.write_all(output.STDERR_FD, f"Stop {name}? [y/N] ".encode())
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        return False

@@ -1,0 +1,41 @@
+"""`port-forward`: what a job listens on, on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from controller.cli import output, settings
+from controller.cli.errors import EXIT_USAGE, CliError
+from controller.cli.forward import forward, parse_forward
+
+
+def port_forward(
+    run: str,
+    /,
+    *ports: Annotated[str, Parameter(name="PORT[:LOCAL]")],
+    job: str | None = None,
+    bind: str = "127.0.0.1",
+) -> int:
+    """Lead local ports to ports that a job listens on, until it is interrupted.
+
+    Parameters
+    ----------
+    run
+        Id or name.
+    ports
+        A port of the job, and after a colon the local one (else the same; 0: any free one).
+    job
+        Id, GROUP/COOKIE or index; else the first.
+    bind
+        The local address to listen on.
+    """
+    if not ports:
+        raise CliError("which port? Give PORT or PORT:LOCAL", EXIT_USAGE)
+    forwards = [parse_forward(text) for text in ports]
+    client = settings.client()
+    found = client.run(run)
+    asyncio.run(forward(client, found.name, job, forwards, bind, output.note))
+    return 0

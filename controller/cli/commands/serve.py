@@ -1,0 +1,109 @@
+"""`controller`: the process that all other commands talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
+from cyclopts import Parameter
+
+from controller import app
+from controller.cli import output
+from controller.cli.errors import EXIT_USAGE, CliError
+from controller.configuration.plan import Defaults
+from controller.configuration.units import parse_size
+from controller.service.errors import Invalid
+from controller.service.userkeys import user_keys
+from controller.store.base import LeaseLost
+
+
+def controller(
+    *,
+    data: Path,
+    listen: str = "127.0.0.1:8700",
+    default_image: str | None = None,
+    upload_limit: str = "1GiB",
+    project_keys: Path | None = None,
+    log_level: Annotated[str, Parameter(show=False)] = "info",
+) -> int:
+    """Start a controller and serve until it is stopped.
+
+    Parameters
+    ----------
+    data
+        The folder of its database, logs and keys; made when it is missing.
+    listen
+        HOST:PORT of the API.
+    default_image
+        For runs that name none.
+    upload_limit
+        How large one upload (`repos`, `files`) may be.
+    project_keys
+        A file of public keys that get into every run by SSH, one on each line.
+    """
+    host, port = parse_listen(listen)
+    defaults = Defaults(ssh_keys=() if project_keys is None else read_keys(project_keys))
+    if default_image is not None:
+        defaults = msgspec.structs.replace(defaults, image=default_image)
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for chatty in ("alembic", "asyncssh"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(is_our_failure)
+    os.umask(0o077)
+    options = app.Options(
+        data=data, host=host, port=port, defaults=defaults, most_upload=parse_limit(upload_limit)
+    )
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        asyncio.run(app.serve(options, _say_ready))
+    except (app.CannotStart, LeaseLost) as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(f"--data {data}: {error.strerror or error}") from None
+    return 0
+
+
+def is_our_failure(record: logging.LogRecord) -> bool:
+    """Bytes that are no HTTP come from any stranger who can connect; they are told, in a 400."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+def parse_limit(text: str) -> int:
+    """Raises CliError."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise CliError(f"--upload-limit: {error}", EXIT_USAGE) from None
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Raises CliError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise CliError(f"--listen: {text!r} is not HOST:PORT, such as 127.0.0.1:8700", EXIT_USAGE)
+    return host.strip("[]"), int(port)
+
+
+def read_keys(file: Path) -> tuple[str, ...]:
+    """Empty lines and comments count for nothing. Raises CliError."""
+    try:
+        lines = [line.strip() for line in file.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not a text"
+        raise CliError(f"--project-keys {file}: {why}", EXIT_USAGE) from None
+    try:
+        return user_keys([line for line in lines if line and not line.startswith("#")])
+    except Invalid as error:
+        raise CliError(f"--project-keys {file}: {error.message}", EXIT_USAGE) from None
+
+
+def _say_ready(url: str) -> None:
+    output.emit(f"the controller serves on {url}")

@@ -1,0 +1,158 @@
+"""Local TCP ports that lead to ports of a job, each connection through a WebSocket of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Sequence
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from controller.cli.client import CONNECT_SECONDS, ControllerClient, run_path
+from controller.cli.errors import CliError
+
+EOF = "eof"
+PIECE_BYTES = 256 << 10
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """`local` 0: any free port."""
+
+    port: int
+    local: int
+
+
+def parse_forward(text: str) -> Forward:
+    """`PORT` or `PORT:LOCAL`. Raises CliError."""
+    port, colon, local = text.partition(":")
+    numbers = [port, local if colon else port]
+    if not all(n.isascii() and n.isdecimal() and len(n) < 6 and int(n) < 65536 for n in numbers):
+        raise CliError(f"{text!r} is not PORT or PORT:LOCAL, such as 8080 or 8080:9000", 2)
+    if int(port) == 0:
+        raise CliError("port 0 is no port of a job", 2)
+    return Forward(*map(int, numbers))
+
+
+async def forward(
+    client: ControllerClient,
+    run: str,
+    job: str | None,
+    forwards: Sequence[Forward],
+    bind: str,
+    tell: Callable[[str], None],
+) -> None:
+    """Until cancelled. Raises CliError when a local port cannot be had."""
+    async with contextlib.AsyncExitStack() as stack:
+        for one in forwards:
+            carrier = _Carrier(client, run, job, one.port, tell)
+            try:
+                server = await asyncio.start_server(carrier.accept, bind, one.local)
+            except OSError as error:
+                raise CliError(
+                    f"cannot listen on {bind}:{one.local} ({error.strerror}); give another port "
+                    f"as {one.port}:LOCAL"
+                ) from None
+            await stack.enter_async_context(server)
+            local = server.sockets[0].getsockname()[1]
+            tell(f"{bind}:{local} leads to port {one.port} of {run}")
+        await asyncio.Event().wait()
+
+
+class _Carrier:
+    def __init__(
+        self,
+        client: ControllerClient,
+        run: str,
+        job: str | None,
+        port: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._path = run_path(run, f"ports/{port}")
+        self._job = job
+        self._port = port
+        self._tell = tell
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection that cannot be carried to its end is reset, so that its program knows."""
+        try:
+            whole = await self._carry(reader, writer)
+        except CliError as error:
+            self._tell(f"port {self._port}: {error}")
+            whole = False
+        except (OSError, WebSocketException):
+            whole = False
+        except asyncio.CancelledError:
+            return  # the command ends; asyncio would show a traceback for each connection
+        if not whole:
+            _reset_on_close(writer)
+        writer.close()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        url, headers = self._client.socket(self._path, job=self._job)
+        try:
+            stream = await connect(
+                url,
+                additional_headers=headers,
+                open_timeout=CONNECT_SECONDS,
+                close_timeout=2.0,
+                compression=None,
+                max_size=None,
+                proxy=None,
+            )
+        except InvalidStatus as refused:
+            response = refused.response
+            raise self._client.refusal(response.status_code, bytes(response.body or b"")) from None
+        except (OSError, WebSocketException) as error:
+            raise self._client.lost(error) from None
+        async with stream:
+            return await _between(reader, writer, stream)
+
+
+def _reset_on_close(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def _between(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: ClientConnection
+) -> bool:
+    """Whether the job's side came to its end."""
+    sending = asyncio.create_task(_send(reader, stream))
+    try:
+        return await _receive(writer, stream)
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def _send(reader: asyncio.StreamReader, stream: ClientConnection) -> None:
+    """A program that breaks its connection breaks all of it."""
+    try:
+        while data := await reader.read(PIECE_BYTES):
+            await stream.send(data)
+    except OSError:
+        await stream.close()
+        return
+    await stream.send(EOF)
+
+
+async def _receive(writer: asyncio.StreamWriter, stream: ClientConnection) -> bool:
+    """Until both directions have ended, which the other side tells by closing."""
+    whole = False
+    try:
+        while True:
+            data = await stream.recv()
+            if isinstance(data, bytes):
+                writer.write(data)
+                await writer.drain()
+            elif data == EOF:
+                writer.write_eof()
+                whole = True
+    except ConnectionClosed as closed:
+        return whole and closed.rcvd is not None and closed.rcvd.code == 1000

@@ -1,0 +1,114 @@
+"""What commands write: results on stdout, everything said about them on stderr.
+
+A log's bytes go to the descriptors unchanged, so nothing is lost to decoding or buffering.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from controller.cli.errors import OutputError
+
+if TYPE_CHECKING:
+    from runner.schemas.frames import Frame
+
+STDOUT_FD = 1
+STDERR_FD = 2
+
+
+def emit(text: str) -> None:
+    """Raises as `write_all`."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(error) from None
+
+
+def emit_json(data: bytes) -> None:
+    """As it came from the controller."""
+    write_all(STDOUT_FD, data.rstrip(b"\n") + b"\n")
+
+
+def note(text: str) -> None:
+    write_all(STDERR_FD, f"fairlead: {text}\n".encode(errors="replace"))
+
+
+def write_frame(frame: Frame) -> None:
+    from runner.schemas.frames import Stream
+
+    write_all(STDOUT_FD if frame.stream is Stream.STDOUT else STDERR_FD, frame.payload)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Raises BrokenPipeError when nobody reads any more, OutputError when it cannot be written."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(error) from None
+
+
+def emit_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A drawn table on a terminal; aligned plain columns in a pipe."""
+    lines = [tuple(_one_line(cell) for cell in row) for row in rows]
+    if sys.stdout.isatty():
+        _draw(columns, lines)
+        return
+    widths = [max(map(len, cells)) for cells in zip(columns, *lines, strict=True)]
+    for line in (columns, *lines):
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        emit("  ".join(padded).rstrip())
+
+
+def _draw(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    Console().print(table)
+
+
+def _one_line(text: str) -> str:
+    """Text from elsewhere must not move the cursor or break the table."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def ago(time: str | None, now: datetime) -> str:
+    """`time`: ISO 8601 as the API writes it."""
+    if time is None:
+        return "-"
+    seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit} ago"
+    return f"{seconds}s ago"
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def size(amount: int) -> str:
+    """`amount` in bytes."""
+    value = float(amount)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,99 @@
+"""The configuration with which the user's own ssh reaches a job, both host keys pinned.
+
+Nothing is ever trusted on first use: the node's key is the one its admin has pinned, the job's the
+one its node has published. Settings of the user's own configuration hold where ours say nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from controller.api.documents import SshTarget
+
+CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"
+"""Every OpenSSH has them; what it would choose by itself is half as fast in the embedded server."""
+
+_PINNED = (
+    "GlobalKnownHostsFile /dev/null",
+    "StrictHostKeyChecking yes",
+    "UpdateHostKeys no",
+    "CheckHostIP no",
+)
+
+
+def state_folder(environ: Mapping[str, str], home: Path) -> Path:
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else home / ".local" / "state") / "fairlead" / "ssh"
+
+
+def host_blocks(target: SshTarget, user: str, folder: Path, identity: Path | None) -> str:
+    """One block for the job under its run's name, one for the node it is reached through."""
+    through = None if target.node_host is None else f"{target.run_name}.node"
+    job = [
+        "HostName 127.0.0.1",
+        f"Port {target.port}",
+        f"User {user}",
+        *_trust(_job_alias(target), target, folder),
+        *_identity(identity),
+    ]
+    if through is None:
+        return _block(target.run_name, job)
+    node = [
+        f"HostName {target.node_host}",
+        f"Port {target.node_port}",
+        f"User {target.jump_user}",
+        *_trust(_node_alias(target), target, folder),
+        *_identity(identity),
+    ]
+    return _block(target.run_name, [*job, f"ProxyJump {through}"]) + _block(through, node)
+
+
+def write_known_hosts(target: SshTarget, folder: Path) -> None:
+    """Raises OSError."""
+    lines = [f"{_job_alias(target)} {target.host_key}\n"]
+    if target.node_host_key is not None:
+        lines.append(f"{_node_alias(target)} {target.node_host_key}\n")
+    _replace(_known_hosts(target, folder), "".join(lines))
+
+
+def write_config(target: SshTarget, blocks: str, folder: Path) -> Path:
+    """A file for `ssh -F`, which reads the user's own after it. Raises OSError."""
+    path = folder / f"{target.run_name}.config"
+    _replace(path, f"{blocks}Match all\nInclude ~/.ssh/config\n")
+    return path
+
+
+def _trust(alias: str, target: SshTarget, folder: Path) -> list[str]:
+    path = str(_known_hosts(target, folder)).replace("%", "%%")
+    known = [f"HostKeyAlias {alias}", f'UserKnownHostsFile "{path}"']
+    return [*known, *_PINNED, f"Ciphers {CIPHERS}"]
+
+
+def _identity(identity: Path | None) -> list[str]:
+    return [] if identity is None else [f'IdentityFile "{str(identity).replace("%", "%%")}"']
+
+
+def _block(host: str, settings: list[str]) -> str:
+    return f"Host {host}\n" + "".join(f"    {setting}\n" for setting in settings)
+
+
+def _job_alias(target: SshTarget) -> str:
+    """Each attempt has a host key of its own."""
+    return f"fairlead-{target.attempt_id}"
+
+
+def _node_alias(target: SshTarget) -> str:
+    return f"fairlead-node-{target.node_host}-{target.node_port}"
+
+
+def _known_hosts(target: SshTarget, folder: Path) -> Path:
+    return folder / f"{target.run_name}.known_hosts"
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(path)

@@ -1,0 +1,94 @@
+"""msgspec checks structure and types; here its findings become sentences about fields."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.schema import ALLOWED
+
+T = TypeVar("T")
+
+_FINDING = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>(?:key in )?\$[^`]*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
+_BOUND = re.compile(r"Expected `(?:int|float|str)` (?:<|>|of length)")
+_PLAIN_NAMES = {
+    "object": "a mapping",
+    "array": "a list",
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "nothing",
+}
+
+
+def convert(value: object, type_: type[T], hook: Callable[[type, Any], Any], within: str = "") -> T:
+    """`value` as the struct `type_`, standing at the field `within`. Raises ConfigurationError."""
+    try:
+        return msgspec.convert(value, type_, dec_hook=hook)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), type_, within)
+    except (RecursionError, OverflowError):
+        raise ConfigurationError(within, "is nested too deeply or too large") from None
+
+
+def _refuse(finding: str, type_: type, within: str) -> NoReturn:
+    match = _FINDING.fullmatch(finding)
+    what, path = (match["what"], match["path"] or "") if match else (finding, "")
+    place = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown["name"][:60]
+        raise ConfigurationError(_join(place, name), *_unknown(name, place))
+    if missing := _MISSING.fullmatch(what):
+        field = _join(place, missing["name"])
+        raise ConfigurationError(field, "is missing", ALLOWED.get(field))
+    raise ConfigurationError(place, _plainly(what), _allowed(place))
+
+
+def _unknown(name: str, place: str) -> tuple[str, str]:
+    names = sorted(fields_of(place))
+    alike = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"; did you mean {alike[0]}?" if alike else ""
+    return f"is not a field{hint}", ", ".join(names)
+
+
+def fields_of(place: str) -> set[str]:
+    """The names that may stand in the mapping at this field ("" for the whole)."""
+    place = _without_indices(place)
+    prefix = f"{place}." if place else ""
+    return {
+        path.removeprefix(prefix)
+        for path in ALLOWED
+        if path.startswith(prefix) and "." not in path.removeprefix(prefix)
+    }
+
+
+def _plainly(what: str) -> str:
+    expected = _EXPECTED.fullmatch(what)
+    if _BOUND.match(what):
+        return "is out of range"
+    if expected is None:
+        return what[:1].lower() + what[1:]
+    got = _PLAIN_NAMES.get(expected["got"], expected["got"])
+    wanted = [_PLAIN_NAMES.get(name, name) for name in expected["wanted"].split(" | ")]
+    return f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"
+
+
+def _allowed(place: str) -> str | None:
+    return ALLOWED.get(place) or ALLOWED.get(_without_indices(place))
+
+
+def _without_indices(place: str) -> str:
+    return re.sub(r"\[[^\]]*\]", "", place)
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place and name and not name.startswith("[") else place + name

@@ -1,0 +1,75 @@
+"""What came as data (of YAML or JSON) as a checked configuration, or one sentence about one field.
+
+Only ConfigurationError ever leaves here, whatever the data is.
+"""
+
+from __future__ import annotations
+
+from controller.configuration.content import check_content
+from controller.configuration.convert import convert
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.limits import check_limits
+from controller.configuration.schema import ALLOWED, RetryFields, TaskConfiguration
+from controller.configuration.units import shown
+from controller.configuration.values import make
+from controller.lifecycle.model import RetryEvent, RunType
+
+__all__ = ["ConfigurationError", "TaskConfiguration", "parse"]
+
+
+def parse(data: object) -> TaskConfiguration:
+    """Raises ConfigurationError for the first thing that is wrong."""
+    if not isinstance(data, dict):
+        raise ConfigurationError(
+            "", f"a configuration is a mapping of fields to values, not {shown(data)}", "type: task"
+        )
+    check_content(data)
+    _check_type(data.get("type"))
+    configuration = convert(data, TaskConfiguration, make)
+    _check_command(configuration)
+    if configuration.nodes > 1:
+        raise ConfigurationError("nodes", f"{configuration.nodes} is too many", ALLOWED["nodes"])
+    _check_retry(configuration)
+    check_limits(configuration)
+    return configuration
+
+
+def _check_type(given: object) -> None:
+    if given is None:
+        raise ConfigurationError("type", "is missing", ALLOWED["type"])
+    if given in (RunType.SERVICE.value, RunType.DEV_ENVIRONMENT.value):
+        raise ConfigurationError("type", f"{given} is not supported yet", ALLOWED["type"])
+    if given != RunType.TASK.value:
+        raise ConfigurationError("type", f"{shown(given)} is not known", ALLOWED["type"])
+
+
+def _check_command(configuration: TaskConfiguration) -> None:
+    if configuration.entrypoint is not None and configuration.commands:
+        raise ConfigurationError(
+            "entrypoint",
+            "can't be given together with commands: an entrypoint runs without a shell",
+            "one of the two",
+        )
+    if configuration.shell is not None and not configuration.commands:
+        raise ConfigurationError("shell", "has no commands to run", "shell beside commands")
+    nothing_to_run = configuration.entrypoint is None and not configuration.commands
+    if nothing_to_run and configuration.image is None:
+        raise ConfigurationError(
+            "commands",
+            "is missing: without an image of your own there is nothing to run",
+            ALLOWED["commands"],
+        )
+
+
+def _check_retry(configuration: TaskConfiguration) -> None:
+    retry = configuration.retry
+    if not isinstance(retry, RetryFields) or retry.on_events is None:
+        return
+    for name, event in (
+        ("max_failures", RetryEvent.ERROR),
+        ("max_preemptions", RetryEvent.INTERRUPTION),
+    ):
+        if getattr(retry, name) is not None and event not in retry.on_events:
+            raise ConfigurationError(
+                f"retry.{name}", f"limits nothing unless retry.on_events has {event}"
+            )

@@ -1,0 +1,277 @@
+"""From what the user wrote to what the lifecycle decides with and the job executes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.schema import (
+    ALLOWED,
+    FileFields,
+    RegistryAuthFields,
+    RepoFields,
+    ResourcesFields,
+    RetryFields,
+    TaskConfiguration,
+    UploadedRepo,
+)
+from controller.lifecycle.model import (
+    Band,
+    ContainerOptions,
+    Files,
+    GpuNeed,
+    JobSpec,
+    Limits,
+    RegistryCredentials,
+    Repo,
+    Resources,
+    RetryEvent,
+    RetryPolicy,
+    RunPolicy,
+    RunType,
+)
+
+_T = TypeVar("_T")
+
+LEAST_LOG_QUOTA = 1 << 20
+HIDDEN = "***"
+_SECRET_OF_REPO = frozenset({"token", "private_key"})
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds where the user says nothing; the controller's administrator may change it."""
+
+    image: str = "ubuntu:24.04"
+    resources: Resources = Resources()
+    stop_duration: float = 300.0
+    stop_signal: str = "SIGTERM"
+    max_duration: float | None = None
+    scheduling_timeout: float | None = None
+    priority: int = 50
+    band: Band = Band.INTERACTIVE
+    pull_policy: str = "if-not-present"
+    ssh: str = "auto"
+    ssh_keys: tuple[str, ...] = ()
+    """The project's public keys: they get into every run beside its user's own."""
+    retry_true_duration: float = 3600.0
+    """How long `retry: true` goes on."""
+    limits: Limits = Limits()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`name` None: the run gets a generated one. `jobs` has a spec for each job, in their order."""
+
+    type: RunType
+    name: str | None
+    policy: RunPolicy
+    jobs: tuple[JobSpec, ...]
+    configuration: dict[str, object]
+    """As written, secrets taken out: the only form that may be shown."""
+
+
+def to_run(
+    configuration: TaskConfiguration,
+    written: Mapping[str, object],
+    defaults: Defaults,
+    ssh_keys: tuple[str, ...] = (),
+) -> Plan:
+    """`written` is the data that `configuration` was parsed from."""
+    return Plan(
+        type=RunType(configuration.type),
+        name=str(configuration.name) if configuration.name is not None else None,
+        policy=_policy(configuration, defaults),
+        jobs=(_job(configuration, defaults, ssh_keys),),
+        configuration=public(written),
+    )
+
+
+def public(written: Mapping[str, object]) -> dict[str, object]:
+    """A copy without secrets: passwords and the values of environment variables are hidden, since
+    nobody can tell which of those is secret."""
+    shown = dict(written)
+    if "env" in shown:
+        shown["env"] = _hidden_values(shown["env"])
+    if isinstance(secrets := shown.get("secrets"), Mapping):
+        shown["secrets"] = dict.fromkeys(secrets, HIDDEN)
+    if isinstance(repos := shown.get("repos"), list | tuple):
+        shown["repos"] = [_public_repo(repo) for repo in repos]
+    if "registry_auth" in shown:
+        auth = shown["registry_auth"]
+        names = auth if isinstance(auth, Mapping) else {}
+        shown["registry_auth"] = {
+            name: content if name == "username" else HIDDEN for name, content in names.items()
+        }
+    return shown
+
+
+def _public_repo(repo: object) -> object:
+    if not isinstance(repo, Mapping) or not isinstance(repo.get("uploaded"), Mapping):
+        return repo
+    uploaded = {
+        name: HIDDEN if name in _SECRET_OF_REPO and content is not None else content
+        for name, content in repo["uploaded"].items()
+    }
+    return {**repo, "uploaded": uploaded}
+
+
+def _hidden_values(env: object) -> object:
+    if isinstance(env, Mapping):
+        return dict.fromkeys(env, HIDDEN)
+    if isinstance(env, list | tuple):
+        return [f"{str(entry).partition('=')[0]}={HIDDEN}" for entry in env]
+    return HIDDEN
+
+
+def _policy(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
+    max_duration, timeout = configuration.max_duration, configuration.scheduling_timeout
+    stop = configuration.stop_duration
+    return RunPolicy(
+        retry=_retry(configuration.retry, defaults),
+        stop_duration=defaults.stop_duration if stop is None else float(stop),
+        max_duration=defaults.max_duration if max_duration is None else max_duration.seconds,
+        scheduling_timeout=defaults.scheduling_timeout if timeout is None else timeout.seconds,
+        stop_criteria=configuration.stop_criteria,
+        max_failed_jobs=configuration.max_failed_jobs,
+        max_failed_attempts=configuration.max_failed_attempts,
+        fail_on_job_restart=configuration.fail_on_job_restart,
+        restart_completed_jobs=configuration.restart_completed_jobs,
+        priority=_or(configuration.priority, defaults.priority),
+        band=_or(configuration.band, defaults.band),
+        limits=defaults.limits,
+    )
+
+
+def _retry(written: bool | RetryFields | None, defaults: Defaults) -> RetryPolicy:
+    """LIFECYCLE.md section 3; a mapping without `on_events` means all of them."""
+    if written is None:
+        return RetryPolicy()
+    if written is False:
+        return RetryPolicy(on_events=frozenset())
+    everything = frozenset(RetryEvent)
+    if written is True:
+        return RetryPolicy(on_events=everything, duration=defaults.retry_true_duration)
+    events = everything if written.on_events is None else frozenset(written.on_events)
+    return RetryPolicy(
+        on_events=events,
+        duration=None if written.duration is None else written.duration.seconds,
+        max_failures=written.max_failures,
+        max_preemptions=_or(written.max_preemptions, RetryPolicy().max_preemptions),
+    )
+
+
+def _job(
+    configuration: TaskConfiguration, defaults: Defaults, ssh_keys: tuple[str, ...]
+) -> JobSpec:
+    entrypoint = configuration.entrypoint
+    return JobSpec(
+        image=_or(configuration.image, defaults.image),
+        commands=configuration.commands,
+        entrypoint=None if entrypoint is None else tuple(entrypoint),
+        shell=configuration.shell,
+        env=dict(configuration.env or {}),
+        working_dir=_plain(configuration.working_dir),
+        user=_plain(configuration.user),
+        stop_signal=_plain(configuration.stop_signal) or defaults.stop_signal,
+        pull_policy=_or(configuration.pull_policy, defaults.pull_policy),
+        registry_auth=_credentials(configuration.registry_auth),
+        repos=tuple(_repo(n, repo) for n, repo in enumerate(configuration.repos or ())),
+        files=tuple(_files(n, file) for n, file in enumerate(configuration.files or ())),
+        secrets=dict(configuration.secrets or {}),
+        tty=configuration.tty,
+        env_style=configuration.env_style,
+        restart_exit_code=configuration.restart_exit_code,
+        log_quota=_log_quota(configuration.log_quota),
+        fail_on_log_quota=configuration.fail_on_log_quota,
+        ssh=_plain(configuration.ssh) or defaults.ssh,
+        ssh_keys=tuple(dict.fromkeys((*ssh_keys, *defaults.ssh_keys))),
+        resources=_resources(configuration.resources, defaults.resources),
+        volumes=tuple(volume.mount for volume in configuration.volumes),
+        container=_container(configuration),
+    )
+
+
+def _log_quota(written: int | None) -> int | None:
+    if written is None:
+        return None
+    if written < LEAST_LOG_QUOTA:
+        raise ConfigurationError("log_quota", "is less than 1MiB", ALLOWED["log_quota"])
+    return int(written)
+
+
+def _container(configuration: TaskConfiguration) -> ContainerOptions:
+    limits = configuration.ulimits
+    return ContainerOptions(
+        privileged=configuration.privileged,
+        cap_add=tuple(map(str, configuration.cap_add)),
+        cap_drop=tuple(map(str, configuration.cap_drop)),
+        ulimits=() if limits is None else limits.limits,
+        pids_limit=configuration.pids_limit,
+        read_only_root=configuration.read_only_root,
+    )
+
+
+def _repo(number: int, written: RepoFields) -> Repo:
+    uploaded = written.uploaded or UploadedRepo()
+    if written.local_path is not None and uploaded.url is None and uploaded.archive is None:
+        raise _not_uploaded(f"repos[{number}]")
+    return Repo(
+        path=written.path,
+        url=uploaded.url or written.url,
+        branch=written.branch,
+        commit=uploaded.hash or written.hash,
+        diff=uploaded.diff,
+        archive=uploaded.archive,
+        if_exists=written.if_exists,
+        token=uploaded.token,
+        private_key=uploaded.private_key,
+        known_hosts=uploaded.known_hosts,
+    )
+
+
+def _files(number: int, written: FileFields) -> Files:
+    if written.uploaded is None:
+        raise _not_uploaded(f"files[{number}]")
+    archive, path = written.uploaded
+    return Files(path=path, archive=archive)
+
+
+def _not_uploaded(field: str) -> ConfigurationError:
+    return ConfigurationError(
+        field, "was not uploaded: what lies on your machine only `fairlead apply` can send"
+    )
+
+
+def _credentials(written: RegistryAuthFields | None) -> RegistryCredentials | None:
+    if written is None:
+        return None
+    return RegistryCredentials(username=written.username, password=written.password)
+
+
+def _resources(written: ResourcesFields, defaults: Resources) -> Resources:
+    gpu: GpuNeed = written.gpu.need if written.gpu is not None else defaults.gpu
+    shm_size = written.shm_size
+    memory = defaults.memory if written.memory is None else int(written.memory)
+    if shm_size is not None and shm_size > memory:
+        field = "resources.shm_size"
+        message = f"is more than the job's memory of {memory} bytes, which it counts as"
+        raise ConfigurationError(field, message, ALLOWED[field])
+    return Resources(
+        cpu=defaults.cpu if written.cpu is None else float(written.cpu),
+        memory=memory,
+        disk=defaults.disk if written.disk is None else int(written.disk),
+        infiniband=bool(written.infiniband),
+        shm_size=defaults.shm_size if shm_size is None else int(shm_size),
+        gpu=gpu,
+    )
+
+
+def _plain(text: str | None) -> str | None:
+    """The wire types take a plain `str`."""
+    return None if text is None else str(text)
+
+
+def _or(written: _T | None, default: _T) -> _T:
+    return default if written is None else written

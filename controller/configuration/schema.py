@@ -1,0 +1,333 @@
+"""The fields of a task's YAML, each with what it may hold.
+
+The names are dstack's where dstack has them. `ALLOWED` is said in errors and is what
+`docs/configuration.md` explains; a test keeps the three together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from controller.configuration.units import (
+    CPU_ALLOWED,
+    DURATION_ALLOWED,
+    OFF_ALLOWED,
+    SIZE_ALLOWED,
+)
+from controller.lifecycle.model import (
+    Band,
+    GpuNeed,
+    RetryEvent,
+    StopCriteria,
+    Ulimit,
+    VolumeMount,
+)
+
+
+class Size(int):
+    """Bytes."""
+
+
+class Duration(float):
+    """Seconds."""
+
+
+class DurationOrOff:
+    """`seconds` is None when the user switched the limit off."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+
+
+class Cpu(float):
+    """Cores."""
+
+
+class RunName(str):
+    __slots__ = ()
+
+
+class Argv(tuple[str, ...]):
+    """A program and its arguments."""
+
+    __slots__ = ()
+
+
+class UserName(str):
+    __slots__ = ()
+
+
+class FolderName(str):
+    __slots__ = ()
+
+
+class SignalName(str):
+    __slots__ = ()
+
+
+class SshChoice(str):
+    __slots__ = ()
+
+
+class Env(dict[str, str]):
+    """The values may be secret: the names alone are shown."""
+
+    def __repr__(self) -> str:
+        return f"Env({sorted(self)})"
+
+
+class Gpu:
+    def __init__(self, need: GpuNeed) -> None:
+        self.need = need
+
+
+class Volume:
+    def __init__(self, mount: VolumeMount) -> None:
+        self.mount = mount
+
+
+class Capability(str):
+    """Without the prefix CAP_."""
+
+    __slots__ = ()
+
+
+class Ulimits:
+    def __init__(self, limits: tuple[Ulimit, ...]) -> None:
+        self.limits = limits
+
+
+class Secrets(dict[str, str]):
+    """The names alone are shown."""
+
+    def __repr__(self) -> str:
+        return f"Secrets({sorted(self)})"
+
+
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class GpuFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The long form of `resources.gpu`."""
+
+    name: str | tuple[str, ...] = ()
+    count: int | str = 1
+    memory: str | None = None
+    compute_capability: str | float | None = None
+
+
+class VolumeFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The long form of one of `volumes`."""
+
+    path: FolderName
+    name: str | None = None
+    instance_path: FolderName | None = None
+    device: FolderName | None = None
+    tmpfs: Size | None = None
+    read_only: bool = False
+    optional: bool = False
+
+
+class ResourcesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cpu: Cpu | None = None
+    memory: Size | None = None
+    gpu: Gpu | None = None
+    disk: Size | None = None
+    shm_size: Size | None = None
+    infiniband: bool | None = None
+
+
+class RetryFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    on_events: tuple[RetryEvent, ...] | None = None
+    duration: DurationOrOff | None = None
+    max_failures: NotNegative | None = None
+    max_preemptions: NotNegative | None = None
+
+
+class RegistryAuthFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    username: Text
+    password: Text
+
+    def __repr__(self) -> str:
+        return "RegistryAuthFields(***)"
+
+
+class UploadedRepo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `fairlead apply` found out and uploaded; blobs are named by their sha256."""
+
+    url: str | None = None
+    hash: str | None = None
+    diff: str | None = None
+    archive: str | None = None
+    token: str | None = None
+    private_key: str | None = None
+    known_hosts: str | None = None
+
+    def __repr__(self) -> str:
+        return f"UploadedRepo(url={self.url!r})"
+
+
+class RepoFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    local_path: Text | None = None
+    url: Text | None = None
+    branch: Text | None = None
+    hash: Text | None = None
+    path: Text = "."
+    if_exists: Literal["error", "skip"] = "error"
+    token_env: Text | None = None
+    key_file: Text | None = None
+    uploaded: UploadedRepo | None = None
+
+
+class FileFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`uploaded`: the blob's sha256, and the folder that it is unpacked into."""
+
+    local_path: Text
+    path: Text | None = None
+    uploaded: tuple[Text, Text] | None = None
+
+
+class Repos(tuple[RepoFields, ...]):
+    __slots__ = ()
+
+
+class FileList(tuple[FileFields, ...]):
+    __slots__ = ()
+
+
+class TaskConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`None` means that the user did not say: `plan` fills in the defaults."""
+
+    type: Literal["task"]
+    name: RunName | None = None
+    image: Text | None = None
+    commands: tuple[str, ...] = ()
+    entrypoint: Argv | None = None
+    shell: Text | None = None
+    env: Env | None = None
+    working_dir: FolderName | None = None
+    user: UserName | None = None
+    nodes: AtLeastOne = 1
+    resources: ResourcesFields = ResourcesFields()
+    max_duration: DurationOrOff | None = None
+    stop_duration: Duration | None = None
+    stop_signal: SignalName | None = None
+    restart_exit_code: ExitCode | None = None
+    log_quota: Size | None = None
+    fail_on_log_quota: bool = False
+    retry: bool | RetryFields | None = None
+    stop_criteria: StopCriteria = StopCriteria.ALL_DONE
+    max_failed_jobs: NotNegative = 0
+    max_failed_attempts: NotNegative | None = None
+    fail_on_job_restart: bool = False
+    restart_completed_jobs: bool = False
+    priority: Percent | None = None
+    band: Band | None = None
+    scheduling_timeout: DurationOrOff | None = None
+    pull_policy: Literal["always", "if-not-present", "never"] | None = None
+    registry_auth: RegistryAuthFields | None = None
+    repos: Repos | None = None
+    files: FileList | None = None
+    secrets: Secrets | None = None
+    tty: bool = False
+    env_style: tuple[Literal["dstack", "ytsaurus", "torch"], ...] = ()
+    ssh: SshChoice | None = None
+    volumes: tuple[Volume, ...] = ()
+    privileged: bool = False
+    cap_add: tuple[Capability, ...] = ()
+    cap_drop: tuple[Capability, ...] = ()
+    ulimits: Ulimits | None = None
+    pids_limit: AtLeastOne | None = None
+    read_only_root: bool = False
+
+
+_EVENTS = ", ".join(RetryEvent)
+
+ALLOWED = {
+    "type": "task",
+    "name": "a small letter, then up to 40 small letters, digits and hyphens",
+    "image": "the name of an image, such as ubuntu:24.04",
+    "commands": "a list of shell commands",
+    "entrypoint": "a list of a program and its arguments, or one line of them",
+    "shell": "the path of a shell in the image, such as /bin/bash",
+    "env": "a mapping of names to texts or numbers, or a list of NAME=VALUE",
+    "working_dir": "an absolute path in the container",
+    "user": "a user name or id of the image, optionally followed by :group",
+    "nodes": "1 (runs on several nodes are not supported yet)",
+    "resources": "a mapping with cpu, memory, gpu, disk, shm_size, infiniband",
+    "resources.cpu": CPU_ALLOWED,
+    "resources.memory": f"{SIZE_ALLOWED}, at least 6MiB",
+    "resources.gpu": "a count, NAME, NAME:COUNT, NAME:MEMORY:COUNT, or a mapping with name, count,"
+    " memory, compute_capability",
+    "resources.gpu.name": "a GPU name such as A100, or a list of them",
+    "resources.gpu.count": "a whole number, or a range such as 2..",
+    "resources.gpu.memory": f"the least memory of each GPU: {SIZE_ALLOWED}",
+    "resources.gpu.compute_capability": "the least compute capability, such as 8.0",
+    "resources.disk": SIZE_ALLOWED,
+    "resources.shm_size": f"{SIZE_ALLOWED}, at most the job's memory",
+    "resources.infiniband": "true or false",
+    "max_duration": f"{OFF_ALLOWED}; more than 0",
+    "stop_duration": DURATION_ALLOWED,
+    "stop_signal": "SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2 or SIGKILL",
+    "restart_exit_code": "a whole number from 1 to 255",
+    "log_quota": f"{SIZE_ALLOWED}, at least 1MiB",
+    "fail_on_log_quota": "true or false",
+    "retry": "true, false, or a mapping with on_events, duration, max_failures, max_preemptions",
+    "retry.on_events": f"a list of {_EVENTS}",
+    "retry.duration": OFF_ALLOWED,
+    "retry.max_failures": "a whole number from 0",
+    "retry.max_preemptions": "a whole number from 0",
+    "stop_criteria": ", ".join(StopCriteria),
+    "max_failed_jobs": "a whole number from 0",
+    "max_failed_attempts": "a whole number from 0",
+    "fail_on_job_restart": "true or false",
+    "restart_completed_jobs": "true or false",
+    "priority": "a whole number from 0 to 100",
+    "band": ", ".join(Band),
+    "scheduling_timeout": f"{OFF_ALLOWED}; 0 fails at once when nothing is free",
+    "pull_policy": "always, if-not-present, never",
+    "ssh": "auto, embedded, install, off",
+    "registry_auth": "a mapping with username and password",
+    "registry_auth.username": "a text, or ${NAME} for a variable of your environment",
+    "registry_auth.password": "a text, or ${NAME} for a variable of your environment",
+    "repos": "a list of FOLDER[:PATH] or URL[:PATH], or of mappings with local_path or url,"
+    " branch, hash, path, if_exists, token_env, key_file",
+    "repos.local_path": "a folder of this machine, such as . or ../project",
+    "repos.url": "a URL that git can fetch: https, ssh (git@host:path too), git, file",
+    "repos.branch": "the name of a branch or tag",
+    "repos.hash": "a full commit id (40 hexadecimal digits)",
+    "repos.path": "a path in the container, absolute or relative to working_dir",
+    "repos.if_exists": "error, skip",
+    "repos.token_env": "the name of a variable of your environment that holds an access token",
+    "repos.key_file": "the path of a private SSH key on this machine",
+    "repos.uploaded": "nothing: `fairlead apply` fills it in",
+    "files": "a list of LOCAL_PATH[:PATH], or of mappings with local_path and path",
+    "files.local_path": "a file or folder of this machine",
+    "files.path": "a path in the container, absolute or relative to working_dir",
+    "files.uploaded": "nothing: `fairlead apply` fills it in",
+    "secrets": "a mapping of names to texts or ${NAME}, or a list of names of variables of your"
+    " environment",
+    "tty": "true or false",
+    "env_style": "a list of dstack, ytsaurus, torch",
+    "volumes": "a list of NAME:/PATH, /PATH/ON/THE/NODE:/PATH (both with :ro if read only), or"
+    " mappings with path and one of name, instance_path, device, tmpfs",
+    "volumes.path": "an absolute path in the container",
+    "volumes.name": "small letters, digits, '_', '.' and '-'",
+    "volumes.instance_path": "an absolute path on the node",
+    "volumes.device": "the path of a block device on the node, such as /dev/disk/by-id/data",
+    "volumes.tmpfs": SIZE_ALLOWED,
+    "volumes.read_only": "true or false",
+    "volumes.optional": "true or false",
+    "privileged": "true or false",
+    "cap_add": "a list of capabilities such as SYS_PTRACE",
+    "cap_drop": "a list of capabilities, or ALL",
+    "ulimits": "a mapping of limits to numbers, SOFT:HARD or unlimited, such as memlock: unlimited",
+    "pids_limit": "a whole number from 1",
+    "read_only_root": "true or false",
+}

@@ -1,0 +1,105 @@
+"""Volumes, capabilities and limits as people write them: dstack's forms, and what they leave out.
+
+A ValueError holds the sentence for the user; the field's path is added by whoever asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from controller.configuration import schema
+from controller.configuration.convert import convert
+from controller.configuration.units import shown
+from controller.lifecycle.model import Ulimit, VolumeMount
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.ASCII)
+_CAPABILITY = re.compile(r"(?:CAP_)?([A-Z][A-Z_]{1,30})", re.ASCII)
+_LIMIT_NAME = re.compile(r"[a-z]{2,12}", re.ASCII)
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+_UNLIMITED = "unlimited"
+
+
+def volume(value: object, make: Callable[[type, Any], Any]) -> schema.Volume:
+    if isinstance(value, dict):
+        return schema.Volume(_of_mapping(value, make))
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a volume")
+    source, colon, rest = value.partition(":")
+    target, _, access = rest.partition(":")
+    if not colon or access not in ("", "ro", "rw"):
+        raise ValueError(f"{shown(value)} is not SOURCE:PATH")
+    kind = "host" if source.startswith("/") else "named"
+    return schema.Volume(_checked(kind, source, target, read_only=access == "ro"))
+
+
+def capability(value: object) -> schema.Capability:
+    match = _CAPABILITY.fullmatch(value.upper()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{shown(value)} is not a capability")
+    return schema.Capability(match[1])
+
+
+def ulimits(value: object) -> schema.Ulimits:
+    if not isinstance(value, dict):
+        raise ValueError("is not a mapping of limits to numbers")
+    return schema.Ulimits(tuple(_ulimit(name, limit) for name, limit in value.items()))
+
+
+def _of_mapping(value: dict[object, object], make: Callable[[type, Any], Any]) -> VolumeMount:
+    fields = convert(value, schema.VolumeFields, make, within="volumes")
+    sources = {
+        "named": fields.name,
+        "host": fields.instance_path,
+        "device": fields.device,
+        "tmpfs": fields.tmpfs,
+    }
+    given = [kind for kind, source in sources.items() if source is not None]
+    if len(given) != 1:
+        raise ValueError("needs exactly one of name, instance_path, device, tmpfs")
+    kind = given[0]
+    if kind == "tmpfs":
+        if fields.read_only or fields.optional:
+            raise ValueError("is a tmpfs: read_only and optional say nothing about it")
+        size = None if fields.tmpfs is None else int(fields.tmpfs)
+        return VolumeMount(kind=kind, target=str(fields.path), size=size)
+    return _checked(
+        kind,
+        str(sources[kind]),
+        fields.path,
+        read_only=fields.read_only,
+        optional=fields.optional,
+    )
+
+
+def _checked(
+    kind: str, source: str, target: str, *, read_only: bool, optional: bool = False
+) -> VolumeMount:
+    if not target.startswith("/") or target == "/" or ".." in target.split("/"):
+        raise ValueError(f"{shown(target)} is not an absolute path in the container")
+    if kind == "named" and not _NAME.fullmatch(source):
+        raise ValueError(f"{shown(source)} is not the name of a volume")
+    if kind == "named" and optional:
+        raise ValueError("is made when it is not there, so it cannot be optional")
+    if kind != "named" and ".." in source.split("/"):
+        raise ValueError(f"{shown(source)} may not have '..' in it")
+    return VolumeMount(
+        kind=kind, source=source, target=str(target), read_only=read_only, optional=optional
+    )
+
+
+def _ulimit(name: object, limit: object) -> Ulimit:
+    if not isinstance(name, str) or not _LIMIT_NAME.fullmatch(name):
+        raise ValueError(f"{shown(name)} is not the name of a limit")
+    soft, colon, hard = str(limit).partition(":")
+    low = _bound(name, soft)
+    return Ulimit(name=name, soft=low, hard=_bound(name, hard) if colon else low)
+
+
+def _bound(name: str, text: str) -> int:
+    if text.strip() in (_UNLIMITED, "-1"):
+        return -1
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"{shown(text)} is no value for {name}")
+    return int(text)

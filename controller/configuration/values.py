@@ -1,0 +1,233 @@
+"""How each kind of value in `schema` is made from what stands in the YAML.
+
+A ValueError holds the sentence for the user; the field's path is added by whoever asked.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from controller.configuration import code, schema, storage
+from controller.configuration.convert import convert
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.names import is_run_name
+from controller.configuration.units import (
+    parse_count,
+    parse_cpu,
+    parse_duration,
+    parse_duration_or_off,
+    parse_size,
+    shown,
+)
+from controller.lifecycle.model import GpuNeed
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
+_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL"})
+_SSH_CHOICES = frozenset({"auto", "embedded", "install", "off"})
+_GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _-]{0,63}", re.ASCII)
+_CAPABILITY = re.compile(r"(\d{1,2}\.\d{1,2})(?:\.\.)?", re.ASCII)
+
+
+def make(type_: type, value: Any) -> Any:
+    """msgspec's hook for the types that are ours."""
+    return _MAKERS[type_](value)
+
+
+def _run_name(value: object) -> schema.RunName:
+    if not isinstance(value, str) or not is_run_name(value):
+        raise ValueError(f"{shown(value)} is not a run name")
+    return schema.RunName(value)
+
+
+def _argv(value: object) -> schema.Argv:
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"can't be split into words: {str(error).lower()}") from None
+    elif isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
+        words = list(value)
+    else:
+        raise ValueError("is not a program with arguments; quote those that are not texts")
+    if not words or not words[0]:
+        raise ValueError("names no program")
+    return schema.Argv(words)
+
+
+def _env(value: object) -> schema.Env:
+    if isinstance(value, dict):
+        return schema.Env(_variable(name, content) for name, content in value.items())
+    if isinstance(value, list | tuple):
+        return _env_of_list(value)
+    raise ValueError("is neither a mapping nor a list")
+
+
+def _env_of_list(entries: list[object] | tuple[object, ...]) -> schema.Env:
+    env = schema.Env()
+    for number, entry in enumerate(entries):
+        name, content = _assignment(entry, f"env[{number}]")
+        if name in env:
+            raise ConfigurationError(f"env[{number}]", f"gives {name[:60]} a second time")
+        env[name] = content
+    return env
+
+
+def _assignment(entry: object, field: str) -> tuple[str, str]:
+    allowed = schema.ALLOWED["env"]
+    if not isinstance(entry, str):
+        raise ConfigurationError(field, "is not a text", allowed)
+    name, equals, content = entry.partition("=")
+    if not equals:
+        raise ConfigurationError(
+            field,
+            "has no value, and none came from the environment of the submitting command",
+            allowed,
+        )
+    if not _ENV_NAME.fullmatch(name):
+        raise ConfigurationError(field, "does not begin with the name of a variable", allowed)
+    return _variable(name, content)
+
+
+def _variable(name: object, content: object) -> tuple[str, str]:
+    allowed = schema.ALLOWED["env"]
+    if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+        raise ConfigurationError("env", f"{shown(name)} can't be a variable's name", allowed)
+    if isinstance(content, bool):
+        raise ConfigurationError(
+            f"env.{name}", "is true or false for YAML; quote it to say which text is meant", allowed
+        )
+    if not isinstance(content, str | int | float):
+        raise ConfigurationError(f"env.{name}", "is neither a text nor a number", allowed)
+    try:
+        text = str(content)
+    except ValueError:
+        raise ConfigurationError(f"env.{name}", "is too long a number; quote it") from None
+    return name, text
+
+
+def _folder(value: object) -> schema.FolderName:
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise ValueError(f"{shown(value)} is not an absolute path")
+    return schema.FolderName(value)
+
+
+def _user(value: object) -> schema.UserName:
+    text = str(value) if type(value) is int and 0 <= value < 1 << 32 else value
+    if not isinstance(text, str) or not _USER.fullmatch(text):
+        raise ValueError(f"{shown(value)} is not a user")
+    return schema.UserName(text)
+
+
+def _signal(value: object) -> schema.SignalName:
+    if not isinstance(value, str) or value not in _SIGNALS:
+        raise ValueError(f"{shown(value)} is not a signal that can be sent")
+    return schema.SignalName(value)
+
+
+def _ssh(value: object) -> schema.SshChoice:
+    """YAML takes an unquoted `off` for false."""
+    choice = "off" if value is False else value
+    if choice not in _SSH_CHOICES:
+        raise ValueError(f"{shown(value)} is not a way to serve SSH")
+    return schema.SshChoice(choice)
+
+
+def _gpu(value: object) -> schema.Gpu:
+    if isinstance(value, dict):
+        return schema.Gpu(_gpu_of_mapping(value))
+    if isinstance(value, str) and not value.strip().replace(".", "").isdigit():
+        return schema.Gpu(_gpu_of_text(value))
+    return schema.Gpu(GpuNeed(count=parse_count(value)))
+
+
+def _gpu_of_text(text: str) -> GpuNeed:
+    """`NAME[,NAME…][:MEMORY][:COUNT]`, each part optional, as dstack writes it."""
+    count, memory, names = 1, 0, tuple[str, ...]()
+    for number, part in enumerate(text.split(":")):
+        word = part.strip()
+        if word.replace(".", "").isdigit():
+            count = parse_count(word)
+        elif word[:1].isdigit():
+            memory = parse_size(word.removesuffix(".."))
+        elif number == 0:
+            names = _gpu_names(word.split(","))
+        else:
+            raise ValueError(f"{shown(text)} is not a GPU request")
+    return GpuNeed(count=count, names=names, min_memory=memory)
+
+
+def _gpu_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    stripped = tuple(name.strip() for name in names)
+    for name in stripped:
+        if not _GPU_NAME.fullmatch(name):
+            raise ValueError(f"{shown(name)} is not a GPU's name")
+    return stripped
+
+
+def _gpu_of_mapping(value: dict[object, object]) -> GpuNeed:
+    fields = convert(value, schema.GpuFields, make, within="resources.gpu")
+    names = (fields.name,) if isinstance(fields.name, str) else fields.name
+    memory = fields.memory
+    return GpuNeed(
+        count=_named("count", parse_count, fields.count),
+        names=_named("name", _gpu_names, names),
+        min_memory=0 if memory is None else _named("memory", _least_size, memory),
+        min_compute_capability=_named("compute_capability", _capability, fields.compute_capability),
+    )
+
+
+def _named(name: str, make_value: Callable[[Any], Any], value: object) -> Any:
+    field = f"resources.gpu.{name}"
+    try:
+        return make_value(value)
+    except ValueError as error:
+        raise ConfigurationError(field, str(error), schema.ALLOWED[field]) from None
+
+
+def _least_size(value: str) -> int:
+    return parse_size(value.removesuffix(".."))
+
+
+def _capability(value: object) -> str | None:
+    if value is None:
+        return None
+    match = _CAPABILITY.fullmatch(str(value))
+    if match is None:
+        raise ValueError(f"{shown(value)} is not a compute capability")
+    return match[1]
+
+
+_MAKERS: dict[type, Callable[[Any], object]] = {
+    schema.Size: lambda value: schema.Size(parse_size(_without_open_end(value))),
+    schema.Duration: lambda value: schema.Duration(parse_duration(value)),
+    schema.DurationOrOff: lambda value: schema.DurationOrOff(parse_duration_or_off(value)),
+    schema.Cpu: lambda value: schema.Cpu(parse_cpu(value)),
+    schema.RunName: _run_name,
+    schema.Argv: _argv,
+    schema.Env: _env,
+    schema.FolderName: _folder,
+    schema.UserName: _user,
+    schema.SignalName: _signal,
+    schema.SshChoice: _ssh,
+    schema.Gpu: _gpu,
+    schema.Repos: lambda value: code.repos(value, make),
+    schema.FileList: lambda value: code.files(value, make),
+    schema.Secrets: code.secrets,
+    schema.Volume: lambda value: storage.volume(value, make),
+    schema.Capability: storage.capability,
+    schema.Ulimits: storage.ulimits,
+}
+
+
+def _without_open_end(value: object) -> object:
+    """`8GB..` and `8GB..16GB` are what dstack's users write for "at least 8GB"."""
+    if not isinstance(value, str) or ".." not in value:
+        return value
+    lower, _, upper = value.partition("..")
+    if upper.strip() and parse_size(upper) < parse_size(lower):
+        raise ValueError(f"{shown(value)} ends before it begins")
+    return lower

@@ -1,0 +1,81 @@
+"""What the controller makes once, on its first start: its SSH key and the admin's token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+
+import asyncssh
+
+from controller.store import tokens
+from controller.store.base import Changes, Snapshot, Store
+from controller.store.users import Role, StoredToken, User
+
+IDENTITY_NAME = "id_ed25519"
+ADMIN_TOKEN_NAME = "admin-token"
+ADMIN = "admin"
+
+
+class IdentityUnusable(Exception):
+    """The text names the file and what to do about it."""
+
+
+def ssh_identity(data: Path) -> asyncssh.SSHKey:
+    """The key with which the controller logs in to nodes, made on first use (file mode 0600).
+
+    Blocking. Raises IdentityUnusable."""
+    path = data / IDENTITY_NAME
+    try:
+        if not path.exists():
+            key = asyncssh.generate_private_key("ssh-ed25519", comment="fairlead-controller")
+            write_private(path, key.export_private_key())
+        return asyncssh.read_private_key(path)
+    except OSError as error:
+        raise IdentityUnusable(f"cannot use {path}: {error.strerror}") from error
+    except asyncssh.KeyImportError as error:
+        raise IdentityUnusable(
+            f"{path} is not a private key: restore it, or move it away to get a new one (each "
+            f"node must then be given the new line of `fairlead node key`)"
+        ) from error
+
+
+def public_line(identity: asyncssh.SSHKey) -> str:
+    """The line to put into the tunnel user's authorized_keys."""
+    return identity.export_public_key().decode().strip()
+
+
+async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float) -> Snapshot:
+    """An admin and a token in `admin-token` on first start; a lost file gets a new token.
+
+    Raises IdentityUnusable, StoreUnavailable."""
+    path = data / ADMIN_TOKEN_NAME
+    if snapshot.users and path.exists():
+        return snapshot
+    token = tokens.new_token(secrets.token_bytes)
+    try:
+        await asyncio.to_thread(write_private, path, f"{token}\n".encode())
+    except OSError as error:
+        raise IdentityUnusable(f"cannot write {path}: {error.strerror}") from error
+    stored = StoredToken(
+        id=secrets.token_hex(8),
+        user=ADMIN,
+        digest=tokens.digest(token),
+        created_at=now,
+        label="made on first start",
+    )
+    users = () if snapshot.users else (User(name=ADMIN, role=Role.ADMIN, created_at=now),)
+    await store.commit(Changes(users=users, tokens=(stored,)))
+    return await store.load()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Whole or not at all, readable by the owner alone."""
+    temporary = path.with_name(f".{path.name}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

@@ -1,0 +1,207 @@
+"""What the reports of one turn claim about why an attempt ended, and which claim is believed.
+
+LIFECYCLE.md section 2 ranks them: runner exit 0 > out_of_memory > runner exit code > shim error >
+node loss. The best one becomes the reason, the others are recorded. Who is believed must not depend
+on which report came first within a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+
+from controller.lifecycle import attempts
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.model import Attempt
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import (
+    NodeGone,
+    Report,
+    RunnerExited,
+    RunnerSilent,
+    TaskMissing,
+    TaskRefused,
+    TaskRemoved,
+    TaskSeen,
+)
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+
+
+class Rank(IntEnum):
+    RUNNER_DONE = 0
+    OUT_OF_MEMORY = 1
+    RUNNER_ERROR = 2
+    SHIM_ERROR = 3
+    NODE_LOSS = 4
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """`inferred`: nobody said so, it is what the silence of the others leaves; never recorded
+    beside another reason."""
+
+    rank: Rank
+    reason: Reason
+    message: str | None
+    cause: str
+    inferred: bool = False
+
+
+Claims = dict[str, list[Claim]]
+"""By attempt id."""
+
+_RUNNER_RANKS = {
+    Reason.DONE_BY_RUNNER: Rank.RUNNER_DONE,
+    Reason.OUT_OF_MEMORY: Rank.OUT_OF_MEMORY,
+    Reason.CONTAINER_EXITED_WITH_ERROR: Rank.RUNNER_ERROR,
+    Reason.EXECUTOR_ERROR: Rank.RUNNER_ERROR,
+    Reason.MAX_DURATION_EXCEEDED: Rank.RUNNER_ERROR,
+    Reason.LOG_QUOTA_EXCEEDED: Rank.RUNNER_ERROR,
+}
+"""What an exit record may say. The job can forge it, so it must not reach a reason that would spare
+its retry budget."""
+
+_ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
+_STARTING = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
+
+
+def ranked(claims: Sequence[Claim]) -> list[Claim]:
+    """Best first; equal claims in an order that does not depend on their arrival."""
+    return sorted(claims, key=lambda c: (c.rank, c.inferred, c.reason, c.message or "", c.cause))
+
+
+def missing_when_reported(draft: Draft, reports: Sequence[Report]) -> Claims:
+    """The claims of TaskMissing, to be asked before this turn's facts are applied: a task that the
+    shim accepts in the same turn had not been lost.
+
+    Section 5 (revival) names the reason for a task that was acknowledged and is missing on a
+    reached shim, lost_after_revival; it is used outside gangs too, for the node itself is there.
+    """
+    claims: Claims = {}
+    for report in reports:
+        if isinstance(report, TaskMissing):
+            _claim_lost(draft, report, claims)
+    return claims
+
+
+def _claim_lost(draft: Draft, report: TaskMissing | TaskRemoved, claims: Claims) -> None:
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.status not in _ON_NODE:
+        return
+    claim = Claim(
+        rank=Rank.SHIM_ERROR,
+        reason=Reason.LOST_AFTER_REVIVAL,
+        message="the node's shim no longer has the task",
+        cause=type(report).__name__,
+        inferred=True,
+    )
+    claims.setdefault(attempt.id, []).append(claim)
+
+
+def judge(draft: Draft, reports: Sequence[Report], claims: Claims) -> None:
+    """End every attempt that a claim is about, with the best of its claims."""
+    for report in reports:
+        _collect(draft, report, claims)
+    for attempt_id, made in claims.items():
+        best, *others = ranked(made)
+        _believe(draft, attempt_id, best)
+        for claim in others:
+            _believe(draft, attempt_id, claim)
+
+
+def _believe(draft: Draft, attempt_id: str, claim: Claim) -> None:
+    attempt = draft.attempt(attempt_id)
+    if attempt is None or (claim.inferred and attempt.reason is not None):
+        return
+    attempts.end(draft, attempt, claim.reason, claim.cause, claim.message)
+
+
+def _collect(draft: Draft, report: Report, claims: Claims) -> None:
+    match report:
+        case RunnerExited() | TaskSeen() | TaskRefused() | RunnerSilent():
+            attempt = draft.attempt(report.attempt_id)
+            claim = _claim(attempt, report) if attempt is not None else None
+            if claim is not None:
+                claims.setdefault(report.attempt_id, []).append(claim)
+        case TaskRemoved():
+            _claim_lost(draft, report, claims)
+        case NodeGone():
+            for attempt in draft.attempts_on(report.node_id):
+                if attempt.status not in FINAL_ATTEMPT_STATUSES:
+                    claims.setdefault(attempt.id, []).append(_node_gone(report))
+        case _:
+            pass
+
+
+def _claim(
+    attempt: Attempt, report: RunnerExited | TaskSeen | TaskRefused | RunnerSilent
+) -> Claim | None:
+    if attempt.node_id is None or attempt.status in FINAL_ATTEMPT_STATUSES:
+        return None
+    match report:
+        case RunnerExited():
+            return _runner_exited(report)
+        case TaskSeen():
+            return _task_ended(report) if report.terminated else None
+        case TaskRefused():
+            if attempt.status not in _STARTING:
+                return None
+            return Claim(
+                rank=Rank.SHIM_ERROR,
+                reason=report.reason,
+                message=report.message,
+                cause="TaskRefused",
+            )
+        case RunnerSilent():
+            if attempt.status not in _ON_NODE or attempt.disconnected:
+                return None
+            return Claim(
+                rank=Rank.SHIM_ERROR,
+                reason=Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
+                message="the runner is silent beside a healthy shim",
+                cause="RunnerSilent",
+            )
+
+
+def _runner_exited(report: RunnerExited) -> Claim:
+    reason, message = report.reason, report.message
+    if reason not in _RUNNER_RANKS:
+        message = f"the exit record gives the reason {reason}, which is not the runner's to give"
+        reason = Reason.CONTAINER_EXITED_WITH_ERROR
+    elif reason is Reason.DONE_BY_RUNNER and report.exit_code:
+        reason = Reason.CONTAINER_EXITED_WITH_ERROR
+    if message is None and report.exit_code:
+        message = f"the job ended with exit code {report.exit_code}"
+    rank = _RUNNER_RANKS[reason]
+    return Claim(rank=rank, reason=reason, message=message, cause="RunnerExited")
+
+
+def _task_ended(report: TaskSeen) -> Claim:
+    if report.reason is not None:
+        oom = report.reason is Reason.OUT_OF_MEMORY
+        return Claim(
+            rank=Rank.OUT_OF_MEMORY if oom else Rank.SHIM_ERROR,
+            reason=report.reason,
+            message=report.message,
+            cause="TaskSeen",
+        )
+    if report.exit_code:
+        reason = Reason.CONTAINER_EXITED_WITH_ERROR
+        message = f"the container ended with exit code {report.exit_code} and no exit record"
+    else:
+        reason = Reason.EXECUTOR_ERROR
+        message = "the container ended without an exit record"
+    return Claim(
+        rank=Rank.SHIM_ERROR,
+        reason=reason,
+        message=report.message or message,
+        cause="TaskSeen",
+        inferred=True,
+    )
+
+
+def _node_gone(report: NodeGone) -> Claim:
+    return Claim(
+        rank=Rank.NODE_LOSS, reason=report.reason, message=report.message, cause="NodeGone"
+    )

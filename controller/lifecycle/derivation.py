@@ -1,0 +1,201 @@
+"""A run's status, derived from its jobs: rules 1-8 of LIFECYCLE.md section 4, the first match wins.
+
+Each rule is a function of its own, in the order of the table RULES; none of them changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from controller.lifecycle.model import Attempt, Job, Run, StopCriteria
+from controller.lifecycle.reasons import (
+    ENDS_NO_RUN,
+    ROWS,
+    Budget,
+    Reason,
+    ReasonClass,
+    RunReason,
+    run_reason_of,
+)
+from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, charged, charged_to, verdict
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`status` None: unchanged. `reason` and `message` come with TERMINATING only."""
+
+    rule: int
+    status: RunStatus | None
+    reason: RunReason | None = None
+    message: str | None = None
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """A job that counts for the run, with what all rules ask about it."""
+
+    job: Job
+    verdict: Verdict
+    last: Attempt | None
+
+    @property
+    def status(self) -> AttemptStatus | None:
+        return self.last.status if self.last is not None else None
+
+    @property
+    def active(self) -> bool:
+        return self.last is not None and self.last.status not in FINAL_ATTEMPT_STATUSES
+
+    @property
+    def charged_failure(self) -> bool:
+        """Ended for good in a way that `max_failed_jobs` may tolerate."""
+        if self.last is None or self.verdict not in ENDED_FOR_GOOD:
+            return False
+        return charged_to(self.last) is Budget.FAILURE
+
+
+def is_reserved(attempt: Attempt) -> bool:
+    """A job of a gang that runs without a rank."""
+    return attempt.incarnation is not None and attempt.rank is None
+
+
+def derive(run: Run, jobs: Sequence[Job]) -> Outcome:
+    counted = []
+    for job in jobs:
+        last = job.attempts[-1] if job.attempts else None
+        if last is None or not (is_reserved(last) or last.reason is Reason.SCALED_DOWN):
+            counted.append(Counted(job, verdict(run, job), last))
+    for rule in RULES:
+        outcome = rule(run, counted)
+        if outcome is not None:
+            return outcome
+    return Outcome(rule=8, status=None)
+
+
+def _terminating(rule: int, reason: RunReason, message: str | None = None) -> Outcome:
+    return Outcome(rule=rule, status=RunStatus.TERMINATING, reason=reason, message=message)
+
+
+def rule_1_a_job_ended_for_good(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    for one in counted:
+        if one.verdict in ENDED_FOR_GOOD and _ends_the_run_at_once(one):
+            return _because_of(run, one, len(counted))
+    failed = [one for one in counted if one.charged_failure]
+    if len(failed) > run.policy.max_failed_jobs:
+        by_limit = [one for one in failed if one.verdict is Verdict.ENDED_BY_LIMIT]
+        return _because_of(run, (by_limit or failed)[0], len(counted))
+    return _run_limit(run, counted)
+
+
+def _ends_the_run_at_once(one: Counted) -> bool:
+    if one.last is None or one.last.reason is None or one.charged_failure:
+        return False
+    return not (
+        ROWS[one.last.reason].reason_class is ReasonClass.NEUTRAL and one.last.reason in ENDS_NO_RUN
+    )
+
+
+def _because_of(run: Run, one: Counted, of: int) -> Outcome:
+    last = one.last
+    if last is None or last.reason is None:
+        return _terminating(1, RunReason.JOB_FAILED)
+    reason = run_reason_of(last.reason, limited=one.verdict is Verdict.ENDED_BY_LIMIT)
+    message = last.message or ROWS[last.reason].sentence
+    if of > 1:
+        message = f"job {one.job.group}/{one.job.cookie}: {message}"
+    return _terminating(1, reason, message)
+
+
+def _run_limit(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    """`fail_on_job_restart` is about jobs that had started: one whose container never ran is not
+    restarted but started late."""
+    policy = run.policy
+    if policy.max_failed_attempts is not None:
+        failures = sum(charged(run, one.job, Budget.FAILURE) for one in counted)
+        if failures > policy.max_failed_attempts:
+            message = f"{failures} attempts failed; max_failed_attempts is "
+            message += str(policy.max_failed_attempts)
+            return _terminating(1, RunReason.RETRY_LIMIT_EXCEEDED, message)
+    if policy.fail_on_job_restart:
+        for one in counted:
+            started = one.last is not None and one.last.container_started
+            done = one.last is not None and one.last.reason is Reason.DONE_BY_RUNNER
+            if one.verdict is Verdict.RETRY and started and not done:
+                return _because_of(run, one, len(counted))
+    return None
+
+
+def rule_2_the_master_is_done(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    if run.policy.stop_criteria is not StopCriteria.MASTER_DONE or not counted:
+        return None
+    first = min(counted, key=lambda one: one.job.index).job.group
+    group = [one for one in counted if one.job.group == first]
+    ranked = [one for one in group if one.last is not None and one.last.rank is not None]
+    if ranked:
+        master = next((one for one in ranked if one.last and one.last.rank == 0), None)
+    else:
+        master = next((one for one in group if one.job.cookie == 0), None)
+    if master is None or master.status is not AttemptStatus.DONE:
+        return None
+    return _terminating(2, RunReason.ALL_JOBS_DONE, "the master job is done")
+
+
+def rule_3_any_running(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    if any(one.status is AttemptStatus.RUNNING for one in counted):
+        return Outcome(rule=3, status=RunStatus.RUNNING)
+    return None
+
+
+def rule_4_any_provisioning_or_pulling(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    starting = (AttemptStatus.PROVISIONING, AttemptStatus.PULLING)
+    if any(one.status in starting for one in counted):
+        return Outcome(rule=4, status=RunStatus.PROVISIONING)
+    return None
+
+
+def rule_5_any_submitted(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    if any(one.status is AttemptStatus.SUBMITTED for one in counted):
+        return Outcome(rule=5, status=RunStatus.SUBMITTED)
+    return None
+
+
+def rule_6_every_job_done(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    if counted and all(_needs_no_more(one) for one in counted):
+        return _terminating(6, RunReason.ALL_JOBS_DONE)
+    return None
+
+
+def _needs_no_more(one: Counted) -> bool:
+    if one.active:
+        return False
+    return one.verdict in (Verdict.DONE, Verdict.ABANDONED) or one.charged_failure
+
+
+def rule_7_only_waiting_for_a_retry(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    if run.suspended or any(one.active for one in counted):
+        return None
+    if any(one.verdict in (Verdict.RETRY, Verdict.COMES_BACK) for one in counted):
+        return Outcome(rule=7, status=RunStatus.PENDING)
+    return None
+
+
+def rule_8_otherwise_unchanged(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    if run.suspended and not any(one.active for one in counted):
+        return Outcome(rule=8, status=RunStatus.PENDING)
+    return Outcome(rule=8, status=None)
+
+
+Rule = Callable[[Run, Sequence[Counted]], Outcome | None]
+
+RULES: Final[tuple[Rule, ...]] = (
+    rule_1_a_job_ended_for_good,
+    rule_2_the_master_is_done,
+    rule_3_any_running,
+    rule_4_any_provisioning_or_pulling,
+    rule_5_any_submitted,
+    rule_6_every_job_done,
+    rule_7_only_waiting_for_a_retry,
+    rule_8_otherwise_unchanged,
+)

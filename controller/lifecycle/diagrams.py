@@ -1,0 +1,121 @@
+"""The state machines as pages: `python -m controller.lifecycle.diagrams [FOLDER]` writes them.
+
+They are printed from the tables that the code itself moves by, and a test keeps them equal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from controller.lifecycle.reasons import (
+    ATTEMPT_REASON_OF_RUN,
+    FINAL_STATUS_OF_RUN,
+    ROWS,
+    RUN_SENTENCES,
+)
+from controller.lifecycle.statuses import (
+    ALLOCATION_MOVES,
+    ATTEMPT_MOVES,
+    RUN_MOVES,
+    AllocationState,
+    AttemptStatus,
+    RunStatus,
+)
+
+FOLDER = Path("docs/lifecycle")
+
+_NONE = "-"
+_NOTE = "Written by `python -m controller.lifecycle.diagrams`; change the tables, not this page.\n"
+
+
+def mermaid(moves: Mapping[Any, frozenset[Any]], initial: tuple[StrEnum, ...]) -> str:
+    lines = ["```mermaid", "stateDiagram-v2"]
+    lines += [f"    [*] --> {status}" for status in initial]
+    for source, targets in moves.items():
+        lines += [f"    {source} --> {target}" for target in sorted(targets)]
+        if not targets:
+            lines.append(f"    {source} --> [*]")
+    return "\n".join([*lines, "```", ""])
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def _attempt_page() -> str:
+    rows = [
+        (
+            f"`{reason}`",
+            row.final.upper(),
+            str(row.reason_class),
+            row.event or _NONE,
+            row.budget or _NONE,
+            row.gang_switch or _NONE,
+            str(row.iris),
+            str(row.grace),
+            row.sentence,
+        )
+        for reason, row in ROWS.items()
+    ]
+    head = ("reason", "final", "class", "event", "budget", "gang switch", "Iris", "grace", "says")
+    return "\n".join(
+        [
+            "# Attempt\n",
+            _NOTE,
+            mermaid(ATTEMPT_MOVES, (AttemptStatus.SUBMITTED,)),
+            "## Termination reasons\n",
+            _table(head, rows),
+        ]
+    )
+
+
+def _run_page() -> str:
+    rows = [
+        (
+            f"`{reason}`",
+            status.upper(),
+            f"`{ATTEMPT_REASON_OF_RUN[reason]}`",
+            RUN_SENTENCES[reason],
+        )
+        for reason, status in FINAL_STATUS_OF_RUN.items()
+    ]
+    head = ("reason", "final", "its active attempts end", "says")
+    return "\n".join(
+        [
+            "# Run\n",
+            _NOTE,
+            mermaid(RUN_MOVES, (RunStatus.SUBMITTED, RunStatus.PENDING)),
+            "## Why a run ends\n",
+            _table(head, rows),
+        ]
+    )
+
+
+def _allocation_page() -> str:
+    initial = (AllocationState.NOMINATED, AllocationState.HELD)
+    return "\n".join(["# Allocation\n", _NOTE, mermaid(ALLOCATION_MOVES, initial)])
+
+
+def pages() -> dict[str, str]:
+    """Text by file name."""
+    return {
+        "attempt.md": _attempt_page(),
+        "run.md": _run_page(),
+        "allocation.md": _allocation_page(),
+    }
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

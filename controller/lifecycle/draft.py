@@ -1,0 +1,218 @@
+"""One turn's working copy of a run, so that rules can be small functions.
+
+A draft never touches the state it was made from. What no rule changed keeps its identity, so that
+whoever compares the states before and after can do so with `is`. Every move goes through the tables
+of `statuses` and leaves its event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller.lifecycle.history import Event, EventKind
+from controller.lifecycle.model import Allocation, Attempt, Job, Run, RunState
+from controller.lifecycle.reasons import RunReason
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AllocationState,
+    AttemptStatus,
+    RunStatus,
+    move_allocation,
+    move_attempt,
+    move_run,
+)
+
+
+class Draft:
+    def __init__(
+        self,
+        state: RunState,
+        now: float,
+        new_id: Callable[[], str],
+        jitter: Callable[[], float],
+    ) -> None:
+        self.now = now
+        self.new_id = new_id
+        self.jitter = jitter
+        self.run: Run = state.run
+        self.jobs: list[Job] = list(state.jobs)
+        self.events: list[Event] = []
+        self._before = state
+        self._allocations: dict[str, Allocation] = {a.id: a for a in state.allocations}
+        self._places: dict[str, tuple[int, int]] = {}
+        for at, job in enumerate(state.jobs):
+            for number, attempt in enumerate(job.attempts):
+                self._places[attempt.id] = (at, number)
+
+    # -- reading ----------------------------------------------------------------------------
+
+    @property
+    def run_is_final(self) -> bool:
+        return self.run.status in FINAL_RUN_STATUSES
+
+    def attempt(self, attempt_id: str) -> Attempt | None:
+        place = self._places.get(attempt_id)
+        if place is None:
+            return None
+        return self.jobs[place[0]].attempts[place[1]]
+
+    def attempts_on(self, node_id: str) -> list[Attempt]:
+        """All attempts that ever had a place on this node, final ones included."""
+        return [a for job in self.jobs for a in job.attempts if a.node_id == node_id]
+
+    def live(self) -> Iterator[Attempt]:
+        """The attempts that are not final, each as it is when its turn comes."""
+        for at in range(len(self.jobs)):
+            attempts = self.jobs[at].attempts
+            if attempts and attempts[-1].status not in FINAL_ATTEMPT_STATUSES:
+                yield attempts[-1]
+
+    def allocation_of(self, attempt: Attempt) -> Allocation | None:
+        return self._allocations.get(attempt.allocation_id) if attempt.allocation_id else None
+
+    def result(self) -> RunState:
+        """The state after the turn; the very object it was made from when nothing changed."""
+        before = self._before
+        jobs = before.jobs
+        if any(new is not old for new, old in zip(self.jobs, jobs, strict=True)):
+            jobs = tuple(self.jobs)
+        allocations = before.allocations
+        if len(self._allocations) != len(allocations) or any(
+            self._allocations[old.id] is not old for old in allocations
+        ):
+            allocations = tuple(self._allocations.values())
+        changed = (
+            before.run.version == 0
+            or self.run is not before.run
+            or jobs is not before.jobs
+            or allocations is not before.allocations
+        )
+        if not changed:
+            return before
+        run = replace(self.run, version=before.run.version + 1)
+        return RunState(run=run, jobs=jobs, allocations=allocations)
+
+    # -- changing ---------------------------------------------------------------------------
+
+    def change_attempt(self, attempt: Attempt, **changes: Any) -> Attempt:
+        """`attempt` must be the draft's own current one; returns the current one afterwards."""
+        if all(getattr(attempt, name) == value for name, value in changes.items()):
+            return attempt
+        at, number = self._places[attempt.id]
+        changed = replace(attempt, **changes)
+        job = self.jobs[at]
+        attempts = (*job.attempts[:number], changed, *job.attempts[number + 1 :])
+        self.jobs[at] = replace(job, attempts=attempts)
+        return changed
+
+    def move_attempt(
+        self,
+        attempt: Attempt,
+        target: AttemptStatus,
+        cause: str,
+        **changes: Any,
+    ) -> Attempt:
+        status = move_attempt(attempt.status, target)
+        changed = self.change_attempt(attempt, status=status, **changes)
+        self.note(
+            EventKind.ATTEMPT,
+            changed,
+            cause,
+            from_status=attempt.status,
+            to_status=status,
+            reason=changed.reason,
+            message=changed.message if status is AttemptStatus.TERMINATING else None,
+        )
+        return changed
+
+    def add_attempt(self, job: Job, attempt: Attempt, cause: str) -> Attempt:
+        at = self.jobs.index(job)
+        self.jobs[at] = replace(job, attempts=(*job.attempts, attempt), retry_at=None)
+        self._places[attempt.id] = (at, len(job.attempts))
+        self.note(EventKind.ATTEMPT, attempt, cause, to_status=attempt.status)
+        return attempt
+
+    def set_retry_at(self, job: Job, retry_at: float | None) -> Job:
+        if job.retry_at == retry_at:
+            return job
+        changed = replace(job, retry_at=retry_at)
+        self.jobs[self.jobs.index(job)] = changed
+        return changed
+
+    def change_run(self, **changes: Any) -> None:
+        if any(getattr(self.run, name) != value for name, value in changes.items()):
+            self.run = replace(self.run, **changes)
+
+    def move_run(
+        self,
+        target: RunStatus,
+        cause: str,
+        *,
+        reason: RunReason | None = None,
+        message: str | None = None,
+    ) -> None:
+        source = self.run.status
+        status = move_run(source, target)
+        self.change_run(
+            status=status, reason=reason or self.run.reason, message=message or self.run.message
+        )
+        self.events.append(
+            Event(
+                run_id=self.run.id,
+                at=self.now,
+                kind=EventKind.RUN,
+                from_status=source,
+                to_status=status,
+                reason=self.run.reason,
+                message=message,
+                cause=cause,
+            )
+        )
+
+    def hold(self, attempt: Attempt, allocation: Allocation, cause: str) -> None:
+        """Take a new allocation for this attempt."""
+        held = replace(allocation, state=AllocationState.HELD)
+        self._allocations[held.id] = held
+        self.note(EventKind.ALLOCATION, attempt, cause, to_status=held.state)
+
+    def move_allocation(self, attempt: Attempt, target: AllocationState, cause: str) -> None:
+        """Move this attempt's allocation, if it has one that is not there already."""
+        allocation = self.allocation_of(attempt)
+        if allocation is None or allocation.state is target:
+            return
+        state = move_allocation(allocation.state, target)
+        released_at = self.now if state is AllocationState.RELEASED else None
+        self._allocations[allocation.id] = replace(allocation, state=state, released_at=released_at)
+        self.note(
+            EventKind.ALLOCATION, attempt, cause, from_status=allocation.state, to_status=state
+        )
+
+    def note(
+        self,
+        kind: EventKind,
+        attempt: Attempt,
+        cause: str,
+        *,
+        from_status: str | None = None,
+        to_status: str | None = None,
+        reason: str | None = None,
+        message: str | None = None,
+    ) -> None:
+        self.events.append(
+            Event(
+                run_id=self.run.id,
+                job_id=attempt.job_id,
+                attempt_id=attempt.id,
+                at=self.now,
+                kind=kind,
+                from_status=from_status,
+                to_status=to_status,
+                reason=reason,
+                message=message,
+                cause=cause,
+            )
+        )

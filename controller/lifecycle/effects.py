@@ -1,0 +1,89 @@
+"""What the outside should be made to do for an attempt, given its *committed* state.
+
+Effects are level-triggered: `wanted` is asked after every commit and after every reconnect, and the
+shell starts what is wanted and not under way, stops what is no longer wanted. So each one can be
+repeated, and a crash between commit and effect loses nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from controller.lifecycle.model import Attempt, Run
+from controller.lifecycle.statuses import AttemptStatus
+
+
+class EffectKind(StrEnum):
+    SUBMIT_TASK = "submit_task"
+    """PUT the task until the shim has it → TaskAccepted or TaskRefused."""
+    START_JOB = "start_job"
+    """Give the runner spec and code and run it → RunnerStarted."""
+    FOLLOW_RUNNER = "follow_runner"
+    """Follow the runner's status until it ends → RunnerExited."""
+    COLLECT_LOGS = "collect_logs"
+    """Store and acknowledge the log → LogsComplete."""
+    STOP_JOB = "stop_job"
+    """Ask the runner to stop the commands, with the grace left until `remove_at`."""
+    TERMINATE_TASK = "terminate_task"
+    """Make the shim end the container; its stream then says `terminated`."""
+    REMOVE_TASK = "remove_task"
+    """Delete task and allocation on the shim → TaskRemoved."""
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    kind: EffectKind
+    run_id: str
+    attempt_id: str
+    node_id: str
+
+
+def wanted(run: Run, attempt: Attempt, now: float) -> tuple[Effect, ...]:
+    """The effects that this attempt needs now; empty while it has no node or is final and clean."""
+    if attempt.node_id is None:
+        return ()
+    return tuple(
+        Effect(kind=kind, run_id=run.id, attempt_id=attempt.id, node_id=attempt.node_id)
+        for kind in _kinds(attempt, now)
+    )
+
+
+def _kinds(attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
+    match attempt.status:
+        case AttemptStatus.SUBMITTED:
+            return ()
+        case AttemptStatus.PROVISIONING:
+            return (EffectKind.SUBMIT_TASK,)
+        case AttemptStatus.PULLING:
+            return (EffectKind.START_JOB,) if attempt.container_started else ()
+        case AttemptStatus.RUNNING:
+            return (EffectKind.FOLLOW_RUNNER, *_collecting(attempt))
+        case AttemptStatus.TERMINATING if not attempt.container_gone:
+            return _stopping_kinds(attempt, now)
+        case _:
+            return _cleaning_kinds(attempt)
+
+
+def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:
+    started = attempt.running_at is not None or attempt.runner_exited
+    return (EffectKind.COLLECT_LOGS,) if started and not attempt.logs_complete else ()
+
+
+def _stopping_kinds(attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
+    """After the runner's exit the container ends by itself, so that followers may read to the end;
+    `remove_at` bounds that too."""
+    if attempt.remove_at is None or now >= attempt.remove_at:
+        return (*_collecting(attempt), EffectKind.TERMINATE_TASK)
+    if attempt.runner_exited:
+        return _collecting(attempt)
+    return (*_collecting(attempt), EffectKind.FOLLOW_RUNNER, EffectKind.STOP_JOB)
+
+
+def _cleaning_kinds(attempt: Attempt) -> tuple[EffectKind, ...]:
+    """Also for a final attempt whose node came back after it was given up for lost."""
+    if not attempt.container_gone:
+        return (EffectKind.TERMINATE_TASK,)
+    if not attempt.logs_complete:
+        return (EffectKind.COLLECT_LOGS,)
+    return () if attempt.task_removed else (EffectKind.REMOVE_TASK,)

@@ -1,0 +1,208 @@
+"""What was seen, put on the rows: facts only ever grow, so reports may repeat, in any order.
+
+A fact also lands on a final attempt; a status moves only while the attempt is live. Nothing on a
+node can be about an attempt that was never placed, so such a report is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.history import EventKind
+from controller.lifecycle.model import Attempt
+from controller.lifecycle.reports import (
+    LogsComplete,
+    NodeDisconnected,
+    NotPlaced,
+    Placed,
+    Report,
+    RunnerExited,
+    RunnerStarted,
+    TaskAccepted,
+    TaskMissing,
+    TaskRemoved,
+    TaskSeen,
+)
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
+
+_ORDER: dict[type, int] = {
+    NodeDisconnected: 0,
+    Placed: 1,
+    NotPlaced: 2,
+    TaskMissing: 3,
+    TaskAccepted: 4,
+    RunnerStarted: 5,
+    RunnerExited: 6,
+    TaskSeen: 7,
+    LogsComplete: 8,
+    TaskRemoved: 9,
+}
+"""Along an attempt's life. TaskMissing stands before TaskAccepted: a shim that accepted a task in
+this turn had not lost it, it did not have it yet."""
+
+_ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
+
+
+def apply(draft: Draft, reports: Sequence[Report]) -> None:
+    facts = [report for report in reports if type(report) in _ORDER]
+    if len(facts) > 1:
+        facts.sort(key=lambda report: (_ORDER[type(report)], getattr(report, "attempt_id", "")))
+    for report in facts:
+        _apply_one(draft, report)
+
+
+def _apply_one(draft: Draft, report: Report) -> None:
+    match report:
+        case NodeDisconnected():
+            _node_disconnected(draft, report)
+        case Placed():
+            _placed(draft, report)
+        case NotPlaced():
+            attempt = draft.attempt(report.attempt_id)
+            if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
+                draft.change_attempt(attempt, pending_reason=report.pending_reason)
+        case TaskMissing() | TaskAccepted() | RunnerStarted() | RunnerExited():
+            _placed_attempt_fact(draft, report)
+        case TaskSeen() | LogsComplete() | TaskRemoved():
+            _placed_attempt_fact(draft, report)
+        case _:
+            pass
+
+
+def _placed_attempt_fact(
+    draft: Draft,
+    report: TaskMissing
+    | TaskAccepted
+    | RunnerStarted
+    | RunnerExited
+    | TaskSeen
+    | LogsComplete
+    | TaskRemoved,
+) -> None:
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.node_id is None:
+        return
+    match report:
+        case TaskAccepted():
+            _acknowledge(draft, attempt, report)
+        case RunnerStarted():
+            _runner_started(draft, attempt, report)
+        case RunnerExited():
+            attempt = _acknowledge(draft, attempt, report)
+            exit_code = attempt.exit_code if attempt.runner_exited else report.exit_code
+            draft.change_attempt(attempt, runner_exited=True, exit_code=exit_code)
+        case TaskSeen():
+            _task_seen(draft, attempt, report)
+        case TaskMissing() | TaskRemoved():
+            if attempt.status in _ACKNOWLEDGED or attempt.status in FINAL_ATTEMPT_STATUSES:
+                _nothing_left(draft, attempt)
+        case LogsComplete():
+            draft.change_attempt(attempt, logs_complete=True)
+
+
+def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
+    word = "disconnected" if report.disconnected else "connected"
+    for attempt in draft.live():
+        if attempt.node_id != report.node_id:
+            continue
+        if report.limits_anew:
+            attempt = _start_limits_anew(draft, attempt)
+        if attempt.disconnected == report.disconnected:
+            continue
+        changes: dict[str, Any] = {"disconnected": report.disconnected}
+        if report.disconnected:
+            changes["limit_paused_since"] = attempt.limit_paused_since or draft.now
+        elif attempt.limit_paused_since is not None:
+            paused = draft.now - attempt.limit_paused_since
+            changes["limit_paused_since"] = None
+            changes["limit_paused_total"] = attempt.limit_paused_total + paused
+        draft.change_attempt(attempt, **changes)
+        draft.note(EventKind.CONNECTION, attempt, "NodeDisconnected", to_status=word)
+
+
+def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:
+    """As if the node had been away since its limit began."""
+    began = attempt.container_started_at or attempt.provisioned_at
+    return draft.change_attempt(attempt, limit_paused_since=began, limit_paused_total=0.0)
+
+
+def _placed(draft: Draft, report: Placed) -> None:
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.status is not AttemptStatus.SUBMITTED:
+        return
+    if draft.run.suspended or draft.run.status is RunStatus.TERMINATING:
+        return
+    allocation = report.allocation
+    draft.hold(attempt, allocation, "Placed")
+    draft.move_attempt(
+        attempt,
+        AttemptStatus.PROVISIONING,
+        "Placed",
+        allocation_id=allocation.id,
+        node_id=allocation.node_id,
+        gpus=allocation.gpus,
+        pending_reason=None,
+        provisioned_at=draft.now,
+    )
+
+
+def _acknowledge(draft: Draft, attempt: Attempt, report: Report) -> Attempt:
+    """The shim has the task on record, whichever report shows it first."""
+    if attempt.status is not AttemptStatus.PROVISIONING:
+        return attempt
+    return draft.move_attempt(
+        attempt, AttemptStatus.PULLING, type(report).__name__, pulling_at=draft.now
+    )
+
+
+def _container_started(draft: Draft, attempt: Attempt) -> Attempt:
+    if attempt.container_started:
+        return attempt
+    return draft.change_attempt(
+        attempt,
+        container_started=True,
+        container_started_at=draft.now,
+        limit_paused_since=draft.now if attempt.disconnected else None,
+        limit_paused_total=0.0,
+    )
+
+
+def _runner_started(draft: Draft, attempt: Attempt, report: RunnerStarted) -> None:
+    attempt = _container_started(draft, _acknowledge(draft, attempt, report))
+    if attempt.running_at is not None:
+        return
+    earliest = attempt.pulling_at or attempt.submitted_at
+    running_at = min(draft.now, max(report.at, earliest))
+    if attempt.status is AttemptStatus.PULLING:
+        draft.move_attempt(attempt, AttemptStatus.RUNNING, "RunnerStarted", running_at=running_at)
+    elif attempt.terminating_at is not None and running_at <= attempt.terminating_at:
+        draft.change_attempt(attempt, running_at=running_at)
+
+
+def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
+    attempt = _acknowledge(draft, attempt, report)
+    if report.container_started:
+        attempt = _container_started(draft, attempt)
+    draft.change_attempt(
+        attempt,
+        runner_socket=report.runner_socket or attempt.runner_socket,
+        gpus=report.gpus or attempt.gpus,
+        ports=report.ports or attempt.ports,
+        ssh_host_key=report.ssh_host_key or attempt.ssh_host_key,
+        image_digest=report.image_digest or attempt.image_digest,
+        exit_code=_exit_code(attempt, report),
+        container_gone=attempt.container_gone or report.terminated,
+    )
+
+
+def _exit_code(attempt: Attempt, report: TaskSeen) -> int | None:
+    """The job's own, where its runner told it; a runner that could not start the job tells none,
+    and its container's must not be taken for it."""
+    told = attempt.runner_exited or attempt.exit_code is not None
+    return attempt.exit_code if told else report.exit_code
+
+
+def _nothing_left(draft: Draft, attempt: Attempt) -> None:
+    draft.change_attempt(attempt, container_gone=True, logs_complete=True, task_removed=True)

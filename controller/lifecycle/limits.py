@@ -1,0 +1,131 @@
+"""The time limits of LIFECYCLE.md sections 2, 4 and 6: when each runs out, and what it then ends.
+
+`deadline` is the only place that computes a limit, so what wakes a run and what ends its attempts
+cannot disagree by a rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from controller.lifecycle import attempts
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.model import Attempt, Job, Run
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AttemptStatus
+
+_CLOCK_RESOLUTION = 1e-3
+"""Seconds; a remainder below it cannot be waited for."""
+
+
+class Deadline(msgspec.Struct, frozen=True, kw_only=True):
+    at: float
+    reason: Reason
+    name: str
+    message: str
+
+
+def deadline(run: Run, attempt: Attempt) -> Deadline | None:
+    """The limit that runs for this attempt alone, if one does now."""
+    match attempt.status:
+        case AttemptStatus.SUBMITTED:
+            return _scheduling(run, attempt)
+        case AttemptStatus.PROVISIONING:
+            return _waiting_instance(run, attempt)
+        case AttemptStatus.PULLING:
+            return _waiting_runner(run, attempt)
+        case _:
+            return None
+
+
+def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
+    """Only once the scheduler has looked: with a timeout of 0 it still gets its one chance."""
+    timeout = run.policy.scheduling_timeout
+    if timeout is None or attempt.pending_reason is None or run.suspended:
+        return None
+    return Deadline(
+        at=attempt.submitted_at + timeout,
+        reason=Reason.UNSCHEDULABLE,
+        name="scheduling_timeout",
+        message=f"no place within {timeout:g} s: {attempt.pending_reason}",
+    )
+
+
+def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:
+    if attempt.provisioned_at is None or attempt.limit_paused_since is not None:
+        return None
+    limit = run.policy.limits.waiting_instance
+    return Deadline(
+        at=attempt.provisioned_at + attempt.limit_paused_total + limit,
+        reason=Reason.WAITING_INSTANCE_LIMIT_EXCEEDED,
+        name="waiting_instance",
+        message=f"the node did not accept the job within {limit:g} s",
+    )
+
+
+def _waiting_runner(run: Run, attempt: Attempt) -> Deadline | None:
+    if attempt.container_started_at is None or attempt.limit_paused_since is not None:
+        return None
+    limit = run.policy.limits.waiting_runner
+    return Deadline(
+        at=attempt.container_started_at + attempt.limit_paused_total + limit,
+        reason=Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
+        name="waiting_runner",
+        message=f"the runner did not start the job within {limit:g} s of its container",
+    )
+
+
+def running_seconds(jobs: Iterable[Job], occurrence: int, now: float) -> float:
+    """Wall time of the occurrence during which at least one job was RUNNING."""
+    spans = sorted(
+        (a.running_at, now if a.terminating_at is None else a.terminating_at)
+        for job in jobs
+        for a in job.attempts
+        if a.running_at is not None and a.occurrence == occurrence
+    )
+    total, covered_until = 0.0, float("-inf")
+    for start, stop in spans:
+        total += max(0.0, stop - max(start, covered_until))
+        covered_until = max(covered_until, stop)
+    return total
+
+
+def max_duration_at(run: Run, jobs: Iterable[Job], now: float) -> float | None:
+    """When the run will have been RUNNING for too long, if nothing changes; None: not foreseeable.
+
+    Not after `now` when it has been already.
+    """
+    limit = run.policy.max_duration
+    if limit is None:
+        return None
+    jobs = tuple(jobs)
+    if not any(job.attempts and _runs(job.attempts[-1]) for job in jobs):
+        return None
+    left = limit - running_seconds(jobs, run.occurrence, now)
+    return now if left < _CLOCK_RESOLUTION else now + left
+
+
+def _runs(attempt: Attempt) -> bool:
+    return attempt.status is AttemptStatus.RUNNING
+
+
+def enforce(draft: Draft) -> None:
+    for attempt in draft.live():
+        limit = deadline(draft.run, attempt)
+        if limit is not None and draft.now >= limit.at:
+            attempts.end(draft, attempt, limit.reason, f"limit {limit.name}", limit.message)
+    _enforce_max_duration(draft)
+
+
+def _enforce_max_duration(draft: Draft) -> None:
+    at = max_duration_at(draft.run, draft.jobs, draft.now)
+    if at is None or at > draft.now:
+        return
+    message = f"the run was running for its max_duration of {draft.run.policy.max_duration:g} s"
+    for attempt in draft.live():
+        if _runs(attempt):
+            attempts.end(
+                draft, attempt, Reason.MAX_DURATION_EXCEEDED, "limit max_duration", message
+            )

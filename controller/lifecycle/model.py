@@ -1,0 +1,395 @@
+"""The nouns of LIFECYCLE.md section 1 as immutable values.
+
+Times are Unix seconds, durations seconds, sizes bytes, CPU is in cores. Nothing here can be counted
+from something else here: failures, preemptions, used resources are derived where they are needed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from controller.lifecycle.reasons import Reason, RunReason
+from controller.lifecycle.reasons import RetryEvent as RetryEvent
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+
+
+class RunType(StrEnum):
+    TASK = "task"
+    SERVICE = "service"
+    DEV_ENVIRONMENT = "dev-environment"
+
+
+class StopCriteria(StrEnum):
+    ALL_DONE = "all-done"
+    MASTER_DONE = "master-done"
+
+
+class Band(StrEnum):
+    PRODUCTION = "production"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """LIFECYCLE.md section 3. `max_failures` None: unlimited when `error` is listed."""
+
+    on_events: frozenset[RetryEvent] = frozenset({RetryEvent.INTERRUPTION})
+    duration: float | None = None
+    max_failures: int | None = None
+    max_preemptions: int = 100
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The configurable time limits and waits, LIFECYCLE.md sections 2, 3 and 7."""
+
+    waiting_instance: float = 120.0
+    waiting_runner: float = 300.0
+    node_lost_after: float = 300.0
+    reincarnation_timeout: float = 600.0
+    short_life: float = 60.0
+    waits: tuple[float, ...] = (0.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+    no_capacity_wait: float = 15.0
+    jitter: float = 0.2
+
+
+class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for that decides about the run's life."""
+
+    retry: RetryPolicy = RetryPolicy()
+    stop_duration: float = 300.0
+    max_duration: float | None = None
+    scheduling_timeout: float | None = None
+    stop_criteria: StopCriteria = StopCriteria.ALL_DONE
+    max_failed_jobs: int = 0
+    max_failed_attempts: int | None = None
+    fail_on_job_restart: bool = False
+    restart_completed_jobs: bool = False
+    schedule: tuple[str, ...] = ()
+    priority: int = 50
+    band: Band = Band.INTERACTIVE
+    limits: Limits = Limits()
+
+
+class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):
+    count: int = 0
+    names: tuple[str, ...] = ()
+    min_memory: int = 0
+    min_compute_capability: str | None = None
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What one job takes from its node."""
+
+    cpu: float = 1.0
+    memory: int = 1 << 30
+    disk: int = 0
+    shm_size: int | None = None
+    gpu: GpuNeed = GpuNeed()
+    infiniband: bool = False
+    whole_node: bool = False
+
+
+class RegistryCredentials(msgspec.Struct, frozen=True, kw_only=True):
+    username: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"RegistryCredentials(username={self.username!r}, password=***)"
+
+
+class VolumeMount(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is one of the shim's: host, named, tmpfs, device. `source` is a path or a name on the
+    node, `size` a tmpfs's."""
+
+    kind: str
+    target: str
+    source: str = ""
+    read_only: bool = False
+    optional: bool = False
+    size: int | None = None
+
+
+class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
+    """-1 means unlimited."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the container may do beyond, or less than, an ordinary one."""
+
+    privileged: bool = False
+    cap_add: tuple[str, ...] = ()
+    cap_drop: tuple[str, ...] = ()
+    ulimits: tuple[Ulimit, ...] = ()
+    pids_limit: int | None = None
+    read_only_root: bool = False
+
+
+class Repo(msgspec.Struct, frozen=True, kw_only=True):
+    """A repository in the job's container; `archive` and `diff` name blobs by their sha256."""
+
+    path: str
+    url: str | None = None
+    branch: str | None = None
+    commit: str | None = None
+    diff: str | None = None
+    archive: str | None = None
+    if_exists: str = "error"
+    token: str | None = None
+    private_key: str | None = None
+    known_hosts: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Repo(path={self.path!r}, url={self.url!r})"
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """The blob `archive`, unpacked into the folder `path`."""
+
+    path: str
+    archive: str
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job executes; the same for all jobs of a group."""
+
+    image: str
+    commands: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] | None = None
+    shell: str | None = None
+    env: dict[str, str] = {}
+    working_dir: str | None = None
+    user: str | None = None
+    stop_signal: str = "SIGTERM"
+    pull_policy: str = "if-not-present"
+    registry_auth: RegistryCredentials | None = None
+    ssh: str = "auto"
+    """`auto`, `embedded`, `install` or `off`."""
+    ssh_keys: tuple[str, ...] = ()
+    """Public keys of the user who submitted it, the only ones that are let in."""
+    resources: Resources = Resources()
+    volumes: tuple[VolumeMount, ...] = ()
+    container: ContainerOptions = ContainerOptions()
+    repos: tuple[Repo, ...] = ()
+    files: tuple[Files, ...] = ()
+    secrets: dict[str, str] = {}
+    tty: bool = False
+    env_style: tuple[str, ...] = ()
+    restart_exit_code: int | None = None
+    """How an interrupted job says that it wants to be started again."""
+    log_quota: int | None = None
+    """None: the runner's own."""
+    fail_on_log_quota: bool = False
+
+    def __repr__(self) -> str:
+        """Without the values of `env` and `secrets`."""
+        return f"JobSpec(image={self.image!r}, commands={self.commands!r})"
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """What must have been uploaded for it, each once."""
+        of_repos = (blob for repo in self.repos for blob in (repo.archive, repo.diff))
+        named = (*of_repos, *(files.archive for files in self.files))
+        return tuple(dict.fromkeys(blob for blob in named if blob is not None))
+
+
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    id: str
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a gang started a new incarnation."""
+
+    reason: str
+    attempt_id: str | None
+    message: str | None
+    at: float
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """The place a job holds on a node."""
+
+    id: str
+    run_id: str
+    job_id: str
+    node_id: str
+    state: AllocationState
+    resources: Resources
+    gpus: tuple[str, ...] = ()
+    created_at: float
+    released_at: float | None = None
+    monitoring_descriptor: str | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try of a job; its id is also the id of the shim's task.
+
+    `later_reasons` are reasons that came after the first and were not applied. `container_started`,
+    `runner_exited`, `container_gone`, `logs_complete` and `task_removed` are facts seen on the node
+    in this life of the attempt; each only ever goes from false to true.
+    """
+
+    id: str
+    job_id: str
+    number: int
+    """Counts from 0 within the job."""
+    status: AttemptStatus
+    occurrence: int = 1
+    incarnation: Incarnation | None = None
+    rank: int | None = None
+    allocation_id: str | None = None
+    node_id: str | None = None
+    reason: Reason | None = None
+    message: str | None = None
+    later_reasons: tuple[Reason, ...] = ()
+    pending_reason: str | None = None
+    exit_code: int | None = None
+    remove_at: float | None = None
+    gpus: tuple[str, ...] = ()
+    ports: dict[str, int] = {}
+    ssh_host_key: str | None = None
+    runner_socket: str | None = None
+    image_digest: str | None = None
+    """What its image was; later attempts of the job in this occurrence get the same."""
+    ready: bool = False
+    disconnected: bool = False
+    cleanup_unknown: bool = False
+    container_started: bool = False
+    runner_exited: bool = False
+    container_gone: bool = False
+    logs_complete: bool = False
+    task_removed: bool = False
+    registered_at: float | None = None
+    submitted_at: float
+    provisioned_at: float | None = None
+    pulling_at: float | None = None
+    container_started_at: float | None = None
+    running_at: float | None = None
+    terminating_at: float | None = None
+    finished_at: float | None = None
+    limit_paused_since: float | None = None
+    """Since when the start limits stand still because the node is not healthy."""
+    limit_paused_total: float = 0.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot of a run; `attempts` in the order they were made, the last is the current one."""
+
+    id: str
+    group: str
+    replica: int
+    cookie: int
+    index: int
+    rank: int | None = None
+    spec: JobSpec
+    abandoned: bool = False
+    attempts: tuple[Attempt, ...] = ()
+    retry_at: float | None = None
+    """When its next attempt is made, while a wait of section 3 is going."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    type: RunType
+    user: str
+    status: RunStatus
+    reason: RunReason | None = None
+    message: str | None = None
+    occurrence: int = 1
+    incarnation: Incarnation | None = None
+    switches: tuple[Switch, ...] = ()
+    next_triggered_at: float | None = None
+    suspended: bool = False
+    parent_id: str | None = None
+    deployment: int = 0
+    policy: RunPolicy = RunPolicy()
+    configuration: dict[str, object] = {}
+    """As the user wrote it, secrets taken out; for showing, never for deciding."""
+    client_key: str | None = None
+    submitted_at: float
+    finished_at: float | None = None
+    version: int = 0
+    """Grows by one with each turn that changed the run."""
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """One run with all that is decided together with it."""
+
+    run: Run
+    jobs: tuple[Job, ...]
+    allocations: tuple[Allocation, ...] = ()
+
+
+class NodeStatus(StrEnum):
+    """How the controller sees a node's link (LIFECYCLE.md section 7)."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+
+
+class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Either `local_socket` (same machine) or SSH to `host` with the pinned `host_key`."""
+
+    shim_socket: str
+    local_socket: bool = False
+    host: str | None = None
+    port: int = 22
+    user: str = "fairlead"
+    host_key: str | None = None
+    """OpenSSH public key line without comment: `ssh-ed25519 AAAA...`."""
+    jump_user: str = "fairlead-jump"
+    """As whom people come through the node's sshd to the SSH ports of their tasks."""
+
+
+class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
+    uuid: str
+    name: str
+    memory: int
+    compute_capability: str | None = None
+    healthy: bool = True
+    """Whether it may be given to a job: not broken, and nobody else's memory on it."""
+    message: str | None = None
+    """Why it is not healthy, for a person."""
+    near: dict[str, int] = {}
+    """How near other GPUs of its node are, by UUID; greater is nearer."""
+
+
+class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node's shim last said it can allocate."""
+
+    cpu: float = 0.0
+    memory: int = 0
+    disk: int = 0
+    gpus: tuple[NodeGpu, ...] = ()
+    blocks: int | None = None
+    """Equal shares of CPU, memory and GPUs; a job takes whole ones."""
+    engine: str = ""
+    isolation: bool = True
+    addresses: tuple[str, ...] = ()
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    fleet: str = "default"
+    address: NodeAddress
+    attributes: dict[str, str] = {}
+    status: NodeStatus = NodeStatus.CONNECTING
+    draining: bool = False
+    drain_reason: str | None = None
+    boot_id: str | None = None
+    install_id: str | None = None
+    capacity: NodeCapacity = NodeCapacity()
+    message: str | None = None
+    """Why it is not connected, for a person."""
+    created_at: float
+    last_seen_at: float | None = None

@@ -1,0 +1,356 @@
+"""Why attempts and runs end, as data: LIFECYCLE.md's reason table, one row each.
+
+Everything that depends on a reason (final status, retry, budget, gang switch, what a person reads)
+is looked up here; no rule elsewhere lists reasons by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
+
+
+class Reason(StrEnum):
+    """Why an attempt ended."""
+
+    DONE_BY_RUNNER = "done_by_runner"
+    CONTAINER_EXITED_WITH_ERROR = "container_exited_with_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    EXECUTOR_ERROR = "executor_error"
+    PORTS_BINDING_FAILED = "ports_binding_failed"
+    CREATING_CONTAINER_ERROR = "creating_container_error"
+    IMAGE_PULL_FAILED = "image_pull_failed"
+    VOLUME_ERROR = "volume_error"
+    GATEWAY_ERROR = "gateway_error"
+    WAITING_RUNNER_LIMIT_EXCEEDED = "waiting_runner_limit_exceeded"
+    LOG_QUOTA_EXCEEDED = "log_quota_exceeded"
+    MAX_DURATION_EXCEEDED = "max_duration_exceeded"
+    FAILED_TO_START_DUE_TO_NO_CAPACITY = "failed_to_start_due_to_no_capacity"
+    UNSCHEDULABLE = "unschedulable"
+    WAITING_INSTANCE_LIMIT_EXCEEDED = "waiting_instance_limit_exceeded"
+    INSTANCE_ACCESS_REVOKED = "instance_access_revoked"
+    INTERRUPTED_BY_NO_CAPACITY = "interrupted_by_no_capacity"
+    INSTANCE_UNREACHABLE = "instance_unreachable"
+    GPU_UNHEALTHY = "gpu_unhealthy"
+    LOST_AFTER_REVIVAL = "lost_after_revival"
+    NODE_DRAINED = "node_drained"
+    PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"
+    JOB_ABORTED_BY_USER = "job_aborted_by_user"
+    INCARNATION_CHANGED = "incarnation_changed"
+    SUSPENDED = "suspended"
+    SIBLING_FAILED = "sibling_failed"
+    SCALED_DOWN = "scaled_down"
+    ABANDONED = "abandoned"
+    RELEASED = "released"
+    TERMINATED_BY_USER = "terminated_by_user"
+    TERMINATED_BY_SERVER = "terminated_by_server"
+    INACTIVITY_DURATION_EXCEEDED = "inactivity_duration_exceeded"
+    TERMINATED_DUE_TO_UTILIZATION_POLICY = "terminated_due_to_utilization_policy"
+    ABORTED_BY_USER = "aborted_by_user"
+
+
+class RunReason(StrEnum):
+    """Why a run ended."""
+
+    ALL_JOBS_DONE = "all_jobs_done"
+    COMPLETED_BY_USER = "completed_by_user"
+    JOB_FAILED = "job_failed"
+    RETRY_LIMIT_EXCEEDED = "retry_limit_exceeded"
+    SERVER_ERROR = "server_error"
+    GATEWAY_ERROR = "gateway_error"
+    STOPPED_BY_USER = "stopped_by_user"
+    ABORTED_BY_USER = "aborted_by_user"
+
+
+class RetryEvent(StrEnum):
+    """What a user can list in `retry.on_events`."""
+
+    ERROR = "error"
+    INTERRUPTION = "interruption"
+    NO_CAPACITY = "no-capacity"
+
+
+class ComesBack(StrEnum):
+    """The attempt ended for the sake of something else, and its job comes back with that."""
+
+    WITH_ITS_GANG = "with its gang"
+    WITH_ITS_REPLICA = "with its replica"
+    ON_RESUME = "on resume"
+
+
+class ReasonClass(StrEnum):
+    SUCCESS = "success"
+    FAILURE = "failure"
+    NEUTRAL = "neutral"
+
+
+class Budget(StrEnum):
+    """Which of the retry policy's limits an end is charged to."""
+
+    FAILURE = "failure"
+    PREEMPTION = "preemption"
+
+
+class SwitchReason(StrEnum):
+    """What a gang's switch is called when this end causes it."""
+
+    JOB_FAILED = "job_failed"
+    JOB_ABORTED = "job_aborted"
+    JOB_INTERRUPTED = "job_interrupted"
+
+
+class IrisState(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    KILLED = "killed"
+    UNSCHEDULABLE = "unschedulable"
+    WORKER_FAILED = "worker_failed"
+    PREEMPTED = "preempted"
+
+
+class GraceClass(StrEnum):
+    """How long the job may go on after the reason is set, once it was RUNNING."""
+
+    NONE = "none"
+    SHORT = "short"
+    STOP_DURATION = "stop_duration"
+
+
+SHORT_GRACE: Final = 10.0
+"""Seconds."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What follows from one reason; `sentence` is for the person who reads it."""
+
+    final: AttemptStatus
+    reason_class: ReasonClass
+    event: RetryEvent | ComesBack | None = None
+    budget: Budget | None = None
+    gang_switch: SwitchReason | None = None
+    iris: IrisState
+    grace: GraceClass = GraceClass.STOP_DURATION
+    sentence: str
+
+
+def _error(sentence: str) -> Row:
+    return Row(
+        final=AttemptStatus.FAILED,
+        reason_class=ReasonClass.FAILURE,
+        event=RetryEvent.ERROR,
+        budget=Budget.FAILURE,
+        gang_switch=SwitchReason.JOB_FAILED,
+        iris=IrisState.FAILED,
+        sentence=sentence,
+    )
+
+
+def _node_failure(sentence: str) -> Row:
+    return Row(
+        final=AttemptStatus.FAILED,
+        reason_class=ReasonClass.FAILURE,
+        event=RetryEvent.INTERRUPTION,
+        budget=Budget.PREEMPTION,
+        gang_switch=SwitchReason.JOB_ABORTED,
+        iris=IrisState.WORKER_FAILED,
+        sentence=sentence,
+    )
+
+
+def _stopped(
+    sentence: str,
+    *,
+    event: ComesBack | None = None,
+    grace: GraceClass = GraceClass.STOP_DURATION,
+    final: AttemptStatus = AttemptStatus.TERMINATED,
+) -> Row:
+    return Row(
+        final=final,
+        reason_class=ReasonClass.NEUTRAL,
+        event=event,
+        iris=IrisState.KILLED,
+        grace=grace,
+        sentence=sentence,
+    )
+
+
+ROWS: Mapping[Reason, Row] = {
+    Reason.DONE_BY_RUNNER: Row(
+        final=AttemptStatus.DONE,
+        reason_class=ReasonClass.SUCCESS,
+        iris=IrisState.SUCCEEDED,
+        sentence="The job finished with exit code 0.",
+    ),
+    Reason.CONTAINER_EXITED_WITH_ERROR: _error("The job ended with an error."),
+    Reason.OUT_OF_MEMORY: _error("The job used more memory than it had asked for and was killed."),
+    Reason.EXECUTOR_ERROR: _error("The runner could not carry the job out."),
+    Reason.PORTS_BINDING_FAILED: _error("A port that the job needs could not be bound."),
+    Reason.CREATING_CONTAINER_ERROR: _error("The container could not be created."),
+    Reason.IMAGE_PULL_FAILED: _error("The image could not be pulled."),
+    Reason.VOLUME_ERROR: _error("A volume could not be attached or mounted."),
+    Reason.GATEWAY_ERROR: _error("The job could not be registered with its gateway."),
+    Reason.WAITING_RUNNER_LIMIT_EXCEEDED: _error(
+        "The container runs, but the runner inside it did not answer in time."
+    ),
+    Reason.LOG_QUOTA_EXCEEDED: Row(
+        final=AttemptStatus.FAILED,
+        reason_class=ReasonClass.FAILURE,
+        iris=IrisState.FAILED,
+        sentence="The job wrote more log than it is allowed to.",
+    ),
+    Reason.MAX_DURATION_EXCEEDED: Row(
+        final=AttemptStatus.TERMINATED,
+        reason_class=ReasonClass.FAILURE,
+        iris=IrisState.KILLED,
+        sentence="The run was running for longer than its max_duration.",
+    ),
+    Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY: Row(
+        final=AttemptStatus.FAILED,
+        reason_class=ReasonClass.FAILURE,
+        event=RetryEvent.NO_CAPACITY,
+        iris=IrisState.UNSCHEDULABLE,
+        sentence="No offer of an elastic fleet was left for the job.",
+    ),
+    Reason.UNSCHEDULABLE: Row(
+        final=AttemptStatus.FAILED,
+        reason_class=ReasonClass.FAILURE,
+        iris=IrisState.UNSCHEDULABLE,
+        sentence="No place was found for the job within its scheduling_timeout.",
+    ),
+    Reason.WAITING_INSTANCE_LIMIT_EXCEEDED: _node_failure(
+        "The node did not accept the job in time."
+    ),
+    Reason.INSTANCE_ACCESS_REVOKED: _node_failure("The node does not let the controller in."),
+    Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure("The provider took the node back."),
+    Reason.INSTANCE_UNREACHABLE: _node_failure("The node is gone or was silent for too long."),
+    Reason.GPU_UNHEALTHY: _node_failure("A GPU of the job became unhealthy."),
+    Reason.LOST_AFTER_REVIVAL: _node_failure("The node is there but no longer has the job."),
+    Reason.NODE_DRAINED: Row(
+        final=AttemptStatus.TERMINATED,
+        reason_class=ReasonClass.NEUTRAL,
+        event=RetryEvent.INTERRUPTION,
+        gang_switch=SwitchReason.JOB_ABORTED,
+        iris=IrisState.PREEMPTED,
+        sentence="The node is being drained.",
+    ),
+    Reason.PREEMPTED: Row(
+        final=AttemptStatus.TERMINATED,
+        reason_class=ReasonClass.NEUTRAL,
+        event=RetryEvent.INTERRUPTION,
+        budget=Budget.PREEMPTION,
+        gang_switch=SwitchReason.JOB_ABORTED,
+        iris=IrisState.PREEMPTED,
+        sentence="The job gave its place to one of a higher band.",
+    ),
+    Reason.INTERRUPTED: Row(
+        final=AttemptStatus.ABORTED,
+        reason_class=ReasonClass.NEUTRAL,
+        event=RetryEvent.INTERRUPTION,
+        gang_switch=SwitchReason.JOB_INTERRUPTED,
+        iris=IrisState.PREEMPTED,
+        sentence="The job was asked to interrupt itself and did.",
+    ),
+    Reason.JOB_ABORTED_BY_USER: Row(
+        final=AttemptStatus.ABORTED,
+        reason_class=ReasonClass.NEUTRAL,
+        event=RetryEvent.INTERRUPTION,
+        gang_switch=SwitchReason.JOB_ABORTED,
+        iris=IrisState.KILLED,
+        grace=GraceClass.NONE,
+        sentence="A user aborted this job.",
+    ),
+    Reason.INCARNATION_CHANGED: _stopped(
+        "The job's gang started a new incarnation.",
+        event=ComesBack.WITH_ITS_GANG,
+        grace=GraceClass.SHORT,
+        final=AttemptStatus.ABORTED,
+    ),
+    Reason.SUSPENDED: _stopped(
+        "The run is suspended.", event=ComesBack.ON_RESUME, grace=GraceClass.SHORT
+    ),
+    Reason.SIBLING_FAILED: _stopped(
+        "Another job of the same replica failed; the replica is tried again.",
+        event=ComesBack.WITH_ITS_REPLICA,
+    ),
+    Reason.SCALED_DOWN: _stopped("The service was scaled down.", grace=GraceClass.SHORT),
+    Reason.ABANDONED: _stopped("A user abandoned this job."),
+    Reason.RELEASED: _stopped("The run is over and no longer needs its reserved job."),
+    Reason.TERMINATED_BY_USER: _stopped("A user stopped the run."),
+    Reason.TERMINATED_BY_SERVER: _stopped("The run ended.", grace=GraceClass.SHORT),
+    Reason.INACTIVITY_DURATION_EXCEEDED: _stopped("Nobody used it for its inactivity_duration."),
+    Reason.TERMINATED_DUE_TO_UTILIZATION_POLICY: _stopped(
+        "Its GPUs were used less than its utilization_policy demands."
+    ),
+    Reason.ABORTED_BY_USER: _stopped(
+        "A user aborted the run.", grace=GraceClass.NONE, final=AttemptStatus.ABORTED
+    ),
+}
+
+PLACE_LOST: Final = frozenset(
+    {
+        Reason.INSTANCE_UNREACHABLE,
+        Reason.INTERRUPTED_BY_NO_CAPACITY,
+        Reason.GPU_UNHEALTHY,
+        Reason.NODE_DRAINED,
+        Reason.PREEMPTED,
+    }
+)
+"""Before the container runs these charge nothing and are always tried again."""
+
+ENDS_NO_RUN: Final = frozenset({Reason.ABANDONED, Reason.SCALED_DOWN, Reason.RELEASED})
+"""Neutral ends of a job for good that leave its run alone."""
+
+FINAL_STATUS_OF_RUN: Mapping[RunReason, RunStatus] = {
+    RunReason.ALL_JOBS_DONE: RunStatus.DONE,
+    RunReason.COMPLETED_BY_USER: RunStatus.DONE,
+    RunReason.JOB_FAILED: RunStatus.FAILED,
+    RunReason.RETRY_LIMIT_EXCEEDED: RunStatus.FAILED,
+    RunReason.SERVER_ERROR: RunStatus.FAILED,
+    RunReason.GATEWAY_ERROR: RunStatus.FAILED,
+    RunReason.STOPPED_BY_USER: RunStatus.TERMINATED,
+    RunReason.ABORTED_BY_USER: RunStatus.TERMINATED,
+}
+
+RUN_SENTENCES: Mapping[RunReason, str] = {
+    RunReason.ALL_JOBS_DONE: "All jobs are done.",
+    RunReason.COMPLETED_BY_USER: "A user declared the run complete.",
+    RunReason.JOB_FAILED: "A job failed.",
+    RunReason.RETRY_LIMIT_EXCEEDED: "A job failed more often than its retry policy allows.",
+    RunReason.SERVER_ERROR: "The controller could not go on with the run.",
+    RunReason.GATEWAY_ERROR: "The run could not be registered with its gateway.",
+    RunReason.STOPPED_BY_USER: "A user stopped the run.",
+    RunReason.ABORTED_BY_USER: "A user aborted the run.",
+}
+
+ATTEMPT_REASON_OF_RUN: Mapping[RunReason, Reason] = {
+    RunReason.ALL_JOBS_DONE: Reason.TERMINATED_BY_SERVER,
+    RunReason.COMPLETED_BY_USER: Reason.TERMINATED_BY_SERVER,
+    RunReason.JOB_FAILED: Reason.TERMINATED_BY_SERVER,
+    RunReason.RETRY_LIMIT_EXCEEDED: Reason.TERMINATED_BY_SERVER,
+    RunReason.SERVER_ERROR: Reason.TERMINATED_BY_SERVER,
+    RunReason.GATEWAY_ERROR: Reason.TERMINATED_BY_SERVER,
+    RunReason.STOPPED_BY_USER: Reason.TERMINATED_BY_USER,
+    RunReason.ABORTED_BY_USER: Reason.ABORTED_BY_USER,
+}
+"""What a run that is TERMINATING marks its active attempts with."""
+
+
+def run_reason_of(reason: Reason, *, limited: bool) -> RunReason:
+    """Why a run ends when a job ended for good with `reason`; `limited`: a limit of its retry
+    policy ended it, not the kind of its end."""
+    if limited:
+        return RunReason.RETRY_LIMIT_EXCEEDED
+    return _RUN_REASON_OF_ATTEMPT.get(reason, RunReason.JOB_FAILED)
+
+
+_RUN_REASON_OF_ATTEMPT: Mapping[Reason, RunReason] = {
+    Reason.TERMINATED_BY_USER: RunReason.STOPPED_BY_USER,
+    Reason.ABORTED_BY_USER: RunReason.ABORTED_BY_USER,
+    Reason.JOB_ABORTED_BY_USER: RunReason.ABORTED_BY_USER,
+}

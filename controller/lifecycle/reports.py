@@ -1,0 +1,138 @@
+"""Everything that can be reported to a run: the inputs of `turn.decide`.
+
+A report states what was seen or asked, never what should follow from it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.lifecycle.model import Allocation
+from controller.lifecycle.reasons import Reason
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+
+
+class _AttemptReport(_Report, frozen=True, kw_only=True):
+    attempt_id: str
+
+
+class StopRequested(_Report, frozen=True, kw_only=True):
+    """A user's `stop`; with `abort`, no grace."""
+
+    abort: bool
+    by: str
+
+
+class Placed(_AttemptReport, frozen=True, kw_only=True):
+    """The scheduler holds this allocation for the attempt."""
+
+    allocation: Allocation
+
+
+class NotPlaced(_AttemptReport, frozen=True, kw_only=True):
+    """No place now: the sentence for `pending_reason`."""
+
+    pending_reason: str
+
+
+class TaskAccepted(_AttemptReport, frozen=True, kw_only=True):
+    """The shim has the task on record."""
+
+
+class TaskRefused(_AttemptReport, frozen=True, kw_only=True):
+    """The shim refused the task for good (4xx other than 'fenced' or 'needs_credentials')."""
+
+    reason: Reason
+    message: str
+
+
+class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
+    """The task as the shim has it now; facts only, repeated reports change nothing."""
+
+    container_started: bool
+    terminated: bool
+    runner_socket: str
+    reason: Reason | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    gpus: tuple[str, ...] = ()
+    ports: dict[str, int] = {}
+    ssh_host_key: str | None = None
+    image_digest: str | None = None
+
+
+class TaskMissing(_AttemptReport, frozen=True, kw_only=True):
+    """The node's shim was reached and has no such task."""
+
+
+class RunnerStarted(_AttemptReport, frozen=True, kw_only=True):
+    """The runner has started the commands, at `at`."""
+
+    at: float
+
+
+class RunnerExited(_AttemptReport, frozen=True, kw_only=True):
+    """The runner's exit record; also when read from the shim after the container was gone."""
+
+    reason: Reason
+    message: str | None = None
+    exit_code: int | None = None
+
+
+class RunnerSilent(_AttemptReport, frozen=True, kw_only=True):
+    """The runner did not answer for its limit beside a healthy shim."""
+
+
+class LogsComplete(_AttemptReport, frozen=True, kw_only=True):
+    """Every byte of the log that exists is stored by the controller."""
+
+
+class TaskRemoved(_AttemptReport, frozen=True, kw_only=True):
+    """Task and allocation are gone from the shim: cleanup is confirmed."""
+
+
+class NodeDisconnected(_Report, frozen=True, kw_only=True):
+    """The link of the node is down or up again; limits stand still meanwhile."""
+
+    node_id: str
+    disconnected: bool
+    limits_anew: bool = False
+    """The controller itself was away, nobody knows since when: the start limits, which blame the
+    node, begin anew when the link is up."""
+
+
+class NodeGone(_Report, frozen=True, kw_only=True):
+    """The node is LOST, has a new boot or install id, or was removed as lost."""
+
+    node_id: str
+    reason: Reason
+    message: str
+    cleanup_confirmed: bool = False
+    """Nothing of ours can run there any more (new boot id, empty shim, removed as lost), so that
+    its allocations are free and not orphaned."""
+
+
+class Tick(_Report, frozen=True, kw_only=True):
+    """A deadline that `decide` had named has passed."""
+
+
+Report = (
+    StopRequested
+    | Placed
+    | NotPlaced
+    | TaskAccepted
+    | TaskRefused
+    | TaskSeen
+    | TaskMissing
+    | RunnerStarted
+    | RunnerExited
+    | RunnerSilent
+    | LogsComplete
+    | TaskRemoved
+    | NodeDisconnected
+    | NodeGone
+    | Tick
+)

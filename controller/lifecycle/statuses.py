@@ -1,0 +1,118 @@
+"""The state machines as data: which status may follow which, and nothing about when.
+
+A pair that is not in a table raises IllegalMove, so a rule that forgets a case is found by the
+first test that meets it. The pages under docs/lifecycle are printed from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class AttemptStatus(StrEnum):
+    SUBMITTED = "submitted"
+    PROVISIONING = "provisioning"
+    PULLING = "pulling"
+    RUNNING = "running"
+    TERMINATING = "terminating"
+    DONE = "done"
+    FAILED = "failed"
+    TERMINATED = "terminated"
+    ABORTED = "aborted"
+
+
+class RunStatus(StrEnum):
+    PENDING = "pending"
+    SUBMITTED = "submitted"
+    PROVISIONING = "provisioning"
+    RUNNING = "running"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+    FAILED = "failed"
+    DONE = "done"
+
+
+class AllocationState(StrEnum):
+    NOMINATED = "nominated"
+    HELD = "held"
+    RELEASED = "released"
+    ORPHANED = "orphaned"
+
+
+FINAL_ATTEMPT_STATUSES = frozenset(
+    {
+        AttemptStatus.DONE,
+        AttemptStatus.FAILED,
+        AttemptStatus.TERMINATED,
+        AttemptStatus.ABORTED,
+    }
+)
+
+FINAL_RUN_STATUSES = frozenset({RunStatus.TERMINATED, RunStatus.FAILED, RunStatus.DONE})
+
+ATTEMPT_MOVES: Mapping[AttemptStatus, frozenset[AttemptStatus]] = {
+    AttemptStatus.SUBMITTED: frozenset({AttemptStatus.PROVISIONING, AttemptStatus.TERMINATING}),
+    AttemptStatus.PROVISIONING: frozenset({AttemptStatus.PULLING, AttemptStatus.TERMINATING}),
+    AttemptStatus.PULLING: frozenset({AttemptStatus.RUNNING, AttemptStatus.TERMINATING}),
+    AttemptStatus.RUNNING: frozenset({AttemptStatus.TERMINATING}),
+    AttemptStatus.TERMINATING: FINAL_ATTEMPT_STATUSES,
+    AttemptStatus.DONE: frozenset(),
+    AttemptStatus.FAILED: frozenset(),
+    AttemptStatus.TERMINATED: frozenset(),
+    AttemptStatus.ABORTED: frozenset(),
+}
+
+RUN_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.PENDING: frozenset(
+        {RunStatus.SUBMITTED, RunStatus.PROVISIONING, RunStatus.TERMINATING}
+    ),
+    RunStatus.SUBMITTED: frozenset(
+        {RunStatus.PENDING, RunStatus.PROVISIONING, RunStatus.RUNNING, RunStatus.TERMINATING}
+    ),
+    RunStatus.PROVISIONING: frozenset(
+        {RunStatus.PENDING, RunStatus.SUBMITTED, RunStatus.RUNNING, RunStatus.TERMINATING}
+    ),
+    RunStatus.RUNNING: frozenset(
+        {RunStatus.PENDING, RunStatus.SUBMITTED, RunStatus.PROVISIONING, RunStatus.TERMINATING}
+    ),
+    RunStatus.TERMINATING: FINAL_RUN_STATUSES,
+    RunStatus.TERMINATED: frozenset(),
+    RunStatus.FAILED: frozenset(),
+    RunStatus.DONE: frozenset(),
+}
+
+ALLOCATION_MOVES: Mapping[AllocationState, frozenset[AllocationState]] = {
+    AllocationState.NOMINATED: frozenset({AllocationState.HELD, AllocationState.RELEASED}),
+    AllocationState.HELD: frozenset({AllocationState.RELEASED, AllocationState.ORPHANED}),
+    AllocationState.ORPHANED: frozenset({AllocationState.RELEASED}),
+    AllocationState.RELEASED: frozenset(),
+}
+
+
+class IllegalMove(Exception):
+    """A rule asked for a move that its state machine does not have: a mistake in our own code."""
+
+    def __init__(self, machine: str, source: StrEnum, target: StrEnum) -> None:
+        super().__init__(f"{machine}: {source} may not become {target}")
+
+
+def move_attempt(source: AttemptStatus, target: AttemptStatus) -> AttemptStatus:
+    """`target`, when the attempt may go there from `source`. Raises IllegalMove."""
+    if target not in ATTEMPT_MOVES[source]:
+        raise IllegalMove("attempt", source, target)
+    return target
+
+
+def move_run(source: RunStatus, target: RunStatus) -> RunStatus:
+    """`target`, when the run may go there from `source`. Raises IllegalMove."""
+    if target not in RUN_MOVES[source]:
+        raise IllegalMove("run", source, target)
+    return target
+
+
+def move_allocation(source: AllocationState, target: AllocationState) -> AllocationState:
+    """`target`, when the allocation may go there from `source`. Raises IllegalMove."""
+    if target not in ALLOCATION_MOVES[source]:
+        raise IllegalMove("allocation", source, target)
+    return target

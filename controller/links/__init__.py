@@ -1,0 +1,1 @@
+"""How the controller reaches a node: one link per node, over SSH or a local unix socket."""

@@ -1,0 +1,105 @@
+"""The seam between the controller and a node's two daemons.
+
+A `NodeLink` knows how to connect; a `NodeConnection` is one life of that connection and gives
+clients of the shim and of each task's runner. Real versions: `ssh.SshLink`, `local.LocalLink`; the
+simulation has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from runner.client import PortStream
+from runner.schemas import RunnerHealth, StatusEvent, SubmitRequest
+from shim.schemas import (
+    DrainRequest,
+    Event,
+    Fence,
+    Health,
+    NodeInfo,
+    TaskInfo,
+    TaskRequest,
+    TerminateRequest,
+)
+
+
+class LinkError(Exception):
+    """The node cannot be reached; the text says why, for the operator."""
+
+
+class HostKeyRefused(LinkError):
+    """The node presented another host key than the pinned one. Never retried into trust."""
+
+
+class LogPieces(Protocol):
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Raw frames, cut anywhere."""
+
+
+class ShimApi(Protocol):
+    """What the controller asks of a shim (see `shim.client.ShimClient`)."""
+
+    async def health(self) -> Health: ...
+    async def node(self) -> NodeInfo: ...
+    async def put_task(
+        self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
+    ) -> TaskInfo: ...
+    async def tasks(self) -> Sequence[TaskInfo]: ...
+    async def task(self, task_id: str) -> TaskInfo: ...
+    async def terminate(
+        self,
+        task_id: str,
+        order: TerminateRequest,
+        *,
+        run_id: str,
+        fence: Fence,
+        incarnation: int,
+    ) -> TaskInfo: ...
+    async def remove_task(
+        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None: ...
+    async def release_allocation(
+        self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None: ...
+    async def drain(self, request: DrainRequest) -> NodeInfo: ...
+    async def clear_gpu(self, uuid: str) -> NodeInfo: ...
+    def events(self, after: str | None = None) -> AsyncGenerator[Event, None]: ...
+    def logs(self, task_id: str, offset: int = 0) -> AbstractAsyncContextManager[LogPieces]: ...
+
+
+class RunnerApi(Protocol):
+    """What the controller asks of a runner (see `runner.client.RunnerClient`)."""
+
+    async def health(self) -> RunnerHealth: ...
+    async def submit(self, request: SubmitRequest) -> StatusEvent: ...
+    async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent: ...
+    async def run(self) -> StatusEvent: ...
+    async def ack(self, offset: int) -> int: ...
+    async def notice(self, id: str, text: str) -> None: ...
+    async def stop(self, *, signal: str | None = None, grace: float = 10.0) -> StatusEvent: ...
+    def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]: ...
+    def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]: ...
+    async def connect_port(self, port: int) -> PortStream: ...
+
+
+class NodeConnection(Protocol):
+    @property
+    def shim(self) -> ShimApi: ...
+
+    def runner(self, socket_path: str) -> RunnerApi:
+        """The runner that listens on this socket of the node. Raises LinkError once closed."""
+
+    async def forget_runner(self, socket_path: str) -> None:
+        """Close what is kept open to that runner."""
+
+    async def wait_closed(self) -> None:
+        """Returns when the connection is gone, for whatever reason."""
+
+    async def close(self) -> None: ...
+
+
+class NodeLink(Protocol):
+    async def connect(self) -> NodeConnection:
+        """Raises LinkError; HostKeyRefused when the node is not the one that was pinned."""

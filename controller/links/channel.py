@@ -1,0 +1,191 @@
+"""aiohttp over an SSH channel: HTTP and WebSocket to a unix socket on the far side.
+
+aiohttp has no public hook for a transport of one's own, so `SshUnixConnector` overrides its private
+`_create_connection`; `pyproject.toml` pins the minor version and tests/unit/links keep it honest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any, cast, overload
+
+import aiohttp
+import asyncssh
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.tracing import Trace
+
+_WINDOW_BYTES = 4 << 20
+_SMALL_BYTES = 4096
+
+
+class ChannelTransport(asyncio.Transport):
+    """An SSH channel dressed as the transport that aiohttp's protocol writes to."""
+
+    def __init__(self, channel: asyncssh.SSHUNIXChannel[bytes], protocol: ResponseHandler) -> None:
+        super().__init__()
+        self._channel = channel
+        self._protocol: asyncio.BaseProtocol = protocol
+        self._closing = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return None if name in ("socket", "sslcontext", "ssl_object") else default
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._channel.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._channel.abort()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """As for every transport, what is written to a lost connection is lost: the protocol learns
+        of it by `connection_lost`."""
+        if not self._closing:
+            with contextlib.suppress(BrokenPipeError):
+                self._channel.write(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not self._closing:
+            with contextlib.suppress(BrokenPipeError):
+                self._channel.write_eof()
+
+    def pause_reading(self) -> None:
+        self._channel.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._channel.resume_reading()
+
+    def is_reading(self) -> bool:
+        return not self._closing
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._channel.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._channel.get_write_buffer_size()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def lost(self) -> None:
+        """The channel is gone: nothing may be written any more."""
+        self._closing = True
+
+
+class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
+    def __init__(self, protocol: ResponseHandler, acknowledge: Callable[[], None]) -> None:
+        self._first_protocol = protocol
+        self._acknowledge = acknowledge
+        self._transport: ChannelTransport | None = None
+
+    @property
+    def _protocol(self) -> asyncio.Protocol:
+        if self._transport is None:
+            return self._first_protocol
+        return cast(asyncio.Protocol, self._transport.get_protocol())
+
+    def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
+        self._transport = ChannelTransport(chan, self._first_protocol)
+
+    def session_started(self) -> None:
+        assert self._transport is not None
+        self._protocol.connection_made(self._transport)
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        if len(data) < _SMALL_BYTES:
+            self._acknowledge()
+        self._protocol.data_received(data)
+
+    def eof_received(self) -> bool:
+        self._protocol.eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._transport.lost()
+        self._protocol.connection_lost(as_os_error(exc))
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+
+class SshUnixConnector(aiohttp.BaseConnector):
+    """Opens one streamlocal channel per HTTP connection; a lost SSH connection or a refused channel
+    is an `aiohttp.ClientConnectorError`, as for any other connector."""
+
+    def __init__(self, ssh: asyncssh.SSHClientConnection, path: str) -> None:
+        super().__init__(keepalive_timeout=600)
+        self._ssh = ssh
+        self._path = path
+        self._socket: Any = ssh.get_extra_info("socket")
+
+    async def _create_connection(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the name is aiohttp's
+    ) -> ResponseHandler:
+        protocol = self._factory()
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                await self._ssh.create_unix_connection(
+                    lambda: _ChannelSession(protocol, self._acknowledge),
+                    self._path,
+                    window=_WINDOW_BYTES,
+                )
+        except (asyncssh.Error, OSError) as error:
+            raise ChannelFailed(req.connection_key, as_os_error(error), self._path) from error
+        return protocol
+
+    def _acknowledge(self) -> None:
+        """sshd leaves Nagle's algorithm on for what it forwards: a second small packet would wait
+        for the kernel's delayed acknowledgement of the first, 40 ms."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+class ChannelFailed(aiohttp.ClientConnectorError):
+    """Says which socket could not be reached: aiohttp would name a host, and there is none."""
+
+    def __init__(self, key: ConnectionKey, error: OSError, path: str) -> None:
+        super().__init__(key, error)
+        self._path = path
+
+    def __str__(self) -> str:
+        return (
+            f"the node's sshd did not open {self._path} ({self.strerror}); is it there, and may "
+            f"the tunnel user open it?"
+        )
+
+
+@overload
+def as_os_error(error: Exception) -> OSError: ...
+@overload
+def as_os_error(error: None) -> None: ...
+def as_os_error(error: Exception | None) -> OSError | None:
+    """asyncssh's errors are not ClientErrors, so nobody who uses aiohttp would expect one."""
+    if error is None or isinstance(error, OSError):
+        return error
+    return ConnectionResetError(errno.ECONNRESET, str(error) or type(error).__name__)

@@ -1,0 +1,67 @@
+"""One aiohttp session per socket of a node, opened when first used: shim first, then runners."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+import runner.client
+from controller.links.base import LinkError
+from runner.client import RunnerClient, StreamReader, StreamWriter
+from shim.client import ShimClient
+
+CONNECT_SECONDS = 15.0
+SILENCE_SECONDS = 30.0
+"""Streams send a heartbeat every 10 s; a socket that is silent for longer is gone."""
+
+
+class SocketClients:
+    """Clients over connectors made by `connector(path)`, and over plain streams for what is no
+    HTTP; `stream` raises OSError."""
+
+    def __init__(
+        self,
+        shim_socket: str,
+        connector: Callable[[str], aiohttp.BaseConnector],
+        stream: Callable[[str], Awaitable[tuple[StreamReader, StreamWriter]]],
+    ) -> None:
+        self._connector = connector
+        self._stream = stream
+        self._closed = False
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self.shim = ShimClient(self._session(shim_socket))
+        self._runners: dict[str, RunnerClient] = {}
+
+    def runner(self, socket_path: str) -> RunnerClient:
+        """Raises LinkError once closed, since nobody would close what were opened then."""
+        if self._closed:
+            raise LinkError("this connection to the node was closed")
+        if socket_path not in self._runners:
+            self._runners[socket_path] = RunnerClient(
+                self._session(socket_path, runner.client.BASE_URL),
+                dial=lambda: self._stream(socket_path),
+            )
+        return self._runners[socket_path]
+
+    async def forget_runner(self, socket_path: str) -> None:
+        self._runners.pop(socket_path, None)
+        session = self._sessions.pop(socket_path, None)
+        if session is not None:
+            await session.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        sessions, self._sessions = list(self._sessions.values()), {}
+        for session in sessions:
+            await session.close()
+
+    def _session(self, path: str, base_url: str | None = None) -> aiohttp.ClientSession:
+        if path not in self._sessions:
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
+            )
+            self._sessions[path] = aiohttp.ClientSession(
+                base_url, connector=self._connector(path), timeout=timeout
+            )
+        return self._sessions[path]

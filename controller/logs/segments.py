@@ -1,0 +1,287 @@
+"""The files of one attempt's log: segments of whole frames, named by the offset they begin at.
+
+Plain blocking functions; `store.LogStore` calls them in its own threads. Whatever a crash left
+behind a segment's last whole frame is cut when the log is opened for writing, and until then no
+reader is given it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from runner.schemas.frames import (
+    BadFrame,
+    Decoder,
+    Frame,
+    Span,
+    Stream,
+    encode,
+    span_at,
+    tail_from,
+)
+
+SEGMENT_BYTES = 64 << 20
+READ_BYTES = 1 << 20
+COMPLETE_NAME = "complete"
+
+_WALK_BYTES = 16 << 10
+"""One read while only headers are looked at: many short frames, or little of a long one."""
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A place between two frames: byte `at` of the segment that starts at offset `segment`."""
+
+    segment: int
+    at: int
+
+
+def segment_path(folder: Path, start: int) -> Path:
+    return folder / f"{start:020d}.seg"
+
+
+def segment_starts(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.stem) for path in folder.glob("*.seg"))
+
+
+# -- writing --------------------------------------------------------------------------------
+
+
+class SegmentWriter:
+    """Appends frames in offset order; the same frame twice is written once.
+
+    Its calls come from any thread, one at a time. What is still on its way when it is closed does
+    nothing, since whoever had asked for it is gone and another writer may have begun.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.end = 0
+        self._folder = folder
+        self._start = 0
+        self._size = 0
+        self._fd = -1
+        self._closed = False
+        self._one_at_a_time = threading.Lock()
+
+    def open(self) -> None:
+        """Go on where the last writer stopped. Raises OSError."""
+        with self._one_at_a_time:
+            if self._closed:
+                return
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            starts = segment_starts(self._folder)
+            self._start = starts[-1] if starts else 0
+            path = segment_path(self._folder, self._start)
+            self.end, self._size = _verified(path, self._start) if starts else (0, 0)
+            self._fd = _open(path)
+            self._cut_back()
+
+    def append(self, frames: Iterable[Frame]) -> None:
+        """Raises OSError; `end` says what was taken over."""
+        with self._one_at_a_time:
+            if self._closed:
+                return
+            end = self.end
+            pieces: list[bytes] = []
+            for frame in frames:
+                fresh = _fresh_part(frame, end)
+                if fresh is None:
+                    continue
+                if fresh.offset > end:
+                    pieces.append(encode(_gap(end, fresh)))
+                pieces.append(encode(fresh))
+                end = fresh.end
+            if pieces:
+                self._write(b"".join(pieces))
+                self.end = end
+                if self._size >= SEGMENT_BYTES:
+                    self._rotate()
+
+    def sync(self) -> int:
+        """Everything before the returned offset is on disk. Raises OSError."""
+        with self._one_at_a_time:
+            if not self._closed:
+                os.fsync(self._fd)
+                sync_folder(self._folder)
+            return self.end
+
+    def close(self) -> None:
+        with self._one_at_a_time:
+            self._closed = True
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._cut_back()
+            raise
+        self._size += len(data)
+
+    def _cut_back(self) -> None:
+        os.ftruncate(self._fd, self._size)
+        os.lseek(self._fd, self._size, os.SEEK_SET)
+
+    def _rotate(self) -> None:
+        """A full segment is on disk before the next one exists: a power cut leaves no hole."""
+        os.fsync(self._fd)
+        fd = _open(segment_path(self._folder, self.end))
+        os.close(self._fd)
+        self._fd, self._start, self._size = fd, self.end, 0
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _verified(path: Path, start: int) -> tuple[int, int]:
+    """The offset after the last whole frame, and the bytes up to there."""
+    end, size = start, 0
+    for frame in _frames_of(path):
+        end, size = frame.end, size + len(encode(frame))
+    return end, size
+
+
+def _frames_of(path: Path) -> Iterator[Frame]:
+    decoder = Decoder()
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            try:
+                yield from decoder.feed(data)
+            except BadFrame:
+                return
+
+
+def _fresh_part(frame: Frame, end: int) -> Frame | None:
+    """The part that is not stored yet; of a marker, which has no bytes to cut, fewer are missing
+    than it says."""
+    fresh = tail_from(frame, end)
+    if fresh is None or fresh.offset >= end:
+        return fresh
+    return msgspec.structs.replace(fresh, offset=end, dropped=fresh.end - end)
+
+
+def _gap(end: int, frame: Frame) -> Frame:
+    missing = frame.offset - end
+    text = f"[fairlead] {missing} bytes of output are missing here\n".encode()
+    return Frame(end, frame.time_ns, Stream.MARKER, text, missing)
+
+
+def mark_complete(folder: Path) -> None:
+    """Durably. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / COMPLETE_NAME).touch()
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# -- reading --------------------------------------------------------------------------------
+
+
+def locate(folder: Path, offset: int) -> Position:
+    """Where the frame that holds `offset` begins; the end when there is none yet."""
+    starts = segment_starts(folder)
+    if not starts:
+        return Position(0, 0)
+    segment = max((start for start in starts if start <= offset), default=starts[0])
+    with segment_path(folder, segment).open("rb", buffering=0) as file:
+        return Position(segment, _walk_to(file.fileno(), offset))
+
+
+def _walk_to(fd: int, offset: int) -> int:
+    size, at = os.fstat(fd).st_size, 0
+    while True:
+        data = os.pread(fd, _WALK_BYTES, at)
+        passed = 0
+        while (span := _span_or_end(data, passed)) is not None:
+            if span.end > offset or at + passed + span.size > size:
+                return at + passed
+            passed += span.size
+        if not passed:
+            return at
+        at += passed
+
+
+def _span_or_end(data: bytes | memoryview, at: int) -> Span | None:
+    """A torn tail that a power cut filled with zeros is an end like any other."""
+    try:
+        return span_at(data, at)
+    except BadFrame:
+        return None
+
+
+def read_frames(folder: Path, position: Position) -> tuple[bytes, Position]:
+    """Whole frames from `position`, at most READ_BYTES or one frame, and the place after them.
+    Nothing when there is nothing more yet."""
+    data = _read_segment(folder, position)
+    while not data:
+        later = [start for start in segment_starts(folder) if start > position.segment]
+        if not later:
+            return b"", position
+        # The next segment was begun after the last byte of this one, but perhaps after our read.
+        data = _read_segment(folder, position)
+        if not data:
+            position = Position(later[0], 0)
+            data = _read_segment(folder, position)
+    return data, Position(position.segment, position.at + len(data))
+
+
+def _read_segment(folder: Path, position: Position) -> bytes:
+    try:
+        file = segment_path(folder, position.segment).open("rb", buffering=0)
+    except FileNotFoundError:
+        return b""
+    with file:
+        data = os.pread(file.fileno(), READ_BYTES, position.at)
+        whole = _whole_bytes(data, is_tail=len(data) < READ_BYTES)
+        first = None if whole else _span_or_end(data, 0)
+        if first is not None and first.size > READ_BYTES:
+            data = os.pread(file.fileno(), first.size, position.at)
+            whole = _whole_bytes(data, is_tail=True)
+    return data if whole == len(data) else data[:whole]
+
+
+def _whole_bytes(data: bytes, *, is_tail: bool) -> int:
+    """Only a segment's tail can be torn, so only there each checksum is worth its time."""
+    at = 0
+    while (span := _span_or_end(data, at)) is not None and at + span.size <= len(data):
+        if is_tail and not _is_sound(data[at : at + span.size]):
+            break
+        at += span.size
+    return at
+
+
+def _is_sound(frame: bytes) -> bool:
+    try:
+        return next(Decoder().feed(frame), None) is not None
+    except BadFrame:
+        return False
+
+
+def cut(data: bytes, offset: int) -> bytes:
+    """Whole frames in, the part at or after `offset` out."""
+    at = 0
+    while (span := span_at(data, at)) is not None and span.start < offset:
+        if span.end > offset:
+            (frame,) = Decoder().feed(data[at : at + span.size])
+            tail = tail_from(frame, offset)
+            return (b"" if tail is None else encode(tail)) + data[at + span.size :]
+        at += span.size
+    return data[at:] if at else data

@@ -1,0 +1,171 @@
+"""LogStore: writes what runners send, hands it out to any number of readers as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+from controller.logs import segments
+from controller.logs.segments import SegmentWriter
+from runner.schemas.frames import Decoder, Frame
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+THREADS = 4
+REMEMBERED_FINALS = 10_000
+"""Attempts: whoever begins to follow one just as it becomes final must learn of it too."""
+
+
+class _Follow:
+    """What the readers of one attempt wait on."""
+
+    def __init__(self) -> None:
+        self.readers: set[asyncio.Event] = set()
+        self.ended = False
+
+    def wake(self) -> None:
+        for event in self.readers:
+            event.set()
+
+
+class LogWriter:
+    """Appends to one attempt's log. `end` is the offset up to which it was taken over; resume the
+    source there. The next writer of the same attempt is given out when this one is closed."""
+
+    def __init__(self, store: LogStore, attempt_id: str, turn: asyncio.Lock) -> None:
+        self._store = store
+        self._attempt_id = attempt_id
+        self._turn = turn
+        self._writer = SegmentWriter(store.folder_of(attempt_id))
+        self._decoder = Decoder()
+
+    @property
+    def end(self) -> int:
+        return self._writer.end
+
+    @property
+    def torn(self) -> int:
+        """Bytes of a frame that never came whole."""
+        return self._decoder.pending
+
+    async def open(self) -> None:
+        await self._store.in_thread(self._writer.open)
+
+    async def append(self, data: bytes) -> None:
+        """`data`: a piece of a stream of frames. Raises BadFrame (what came before the bad one is
+        stored) and OSError (begin again at `end`, with a new writer)."""
+        frames: list[Frame] = []
+        try:
+            for frame in self._decoder.feed(data):
+                frames.append(frame)
+        finally:
+            if frames:
+                await self._store.in_thread(self._writer.append, frames)
+                self._store.wake(self._attempt_id)
+
+    async def sync(self) -> int:
+        """All before the returned offset survives a power cut."""
+        return await self._store.in_thread(self._writer.sync)
+
+    async def close(self) -> None:
+        """Also when cancelled: it is closed in its thread, and only then the turn is over."""
+        closing = asyncio.ensure_future(self._store.in_thread(self._writer.close))
+        closing.add_done_callback(lambda _: self._turn.release())
+        await asyncio.shield(closing)
+
+
+class LogStore:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
+        self._follows: dict[str, _Follow] = {}
+        self._lately_final: dict[str, None] = {}
+        self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    async def writer(self, attempt_id: str) -> LogWriter:
+        """Waits until the writer before is closed. Raises OSError."""
+        turn = self._turns_to_write.get(attempt_id)
+        if turn is None:
+            turn = self._turns_to_write[attempt_id] = asyncio.Lock()
+        await turn.acquire()
+        writer = LogWriter(self, attempt_id, turn)
+        try:
+            await writer.open()
+        except BaseException:
+            await writer.close()
+            raise
+        return writer
+
+    async def complete(self, attempt_id: str) -> None:
+        """No byte will follow: recorded durably, and readers come to their end."""
+        await self.in_thread(segments.mark_complete, self.folder_of(attempt_id))
+        self.finish(attempt_id)
+
+    async def is_complete(self, attempt_id: str) -> bool:
+        folder = self.folder_of(attempt_id)
+        return await self.in_thread((folder / segments.COMPLETE_NAME).exists)
+
+    def finish(self, attempt_id: str) -> None:
+        """The attempt is final: readers get what is stored and end."""
+        self._lately_final[attempt_id] = None
+        if len(self._lately_final) > REMEMBERED_FINALS:
+            del self._lately_final[next(iter(self._lately_final))]
+        follow = self._follows.get(attempt_id)
+        if follow is not None:
+            follow.ended = True
+            follow.wake()
+
+    async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """Whole frames, from `offset` to what is stored now."""
+        folder = self.folder_of(attempt_id)
+        position = await self.in_thread(segments.locate, folder, offset)
+        while True:
+            data, position = await self.in_thread(segments.read_frames, folder, position)
+            if not data:
+                return
+            yield segments.cut(data, offset)
+
+    async def follow(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """As `read`, then whatever is added, until the log is complete or the attempt final."""
+        folder = self.folder_of(attempt_id)
+        follow = self._follows.setdefault(attempt_id, _Follow())
+        event = asyncio.Event()
+        follow.readers.add(event)
+        try:
+            ended = attempt_id in self._lately_final or await self.is_complete(attempt_id)
+            position = await self.in_thread(segments.locate, folder, offset)
+            while True:
+                event.clear()
+                ended = ended or follow.ended
+                data, after = await self.in_thread(segments.read_frames, folder, position)
+                if data:
+                    yield segments.cut(data, offset)
+                    position = after
+                elif ended:
+                    return
+                else:
+                    await event.wait()
+        finally:
+            follow.readers.discard(event)
+            if not follow.readers:
+                self._follows.pop(attempt_id, None)
+
+    def wake(self, attempt_id: str) -> None:
+        follow = self._follows.get(attempt_id)
+        if follow is not None:
+            follow.wake()
+
+    async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
+
+    def folder_of(self, attempt_id: str) -> Path:
+        return self._folder / attempt_id[:2] / attempt_id

@@ -1,0 +1,1 @@
+"""The controller's side of each node: connect, take stock, follow, reconnect."""

@@ -1,0 +1,171 @@
+"""EffectRunner: makes the outside match the committed state, attempt by attempt.
+
+After each commit it asks `lifecycle.effects.wanted`, starts what is wanted and not under way, and
+stops what is wanted no more. A performer that fails for want of a connection is repeated when there
+is one; what a performer reports goes into the next turn. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from controller.backoff import Backoff
+from controller.clock import Chance, Clock
+from controller.lifecycle.effects import Effect, EffectKind, wanted
+from controller.lifecycle.model import RunState
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
+from controller.links.base import LinkError, NodeConnection
+from controller.logs.store import LogStore
+from controller.nodes.supervisor import Nodes
+from controller.pipelines import convert
+from controller.pipelines.convert import View
+from controller.pipelines.performing import TryAgain
+from controller.pipelines.turns import Turns
+from runner.client import RunnerUnavailable
+from shim.client import ShimUnavailable
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_SECONDS = 0.02
+MOST_WAIT_SECONDS = 2.0
+
+Key = tuple[str, EffectKind]
+
+
+class Performer(Protocol):
+    """Performs one kind of effect. Must be repeatable; returns when the node has it or when what it
+    follows has ended, having posted what it saw."""
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None: ...
+
+
+class EffectRunner:
+    def __init__(
+        self,
+        turns: Turns,
+        nodes: Nodes,
+        logs: LogStore,
+        performers: Mapping[EffectKind, Performer],
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
+        self._turns = turns
+        self._nodes = nodes
+        self._logs = logs
+        self._performers = performers
+        self._clock = clock
+        self._chance = chance
+        self._under_way: dict[Key, asyncio.Task[None]] = {}
+        self._kicks: dict[Key, asyncio.Event] = {}
+        self._done: set[Key] = set()
+        self._keys_of: dict[str, set[Key]] = {}
+
+    def committed(self, touched: Sequence[RunState]) -> None:
+        for state in touched:
+            for job in state.jobs:
+                for attempt in job.attempts:
+                    self._match(View(state, job, attempt))
+
+    def repeat(self, node_id: str) -> None:
+        """A node was reached anew: whatever is still wanted there is done once more."""
+        for state in self._turns.runs_on(node_id):
+            for view in convert.live_attempts(state):
+                if view.attempt.node_id == node_id:
+                    self._done -= self._keys_of.get(view.attempt.id, set())
+                    self._match(view)
+
+    def repeat_one(self, attempt_id: str, kind: EffectKind, run_id: str) -> None:
+        """The node asks for this effect again (credentials it could not keep)."""
+        state = self._turns.runs.get(run_id)
+        view = None if state is None else convert.find(state, attempt_id)
+        if view is not None and view.attempt.node_id is not None:
+            effect = Effect(
+                kind=kind, run_id=run_id, attempt_id=attempt_id, node_id=view.attempt.node_id
+            )
+            if (attempt_id, kind) not in self._under_way:
+                self._start(effect)
+
+    async def close(self) -> None:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- matching ---------------------------------------------------------------------------
+
+    def _match(self, view: View) -> None:
+        attempt = view.attempt
+        known = self._keys_of.get(attempt.id)
+        if attempt.status in FINAL_ATTEMPT_STATUSES:
+            if known is not None:
+                self._forget(attempt.id)
+            self._logs.finish(attempt.id)
+            return
+        effects = wanted(view.state.run, attempt, self._clock.now())
+        keys = {(attempt.id, effect.kind) for effect in effects}
+        for key in (known or set()) - keys:
+            self._stop(key)
+        for effect in effects:
+            key = (attempt.id, effect.kind)
+            if key in self._under_way:
+                self._kicks[key].set()
+            elif key not in self._done:
+                self._start(effect)
+
+    def _start(self, effect: Effect) -> None:
+        key = (effect.attempt_id, effect.kind)
+        self._keys_of.setdefault(effect.attempt_id, set()).add(key)
+        kick = self._kicks[key] = asyncio.Event()
+        task = asyncio.create_task(self._keep(effect, kick), name=f"{key[1].value}-{key[0]}")
+        self._under_way[key] = task
+        task.add_done_callback(lambda _: self._ended(key, task))
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        if self._under_way.get(key) is not task:
+            return
+        del self._under_way[key]
+        del self._kicks[key]
+        if not task.cancelled():
+            self._done.add(key)
+
+    def _stop(self, key: Key) -> None:
+        self._done.discard(key)
+        self._kicks.pop(key, None)
+        task = self._under_way.pop(key, None)
+        if task is not None:
+            task.cancel()
+        keys = self._keys_of[key[0]]
+        keys.discard(key)
+        if not keys:
+            del self._keys_of[key[0]]
+
+    def _forget(self, attempt_id: str) -> None:
+        for key in list(self._keys_of.get(attempt_id, ())):
+            self._stop(key)
+
+    # -- performing -------------------------------------------------------------------------
+
+    async def _keep(self, effect: Effect, kick: asyncio.Event) -> None:
+        backoff = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, self._chance.jitter)
+        perform = self._performers[effect.kind]
+        while True:
+            connection = await self._nodes.connection(effect.node_id)
+            state = self._turns.runs.get(effect.run_id)
+            view = None if state is None else convert.find(state, effect.attempt_id)
+            if view is None:
+                return
+            try:
+                await perform(view, connection)
+                return
+            except (ShimUnavailable, RunnerUnavailable, LinkError, TryAgain) as error:
+                log.debug("%s of %s: %s", effect.kind, effect.attempt_id, error)
+            except OSError as error:
+                log.error(
+                    "%s of attempt %s, tried again: %s", effect.kind, effect.attempt_id, error
+                )
+            except Exception:
+                log.exception("%s of attempt %s failed", effect.kind, effect.attempt_id)
+            await backoff.wait(kick)

@@ -1,0 +1,241 @@
+"""JobRunningPipeline: from a held place to a running job whose output arrives.
+
+Submit the task to the shim, give the runner its job, follow the runner, collect the log. Each
+performer can be repeated at any point; what it saw is posted as reports, what follows is decided in
+the next turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from controller.blobs import BlobStore
+from controller.clock import Clock
+from controller.lifecycle import reports
+from controller.lifecycle.reasons import Reason
+from controller.links.base import NodeConnection, RunnerApi
+from controller.logs.store import LogStore, LogWriter
+from controller.pipelines import convert, submission
+from controller.pipelines.convert import View
+from controller.pipelines.performing import TryAgain
+from controller.pipelines.turns import Turns
+from runner.client import RunnerError, RunnerUnavailable
+from runner.schemas import RunnerState, StatusEvent
+from runner.schemas.frames import BadFrame
+from shim.client import ShimError
+from shim.schemas import Fence
+
+log = logging.getLogger(__name__)
+
+SYNC_SECONDS = 0.5
+START_TRIES = 100
+START_PAUSE_SECONDS = 0.015
+"""A runner listens 0.1 to 0.2 s after its container started; a refused try costs little."""
+PASSING_REFUSALS = frozenset({"no_capacity", "draining", "fenced"})
+
+
+class CodeGone(Exception):
+    """A blob of a live run is missing from the controller's folder."""
+
+
+class TaskSubmitter:
+    """PUT the task until the shim has it."""
+
+    def __init__(self, turns: Turns, fence: Fence) -> None:
+        self._turns = turns
+        self._fence = fence
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        attempt = view.attempt
+        try:
+            info = await connection.shim.put_task(
+                attempt.id,
+                convert.task_request(view),
+                fence=self._fence,
+                incarnation=view.incarnation_number,
+            )
+        except ShimError as error:
+            if error.code in PASSING_REFUSALS or error.status >= 500:
+                raise TryAgain(str(error)) from error
+            self._turns.post(
+                reports.TaskRefused(
+                    run_id=view.state.run.id,
+                    attempt_id=attempt.id,
+                    reason=Reason.CREATING_CONTAINER_ERROR,
+                    message=error.message,
+                )
+            )
+            return
+        for report in convert.task_reports(info):
+            self._turns.post(report)
+
+
+class JobStarter:
+    """Give the runner its job and code and start it; the runner may need a moment to listen."""
+
+    def __init__(self, turns: Turns, clock: Clock, blobs: BlobStore) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._blobs = blobs
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        attempt = view.attempt
+        runner = connection.runner(convert.runner_socket(view))
+        try:
+            event = await self._submit_when_it_listens(runner, view)
+            if event.state is RunnerState.WAITING_FOR_CODE:
+                await self._send_code(runner, view)
+            await runner.run()
+        except RunnerError as error:
+            if error.status >= 500:
+                raise TryAgain(str(error)) from error
+            self._give_up(view, f"the runner refused the job: {error.message}")
+            return
+        except CodeGone as error:
+            self._give_up(view, str(error))
+            return
+        self._turns.post(
+            reports.RunnerStarted(
+                run_id=view.state.run.id, attempt_id=attempt.id, at=self._clock.now()
+            )
+        )
+
+    async def _send_code(self, runner: RunnerApi, view: View) -> None:
+        """Raises CodeGone, RunnerUnavailable, RunnerError."""
+        for digest in view.job.spec.blobs:
+            if await self._blobs.size(digest) is None:
+                raise CodeGone("the code that was uploaded for this run is gone; apply it again")
+            async with contextlib.aclosing(self._blobs.read(digest)) as pieces:
+                await runner.put_code(digest, pieces)
+
+    def _give_up(self, view: View, message: str) -> None:
+        self._turns.post(
+            reports.RunnerExited(
+                run_id=view.state.run.id,
+                attempt_id=view.attempt.id,
+                reason=Reason.EXECUTOR_ERROR,
+                message=message,
+            )
+        )
+
+    async def _submit_when_it_listens(self, runner: RunnerApi, view: View) -> StatusEvent:
+        """Raises RunnerUnavailable when it does not come up soon."""
+        request = submission.submit_request(view)
+        for _ in range(START_TRIES):
+            try:
+                return await runner.submit(request)
+            except RunnerUnavailable:
+                await asyncio.sleep(START_PAUSE_SECONDS)
+        return await runner.submit(request)
+
+
+class RunnerFollower:
+    """Follow the runner's status until it has an exit to tell."""
+
+    def __init__(self, turns: Turns, clock: Clock) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._silent_since: dict[str, tuple[NodeConnection, float]] = {}
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        attempt, run_id = view.attempt, view.state.run.id
+        runner = connection.runner(convert.runner_socket(view))
+        try:
+            async with contextlib.aclosing(runner.status_events()) as events:
+                async for event in events:
+                    self._silent_since.pop(attempt.id, None)
+                    if event.state is RunnerState.SERVING_LOGS and event.exit is not None:
+                        self._turns.post(convert.runner_exited(run_id, attempt.id, event.exit))
+                        return
+        except RunnerUnavailable:
+            self._note_silence(view, connection)
+            raise
+        except RunnerError as error:
+            raise TryAgain(str(error)) from error
+        raise TryAgain("the runner's status stream ended before the job did")
+
+    def _note_silence(self, view: View, connection: NodeConnection) -> None:
+        """Only silence beside a shim that answers counts, so it begins anew with the connection."""
+        attempt_id, now = view.attempt.id, self._clock.now()
+        beside, since = self._silent_since.get(attempt_id, (connection, now))
+        if beside is not connection:
+            since = now
+        self._silent_since[attempt_id] = (connection, since)
+        if now - since >= view.state.run.policy.limits.waiting_runner:
+            del self._silent_since[attempt_id]
+            self._turns.post(reports.RunnerSilent(run_id=view.state.run.id, attempt_id=attempt_id))
+
+
+class LogCollector:
+    """Store the log as it comes, acknowledge what is durable, read the rest from the shim when the
+    container is gone. Ends with the log complete."""
+
+    def __init__(self, turns: Turns, logs: LogStore) -> None:
+        self._turns = turns
+        self._logs = logs
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        attempt = view.attempt
+        if not await self._logs.is_complete(attempt.id):
+            writer = await self._logs.writer(attempt.id)
+            try:
+                if attempt.container_gone:
+                    if not await self._read_from_shim(view, connection, writer):
+                        return
+                else:
+                    runner = connection.runner(convert.runner_socket(view))
+                    await self._follow_runner(runner, writer)
+                await writer.sync()
+            finally:
+                await writer.close()
+            await self._logs.complete(attempt.id)
+        self._turns.post(reports.LogsComplete(run_id=view.state.run.id, attempt_id=attempt.id))
+
+    async def _read_from_shim(
+        self, view: View, connection: NodeConnection, writer: LogWriter
+    ) -> bool:
+        try:
+            async with connection.shim.logs(view.attempt.id, writer.end) as log_stream:
+                async for piece in log_stream.pieces():
+                    await writer.append(piece)
+        except BadFrame as error:
+            log.warning("log of attempt %s is damaged on its node: %s", view.attempt.id, error)
+        except ShimError as error:
+            if error.status != 404:
+                raise TryAgain(str(error)) from error
+            self._turns.post(
+                reports.TaskMissing(run_id=view.state.run.id, attempt_id=view.attempt.id)
+            )
+            return False
+        return True
+
+    async def _follow_runner(self, runner: RunnerApi, writer: LogWriter) -> None:
+        fresh = asyncio.Event()
+        acknowledging = asyncio.create_task(_acknowledge(runner, writer, fresh))
+        try:
+            async with contextlib.aclosing(runner.follow_logs(writer.end)) as pieces:
+                async for data in pieces:
+                    await writer.append(data)
+                    fresh.set()
+                    if acknowledging.done():
+                        await acknowledging
+        except BadFrame as error:
+            raise TryAgain(f"the runner sent a damaged frame: {error}") from error
+        except RunnerError as error:
+            raise TryAgain(str(error)) from error
+        finally:
+            acknowledging.cancel()
+            await asyncio.gather(acknowledging, return_exceptions=True)
+        await runner.ack(await writer.sync())
+
+
+async def _acknowledge(runner: RunnerApi, writer: LogWriter, fresh: asyncio.Event) -> None:
+    """Half a second after something came, make durable what did and tell the runner that it may let
+    go of it."""
+    while True:
+        await fresh.wait()
+        await asyncio.sleep(SYNC_SECONDS)
+        fresh.clear()
+        await runner.ack(await writer.sync())

@@ -1,0 +1,120 @@
+"""JobTerminatingPipeline: from a reason to a place that is free again.
+
+Ask the runner to stop within the grace, make the shim end the container, and, once the log is
+stored, remove the task and release the allocation on the node. The final status is not set here: it
+is decided from what these performers report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from controller.clock import Clock
+from controller.lifecycle import reports
+from controller.links.base import NodeConnection
+from controller.pipelines import convert
+from controller.pipelines.convert import View
+from controller.pipelines.performing import TryAgain
+from controller.pipelines.turns import Turns
+from runner.client import RunnerError
+from shim.client import ShimError
+from shim.schemas import Fence, TerminateRequest
+
+
+class JobStopper:
+    """The runner signals the commands and kills what is left when the grace is over."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        attempt = view.attempt
+        if attempt.remove_at is None:
+            return
+        grace = max(0.0, attempt.remove_at - self._clock.now())
+        runner = connection.runner(convert.runner_socket(view))
+        try:
+            await runner.stop(signal=view.job.spec.stop_signal, grace=grace)
+        except RunnerError as error:
+            raise TryAgain(str(error)) from error
+
+
+class TaskTerminator:
+    """The grace is over: the shim kills the container."""
+
+    def __init__(self, turns: Turns, fence: Fence) -> None:
+        self._turns = turns
+        self._fence = fence
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        attempt, run_id = view.attempt, view.state.run.id
+        reason = attempt.reason
+        request = TerminateRequest(
+            grace=0.0, reason=None if reason is None else reason.value, message=attempt.message
+        )
+        try:
+            info = await connection.shim.terminate(
+                attempt.id,
+                request,
+                run_id=run_id,
+                fence=self._fence,
+                incarnation=view.incarnation_number,
+            )
+        except ShimError as error:
+            if error.status != 404:
+                raise TryAgain(str(error)) from error
+            self._turns.post(reports.TaskMissing(run_id=run_id, attempt_id=attempt.id))
+            return
+        for report in convert.task_reports(info):
+            self._turns.post(report)
+
+
+class TaskRemover:
+    """Release the allocation, then delete the task; what is gone already is as good."""
+
+    def __init__(self, turns: Turns, fence: Fence) -> None:
+        self._turns = turns
+        self._fence = fence
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        attempt, run_id = view.attempt, view.state.run.id
+        await remove_from_node(
+            connection,
+            task_id=attempt.id,
+            allocation_id=attempt.allocation_id,
+            run_id=run_id,
+            fence=self._fence,
+            incarnation=view.incarnation_number,
+        )
+        if attempt.runner_socket is not None:
+            await connection.forget_runner(attempt.runner_socket)
+        self._turns.post(reports.TaskRemoved(run_id=run_id, attempt_id=attempt.id))
+
+
+async def remove_from_node(
+    connection: NodeConnection,
+    *,
+    task_id: str,
+    allocation_id: str | None,
+    run_id: str,
+    fence: Fence,
+    incarnation: int,
+) -> None:
+    """The task goes last: when the connection breaks in between, a later look at the node finds it
+    and all of this is repeated. Raises TryAgain while the shim does not let go."""
+    if allocation_id is not None:
+        release = connection.shim.release_allocation(
+            allocation_id, run_id=run_id, fence=fence, incarnation=incarnation
+        )
+        await _gone(release)
+    await _gone(
+        connection.shim.remove_task(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
+    )
+
+
+async def _gone(removal: Awaitable[None]) -> None:
+    try:
+        await removal
+    except ShimError as error:
+        if error.status != 404:
+            raise TryAgain(str(error)) from error

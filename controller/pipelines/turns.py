@@ -1,0 +1,398 @@
+"""RunPipeline: the loop that makes every decision about runs, one turn at a time.
+
+A turn takes all that was reported since the last one, lets the pure core decide for each touched
+run, lets the scheduler place what waits, commits everything in one transaction, and only then lets
+the other pipelines perform effects. What a caller was told is committed before it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from controller.clock import Chance, Clock
+from controller.lifecycle.history import Event
+from controller.lifecycle.model import Node, NodeStatus, RunState
+from controller.lifecycle.reports import NodeDisconnected, NotPlaced, Placed, Report, Tick
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
+from controller.lifecycle.turn import decide
+from controller.store.base import Changes, LeaseLost, Store, StoreError, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+COMMIT_RETRY_SECONDS = 1.0
+
+
+class NameTaken(Exception):
+    """A live run has this name already."""
+
+
+class Scheduler(Protocol):
+    """JobSubmittedPipeline's seam: pure, called once in each turn."""
+
+    def place(
+        self, runs: Iterable[RunState], nodes: Iterable[Node], now: float
+    ) -> Sequence[Placed | NotPlaced]: ...
+
+
+class TurnListener(Protocol):
+    def committed(self, touched: Sequence[RunState]) -> None:
+        """These runs were decided on and are committed as given; finished ones come last time."""
+
+
+class Turns:
+    """Owns the live runs and nodes in memory; the store has the same, always a commit earlier."""
+
+    def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
+        self.runs: dict[str, RunState] = {}
+        self.nodes: dict[str, Node] = {}
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self._scheduler = scheduler
+        self._listeners: list[TurnListener] = []
+        self._watchers: dict[str | None, set[asyncio.Event]] = {}
+        self._names: dict[str, str] = {}
+        self._runs_by_node: dict[str, set[str]] = {}
+        self._leftovers: dict[str, RunState] = {}
+        """Ended runs of which something may be left on a node: their places are still occupied."""
+        self._known = ChainMap(self.runs, self._leftovers)
+        self._inbox: dict[str, list[Report]] = {}
+        self._admitted: dict[str, RunState] = {}
+        self._node_changes: dict[str, Node | None] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._deadlines: list[tuple[float, str]] = []
+        self._wake_at: dict[str, float] = {}
+        self._reschedule = False
+        self._ended: StoreError | None = None
+        self._wake = asyncio.Event()
+
+    # -- what callers ask for ---------------------------------------------------------------
+
+    def restore(self, runs: Iterable[RunState], nodes: Iterable[Node]) -> None:
+        """Take over what the store had; every run is decided anew in the first turn, with no node
+        connected yet."""
+        for node in nodes:
+            self.nodes[node.id] = node
+        for state in runs:
+            self.runs[state.run.id] = state
+            self._names[state.run.name] = state.run.id
+            self._index(None, state)
+            self._inbox[state.run.id] = [Tick(run_id=state.run.id), *_no_node_reached(state)]
+        self._wake.set()
+
+    def remember(self, state: RunState) -> None:
+        """Take over an ended run that still occupies a place on a node."""
+        self._leftovers[state.run.id] = state
+        self._index(None, state)
+
+    def listen(self, listener: TurnListener) -> None:
+        self._listeners.append(listener)
+
+    def live_run_named(self, name: str) -> str | None:
+        """The id of the live (or just being committed) run with this name."""
+        return self._names.get(name)
+
+    def runs_on(self, node_id: str) -> list[RunState]:
+        """Runs that have an attempt on this node which is not final, or of which nobody knows
+        whether something is left there."""
+        return [self._known[run_id] for run_id in self._runs_by_node.get(node_id, ())]
+
+    async def admit(self, state: RunState) -> None:
+        """Make this new run durable. Raises NameTaken, StoreUnavailable."""
+        if state.run.name in self._names:
+            raise NameTaken(state.run.name)
+        self._names[state.run.name] = state.run.id
+        self._admitted[state.run.id] = state
+        try:
+            await self._next_commit()
+        except BaseException:
+            if self._admitted.pop(state.run.id, None) is not None:
+                del self._names[state.run.name]
+            raise
+
+    def post(self, report: Report) -> None:
+        """Hand in a report; a run that has ended and left nothing behind ignores it."""
+        if report.run_id not in self._known and report.run_id not in self._admitted:
+            return
+        self._inbox.setdefault(report.run_id, []).append(report)
+        self._wake.set()
+
+    async def report(self, report: Report) -> None:
+        """Hand in a report and wait for its commit. Raises StoreUnavailable."""
+        self.post(report)
+        await self._next_commit()
+
+    async def settled(self) -> None:
+        """Everything posted so far is decided and committed. Raises StoreUnavailable."""
+        await self._next_commit()
+
+    async def save_node(self, node: Node | None, node_id: str) -> None:
+        """Add, change or (None) remove a node, durably. Raises StoreUnavailable."""
+        self.set_node(node, node_id)
+        await self._next_commit()
+
+    def set_node(self, node: Node | None, node_id: str) -> None:
+        """As `save_node`, but without waiting: for what a node says about itself."""
+        if node is None:
+            self.nodes.pop(node_id, None)
+        else:
+            self.nodes[node_id] = node
+        self._node_changes[node_id] = node
+        self._reschedule = True
+        self._wake.set()
+
+    def watch(self, key: str | None) -> Watch:
+        """Wakes whenever the run or node with this id (None: any) was committed."""
+        return Watch(self._watchers, key)
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take turns until cancelled. Raises LeaseLost: this controller must stop at once."""
+        ended: StoreError = StoreUnavailable("this controller is stopping")
+        try:
+            while True:
+                await self._wait_for_work()
+                await self._try_turn()
+        except LeaseLost as error:
+            ended = error
+            raise
+        finally:
+            self._ended = ended
+            self._resolve(self._take_waiters(), ended)
+
+    async def _try_turn(self) -> None:
+        try:
+            await self._turn()
+        except StoreUnavailable as error:
+            log.error("commit failed, trying again in %s s: %s", COMMIT_RETRY_SECONDS, error)
+            await asyncio.sleep(COMMIT_RETRY_SECONDS)
+            self._wake.set()
+
+    async def _wait_for_work(self) -> None:
+        delay = None
+        if self._deadlines:
+            delay = max(0.0, self._deadlines[0][0] - self._clock.now())
+        try:
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _turn(self) -> None:
+        now = self._clock.now()
+        inbox, self._inbox = self._inbox, {}
+        admitted, self._admitted = self._admitted, {}
+        nodes, self._node_changes = self._node_changes, {}
+        waiters = self._take_waiters()
+        for run_id in self._due(now):
+            inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
+        turn = _Turn(self._known, admitted, now, self._chance)
+        for run_id, reports in inbox.items():
+            turn.decide(run_id, reports)
+        if turn.states or nodes or self._reschedule:
+            self._reschedule = False
+            everything = {**self._known, **turn.states}
+            for placed in self._scheduler.place(everything.values(), self.nodes.values(), now):
+                turn.decide(placed.run_id, [placed])
+        try:
+            await self._commit(turn, nodes)
+        except BaseException as error:
+            self._put_back(inbox, nodes)
+            self._reschedule = True
+            for state in admitted.values():
+                del self._names[state.run.name]
+            refusal = error if isinstance(error, StoreError) else None
+            self._resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
+            raise
+        self._adopt(turn)
+        self._resolve(waiters, None)
+        self._tell(turn, nodes)
+
+    async def _commit(self, turn: _Turn, nodes: dict[str, Node | None]) -> None:
+        changes = Changes(
+            runs={
+                run_id: (self._known.get(run_id), state)
+                for run_id, state in turn.states.items()
+                if self._known.get(run_id) is not state
+            },
+            nodes={node_id: node for node_id, node in nodes.items() if node is not None},
+            removed_nodes=tuple(node_id for node_id, node in nodes.items() if node is None),
+            events=tuple(turn.events),
+        )
+        if changes.runs or nodes or changes.events:
+            await self._store.commit(changes)
+
+    def _adopt(self, turn: _Turn) -> None:
+        for run_id, state in turn.states.items():
+            fresh = self._index(self._known.get(run_id), state)
+            if state.run.status in FINAL_RUN_STATUSES:
+                self._retire(state)
+            else:
+                self.runs[run_id] = state
+                self._tell_of_lost_links(run_id, fresh)
+            self._set_deadline(run_id, turn.deadlines.get(run_id))
+        if self._reschedule:
+            self._wake.set()
+
+    def _tell_of_lost_links(self, run_id: str, node_ids: Iterable[str]) -> None:
+        """A link that broke while a placement was being committed was not told to that run."""
+        for node_id in node_ids:
+            node = self.nodes.get(node_id)
+            if node is not None and node.status is not NodeStatus.CONNECTED:
+                self.post(NodeDisconnected(run_id=run_id, node_id=node_id, disconnected=True))
+
+    def _retire(self, state: RunState) -> None:
+        self.runs.pop(state.run.id, None)
+        if self._names.get(state.run.name) == state.run.id:
+            del self._names[state.run.name]
+        if _nodes_of(state):
+            self._leftovers[state.run.id] = state
+        else:
+            self._leftovers.pop(state.run.id, None)
+        self._reschedule = True
+
+    def _tell(self, turn: _Turn, nodes: Iterable[str]) -> None:
+        touched = list(turn.states.values())
+        for listener in self._listeners:
+            listener.committed(touched)
+        woken: set[str | None] = {*turn.states, *nodes}
+        for key in woken | {None} if woken else ():
+            for event in self._watchers.get(key, ()):
+                event.set()
+
+    def _index(self, before: RunState | None, state: RunState) -> list[str]:
+        """The nodes that are new for this run."""
+        if before is state:
+            return []
+        old = set() if before is None else _nodes_of(before)
+        nodes = _nodes_of(state)
+        for node_id in old - nodes:
+            self._runs_by_node.get(node_id, set()).discard(state.run.id)
+        for node_id in nodes:
+            self._runs_by_node.setdefault(node_id, set()).add(state.run.id)
+        return sorted(nodes - old)
+
+    # -- small parts ------------------------------------------------------------------------
+
+    def _set_deadline(self, run_id: str, at: float | None) -> None:
+        """A run has one deadline; what the heap holds beside it is passed over when it comes up."""
+        if at is None:
+            self._wake_at.pop(run_id, None)
+        elif self._wake_at.get(run_id) != at:
+            self._wake_at[run_id] = at
+            heapq.heappush(self._deadlines, (at, run_id))
+
+    def _due(self, now: float) -> list[str]:
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            at, run_id = heapq.heappop(self._deadlines)
+            if self._wake_at.get(run_id) == at:
+                del self._wake_at[run_id]
+                due.append(run_id)
+        return due
+
+    def _put_back(self, inbox: dict[str, list[Report]], nodes: dict[str, Node | None]) -> None:
+        for run_id, reports in inbox.items():
+            self._inbox[run_id] = reports + self._inbox.get(run_id, [])
+        self._node_changes = {**nodes, **self._node_changes}
+
+    async def _next_commit(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._wake.set()
+        await waiter
+
+    def _take_waiters(self) -> list[asyncio.Future[None]]:
+        waiters, self._waiters = self._waiters, []
+        return waiters
+
+    @staticmethod
+    def _resolve(waiters: list[asyncio.Future[None]], error: Exception | None) -> None:
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+
+
+def _nodes_of(state: RunState) -> set[str]:
+    return {
+        attempt.node_id
+        for job in state.jobs
+        for attempt in job.attempts
+        if attempt.node_id is not None
+        and (attempt.cleanup_unknown or attempt.status not in FINAL_ATTEMPT_STATUSES)
+    }
+
+
+def _no_node_reached(state: RunState) -> Iterator[NodeDisconnected]:
+    for node_id in sorted(_nodes_of(state)):
+        yield NodeDisconnected(
+            run_id=state.run.id, node_id=node_id, disconnected=True, limits_anew=True
+        )
+
+
+class Watch:
+    """`async with turns.watch(run_id) as changed: await changed.wait(); changed.clear()`."""
+
+    def __init__(self, watchers: dict[str | None, set[asyncio.Event]], key: str | None) -> None:
+        self._watchers = watchers
+        self._key = key
+        self._event = asyncio.Event()
+
+    async def __aenter__(self) -> asyncio.Event:
+        self._watchers.setdefault(self._key, set()).add(self._event)
+        return self._event
+
+    async def __aexit__(self, *_: object) -> None:
+        watchers = self._watchers[self._key]
+        watchers.discard(self._event)
+        if not watchers:
+            del self._watchers[self._key]
+
+
+class _Turn:
+    """What one turn has decided so far; nothing of it is visible before the commit."""
+
+    def __init__(
+        self,
+        runs: Mapping[str, RunState],
+        admitted: dict[str, RunState],
+        now: float,
+        chance: Chance,
+    ) -> None:
+        self.states: dict[str, RunState] = {}
+        self.events: list[Event] = []
+        self.deadlines: dict[str, float | None] = {}
+        self._runs = runs
+        self._now = now
+        self._chance = chance
+        for run_id, state in admitted.items():
+            self.states[run_id] = state
+            self.decide(run_id, [Tick(run_id=run_id)])
+
+    def decide(self, run_id: str, reports: Sequence[Report]) -> None:
+        state = self.states.get(run_id) or self._runs.get(run_id)
+        if state is None:
+            return
+        try:
+            decision = decide(state, reports, self._now, self._chance.new_id, self._chance.jitter)
+        except Exception:
+            # A fault in one run's decision must not stop all others: that run stays as it is, and
+            # what its nodes have to say comes again with their next contact.
+            log.exception("run %s (%s) could not be decided on", state.run.name, run_id)
+            return
+        self.states[run_id] = decision.state
+        self.events.extend(decision.events)
+        self.deadlines[run_id] = decision.wake_at

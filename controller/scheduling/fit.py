@@ -1,0 +1,227 @@
+"""Whether a job fits a node, and in which dimension it does not, in words a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+import msgspec
+
+from controller.lifecycle.model import (
+    Allocation,
+    GpuNeed,
+    Node,
+    NodeCapacity,
+    NodeGpu,
+    NodeStatus,
+    Resources,
+)
+from controller.lifecycle.statuses import AllocationState
+from controller.scheduling.gpus import is_called
+
+OCCUPYING = frozenset({AllocationState.NOMINATED, AllocationState.HELD, AllocationState.ORPHANED})
+MAX_STARTS = 8
+"""Jobs that may be starting on one node at a time."""
+
+_CPU_TOLERANCE = 1e-6
+
+
+class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
+    """One dimension that does not fit. `ratio`: how much of the need the node covers, 0 to 1."""
+
+    need: str
+    has: str
+    ratio: float
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has free now."""
+
+    node: Node
+    cpu: float
+    memory: int
+    disk: int
+    gpus: tuple[NodeGpu, ...]
+    """Healthy and held by nobody."""
+    starts: int
+    """Jobs between placement and their first command."""
+    empty: bool
+
+
+def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room:
+    """What is left of the node beside these allocations of its own."""
+    taken = [a for a in allocations if a.node_id == node.id and a.state in OCCUPYING]
+    capacity = node.capacity
+    if any(a.resources.whole_node for a in taken):
+        return Room(node=node, cpu=0.0, memory=0, disk=0, gpus=(), starts=starts, empty=False)
+    held_gpus = {uuid for a in taken for uuid in a.gpus}
+    return Room(
+        node=node,
+        cpu=capacity.cpu - sum(a.resources.cpu for a in taken),
+        memory=capacity.memory - sum(a.resources.memory for a in taken),
+        disk=capacity.disk - sum(a.resources.disk for a in taken),
+        gpus=tuple(g for g in capacity.gpus if g.healthy and g.uuid not in held_gpus),
+        starts=starts,
+        empty=not taken,
+    )
+
+
+def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
+    """What the job takes where a node gives whole blocks only, as the shim counts it; the need
+    itself on a node without blocks, and where no number of them would do."""
+    count = capacity.blocks
+    if count is None:
+        return need
+    cpu, memory, gpus = capacity.cpu / count, capacity.memory // count, len(capacity.gpus) // count
+    asked = (need.cpu, cpu), (need.memory, memory), (need.gpu.count, gpus)
+    number = max(
+        count if need.whole_node else 1,
+        *(
+            ceil(size / share - _CPU_TOLERANCE) if share else count + 1
+            for size, share in asked
+            if size
+        ),
+    )
+    if number > count:
+        return need
+    return msgspec.structs.replace(
+        need,
+        cpu=number * cpu,
+        memory=number * memory,
+        gpu=msgspec.structs.replace(need.gpu, count=number * gpus),
+        whole_node=number == count,
+    )
+
+
+def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
+    """Every dimension in which the job does not fit; empty when it does."""
+    total = free.node.capacity
+    need = in_blocks(need, total)
+    found = [
+        _cpu(need.cpu, free.cpu, total.cpu),
+        _bytes("memory", need.memory, free.memory, total.memory),
+        _bytes("disk", need.disk, free.disk, total.disk),
+        _gpus(need.gpu, free.gpus, total.gpus),
+    ]
+    if need.whole_node and not free.empty:
+        found.append(Shortfall(need="the whole node", has="other jobs on it", ratio=0.0))
+    if free.starts >= MAX_STARTS:
+        has = f"{free.starts} starting already"
+        found.append(Shortfall(need="a free start slot", has=has, ratio=0.0))
+    return [one for one in found if one is not None]
+
+
+def could_ever_hold(need: Resources, node: Node) -> list[Shortfall]:
+    """As `shortfalls`, on the same node with nothing on it and all its GPUs healthy."""
+    gpus = tuple(msgspec.structs.replace(gpu, healthy=True) for gpu in node.capacity.gpus)
+    capacity = msgspec.structs.replace(node.capacity, gpus=gpus)
+    return shortfalls(need, room(msgspec.structs.replace(node, capacity=capacity), ()))
+
+
+def could_ever_fit(need: Resources, nodes: Sequence[Node]) -> str | None:
+    """Why no node could ever hold the job; None when one could, or may.
+
+    A node that is not connected counts as able, and without nodes the job waits for the first.
+    """
+    if not nodes or any(node.status is not NodeStatus.CONNECTED for node in nodes):
+        return None
+    lacking = [(node, could_ever_hold(need, node)) for node in nodes]
+    if any(not short for _, short in lacking):
+        return None
+    node, short = min(lacking, key=lambda pair: _distance(pair[1], pair[0]))
+    return f"no node could ever hold it: {sentence(node, short)}"
+
+
+def closest(need: Resources, rooms: Sequence[Room]) -> str:
+    """The sentence for a job that fits none of these rooms (at least one)."""
+    lacking = [(free, shortfalls(need, free)) for free in rooms]
+    free, short = min(
+        lacking,
+        key=lambda pair: (
+            bool(could_ever_hold(need, pair[0].node)),
+            *_distance(pair[1], pair[0].node),
+        ),
+    )
+    return sentence(free.node, short)
+
+
+def sentence(node: Node, short: Sequence[Shortfall]) -> str:
+    needs = ", ".join(one.need for one in short)
+    has = ", ".join(one.has for one in short)
+    return f"needs {needs}; best node {node.name} has {has}"
+
+
+def _distance(short: Sequence[Shortfall], node: Node) -> tuple[int, float, str]:
+    return len(short), -sum(one.ratio for one in short), node.name
+
+
+# -- dimensions -----------------------------------------------------------------------------
+
+
+def _cpu(need: float, free: float, total: float) -> Shortfall | None:
+    if need <= free + _CPU_TOLERANCE:
+        return None
+    has = f"{_number(max(free, 0.0))} free of {_number(total)}"
+    return Shortfall(need=f"{_number(need)} CPU", has=has, ratio=max(free, 0.0) / need)
+
+
+def _bytes(name: str, need: int, free: int, total: int) -> Shortfall | None:
+    if need <= free or need == 0:
+        return None
+    has = f"{_size(max(free, 0))} free of {_size(total)}"
+    return Shortfall(need=f"{_size(need)} {name}", has=has, ratio=max(free, 0) / need)
+
+
+def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> Shortfall | None:
+    if need.count == 0:
+        return None
+    fitting = fitting_gpus(need, free)
+    if len(fitting) >= need.count:
+        return None
+    of = len(fitting_gpus(need, total))
+    return Shortfall(
+        need=_gpu_words(need),
+        has=f"{len(fitting)} such GPU free of {of}",
+        ratio=len(fitting) / need.count,
+    )
+
+
+def fitting_gpus(need: GpuNeed, gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
+    """Those of the asked kind, the smallest first so that the larger ones stay free."""
+    least = _version(need.min_compute_capability)
+    fitting = [
+        gpu
+        for gpu in gpus
+        if (not need.names or any(is_called(gpu.name, name) for name in need.names))
+        and gpu.memory >= need.min_memory
+        and (least is None or (_version(gpu.compute_capability) or ()) >= least)
+    ]
+    return sorted(fitting, key=lambda gpu: gpu.memory)
+
+
+def _version(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def _gpu_words(need: GpuNeed) -> str:
+    words = [f"{need.count} GPU"]
+    if need.names:
+        words.append("named " + " or ".join(need.names))
+    if need.min_memory:
+        words.append(f"with {_size(need.min_memory)}")
+    if need.min_compute_capability:
+        words.append(f"of compute capability {need.min_compute_capability}")
+    return " ".join(words)
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _size(value: int) -> str:
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if value >= size:
+            return f"{_number(value / size)} {unit}"
+    return f"{value} B"

@@ -1,0 +1,75 @@
+"""Which free GPUs of a node a job gets: those nearest to each other, and of equally near ones those
+that leave the largest groups of near GPUs whole for the next job.
+
+The shim verifies the choice, and chooses by the same order where it is only given a count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from math import comb
+
+from controller.lifecycle.model import NodeGpu
+
+_WORD = re.compile(r"[a-z0-9]+")
+_MOST_COMBINATIONS = 5_000
+_FAR = 0
+
+
+def choose(fitting: Sequence[NodeGpu], free: Sequence[NodeGpu], count: int) -> list[NodeGpu]:
+    """`count` of `fitting`, which are among `free`. Needs count <= len(fitting)."""
+    if count == len(fitting):
+        return list(fitting)
+    groups = list(_groups(free))
+    best = min(_candidates(fitting, count), key=lambda chosen: _cost(chosen, groups))
+    return list(best)
+
+
+def is_called(name: str, asked: str) -> bool:
+    """Whether `asked` are words in a row of a GPU's name, however they are joined: RTX4090 is an
+    "NVIDIA GeForce RTX 4090", L4 is no "NVIDIA L40S". Who does not ask for MIG gets a whole GPU."""
+    words = _WORD.findall(name.lower())
+    wanted = "".join(_WORD.findall(asked.lower()))
+    if "mig" in words and "mig" not in wanted:
+        return False
+    rows = combinations(range(len(words) + 1), 2)
+    return any("".join(words[start:end]) == wanted for start, end in rows)
+
+
+def nearness(one: NodeGpu, other: NodeGpu) -> int:
+    """Greater is nearer."""
+    return one.near.get(other.uuid, _FAR)
+
+
+def _candidates(fitting: Sequence[NodeGpu], count: int) -> Iterator[tuple[NodeGpu, ...]]:
+    """All, or where those are too many: from each GPU on its nearest ones."""
+    if comb(len(fitting), count) <= _MOST_COMBINATIONS:
+        yield from combinations(fitting, count)
+        return
+    for seed in fitting:
+        others = [gpu for gpu in fitting if gpu is not seed]
+        yield (seed, *sorted(others, key=_distance_from(seed))[: count - 1])
+
+
+def _distance_from(seed: NodeGpu) -> Callable[[NodeGpu], int]:
+    return lambda gpu: -nearness(seed, gpu)
+
+
+def _cost(chosen: Sequence[NodeGpu], groups: Sequence[frozenset[str]]) -> tuple[int, int, int, int]:
+    near = [nearness(one, other) for one, other in combinations(chosen, 2)]
+    uuids = {gpu.uuid for gpu in chosen}
+    left = sum(len(group - uuids) ** 2 for group in groups)
+    return -min(near, default=0), -sum(near), -left, sum(gpu.memory for gpu in chosen)
+
+
+def _groups(free: Sequence[NodeGpu]) -> Iterator[frozenset[str]]:
+    """For each degree of nearness, the groups that are at least that near."""
+    for degree in sorted({nearness(one, other) for one, other in combinations(free, 2)}):
+        groups: list[list[NodeGpu]] = []
+        for gpu in free:
+            near = [group for group in groups if any(nearness(gpu, o) >= degree for o in group)]
+            joined = [other for group in near for other in group]
+            groups = [group for group in groups if group not in near] + [[gpu, *joined]]
+        yield from (frozenset(gpu.uuid for gpu in group) for group in groups)

@@ -1,0 +1,60 @@
+"""What users can ask for, independent of how they ask: rules, refusals and answers.
+
+Nothing here knows HTTP; the REST API shows what these methods give and raise.
+"""
+
+from __future__ import annotations
+
+from controller.blobs import BlobStore
+from controller.clock import Chance, Clock
+from controller.configuration.plan import Defaults
+from controller.pipelines.turns import Turns
+from controller.service.access import Gate
+from controller.service.blobs import BlobService
+from controller.service.gpus import GpuService
+from controller.service.hostkeys import HostKeys
+from controller.service.logs import Logs
+from controller.service.nodes import NodeService
+from controller.service.ports import Connect, PortService
+from controller.service.progress import PullBoard
+from controller.service.runs import RunService
+from controller.store.base import Store
+
+
+class ControllerService:
+    """The services by subject; `progress` is the bytes of images being pulled, by attempt id,
+    `connect` waits for a node's live connection."""
+
+    def __init__(
+        self,
+        *,
+        turns: Turns,
+        store: Store,
+        logs: Logs,
+        gate: Gate,
+        clock: Clock,
+        chance: Chance,
+        defaults: Defaults,
+        host_keys: HostKeys,
+        progress: PullBoard,
+        blobs: BlobStore,
+        connect: Connect,
+        node_key: str | None = None,
+    ) -> None:
+        self.gate = gate
+        self.logs = logs
+        self.progress = progress
+        self.blobs = BlobService(blobs)
+        self.node_key = node_key
+        self.runs = RunService(
+            turns=turns,
+            store=store,
+            clock=clock,
+            chance=chance,
+            defaults=defaults,
+            progress=progress,
+            blobs=blobs,
+        )
+        self.ports = PortService(self.runs, connect)
+        self.nodes = NodeService(turns, clock, chance, host_keys)
+        self.gpus = GpuService(self.nodes, connect)

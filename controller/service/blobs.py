@@ -1,0 +1,41 @@
+"""Uploads: what a run's job needs from the machine of its user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterable
+
+from controller.blobs import BlobDamaged, BlobStore, BlobTooLarge
+from controller.service.errors import Invalid, NotFound, Refused, Unavailable
+
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class BlobService:
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
+    async def put(self, digest: str, pieces: AsyncIterable[bytes]) -> int:
+        """Its size. Raises Invalid, Refused, Unavailable."""
+        _check(digest)
+        try:
+            return await self._blobs.put(digest, pieces)
+        except BlobTooLarge as error:
+            raise Refused(str(error), code="too_large") from None
+        except BlobDamaged as error:
+            raise Invalid(str(error), code="damaged") from None
+        except OSError as error:
+            raise Unavailable(f"the upload cannot be stored: {error.strerror}") from error
+
+    async def size(self, digest: str) -> int:
+        """Raises Invalid, NotFound."""
+        _check(digest)
+        size = await self._blobs.size(digest)
+        if size is None:
+            raise NotFound(f"there is no upload {digest}")
+        return size
+
+
+def _check(digest: str) -> None:
+    if not _DIGEST.fullmatch(digest):
+        raise Invalid("an upload is named by its sha256: 64 hexadecimal digits", field="blob")

@@ -1,0 +1,119 @@
+"""The seam between the controller and its memory: what it may ask, and what it is promised.
+
+* `commit` is one transaction: all of its changes are durable when it returns, or none ever is.
+* Every commit proves that this controller still holds the lease, inside that transaction.
+* What was loaded comes back equal to what was committed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from controller.lifecycle.history import Event
+from controller.lifecycle.model import Allocation, Node, RunState
+from controller.store.users import StoredToken, User
+
+
+class StoreError(Exception):
+    """The sentence is for the person who runs the controller; it never holds stored values."""
+
+
+class StoreUnavailable(StoreError):
+    """Nothing was changed (disk full, database busy); the same commit may be tried again."""
+
+
+class StoreUnusable(StoreError):
+    """The store can't be opened as it is (made by a newer version, damaged, not writable)."""
+
+
+class LeaseHeld(StoreError):
+    """Another live controller works on this store."""
+
+
+class LeaseLost(StoreError):
+    """Another controller has taken over: this one must stop at once and change nothing."""
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """What this life of the controller is: `(epoch, token)` is the fence that shims compare."""
+
+    epoch: int
+    """Grows when the store was restored from a backup."""
+    token: int
+    """Grows each time the lease is taken."""
+    installation_id: str
+    schema_version: str
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a starting controller goes on with."""
+
+    runs: tuple[RunState, ...] = ()
+    """The runs that are not final, oldest first."""
+    nodes: tuple[Node, ...] = ()
+    users: tuple[User, ...] = ()
+    tokens: tuple[StoredToken, ...] = ()
+    leftover_allocations: tuple[Allocation, ...] = ()
+    """Places that finished runs still occupy (held or orphaned)."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn's changes. `runs` maps a run's id to what the store has of it (None: nothing yet)
+    and what it shall have; parts that are the *same object* in both are not written again."""
+
+    runs: dict[str, tuple[RunState | None, RunState]] = {}
+    nodes: dict[str, Node] = {}
+    removed_nodes: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
+    users: tuple[User, ...] = ()
+    tokens: tuple[StoredToken, ...] = ()
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """`seq` counts from 1 over all events, in the order of their commits."""
+
+    seq: int
+    event: Event
+
+
+class Store(Protocol):
+    async def open(self) -> Boot:
+        """Bring the schema up to date and take the lease.
+
+        Raises LeaseHeld, StoreUnusable, StoreUnavailable."""
+
+    async def load(self) -> Snapshot:
+        """All that is live. Raises StoreUnavailable."""
+
+    async def commit(self, changes: Changes) -> None:
+        """Make the changes durable, all or none. Raises LeaseLost, StoreUnavailable."""
+
+    async def find_run(self, key: str) -> RunState | None:
+        """The run with this id, else the newest one with this name; finished ones too."""
+
+    async def find_submission(self, user: str, client_key: str) -> RunState | None:
+        """The newest run that this user submitted with this key, so that a repeated submit can be
+        answered with the run that it made."""
+
+    async def list_runs(
+        self,
+        *,
+        include_finished: bool = True,
+        limit: int = 100,
+        before: str | None = None,
+        user: str | None = None,
+    ) -> list[RunState]:
+        """Newest first; `before` is the id of the last run of the page before (unknown: empty)."""
+
+    async def events(
+        self, *, run_id: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[StoredEvent]:
+        """Oldest first, those with `seq` > after; of one run, or of everything."""
+
+    async def renew_lease(self) -> None:
+        """Say that this controller lives. Raises LeaseLost, StoreUnavailable."""
+
+    async def close(self) -> None:
+        """Give the lease back and let go of everything; may be called twice."""

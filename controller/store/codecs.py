@@ -1,0 +1,18 @@
+"""Which value lives in which table."""
+
+from __future__ import annotations
+
+from controller.lifecycle.history import Event
+from controller.lifecycle.model import Allocation, Attempt, Job, Node, Run
+from controller.store import tables
+from controller.store.rows import RowCodec
+from controller.store.users import StoredToken, User
+
+RUN = RowCodec(Run, tables.runs)
+JOB = RowCodec(Job, tables.jobs, without=frozenset({"attempts"}))
+ATTEMPT = RowCodec(Attempt, tables.attempts)
+ALLOCATION = RowCodec(Allocation, tables.allocations)
+NODE = RowCodec(Node, tables.nodes)
+USER = RowCodec(User, tables.users)
+TOKEN = RowCodec(StoredToken, tables.tokens)
+EVENT = RowCodec(Event, tables.events)

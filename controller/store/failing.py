@@ -1,0 +1,129 @@
+"""Stores that misbehave in one named way each, around a store that does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller.lifecycle.model import RunState
+from controller.store.base import (
+    Boot,
+    Changes,
+    LeaseLost,
+    Snapshot,
+    Store,
+    StoredEvent,
+    StoreUnavailable,
+)
+
+
+class _Around:
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+
+    async def open(self) -> Boot:
+        return await self._inner.open()
+
+    async def load(self) -> Snapshot:
+        return await self._inner.load()
+
+    async def commit(self, changes: Changes) -> None:
+        await self._inner.commit(changes)
+
+    async def find_run(self, key: str) -> RunState | None:
+        return await self._inner.find_run(key)
+
+    async def find_submission(self, user: str, client_key: str) -> RunState | None:
+        return await self._inner.find_submission(user, client_key)
+
+    async def list_runs(
+        self,
+        *,
+        include_finished: bool = True,
+        limit: int = 100,
+        before: str | None = None,
+        user: str | None = None,
+    ) -> list[RunState]:
+        return await self._inner.list_runs(
+            include_finished=include_finished, limit=limit, before=before, user=user
+        )
+
+    async def events(
+        self, *, run_id: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[StoredEvent]:
+        return await self._inner.events(run_id=run_id, after=after, limit=limit)
+
+    async def renew_lease(self) -> None:
+        await self._inner.renew_lease()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class DiskFull(_Around):
+    """Commits fail while `full`; reading still works."""
+
+    full = True
+
+    async def commit(self, changes: Changes) -> None:
+        if self.full:
+            raise StoreUnavailable("the database can't be used now: database or disk is full")
+        await super().commit(changes)
+
+
+class SlowCommit(_Around):
+    """A commit waits until the test sets `go_on`; `waiting` says that one does."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.go_on = asyncio.Event()
+        self.waiting = asyncio.Event()
+
+    async def commit(self, changes: Changes) -> None:
+        self.waiting.set()
+        await self.go_on.wait()
+        await super().commit(changes)
+
+
+class TakenOver(_Around):
+    """Another controller took the lease after `commits` commits of this one."""
+
+    def __init__(self, inner: Store, commits: int = 0) -> None:
+        super().__init__(inner)
+        self._commits_left = commits
+
+    async def commit(self, changes: Changes) -> None:
+        if self._commits_left <= 0:
+            raise LeaseLost("another controller has taken over; this one stops")
+        self._commits_left -= 1
+        await super().commit(changes)
+
+    async def renew_lease(self) -> None:
+        if self._commits_left <= 0:
+            raise LeaseLost("another controller has taken over; this one stops")
+        await super().renew_lease()
+
+
+class Crash(BaseException):
+    """The controller was killed: nothing after this line of it ever happened."""
+
+
+class CrashBeforeCommit(_Around):
+    """Killed when a turn was decided but not committed; `crash` arms it."""
+
+    crash = True
+
+    async def commit(self, changes: Changes) -> None:
+        if self.crash:
+            raise Crash
+        await super().commit(changes)
+
+
+class CrashAfterCommit(_Around):
+    """Killed when a turn was committed but nobody was told."""
+
+    crash = True
+
+    async def commit(self, changes: Changes) -> None:
+        await super().commit(changes)
+        if self.crash:
+            raise Crash

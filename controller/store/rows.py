@@ -1,0 +1,82 @@
+"""Values to rows and back, so that no field of the model can be forgotten on the way.
+
+A field goes to the column of its name if the table has one, else into `rest`. Both directions are
+derived from the struct and the table; nothing is listed by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class RowCodec(Generic[T]):
+    """`without` names fields that have a table of their own."""
+
+    def __init__(self, type_: type[T], table: sa.Table, without: frozenset[str] = frozenset()):
+        self.table = table
+        self._type = type_
+        fields = [field for field in msgspec.structs.fields(type_) if field.name not in without]
+        columns = table.columns
+        self._plain = tuple(
+            field.name
+            for field in fields
+            if field.name in columns and not columns[field.name].info.get("json")
+        )
+        self._json = tuple(
+            field.name
+            for field in fields
+            if field.name in columns and columns[field.name].info.get("json")
+        )
+        in_columns = {*self._plain, *self._json}
+        self._rest_defaults = {
+            field.name: field.default for field in fields if field.name not in in_columns
+        }
+        self._names = tuple(field.name for field in fields)
+
+    def row(self, value: T, **keys: object) -> dict[str, Any]:
+        """The row of this value; `keys` are columns that are no field of it."""
+        row: dict[str, Any] = {name: _plain(getattr(value, name)) for name in self._plain}
+        for name in self._json:
+            row[name] = _encode(getattr(value, name)).decode()
+        rest = {
+            name: content
+            for name, default in self._rest_defaults.items()
+            if (content := getattr(value, name)) is not default
+        }
+        if "rest" in self.table.columns:
+            row["rest"] = _encode(rest).decode()
+        row.update(keys)
+        return row
+
+    def value(self, row: Mapping[Any, Any], **parts: object) -> T:
+        """The value of this row; `parts` are the fields that were left out with `without`."""
+        content = {name: row[name] for name in self._plain}
+        for name in self._json:
+            content[name] = _decode(row[name])
+        if "rest" in row:
+            content.update(_decode(row["rest"]))
+        value = msgspec.convert(content, self._type)
+        return msgspec.structs.replace(value, **parts) if parts else value
+
+    def same(self, old: T, new: T) -> bool:
+        """Whether both give the same row, by the identity of their parts."""
+        return all(_unchanged(getattr(old, name), getattr(new, name)) for name in self._names)
+
+
+def _plain(content: object) -> object:
+    """Drivers need not know enums."""
+    return content.value if isinstance(content, Enum) else content
+
+
+def _unchanged(old: object, new: object) -> bool:
+    return old is new or (isinstance(new, str | int | float) and old == new)

@@ -1,0 +1,209 @@
+"""The store in a SQL database: every statement runs in one of two threads of its own.
+
+The event loop only ever waits for them. One thread writes, one transaction per `commit`; the other
+reads, so that a long listing never holds up a decision. The statements are portable: what is
+special about a database is in its `Database`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from controller.lifecycle.model import RunState
+from controller.store import reading, schema, writing
+from controller.store.base import (
+    Boot,
+    Changes,
+    Snapshot,
+    StoredEvent,
+    StoreError,
+    StoreUnavailable,
+    StoreUnusable,
+)
+from controller.store.database import Database
+from controller.store.lease import Lease
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LEASE_SECONDS = 30.0
+
+
+class SqlStore:
+    """See `base.Store`. `now` gives Unix seconds; `lease_seconds` matters only for a database that
+    several machines reach: renew well before it has passed."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        now: Callable[[], float] = time.time,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self._database = database
+        self._lease = Lease(holder=_holder(), seconds=lease_seconds, now=now)
+        self._now = now
+        self._writer_thread: ThreadPoolExecutor | None = None
+        self._reader_thread: ThreadPoolExecutor | None = None
+        self._writer: sa.Engine | None = None
+        self._reader: sa.Engine | None = None
+
+    async def open(self) -> Boot:
+        self._writer_thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        try:
+            return await self._in(self._writer_thread, self._open)
+        except BaseException:
+            await self.close()
+            raise
+
+    def _open(self) -> Boot:
+        self._database.enter(self._lease.holder)
+        self._writer = self._database.writer()
+        self._reader = self._database.reader()
+        schema_version = schema.upgrade(self._writer)
+        with self._writer.begin() as connection:
+            token = self._lease.take(connection, exclusive=self._database.exclusive)
+            epoch, installation_id = schema.identify(
+                connection, new_id=secrets.token_hex(8), now=self._now()
+            )
+        return Boot(
+            epoch=epoch,
+            token=token,
+            installation_id=installation_id,
+            schema_version=schema_version,
+        )
+
+    async def load(self) -> Snapshot:
+        return await self._read(reading.snapshot)
+
+    async def commit(self, changes: Changes) -> None:
+        await self._write(lambda connection: writing.write(connection, changes))
+
+    async def renew_lease(self) -> None:
+        await self._write(self._lease.renew)
+
+    async def find_run(self, key: str) -> RunState | None:
+        return await self._read(lambda connection: reading.find_run(connection, key))
+
+    async def find_submission(self, user: str, client_key: str) -> RunState | None:
+        return await self._read(
+            lambda connection: reading.find_submission(connection, user, client_key)
+        )
+
+    async def list_runs(
+        self,
+        *,
+        include_finished: bool = True,
+        limit: int = 100,
+        before: str | None = None,
+        user: str | None = None,
+    ) -> list[RunState]:
+        return await self._read(
+            lambda connection: reading.list_runs(
+                connection,
+                include_finished=include_finished,
+                limit=limit,
+                before=before,
+                user=user,
+            )
+        )
+
+    async def events(
+        self, *, run_id: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[StoredEvent]:
+        return await self._read(
+            lambda connection: reading.events(connection, run_id=run_id, after=after, limit=limit)
+        )
+
+    async def close(self) -> None:
+        writer_thread, self._writer_thread = self._writer_thread, None
+        reader_thread, self._reader_thread = self._reader_thread, None
+        if writer_thread is None or reader_thread is None:
+            return
+        try:
+            await self._in(reader_thread, self._dispose_reader)
+            await self._in(writer_thread, self._leave)
+        finally:
+            await asyncio.to_thread(reader_thread.shutdown)
+            await asyncio.to_thread(writer_thread.shutdown)
+
+    def _dispose_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.dispose()
+
+    def _leave(self) -> None:
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None and self._lease.token is not None:
+                with writer.begin() as connection:
+                    self._lease.give_back(connection)
+        except sa.exc.SQLAlchemyError as error:
+            log.warning("the lease could not be given back: %s", _sentence(error))
+        finally:
+            if writer is not None:
+                writer.dispose()
+            self._database.leave()
+
+    async def _read(self, query: Callable[[sa.Connection], T]) -> T:
+        thread = self._opened(self._reader_thread)
+
+        def read() -> T:
+            with self._opened(self._reader).begin() as connection:
+                return query(connection)
+
+        return await self._in(thread, read)
+
+    async def _write(self, change: Callable[[sa.Connection], None]) -> None:
+        thread = self._opened(self._writer_thread)
+
+        def write() -> None:
+            with self._opened(self._writer).begin() as connection:
+                self._lease.verify(connection)
+                change(connection)
+
+        await self._in(thread, write)
+
+    @staticmethod
+    def _opened(part: T | None) -> T:
+        if part is None:
+            raise StoreUnavailable("the store is not open")
+        return part
+
+    @staticmethod
+    async def _in(thread: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, call)
+        except StoreError:
+            raise
+        except sa.exc.DatabaseError as error:
+            raise _as_store_error(error) from error
+        except OSError as error:
+            raise StoreUnavailable(f"the store can't be reached: {error.strerror}") from error
+
+
+def _as_store_error(error: sa.exc.DatabaseError) -> StoreError:
+    if isinstance(error, sa.exc.OperationalError):
+        return StoreUnavailable(f"the database can't be used now: {_sentence(error)}")
+    return StoreUnusable(f"the database refuses: {_sentence(error)}")
+
+
+def _sentence(error: sa.exc.SQLAlchemyError) -> str:
+    """Without the statement and its values, which may be secret."""
+    original = getattr(error, "orig", None)
+    return str(original if original is not None else type(error).__name__)
+
+
+def _holder() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

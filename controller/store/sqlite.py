@@ -1,0 +1,103 @@
+"""SQLite as the database of one controller on one machine.
+
+Write-ahead log with `synchronous=FULL`: a commit is on the disk when it returns, and readers never
+wait for the writer. An OS lock beside the file refuses a second controller at once, and vanishes
+with its holder, so that a controller killed with -9 can be started again without waiting. (The lock
+is `flock`: the data folder must be on a local file system.)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from controller.store.base import LeaseHeld, StoreUnusable
+
+BUSY_TIMEOUT_SECONDS = 10.0
+"""Only a person with a shell (a backup, a query) can hold it longer than a moment."""
+
+
+class SqliteDatabase:
+    """The file `controller.db` in `folder`, readable by its owner alone. A folder that is made here
+    has mode 0700; one that exists is left as it is."""
+
+    exclusive = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "controller.db"
+        self._lock_fd: int | None = None
+        self._engines: list[sa.Engine] = []
+
+    def enter(self, holder: str) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock(holder)
+            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._file.chmod(0o600)
+        except OSError as error:
+            raise StoreUnusable(
+                f"the data folder {self._folder} can't be used: {error.strerror}; give a folder"
+                " that you may write with --data"
+            ) from error
+
+    def _take_lock(self, holder: str) -> None:
+        lock_file = self._folder / "controller.lock"
+        fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.pread(fd, 256, 0).decode("utf-8", "replace").strip() or "unknown"
+            os.close(fd)
+            raise LeaseHeld(
+                f"another controller ({other}) works on {self._folder}: stop it first, or give"
+                " another folder with --data"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, holder.encode(), 0)
+        self._lock_fd = fd
+
+    def writer(self) -> sa.Engine:
+        return self._engine(begin="BEGIN IMMEDIATE", read_only=False)
+
+    def reader(self) -> sa.Engine:
+        return self._engine(begin="BEGIN", read_only=True)
+
+    def _engine(self, *, begin: str, read_only: bool) -> sa.Engine:
+        engine = sa.create_engine(
+            sa.URL.create("sqlite", database=str(self._file)),
+            poolclass=sa.pool.SingletonThreadPool,
+            connect_args={"timeout": BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
+            hide_parameters=True,
+        )
+
+        @sa.event.listens_for(engine, "connect")
+        def configure(connection: sqlite3.Connection, _record: Any) -> None:
+            connection.isolation_level = None
+            for pragma in _pragmas(read_only):
+                connection.execute(pragma)
+
+        @sa.event.listens_for(engine, "begin")
+        def start(connection: sa.Connection) -> None:
+            connection.exec_driver_sql(begin)
+
+        self._engines.append(engine)
+        return engine
+
+    def leave(self) -> None:
+        engines, self._engines = self._engines, []
+        for engine in engines:
+            engine.dispose()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def _pragmas(read_only: bool) -> tuple[str, ...]:
+    common = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
+    return (*common, "PRAGMA query_only=ON") if read_only else common

@@ -1,0 +1,101 @@
+"""One turn's changes as statements: only rows that changed, parents before children."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from controller.lifecycle.model import RunState
+from controller.store import codecs, tables
+from controller.store.base import Changes
+from controller.store.rows import RowCodec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Batch:
+    """The rows of one table that a transaction adds and changes."""
+
+    def __init__(self, codec: RowCodec[Any]) -> None:
+        self._codec = codec
+        self._added: list[dict[str, Any]] = []
+        self._changed: list[dict[str, Any]] = []
+
+    def put(self, old: T | None, new: T, **keys: object) -> None:
+        if old is new:
+            return
+        if old is None:
+            self._added.append(self._codec.row(new, **keys))
+        elif not self._codec.same(old, new):
+            self._changed.append(self._codec.row(new, **keys))
+
+    def write(self, connection: sa.Connection) -> None:
+        table = self._codec.table
+        if self._added:
+            connection.execute(table.insert(), self._added)
+        if self._changed:
+            columns = [name for name in self._changed[0] if name != "id"]
+            statement = (
+                table.update()
+                .where(table.c.id == sa.bindparam("key_id"))
+                .values({name: sa.bindparam(f"new_{name}") for name in columns})
+            )
+            connection.execute(statement, [_bound(row, columns) for row in self._changed])
+
+
+def _bound(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    return {"key_id": row["id"], **{f"new_{name}": row[name] for name in columns}}
+
+
+def write(connection: sa.Connection, changes: Changes) -> None:
+    _write_runs(connection, changes.runs.values())
+    _upsert(connection, codecs.NODE, "id", changes.nodes.values())
+    if changes.removed_nodes:
+        connection.execute(
+            tables.nodes.delete().where(tables.nodes.c.id.in_(changes.removed_nodes))
+        )
+    _upsert(connection, codecs.USER, "name", changes.users)
+    _upsert(connection, codecs.TOKEN, "id", changes.tokens)
+    if changes.events:
+        rows = [codecs.EVENT.row(event) for event in changes.events]
+        connection.execute(tables.events.insert(), rows)
+
+
+def _write_runs(
+    connection: sa.Connection, changed: Iterable[tuple[RunState | None, RunState]]
+) -> None:
+    runs, jobs = _Batch(codecs.RUN), _Batch(codecs.JOB)
+    attempts, allocations = _Batch(codecs.ATTEMPT), _Batch(codecs.ALLOCATION)
+    for old, new in changed:
+        runs.put(old.run if old else None, new.run)
+        old_jobs = {job.id: job for job in old.jobs} if old else {}
+        for job in new.jobs:
+            old_job = old_jobs.get(job.id)
+            if job is old_job:
+                continue
+            jobs.put(old_job, job, run_id=new.run.id)
+            old_attempts = {attempt.id: attempt for attempt in old_job.attempts} if old_job else {}
+            for attempt in job.attempts:
+                attempts.put(old_attempts.get(attempt.id), attempt, run_id=new.run.id)
+        old_places = {place.id: place for place in old.allocations} if old else {}
+        for place in new.allocations:
+            allocations.put(old_places.get(place.id), place)
+    for batch in (runs, jobs, attempts, allocations):
+        batch.write(connection)
+
+
+def _upsert(connection: sa.Connection, codec: RowCodec[T], key: str, values: Iterable[T]) -> None:
+    """Few rows and rare: asking which exist is what every database understands."""
+    rows = {row[key]: row for row in map(codec.row, values)}
+    if not rows:
+        return
+    column = codec.table.c[key]
+    existing = set(connection.execute(sa.select(column).where(column.in_(rows))).scalars())
+    for value, row in rows.items():
+        if value in existing:
+            connection.execute(codec.table.update().where(column == value).values(row))
+        else:
+            connection.execute(codec.table.insert().values(row))

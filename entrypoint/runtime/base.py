@@ -1,0 +1,146 @@
+"""The part of the runtime that changes rarely: interpreter, libraries, wheels and launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.runtime import LAUNCHER, MOUNT_PATH, debian, elf
+from entrypoint.runtime.errors import run
+from entrypoint.runtime.platform import Platform, current
+
+SOURCES = Path(__file__).parent
+
+_UNUSED_IN_WHEELS = ("*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.pyi")
+_INSTALLER_NOTES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+_LOADED_LATE = ("libgcc_s.so.1",)
+"""glibc opens it when a thread is cancelled; no file names it."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Where the parts of a runtime's tree lie."""
+
+    root: Path
+    python: str
+
+    @property
+    def libraries(self) -> Path:
+        return self.root / "lib"
+
+    @property
+    def standard_library(self) -> Path:
+        return self.root / "lib" / f"python{self.python}"
+
+    @property
+    def site(self) -> Path:
+        return self.root / "site"
+
+    @property
+    def program(self) -> Path:
+        return self.root / "bin" / f"python{self.python}"
+
+    def compile(self, folders: list[Path]) -> None:
+        """Unchecked pycs: the files never change under a mount, so nobody need stat a source."""
+        loader = self.libraries / current().loader
+        environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
+        paths = ("--library-path", self.libraries, "--argv0", self.program)
+        compile_all = "-I -S -X utf8=1 -m compileall -q -f -j 1 --invalidation-mode unchecked-hash"
+        recorded_paths = ("-s", self.root, "-p", MOUNT_PATH)
+        program = (loader, "--inhibit-cache", *paths, self.program)
+        run([*program, *compile_all.split(), *recorded_paths, *folders], env=environment)
+
+
+def build(root: Path, work: Path) -> Base:
+    platform = current()
+    base = Base(root, debian.python_version())
+    unpacked = work / "unpacked"
+    packages = debian.download(debian.packages(base.python), work / "debs")
+    debian.unpack(work / "debs", unpacked)
+    _copy_interpreter(base, unpacked)
+    _install_wheels(base, platform)
+    _copy_libraries(base, unpacked, platform)
+    elf.set_rpaths(root, base.libraries)
+    elf.set_interpreter(base.program, f"{MOUNT_PATH}/lib/{platform.loader}")
+    elf.blind_loader(base.libraries / platform.loader, platform)
+    _fix_module_path(base)
+    _compile_launcher(base)
+    base.compile([base.standard_library, base.site])
+    (root / "sources.json").write_text(json.dumps(packages, indent=1, sort_keys=True) + "\n")
+    return base
+
+
+def _copy_interpreter(base: Base, unpacked: Path) -> None:
+    base.program.parent.mkdir(parents=True)
+    base.libraries.mkdir()
+    shutil.copyfile(unpacked / "usr/bin" / base.program.name, base.program)
+    base.program.chmod(0o755)
+    shutil.copytree(
+        unpacked / "usr/lib" / base.standard_library.name,
+        base.standard_library,
+        ignore=shutil.ignore_patterns("__pycache__", "tests", "test"),
+        ignore_dangling_symlinks=True,
+    )
+    for pattern in (SOURCES / "unused-modules.txt").read_text().split():
+        for path in base.standard_library.glob(pattern):
+            _remove(path)
+
+
+def _install_wheels(base: Base, platform: Platform) -> None:
+    """Markers were resolved when wheels.lock was made: --no-deps takes the list as it is."""
+    tag = "cp" + base.python.replace(".", "")
+    glibcs = ("_2_34", "_2_28", "_2_17", "2014", "_2_12", "2010")
+    platforms = [f"--platform=manylinux{glibc}_{platform.machine}" for glibc in glibcs]
+    interpreter = f"--python-version={base.python} --implementation=cp --abi={tag}"
+    options = "-q --disable-pip-version-check --no-compile --no-deps --only-binary=:all:"
+    pip = (sys.executable, "-m", "pip", "install", *options.split(), "--require-hashes")
+    wheels_for = (*interpreter.split(), "--abi=abi3", "--abi=none", *platforms)
+    run([*pip, *wheels_for, "--target", base.site, "-r", SOURCES / "wheels.lock"])
+    shutil.rmtree(base.site / "bin", ignore_errors=True)
+    for pattern in _UNUSED_IN_WHEELS:
+        for path in base.site.rglob(pattern):
+            _remove(path)
+    for folder in [path for path in base.site.rglob("*") if path.name in ("tests", "test")]:
+        _remove(folder)
+    for note in _INSTALLER_NOTES:
+        for path in base.site.glob(f"*.dist-info/{note}"):
+            _remove(path)
+    for file in elf.elf_files(base.site):
+        run(["strip", "--strip-unneeded", file])
+
+
+def _copy_libraries(base: Base, unpacked: Path, platform: Platform) -> None:
+    folders = [
+        unpacked / prefix / folder
+        for folder in (f"lib/{platform.triplet}", platform.library_folder)
+        for prefix in ("usr", ".")
+    ]
+    elf.copy_needed_libraries(elf.elf_files(base.root), folders, base.libraries)
+    for name in _LOADED_LATE:
+        source = next(folder / name for folder in folders if (folder / name).exists())
+        shutil.copyfile(source.resolve(), base.libraries / name)
+    (base.libraries / platform.loader).chmod(0o755)
+
+
+def _fix_module_path(base: Base) -> None:
+    folders = (f"../lib/python{base.python}", f"../lib/python{base.python}/lib-dynload", "../site")
+    path_file = base.program.with_name(f"{base.program.name}._pth")
+    path_file.write_text("".join(f"{folder}\n" for folder in folders))
+
+
+def _compile_launcher(base: Base) -> None:
+    python = f'-DPYTHON="{MOUNT_PATH}/bin/{base.program.name}"'
+    options = "-std=c11 -static -Os -s -Wall -Wextra -Werror -Wl,--build-id=none"
+    output = ("-o", base.root / LAUNCHER)
+    run(["musl-gcc", *options.split(), python, *output, SOURCES / "launcher.c"])
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""What can go wrong in a build, in words for the person who runs it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class BuildError(Exception):
+    """The runtime could not be built; the text says what to do about it."""
+
+
+def run(
+    argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """The command's output. Raises BuildError with its last lines when it fails or is missing."""
+    command = [str(part) for part in argv]
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise BuildError(f"{command[0]} is missing: run ./dev runtime, which installs it") from None
+    if done.returncode:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise BuildError(f"{' '.join(command[:3])} … ended with {done.returncode}:\n{tail}")
+    return done.stdout

@@ -1,0 +1,126 @@
+"""Owns the SSH port from the first process of the container, and wakes a server when someone comes.
+
+An interpreter with an SSH server in it weighs more than the whole runner, and most jobs are never
+visited: so the port is bound here and a server is started at the first connection. What waits in
+the backlog meanwhile, or while a server ends for want of visitors, is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from pathlib import Path
+from typing import Protocol
+
+from entrypoint.ssh import install, openssh
+from entrypoint.ssh.embedded import EmbeddedServer
+from entrypoint.ssh.settings import (
+    INSTALL_LOG_NAME,
+    Mode,
+    SettingsUnusable,
+    SshSettings,
+    read_settings,
+)
+from runner.children import Children
+
+_BACKLOG = 64
+_PAUSE_AFTER_FAILURE = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Server(Protocol):
+    async def answer(self, listener: socket.socket) -> None:
+        """A connection waits. Returns when the door may look for the next one. Raises OSError."""
+
+
+class Door:
+    """`open` once; `close` any number of times. A door that cannot be opened is reported in the
+    runner's log and does not hold the job up."""
+
+    def __init__(self, task: Path, children: Children) -> None:
+        self._task = task
+        self._children = children
+        self._listener: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        try:
+            settings = read_settings(self._task)
+            if settings is None:
+                return
+            listener = self._listener = _listen(settings.address, settings.port)
+        except (SettingsUnusable, OSError) as error:
+            _log.error("no SSH: %s", error)
+            return
+        self._serving = asyncio.create_task(self._serve(settings, listener), name="ssh door")
+
+    async def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait({self._serving})
+            self._serving = None
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _serve(self, settings: SshSettings, listener: socket.socket) -> None:
+        notice = await self._install(settings)
+        server: Server | None = None
+        while True:
+            await _readable(listener)
+            try:
+                server = server or await self._choose(settings, notice)
+                await server.answer(listener)
+            except OSError as error:
+                _log.warning("SSH: %s", error.strerror or error)
+                server = None
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+            except Exception:
+                _log.exception("SSH: the server cannot be started")
+                server = None
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+
+    async def _install(self, settings: SshSettings) -> str | None:
+        """What visitors should know when it failed."""
+        if settings.mode is not Mode.INSTALL or openssh.find() is not None:
+            return None
+        try:
+            await install.install(self._task / INSTALL_LOG_NAME, self._children)
+        except install.InstallFailed as error:
+            _log.error("SSH: %s", error)
+            return f"{error}; Fairlead's embedded SSH server answers instead"
+        return None
+
+    async def _choose(self, settings: SshSettings, notice: str | None) -> Server:
+        if settings.mode is not Mode.EMBEDDED and notice is None:
+            try:
+                return await openssh.prepare(self._task, settings, self._children)
+            except openssh.NotUsable as error:
+                _log.info("SSH: the embedded server answers: %s", error)
+        return EmbeddedServer(self._task, self._children, notice)
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from None
+    return listener
+
+
+async def _readable(listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    knocked = asyncio.Event()
+    loop.add_reader(listener, knocked.set)
+    try:
+        await knocked.wait()
+    finally:
+        with contextlib.suppress(ValueError):
+            loop.remove_reader(listener)

@@ -1,0 +1,16 @@
+"""Keeps the image's libraries out of the process: importing this first is all that is needed.
+
+asyncssh asks the system for optional libraries (libnettle, liboqs) by name. In a job's container
+that answers with a file of the image, made for another C library.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+
+
+def _nothing_of_the_image(name: str) -> None:
+    return None
+
+
+ctypes.util.find_library = _nothing_of_the_image

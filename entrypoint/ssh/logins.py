@@ -1,0 +1,102 @@
+"""Who a visitor becomes: a user of the image, its shell and its environment.
+
+The accounts are the image's own files; an image without any still has root.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from runner import environment, identities
+from runner.errors import CannotStart
+from runner.identities import Identity
+
+_SHELLS = ("/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh")
+_NO_SHELLS = ("nologin", "false", "true", "sync", "halt", "shutdown")
+_ABOUT_THE_USER = ("HOME", "USER", "LOGNAME", "SHELL")
+
+
+class NothingToRun(Exception):
+    """The text is for the visitor."""
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """`change`: the process must become `identity` before it runs anything for the visitor."""
+
+    identity: Identity
+    shell: str | None
+    change: bool
+
+    @property
+    def home(self) -> str:
+        return self.identity.home if os.path.isdir(self.identity.home) else "/"
+
+    def argv(self, command: str | None, env: Mapping[str, str]) -> tuple[str, list[str]]:
+        """The program and its arguments, `argv[0]` included. In an image without a shell a command
+        is split into words here. Raises NothingToRun."""
+        if self.shell is not None:
+            name = os.path.basename(self.shell)
+            return self.shell, [f"-{name}"] if command is None else [name, "-c", command]
+        if command is None:
+            raise NothingToRun("this image has no shell; give a program to run")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise NothingToRun(f"this image has no shell, and: {error}") from None
+        program = _find(words[0], env.get("PATH", "")) if words else None
+        if program is None:
+            raise NothingToRun(f"this image has no shell, and no program {words[:1]}")
+        return program, words
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        env = dict(inherited)
+        if self.change:
+            for name in _ABOUT_THE_USER:
+                env.pop(name, None)
+        env.setdefault("PATH", environment.DEFAULT_PATH)
+        env.setdefault("HOME", self.identity.home)
+        env["USER"] = env["LOGNAME"] = self.identity.name
+        if self.shell is not None:
+            env["SHELL"] = self.shell
+        return env
+
+
+def login_as(name: str, root: Path = Path("/")) -> Login | None:
+    """None for a user that the image does not know. Without root's rights everybody is us."""
+    if os.geteuid() != 0:
+        identity = identities.current_identity(root)
+        return Login(identity=identity, shell=_shell(identity.uid, root), change=False)
+    try:
+        identity = identities.resolve(name.partition(":")[0], root)
+    except CannotStart:
+        if name != "root":
+            return None
+        identity = Identity(uid=0, gid=0, name="root", home="/root")
+    return Login(identity=identity, shell=_shell(identity.uid, root), change=identity.uid != 0)
+
+
+def _shell(uid: int, root: Path) -> str | None:
+    for shell in (*_own_shell(uid, root), *_SHELLS):
+        if os.path.basename(shell) not in _NO_SHELLS and os.access(root / shell[1:], os.X_OK):
+            return shell
+    return None
+
+
+def _own_shell(uid: int, root: Path) -> list[str]:
+    try:
+        lines = (root / "etc/passwd").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    rows = [line.split(":") for line in lines]
+    return [row[6] for row in rows if len(row) == 7 and row[2] == str(uid) and row[6][:1] == "/"]
+
+
+def _find(program: str, path: str) -> str | None:
+    folders = [""] if "/" in program else path.split(":")
+    candidates = (os.path.join(folder, program) for folder in folders)
+    return next((p for p in candidates if os.path.isfile(p) and os.access(p, os.X_OK)), None)

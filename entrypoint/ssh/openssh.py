@@ -1,0 +1,169 @@
+"""The image's own sshd, one process per connection, with a configuration of ours.
+
+What the image's configuration allows does not count: the task's keys are the only way in. An sshd
+that refuses our configuration, or cannot work in this container, is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoint import processes
+from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
+from runner import environment
+from runner.children import Children
+
+_FOLDER = Path("/run/fairlead-ssh")
+_FALLBACK = "sshd"
+_PROGRAMS = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd", "/usr/bin/sshd")
+_PRIVILEGE_SEPARATION = (Path("/run/sshd"), Path("/var/empty"))
+_CHECK_SECONDS = 10.0
+_SET_BY_SSHD = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM"})
+_MOST_OUTPUT = 4096
+_CONFIG = """\
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile none
+UsePAM no
+StrictModes no
+UseDNS no
+PermitRootLogin prohibit-password
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+AllowTcpForwarding yes
+AllowStreamLocalForwarding yes
+AllowAgentForwarding yes
+X11Forwarding no
+PermitTunnel no
+PermitUserEnvironment no
+PrintMotd no
+LoginGraceTime 30
+ClientAliveInterval 15
+AcceptEnv *
+Subsystem sftp internal-sftp
+"""
+
+
+class NotUsable(Exception):
+    """Why the image's sshd cannot answer."""
+
+
+def find() -> str | None:
+    return next((program for program in _PROGRAMS if os.access(program, os.X_OK)), None)
+
+
+class OpenSshServer:
+    def __init__(self, argv: list[str], log: Path, children: Children) -> None:
+        self._argv = argv
+        self._log = log
+        self._children = children
+        self._environment = environment.inherited()
+
+    async def answer(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            connection, _ = listener.accept()
+            with connection, self._log.open("ab") as log:
+                await processes.launch(
+                    [*self._argv, "-i", "-e"],
+                    self._children,
+                    stdin=connection,
+                    stdout=connection,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+
+
+async def prepare(task: Path, settings: SshSettings, children: Children) -> OpenSshServer:
+    """Raises NotUsable."""
+    program = find()
+    if program is None:
+        raise NotUsable("the image has no sshd")
+    if os.geteuid() != 0:
+        raise NotUsable("the image's sshd needs root")
+    inherited = environment.inherited()
+    try:
+        folder = _folder(task)
+        config = _write(folder, task, settings, inherited)
+        argv = [program, "-f", str(config)]
+        await _check(argv, children, inherited)
+    except OSError as error:
+        raise NotUsable(f"the image's sshd cannot be set up: {error}") from error
+    return OpenSshServer(argv, task / "ssh.log", children)
+
+
+def set_env(variables: Mapping[str, str]) -> str:
+    """The line of sshd_config that gives sessions the image's variables. Those that sshd's own
+    syntax cannot hold are left out."""
+    words = [
+        f'"{name}={value}"'
+        for name, value in variables.items()
+        if name not in _SET_BY_SSHD and value.isprintable() and not set('"\\') & set(name + value)
+    ]
+    return f"SetEnv {' '.join(words)}\n" if words else ""
+
+
+def _folder(task: Path) -> Path:
+    """sshd reads authorized keys as the user who logs in, whom the task's folder is closed to."""
+    for folder in (_FOLDER, task / _FALLBACK):
+        try:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        except OSError:
+            continue
+        return folder
+    raise NotUsable(f"neither {_FOLDER} nor the task's folder can be written")
+
+
+def _write(folder: Path, task: Path, settings: SshSettings, inherited: Mapping[str, str]) -> Path:
+    _write_file(folder / "host_key", (task / HOST_KEY_NAME).read_text(), 0o600)
+    keys = "".join(f"{key}\n" for key in settings.authorized_keys)
+    _write_file(folder / "authorized_keys", keys, 0o644)
+    config = folder / "sshd_config"
+    _write_file(config, _CONFIG.format(folder=folder) + set_env(inherited), 0o600)
+    for path in _PRIVILEGE_SEPARATION:
+        with contextlib.suppress(OSError):
+            path.mkdir(mode=0o755, exist_ok=True)
+    return config
+
+
+def _write_file(path: Path, text: str, mode: int) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, mode)
+        file.write(text)
+
+
+async def _check(argv: list[str], children: Children, inherited: Mapping[str, str]) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb", 0) as said:
+        os.set_blocking(read, False)
+        try:
+            child = await processes.launch(
+                [*argv, "-t"],
+                children,
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                env=dict(inherited),
+            )
+        finally:
+            os.close(write)
+        try:
+            async with asyncio.timeout(_CHECK_SECONDS):
+                status = await child.wait()
+        except TimeoutError:
+            raise NotUsable("the image's sshd does not check its configuration") from None
+        finally:
+            child.kill()
+        if status != 0:
+            lines = (said.read(_MOST_OUTPUT) or b"").decode(errors="replace").strip().splitlines()
+            raise NotUsable(f"the image's sshd refuses: {lines[-1] if lines else status}")

@@ -1,0 +1,194 @@
+"""What a visitor runs: a command with pipes, or a terminal with a shell in it.
+
+Output is pumped to its end, with the channel's flow control, before the exit status is sent:
+a client takes the status for the end. A terminal is opened by hand, since its process must be the
+leader of a session that owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from typing import Any
+
+import asyncssh
+
+from entrypoint import processes
+from entrypoint.processes import Child
+from entrypoint.ssh.logins import Login, NothingToRun
+from entrypoint.ssh.terminal import Terminal
+from runner import environment
+from runner.children import Children
+
+Process = asyncssh.SSHServerProcess[bytes]
+
+_CHUNK = 1 << 17
+_NOT_RUN = 127
+
+
+class Sessions:
+    def __init__(self) -> None:
+        self._children = Children()
+        self._inherited = environment.inherited()
+
+    async def run(self, process: Process) -> None:
+        """asyncssh's handler of one session: shell, exec, or a subsystem that nobody knows."""
+        login = process.get_extra_info("login")
+        assert isinstance(login, Login)
+        try:
+            if process.subsystem is not None:
+                raise NothingToRun(f"there is no subsystem {process.subsystem!r} here")
+            env = self._environment(login, process)
+            if process.term_type is None:
+                await self._with_pipes(login, env, process)
+            else:
+                await self._in_terminal(login, env, process)
+        except (NothingToRun, OSError, subprocess.SubprocessError) as error:
+            with contextlib.suppress(OSError, asyncssh.Error):
+                process.stderr.write(f"fairlead: {error}\n".encode())
+                process.exit(_NOT_RUN)
+
+    async def _with_pipes(self, login: Login, env: dict[str, str], process: Process) -> None:
+        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
+        theirs = (stdin[0], stdout[1], stderr[1])
+        try:
+            child = self._start(login, env, process.command, *theirs)
+        except BaseException:
+            for end in (stdin[1], stdout[0], stderr[0]):
+                os.close(end)
+            raise
+        finally:
+            for end in theirs:
+                os.close(end)
+        feeding = asyncio.create_task(_feed(process, child, stdin[1]))
+        try:
+            await asyncio.gather(_pump(stdout[0], process.stdout), _pump(stderr[0], process.stderr))
+            _say_end(process, await child.wait())
+        finally:
+            feeding.cancel()
+            await asyncio.wait({feeding})
+
+    async def _in_terminal(self, login: Login, env: dict[str, str], process: Process) -> None:
+        terminal = Terminal(process.term_size)
+        try:
+            if login.change:
+                os.chown(terminal.name, login.identity.uid, -1)
+            env |= {"TERM": process.term_type or "dumb", "SSH_TTY": terminal.name}
+            slave = terminal.slave
+            child = self._start(
+                login, env, process.command, slave, slave, slave, preexec_fn=terminal.take
+            )
+            terminal.close_slave()
+            if await terminal.carry(process, child):
+                terminal.close()
+                _say_end(process, await child.wait())
+        finally:
+            terminal.close()
+
+    def _start(
+        self,
+        login: Login,
+        env: dict[str, str],
+        command: str | None,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        **options: Any,
+    ) -> Child:
+        program, argv = login.argv(command, env)
+        identity = login.identity
+        if login.change:
+            options |= {"user": identity.uid, "group": identity.gid}
+            options["extra_groups"] = identity.groups
+        return processes.start(
+            argv,
+            self._children,
+            executable=program,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            cwd=login.home,
+            start_new_session=True,
+            umask=0o022,
+            **options,
+        )
+
+    def _environment(self, login: Login, process: Process) -> dict[str, str]:
+        env = login.environment(self._inherited)
+        env |= {_text(name): _text(value) for name, value in process.env.items()}
+        peer, own = process.get_extra_info("peername"), process.get_extra_info("sockname")
+        if peer and own:
+            env["SSH_CLIENT"] = f"{peer[0]} {peer[1]} {own[1]}"
+            env["SSH_CONNECTION"] = f"{peer[0]} {peer[1]} {own[0]} {own[1]}"
+        agent = process.channel.get_agent_path()
+        if agent is not None:
+            env["SSH_AUTH_SOCK"] = agent
+            if login.change:
+                for path in (agent, os.path.dirname(agent)):
+                    os.chown(path, login.identity.uid, login.identity.gid)
+        return env
+
+
+async def _feed(process: Process, child: Child, pipe: int) -> None:
+    loop = asyncio.get_running_loop()
+    with os.fdopen(pipe, "wb", 0) as file:
+        transport, protocol = await loop.connect_write_pipe(
+            lambda: asyncio.streams.FlowControlMixin(loop=loop), file
+        )
+        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        try:
+            while data := await _read(process, child):
+                writer.write(data)
+                await writer.drain()
+        except (OSError, asyncssh.Error):
+            return
+        finally:
+            transport.close()
+
+
+async def _read(process: Process, child: Child) -> bytes:
+    while True:
+        try:
+            return await process.stdin.read(_CHUNK)
+        except asyncssh.SignalReceived as received:
+            number = getattr(signal, f"SIG{received.signal}", None)
+            if number is not None:
+                child.signal_group(number)
+        except (asyncssh.BreakReceived, asyncssh.TerminalSizeChanged):
+            continue
+
+
+async def _pump(pipe: int, writer: asyncssh.SSHWriter[bytes]) -> None:
+    """To the end of the pipe. A visitor who has left takes nothing more: the pipe is closed, which
+    is what a program in a pipeline is used to."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_CHUNK, loop=loop)
+    with os.fdopen(pipe, "rb", 0) as file:
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader, loop=loop), file
+        )
+        try:
+            while data := await reader.read(_CHUNK):
+                writer.write(data)
+                await writer.drain()
+        except (OSError, asyncssh.Error):
+            return
+        finally:
+            transport.close()
+
+
+def _say_end(process: Process, status: int) -> None:
+    with contextlib.suppress(OSError, asyncssh.Error):
+        if status < 0:
+            name = signal.Signals(-status).name.removeprefix("SIG")
+            process.exit_with_signal(name)
+        else:
+            process.exit(status)
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else os.fsdecode(value)

@@ -1,0 +1,61 @@
+"""Where the kernel counts for us: the files of our own cgroup, version 1 or 2, in or out of a
+container. Blocking, but never on more than a file of /sys or /proc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+UNIFIED = ""
+"""The one hierarchy of version 2."""
+
+
+class Cgroup:
+    """Our own; `root` is where /proc and /sys are."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._mount = root / "sys/fs/cgroup"
+        self._paths = _memberships(root / "proc/self/cgroup")
+
+    def text(self, controller: str, name: str) -> str | None:
+        """The content of the file `name`; None when there is none that we may read."""
+        for path in self._candidates(controller, name):
+            try:
+                return path.read_text()
+            except OSError:
+                continue
+        return None
+
+    def number(self, controller: str, name: str) -> int | None:
+        """Of a file with one number; None too for `max`."""
+        value = (self.text(controller, name) or "").strip()
+        return int(value) if value.isdecimal() else None
+
+    def field(self, controller: str, name: str, field: str) -> int | None:
+        """Of a file with lines `field number`."""
+        for line in (self.text(controller, name) or "").splitlines():
+            key, _, value = line.partition(" ")
+            if key == field and value.isdecimal():
+                return int(value)
+        return None
+
+    def _candidates(self, controller: str, name: str) -> Iterator[Path]:
+        """A container may see the whole tree, or only its own part as if that were all."""
+        folder = self._mount / controller
+        yield folder / self._paths.get(controller, "") / name
+        yield folder / name
+
+
+def _memberships(path: Path) -> dict[str, str]:
+    """controller → our path below its mount."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        for controller in controllers.split(","):
+            found[controller] = group.lstrip("/")
+    return found

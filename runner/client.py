@@ -1,0 +1,257 @@
+"""The client of the runner's API, for whoever has a way to its socket.
+
+The caller owns the `aiohttp.ClientSession`, whose connector leads to the socket (base URL
+`http://runner`). Every call may be repeated. Errors are two: the runner said no (`RunnerError`), or
+it could not be asked (`RunnerUnavailable`), after which nothing is known about the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
+
+from runner import port_client
+from runner.port_client import Dial as Dial
+from runner.port_client import PortStream as PortStream
+from runner.port_client import StreamReader as StreamReader
+from runner.port_client import StreamWriter as StreamWriter
+from runner.schemas import (
+    LOG_COMPLETE_HEADER,
+    WS_TOO_SLOW,
+    AckRequest,
+    ErrorBody,
+    JobMetrics,
+    LogsHeader,
+    NoticeRequest,
+    RunnerHealth,
+    StatusEvent,
+    StopRequest,
+    SubmitRequest,
+)
+
+BASE_URL = "http://runner"
+REQUEST_TIMEOUT = 30.0
+SILENCE = 30.0
+"""Seconds without a byte after which a status stream (heartbeat: 10 s) counts as lost."""
+
+_CODE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=300.0)
+"""Of a large blob every piece may take its time; the answer comes when it lies on the disk."""
+_MAX_MESSAGE = 8 << 20
+_MAX_ANSWER = 1 << 20
+_MAX_PAGE = 16 << 20
+_MAX_TEXT = 2000
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_T = TypeVar("_T")
+
+
+class RunnerError(Exception):
+    """The runner answered with an error; `code` is for programs, `message` for persons."""
+
+    def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        self.field = field
+
+
+class RunnerUnavailable(Exception):
+    """The runner cannot be reached, or the connection was lost."""
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """`frames`: whole frames. `complete`: the job has ended and these reach the end."""
+
+    frames: bytes
+    complete: bool
+
+
+class RunnerClient:
+    """Each method raises RunnerError or RunnerUnavailable. `transport_errors` are exceptions of the
+    session's connector, besides aiohttp's own, that mean the connection is gone. `dial` opens a
+    stream to the runner's socket, which `connect_port` needs."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        transport_errors: tuple[type[Exception], ...] = (),
+        dial: Dial | None = None,
+    ) -> None:
+        self._session = session
+        self._dial = dial
+        own = (aiohttp.ClientError, OSError, TimeoutError)
+        self._lost: tuple[type[Exception], ...] = (*own, *transport_errors)
+
+    async def health(self) -> RunnerHealth:
+        return await self._call("GET", "/v1/health", RunnerHealth)
+
+    async def submit(self, request: SubmitRequest) -> StatusEvent:
+        return await self._call("POST", "/v1/submit", StatusEvent, request)
+
+    async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent:
+        """`digest`: the sha256 of `content`, by which the job names it."""
+        query = {"digest": digest}
+        with self._transport():
+            async with self._session.put(
+                "/v1/code", params=query, data=content, timeout=_CODE_TIMEOUT
+            ) as response:
+                answer = await _read(response)
+                _raise_for_error(response.status, answer)
+                return _decode(answer, StatusEvent)
+
+    async def run(self) -> StatusEvent:
+        return await self._call("POST", "/v1/run", StatusEvent)
+
+    async def stop(
+        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+    ) -> StatusEvent:
+        """SIGKILL follows `grace` seconds after the signal (default: the job's stop signal).
+        `interrupt`: see StopRequest."""
+        body = StopRequest(signal=signal, grace=grace, interrupt=interrupt)
+        return await self._call("POST", "/v1/stop", StatusEvent, body)
+
+    async def ack(self, offset: int) -> int:
+        """All before `offset` is stored. Acknowledging the end of an ended job, 0 included, lets
+        the runner go. What is acknowledged now."""
+        body = AckRequest(offset=offset)
+        return (await self._call("POST", "/v1/logs/ack", AckRequest, body)).offset
+
+    async def notice(self, id: str, text: str) -> None:
+        """A line for the job's log; the same `id` again changes nothing. RunnerError `ended` after
+        the job's end."""
+        await self._call("POST", "/v1/notices", StatusEvent, NoticeRequest(id=id, text=text))
+
+    async def metrics(self) -> JobMetrics:
+        return await self._call("GET", "/v1/metrics", JobMetrics)
+
+    async def logs(self, offset: int, *, wait: float = 0.0) -> LogPage:
+        """Frames from `offset` on, a few MiB at most; waits up to `wait` s when there are none."""
+        query = {"offset": str(offset), "wait": str(int(wait))}
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT + wait)
+        with self._transport():
+            async with self._session.get("/v1/logs", params=query, timeout=timeout) as response:
+                body = await _read(response, _MAX_PAGE)
+                _raise_for_error(response.status, body)
+                return LogPage(body, response.headers.get(LOG_COMPLETE_HEADER) == "true")
+
+    async def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
+        """Events after the one numbered `after`, until the runner ends; heartbeats repeat the last
+        one."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE)
+        query = {"after": str(after)}
+        with self._transport():
+            async with self._session.get("/v1/status", params=query, timeout=timeout) as response:
+                if response.status != 200:
+                    _raise_for_error(response.status, await _read(response))
+                async for line in _lines(response):
+                    yield _decode(line, StatusEvent)
+
+    async def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
+        """Raw frames from `offset` on, each item whole frames, until the job has ended and all was
+        given. Raises RunnerError `too_slow` when this side took nothing for too long."""
+        with self._transport():
+            websocket = self._session.ws_connect(
+                "/v1/logs/ws", params={"offset": str(offset)}, max_msg_size=_MAX_MESSAGE
+            )
+            try:
+                async with websocket as ws:
+                    first = await ws.receive()
+                    if first.type is aiohttp.WSMsgType.TEXT:
+                        _decode(first.data.encode(), LogsHeader)
+                    async for message in ws:
+                        if message.type is aiohttp.WSMsgType.BINARY:
+                            yield message.data
+                    _raise_for_close(ws.close_code)
+            except aiohttp.WSServerHandshakeError as error:
+                message_text = f"the log cannot be followed from offset {offset}"
+                raise RunnerError("refused", message_text, error.status) from error
+
+    async def connect_port(self, port: int) -> PortStream:
+        """A connection to what the job listens on at its loopback; the caller closes it. Raises
+        RunnerError `port_refused` when nothing listens there."""
+        if self._dial is None:
+            raise RunnerUnavailable("this connection has no way to the ports of a job")
+        with self._transport():
+            reader, writer = await self._dial()
+            try:
+                answer = await port_client.ask(reader, writer, port)
+                _raise_for_error(answer.status, answer.rest)
+            except ValueError as error:
+                writer.close()
+                raise RunnerError("bad_answer", str(error), 502) from error
+            except BaseException:
+                writer.close()
+                raise
+        return PortStream(reader, writer, answer.rest)
+
+    async def _call(
+        self, method: str, path: str, kind: type[_T], body: msgspec.Struct | bytes | None = None
+    ) -> _T:
+        data = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT)
+        with self._transport():
+            async with self._session.request(method, path, data=data, timeout=timeout) as response:
+                answer = await _read(response)
+                _raise_for_error(response.status, answer)
+                return _decode(answer, kind)
+
+    @contextmanager
+    def _transport(self) -> Iterator[None]:
+        if self._session.closed:
+            raise RunnerUnavailable("this connection was closed")
+        try:
+            yield
+        except self._lost as error:
+            raise RunnerUnavailable(str(error) or type(error).__name__) from error
+
+
+async def _read(response: aiohttp.ClientResponse, most: int = _MAX_ANSWER) -> bytes:
+    """The runner shares its container with a job that may have taken its place: it is believed
+    only so much."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > most:
+            response.close()
+            raise RunnerError("bad_answer", f"an answer of more than {most} bytes", 502)
+    return bytes(body)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    try:
+        async for line in response.content:
+            yield line
+    except (ValueError, HttpProcessingError) as error:
+        raise RunnerError("bad_answer", "a line of the status is too long", 502) from error
+
+
+def _raise_for_close(code: int | None) -> None:
+    if code == WS_TOO_SLOW:
+        raise RunnerError("too_slow", "nothing was taken for too long", WS_TOO_SLOW)
+    if code == aiohttp.WSCloseCode.INTERNAL_ERROR:
+        raise RunnerError("log_damaged", "the log's files were changed", 500)
+    if code != aiohttp.WSCloseCode.OK:
+        raise RunnerUnavailable("the connection was lost")
+
+
+def _decode(raw: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except _MALFORMED as error:
+        raise RunnerError("bad_answer", f"not an answer of a runner: {error}", 502) from error
+
+
+def _raise_for_error(status: int, body: bytes) -> None:
+    if status < 400:
+        return
+    try:
+        detail = msgspec.json.decode(body, type=ErrorBody).error
+    except _MALFORMED:
+        raise RunnerError("bad_answer", f"HTTP status {status}", status) from None
+    raise RunnerError(detail.code, detail.message[:_MAX_TEXT], status, detail.field)

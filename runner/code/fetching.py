@@ -1,0 +1,137 @@
+"""The runtime's own git, for images without one: a short program run as the job's user.
+
+`fetch TARGET` reads an order (JSON) from standard input, `apply TARGET` a diff. What goes wrong is
+one line on standard error, and exit status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+
+from runner.schemas import Repo
+
+_TIMEOUT = 60.0
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+
+
+class Order(msgspec.Struct, frozen=True):
+    repo: Repo
+    target: str
+    ssh: str | None = None
+    login: tuple[str, str] | None = None
+
+
+class Failed(Exception):
+    """A sentence for the user."""
+
+
+def fetch(order: Order) -> None:
+    from dulwich.client import get_transport_and_path
+    from dulwich.refs import HEADREF, Ref
+    from dulwich.repo import Repo as GitRepo
+
+    repo = order.repo
+    url = repo.url or ""
+    config = _config()
+    secrets: dict[str, Any] = {}
+    if order.login is not None:
+        secrets = {"username": order.login[0], "password": order.login[1]}
+    if order.ssh is not None:
+        secrets["ssh_command"] = order.ssh
+    client, path = get_transport_and_path(_plain(url), config=config, **secrets)
+    with GitRepo.init(order.target) as made:
+        result = client.fetch(
+            path.encode() if isinstance(path, str) else path,
+            made,
+            determine_wants=lambda refs, depth=None: [_wanted(refs, repo)],
+            depth=None if urlsplit(url).scheme == "file" else 1,
+        )
+        commit = _wanted(result.refs, repo)
+        if repo.branch is not None:
+            branch = Ref(b"refs/heads/" + repo.branch.encode())
+            made.refs[branch] = commit
+            made.refs.set_symbolic_ref(HEADREF, branch)
+        else:
+            made.refs.remove_if_equals(HEADREF, None)
+            made.refs[HEADREF] = commit
+        stored = made.get_config()
+        stored.set((b"remote", b"origin"), b"url", _plain(url).encode())
+        stored.set((b"remote", b"origin"), b"fetch", b"+refs/heads/*:refs/remotes/origin/*")
+        stored.write_to_path()
+        made.get_worktree().reset_index()
+
+
+def apply(target: str, diff: bytes) -> None:
+    from dulwich.patch import apply_patches, parse_unified_diff
+    from dulwich.repo import Repo as GitRepo
+
+    with GitRepo(target) as repo:
+        apply_patches(repo, parse_unified_diff(diff))
+
+
+def _wanted(refs: Any, repo: Repo) -> Any:
+    if repo.commit is not None:
+        return repo.commit.encode()
+    if repo.branch is None:
+        names = [b"HEAD"]
+    else:
+        names = [prefix + repo.branch.encode() for prefix in (b"refs/heads/", b"refs/tags/")]
+    for name in names:
+        if refs.get(name) is not None:
+            return refs[name]
+    raise Failed(f"there is no branch or tag {repo.branch}" if repo.branch else "it is empty")
+
+
+def _plain(url: str) -> str:
+    """Without a login: that has its own way."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return url
+    return urlunsplit(parts._replace(netloc=quote(parts.netloc.rpartition("@")[2], safe=":[]")))
+
+
+def _config() -> Any:
+    from dulwich.config import ConfigDict
+
+    config = ConfigDict()
+    config.set((b"http",), b"sslCAInfo", _authorities().encode())
+    config.set((b"http",), b"timeout", str(int(_TIMEOUT)).encode())
+    return config
+
+
+def _authorities() -> str:
+    """Those of the image, where it has any: its makers may have added their own."""
+    for bundle in _BUNDLES:
+        if Path(bundle).is_file():
+            return bundle
+    import certifi
+
+    return certifi.where()
+
+
+def main() -> int:
+    what, target = sys.argv[1:]
+    given = sys.stdin.buffer.read()
+    try:
+        if what == "fetch":
+            fetch(msgspec.json.decode(given, type=Order))
+        else:
+            apply(target, given)
+    except Exception as error:  # one line for the user, whatever the library raised
+        text = str(error).strip() or type(error).__name__
+        sys.stderr.write(f"{type(error).__name__}: {' '.join(text.split())}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Runs a program that prepares something for the job: as its user, heard, and ended with us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from runner.children import Children
+from runner.identities import Identity
+from runner.launch import Launch
+from runner.process import JobProcess, spawn
+
+_TAIL = 16 << 10
+_PIECE = 64 << 10
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """`said`: the end of what it wrote, both outputs together."""
+
+    code: int
+    said: str
+
+
+class Helpers:
+    """Programs run one after the other, all with the same environment and identity."""
+
+    def __init__(
+        self, children: Children, env: Mapping[str, str], identity: Identity | None
+    ) -> None:
+        self._children = children
+        self.env = dict(env)
+        self._identity = identity
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+    ) -> Outcome:
+        """`env` instead of the usual one; cancelled, the program and its children are killed.
+        Raises CannotStart when it cannot be executed."""
+        launch = Launch(
+            argv=tuple(argv),
+            env=dict(self.env if env is None else env),
+            working_dir=cwd,
+            identity=self._identity,
+        )
+        process = await spawn(launch, self._children, stdin)
+        hearing = _Hearing(process)
+        try:
+            ending = await process.wait()
+        except asyncio.CancelledError:
+            process.signal_group(signal.SIGKILL)
+            await process.wait()
+            raise
+        finally:
+            hearing.close()
+        return Outcome(ending.code, hearing.said)
+
+
+class _Hearing:
+    def __init__(self, process: JobProcess) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fds = {process.stdout, process.stderr}
+        self._tail = b""
+        for fd in self._fds:
+            self._loop.add_reader(fd, self._read, fd)
+
+    @property
+    def said(self) -> str:
+        return self._tail.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        for fd in tuple(self._fds):
+            while fd in self._fds and self._read(fd):
+                continue
+            self._forget(fd)
+
+    def _read(self, fd: int) -> bool:
+        with suppress(BlockingIOError):
+            if data := os.read(fd, _PIECE):
+                self._tail = (self._tail + data)[-_TAIL:]
+                return True
+            self._forget(fd)
+        return False
+
+    def _forget(self, fd: int) -> None:
+        if fd in self._fds:
+            self._fds.remove(fd)
+            self._loop.remove_reader(fd)
+            os.close(fd)

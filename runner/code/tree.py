@@ -1,0 +1,151 @@
+"""Writes entries below one folder, through folder descriptors and never through a link.
+
+Every step opens one name relative to an open folder with O_NOFOLLOW, so nothing that lies there
+before, or that the archive itself brought, can lead outside. Blocking.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from typing import NoReturn
+
+from runner.code.archive import Entry, Kind, Parts, shown
+from runner.code.errors import BadArchive
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_A_FOLDER = frozenset({errno.ELOOP, errno.ENOTDIR})
+
+
+class TreeWriter:
+    """`owner`: uid and gid of all that is made, None: ours. With `replace` what lies there already
+    gives way to a file or link of the same name, except folders. Raises BadArchive, OSError."""
+
+    def __init__(
+        self, root: int, *, owner: tuple[int, int] | None = None, replace: bool = False
+    ) -> None:
+        self._root = root
+        self._owner = owner
+        self._replace = replace
+        self._open: list[tuple[bytes, int]] = []
+        self._seen: dict[Parts, Kind] = {}
+        self._made: set[Parts] = set()
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.pop()[1])
+
+    def write(self, entry: Entry, content: Iterable[bytes]) -> None:
+        self._note(entry)
+        if entry.kind is Kind.FOLDER:
+            folder = self._enter(entry.parts)
+            if entry.parts in self._made:
+                os.fchmod(folder, entry.mode | stat.S_IRWXU)
+            return
+        folder = self._enter(entry.parts[:-1])
+        try:
+            self._put(entry, folder, content)
+        except FileExistsError:
+            if not self._replace:
+                self._exists(entry.name)
+            self._clear(entry, folder)
+            self._put(entry, folder, content)
+
+    def _note(self, entry: Entry) -> None:
+        """A folder may come twice; anything else that does is meant to confuse."""
+        before = self._seen.get(entry.parts)
+        if before is not None and (before is not Kind.FOLDER or entry.kind is not Kind.FOLDER):
+            raise BadArchive(f"{entry.name} is in the archive twice")
+        self._seen[entry.parts] = entry.kind
+
+    def _put(self, entry: Entry, folder: int, content: Iterable[bytes]) -> None:
+        name = entry.parts[-1]
+        if entry.kind is Kind.SYMLINK:
+            os.symlink(entry.target, name, dir_fd=folder)
+            if self._owner is not None:
+                os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
+        elif entry.kind is Kind.HARDLINK:
+            self._link(entry)
+        else:
+            self._file(entry, folder, content)
+
+    def _file(self, entry: Entry, folder: int, content: Iterable[bytes]) -> None:
+        fd = os.open(entry.parts[-1], _NEW_FILE, 0o600, dir_fd=folder)
+        try:
+            for piece in content:
+                _write_all(fd, piece)
+            if self._owner is not None:
+                os.fchown(fd, *self._owner)
+            os.fchmod(fd, entry.mode | stat.S_IRUSR | stat.S_IWUSR)
+            os.utime(fd, (entry.mtime, entry.mtime))
+        finally:
+            os.close(fd)
+
+    def _link(self, entry: Entry) -> None:
+        is_file = self._seen.get(entry.source) in (Kind.FILE, Kind.HARDLINK)
+        if not is_file or entry.source == entry.parts:
+            raise BadArchive(f"{entry.name} is a link to a file that did not come before it")
+        source = os.dup(self._enter(entry.source[:-1]))
+        try:
+            os.link(
+                entry.source[-1],
+                entry.parts[-1],
+                src_dir_fd=source,
+                dst_dir_fd=self._enter(entry.parts[:-1]),
+                follow_symlinks=False,
+            )
+        finally:
+            os.close(source)
+
+    def _clear(self, entry: Entry, folder: int) -> None:
+        try:
+            os.unlink(entry.parts[-1], dir_fd=folder)
+        except (IsADirectoryError, PermissionError):
+            raise BadArchive(f"{entry.name} is a folder there already") from None
+
+    def _exists(self, name: str) -> NoReturn:
+        raise BadArchive(f"{name} exists already (or differs from another name only by case)")
+
+    def _enter(self, parts: Parts) -> int:
+        """A descriptor of the folder, owned by this writer; what is missing is made."""
+        shared = 0
+        while shared < min(len(parts), len(self._open)) and self._open[shared][0] == parts[shared]:
+            shared += 1
+        while len(self._open) > shared:
+            os.close(self._open.pop()[1])
+        for depth in range(shared, len(parts)):
+            parent = self._open[-1][1] if self._open else self._root
+            self._open.append((parts[depth], self._step(parent, parts[: depth + 1])))
+        return self._open[-1][1] if self._open else self._root
+
+    def _step(self, parent: int, parts: Parts) -> int:
+        name = parts[-1]
+        made = False
+        try:
+            os.mkdir(name, 0o755, dir_fd=parent)
+            made = True
+        except FileExistsError:
+            pass
+        try:
+            fd = os.open(name, _FOLDER, dir_fd=parent)
+        except OSError as error:
+            if error.errno in _NOT_A_FOLDER:
+                where = shown(b"/".join(parts))
+                raise BadArchive(f"{where} is a link or file, not a folder") from None
+            raise
+        if made:
+            self._made.add(parts)
+            self._seen.setdefault(parts, Kind.FOLDER)
+            os.fchmod(fd, 0o755)
+            if self._owner is not None:
+                os.fchown(fd, *self._owner)
+        return fd
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,182 @@
+"""One execution of the user's commands: start, output, stop, limits, and how it ended.
+
+The group of the main process gets the stop signal; the grace ends when nothing of the group is
+left or the time is over, so that a program that saves its state after its shell has died may
+finish. When the main process ends by itself, output still in the pipes is taken, processes that it
+left behind get a short time, and then everything is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from runner import oom
+from runner.children import Children
+from runner.launch import Launch
+from runner.output import OutputPump
+from runner.process import Ending, JobProcess, spawn
+from runner.scope import Scope
+from runner.segments import SegmentLog
+from runner.verdict import Interruption, Verdict, judge, last_line, of_max_duration
+
+DRAIN_LIMIT = 1.0
+"""Seconds for what the main process left behind to end and be heard."""
+LIMIT_GRACE = 10.0
+"""Seconds between stop signal and SIGKILL when a limit ends the job."""
+
+_log = logging.getLogger(__name__)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    max_duration: float | None
+    stop_signal: int
+    restart_exit_code: int | None = None
+
+
+class Execution:
+    """`run` once; `stop` any number of times, also before and after."""
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        scope: Scope,
+        children: Children,
+        limits: Limits,
+        secrets: tuple[str, ...],
+    ) -> None:
+        self._log = log
+        self._scope = scope
+        self._children = children
+        self._limits = limits
+        self._secrets = secrets
+        self._process: JobProcess | None = None
+        self._signalled: int | None = None
+        self._kill_at: float | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._main_ended = False
+        self._over = False
+        self._quiet = asyncio.Event()
+        self._killed = asyncio.Event()
+        self._main_killed = False
+        self._interrupted = False
+        self._enforced: Verdict | None = None
+
+    async def run(self, launch: Launch, started: Callable[[int], None]) -> tuple[Ending, Verdict]:
+        """Raises CannotStart. `started` gets the pid as soon as there is one."""
+        loop = asyncio.get_running_loop()
+        kills_before = await asyncio.to_thread(oom.oom_kills)
+        process = self._process = await spawn(launch, self._children)
+        pump = OutputPump(
+            self._log,
+            process.stdout,
+            process.stderr,
+            secrets=self._secrets,
+            is_terminal=launch.tty,
+        )
+        stop_listening = self._children.on_reaped(self._look_for_the_group)
+        limit_timer = self._start_limit(loop)
+        try:
+            started(process.pid)
+            self._deliver()
+            ending = await process.wait()
+            self._main_ended = True
+            await self._let_the_rest_end(pump)
+        finally:
+            self._over = True
+            stop_listening()
+            for timer in (limit_timer, self._kill_timer):
+                if timer is not None:
+                    timer.cancel()
+            await asyncio.to_thread(self._scope.kill_all, process.pid)
+            pump.close()
+        oom_killed = await asyncio.to_thread(oom.oom_kills) > kills_before
+        return ending, judge(
+            ending,
+            oom_killed=oom_killed,
+            last_line=last_line(pump.stderr_tail, self._secrets),
+            enforced=self._enforced,
+            interruption=self._interruption(),
+        )
+
+    def _interruption(self) -> Interruption | None:
+        if not self._interrupted:
+            return None
+        restart = self._limits.restart_exit_code
+        return Interruption(restart_exit_code=restart, killed=self._main_killed)
+
+    def enforce(self, limit: Verdict) -> None:
+        """End the job for this reason, unless it has one or has ended."""
+        if not self._main_ended and self._enforced is None:
+            self._enforced = limit
+            self.stop(None, LIMIT_GRACE)
+
+    def stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
+        """Signal now (the job's own stop signal by default), SIGKILL after `grace` seconds, None:
+        never. A later call may bring the kill forward, not back."""
+        self._interrupted |= interrupt
+        if self._signalled is None or number is not None:
+            self._signalled = number or self._limits.stop_signal
+        if grace is not None:
+            at = asyncio.get_running_loop().time() + max(0.0, grace)
+            if self._kill_at is None or at < self._kill_at:
+                self._kill_at = at
+        self._deliver()
+
+    def _deliver(self) -> None:
+        process = self._process
+        if process is None or self._over or self._signalled is None:
+            return
+        _log.info("stopping the job with %s", signal.Signals(self._signalled).name)
+        process.signal_group(self._signalled)
+        if self._kill_at is not None:
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+            loop = asyncio.get_running_loop()
+            self._kill_timer = loop.call_at(self._kill_at, self._kill, process)
+
+    def _kill(self, process: JobProcess) -> None:
+        process.signal_group(signal.SIGKILL)
+        self._main_killed = not self._main_ended
+        self._killed.set()
+
+    def _start_limit(self, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
+        seconds = self._limits.max_duration
+        if seconds is None:
+            return None
+        return loop.call_later(seconds, self.enforce, of_max_duration(seconds))
+
+    async def _let_the_rest_end(self, pump: OutputPump) -> None:
+        """Ends when the pipes have ended and, after a stop, the group is empty; or when the time
+        is over."""
+        self._look_for_the_group()
+        waits = {
+            asyncio.ensure_future(self._rest_has_ended(pump)),
+            asyncio.ensure_future(self._killed.wait()),
+        }
+        _, pending = await asyncio.wait(
+            waits, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _rest_has_ended(self, pump: OutputPump) -> None:
+        await pump.wait_ended()
+        if self._signalled is not None and self._children.adopts_orphans:
+            await self._quiet.wait()
+
+    def _patience(self) -> float | None:
+        if self._signalled is None:
+            return DRAIN_LIMIT
+        if self._kill_at is None:
+            return None
+        return max(0.0, self._kill_at - asyncio.get_running_loop().time())
+
+    def _look_for_the_group(self) -> None:
+        if self._process is not None and not self._process.group_is_alive():
+            self._quiet.set()

@@ -1,0 +1,111 @@
+"""Who the job runs as: `user` of the spec or the image, looked up in the image's own files.
+
+The files are read directly: the runner's libc is not the image's, so its name service would look
+into places that do not exist or, worse, load what the image brings.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from runner.errors import CannotStart
+
+_MAX_ID = 2**32 - 2
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    name: str
+    home: str
+
+
+class _Account(msgspec.Struct, frozen=True):
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+class _Group(msgspec.Struct, frozen=True):
+    name: str
+    gid: int
+    members: frozenset[str]
+
+
+def current_identity(root: Path = Path("/")) -> Identity:
+    """Who this process is; used when neither spec nor image name a user."""
+    uid = os.getuid()
+    account = next((a for a in _accounts(root) if a.uid == uid), None)
+    name, home = (account.name, account.home) if account else (str(uid), "/")
+    return Identity(uid=uid, gid=os.getgid(), groups=tuple(os.getgroups()), name=name, home=home)
+
+
+def resolve(user: str, root: Path = Path("/")) -> Identity:
+    """`NAME|UID[:GROUP|GID]`. A group in `user` replaces all others; a uid without an account has
+    group 0. Raises CannotStart naming what is unknown."""
+    who, colon, which = user.partition(":")
+    account = _find_account(who, root)
+    if account is None:
+        uid = _number(who)
+        if uid is None:
+            raise CannotStart(f"user {who!r} is not in the image's /etc/passwd")
+        account = _Account(str(uid), uid, 0, "/")
+    gid = _find_gid(which, root) if colon else account.gid
+    memberships = [] if colon else _groups(root)
+    groups = tuple(g.gid for g in memberships if account.name in g.members)
+    return Identity(
+        uid=account.uid, gid=gid, groups=groups, name=account.name, home=account.home or "/"
+    )
+
+
+def _find_account(who: str, root: Path) -> _Account | None:
+    accounts = _accounts(root)
+    by_name = next((a for a in accounts if a.name == who), None)
+    if by_name is not None:
+        return by_name
+    uid = _number(who)
+    return next((a for a in accounts if a.uid == uid), None)
+
+
+def _find_gid(which: str, root: Path) -> int:
+    by_name = next((g.gid for g in _groups(root) if g.name == which), None)
+    gid = by_name if by_name is not None else _number(which)
+    if gid is None:
+        raise CannotStart(f"group {which!r} is not in the image's /etc/group")
+    return gid
+
+
+def _number(text: str) -> int | None:
+    if text.isascii() and text.isdecimal() and int(text) <= _MAX_ID:
+        return int(text)
+    return None
+
+
+def _rows(path: Path, columns: int) -> list[list[str]]:
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return []
+    rows = (line.split(":") for line in text.splitlines())
+    return [row for row in rows if len(row) >= columns]
+
+
+def _accounts(root: Path) -> list[_Account]:
+    return [
+        _Account(row[0], int(row[2]), int(row[3]), row[5])
+        for row in _rows(root / "etc/passwd", 6)
+        if _number(row[2]) is not None and _number(row[3]) is not None
+    ]
+
+
+def _groups(root: Path) -> list[_Group]:
+    return [
+        _Group(row[0], int(row[2]), frozenset(filter(None, row[3].strip().split(","))))
+        for row in _rows(root / "etc/group", 4)
+        if _number(row[2]) is not None
+    ]

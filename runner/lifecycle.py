@@ -1,0 +1,357 @@
+"""The runner's one straight life: wait for a job, (code,) run it, serve its output, end.
+
+Every call may be repeated. The exit record is on disk before anybody hears that the job has ended,
+and the last output before the record. A runner that finds a record in its folder has run its job
+already: it serves that and runs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from runner import __version__
+from runner.bell import Bell
+from runner.children import Children
+from runner.code.store import CodeStore, wanted_blobs
+from runner.durable import sync_and_close, write_durably
+from runner.errors import CannotStart, Refused
+from runner.execution import Execution, Limits
+from runner.launch import Launch
+from runner.preparation import Preparation
+from runner.schemas import (
+    EXIT_RECORD_NAME,
+    LOGS_FOLDER_NAME,
+    ExitRecord,
+    RunnerHealth,
+    RunnerState,
+    StatusEvent,
+    StopRequest,
+    SubmitRequest,
+)
+from runner.schemas.frames import Stream
+from runner.scope import Scope
+from runner.segments import QUOTA, SEGMENT_SIZE, SegmentLog
+from runner.status import StatusLog
+from runner.validation import check_submission, signal_number
+from runner.verdict import EXECUTOR_ERROR, STOPPED_BEFORE_START, Verdict, of_log_quota
+
+LINGER = 10.0
+"""Seconds that an ended job's log is served for when nobody acknowledges it; the files stay, and
+the shim serves them then."""
+HURRIED_LINGER = 2.0
+"""The same when the container is being stopped; then only for followers that are there now."""
+
+MAX_NOTICE = 1000
+"""Characters of one line."""
+
+_log = logging.getLogger(__name__)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    linger: float = LINGER
+    log_quota: int = QUOTA
+    segment_size: int = SEGMENT_SIZE
+
+
+class Runner:
+    """Make it inside a running loop. Raises OSError when `task` cannot be used."""
+
+    def __init__(
+        self,
+        task: Path,
+        *,
+        scope: Scope,
+        children: Children,
+        settings: Settings | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._task = task
+        self._scope = scope
+        self._children = children
+        self._settings = settings or Settings()
+        self._now = now
+        self._request: SubmitRequest | None = None
+        self._execution: Execution | None = None
+        self._job: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[Launch] | None = None
+        self._stopped = False
+        self._hurried = False
+        self._syncs: set[asyncio.Future[None]] = set()
+        self._acked = 0
+        self._ack_seen = False
+        self._followers = 0
+        self._noticed: set[str] = set()
+        self._log_ends = False
+        self._changed = Bell()
+        self.log = SegmentLog(
+            task / LOGS_FOLDER_NAME,
+            segment_size=self._settings.segment_size,
+            quota=self._settings.log_quota,
+            retire=self._retire,
+        )
+        self.code = CodeStore(task)
+        self._preparation = Preparation(task, self.code, children)
+        self.status = StatusLog(now)
+        self._resume_ended()
+
+    @property
+    def state(self) -> RunnerState:
+        return self.status.latest.state
+
+    def health(self) -> RunnerHealth:
+        return RunnerHealth(
+            version=__version__,
+            api_versions=("v1",),
+            state=self.state,
+            log_start=self.log.start,
+            log_end=self.log.end,
+            log_acked=self._acked,
+        )
+
+    def submit(self, request: SubmitRequest) -> StatusEvent:
+        """Raises Refused."""
+        check_submission(request)
+        if self._request is not None:
+            if request != self._request:
+                raise Refused(409, "conflict", "another job was submitted to this runner before")
+            return self.status.latest
+        if self.state is not RunnerState.WAITING_FOR_JOB:
+            raise Refused(409, "ended", "this runner's job has ended")
+        self._request = request
+        self._limit_log(request)
+        self.code.expect(wanted_blobs(request.job))
+        waits = bool(self.code.missing)
+        self.status.add(RunnerState.WAITING_FOR_CODE if waits else RunnerState.READY)
+        return self.status.latest
+
+    def _limit_log(self, request: SubmitRequest) -> None:
+        job = request.job
+        quota = job.log_quota or self._settings.log_quota
+
+        def end() -> None:
+            if self._execution is not None:
+                self._execution.enforce(of_log_quota(quota))
+
+        self.log.limit(quota, end if job.fail_on_log_quota else None)
+
+    async def receive_code(self, digest: str, pieces: AsyncIterable[bytes]) -> StatusEvent:
+        """The job is ready when all of its blobs have come. Raises Refused, OSError."""
+        if self.state is RunnerState.WAITING_FOR_CODE or self._request is None:
+            await self.code.receive(digest, pieces)
+        if self.state is RunnerState.WAITING_FOR_CODE and not self.code.missing:
+            self.status.add(RunnerState.READY)
+        return self.status.latest
+
+    def run(self) -> StatusEvent:
+        """Raises Refused while there is nothing that can be run."""
+        if self.state is RunnerState.WAITING_FOR_JOB:
+            raise Refused(409, "not_ready", "submit a job first")
+        if self.state is RunnerState.WAITING_FOR_CODE:
+            raise Refused(409, "not_ready", "the job's code has not arrived yet")
+        if self.state is RunnerState.READY and self._job is None and self._request is not None:
+            self.status.add(RunnerState.PREPARING)
+            self._begin(self._execute(self._request))
+        return self.status.latest
+
+    def stop(self, request: StopRequest) -> StatusEvent:
+        """A job that has not been started never will be. Raises Refused for an unknown signal."""
+        number = signal_number(request.signal, "signal") if request.signal else None
+        if request.grace < 0:
+            raise Refused(400, "invalid", "grace must be 0 or more seconds", "grace")
+        self._stop(number, request.grace, interrupt=request.interrupt)
+        return self.status.latest
+
+    def shut_down(self) -> None:
+        """The container is being stopped: end the job with its own signal, without a grace of our
+        own (who stops the container kills it in the end), and do not wait for acknowledgements."""
+        self._hurried = True
+        self._stop(None, None)
+        self._changed.ring()
+
+    def ack(self, offset: int) -> int:
+        """What is acknowledged now; the end acknowledged (0 too) lets an ended runner go. Raises
+        Refused for bytes that never were."""
+        if not 0 <= offset <= self.log.end:
+            raise Refused(
+                400, "invalid", f"offset {offset} is not within 0..{self.log.end}", "offset"
+            )
+        self._acked = max(self._acked, offset)
+        self._ack_seen = True
+        self._changed.ring()
+        return self._acked
+
+    def notice(self, notice_id: str, text: str) -> StatusEvent:
+        """Put a line into the log. The runner is the only one who writes there, so that every
+        reader finds the same bytes at the same offsets. Raises Refused after the job's end."""
+        if self._log_ends:
+            raise Refused(409, "ended", "the job has ended, and its log with it")
+        if notice_id not in self._noticed:
+            self._noticed.add(notice_id)
+            line = "".join(c if c.isprintable() else " " for c in text)[:MAX_NOTICE]
+            lead = b"" if self.log.at_line_start else b"\n"
+            self.log.append(Stream.SYSTEM, lead + line.encode() + b"\n")
+        return self.status.latest
+
+    def follower_came(self) -> None:
+        self._followers += 1
+
+    def follower_left(self) -> None:
+        self._followers -= 1
+        self._changed.ring()
+
+    async def until_over(self) -> ExitRecord:
+        """When the job has ended and its log was read, or the time for that is over."""
+        while self.state is not RunnerState.SERVING_LOGS:
+            await self._changed.wait()
+        record = self.status.latest.exit
+        assert record is not None
+        started = asyncio.get_running_loop().time()
+        while not self._is_read(record.log_end):
+            linger = HURRIED_LINGER if self._hurried else self._settings.linger
+            try:
+                async with asyncio.timeout_at(started + linger):
+                    await self._changed.wait()
+            except TimeoutError:
+                if asyncio.get_running_loop().time() >= started + linger:
+                    break
+        self.status.close()
+        return record
+
+    async def close(self) -> None:
+        """Stops a job that still runs, at once; for a runner that is given up."""
+        self._stop(None, 0.0)
+        if self._job is not None:
+            await self._job
+        await self._synced()
+        self.status.close()
+        self.log.close()
+
+    def _is_read(self, log_end: int) -> bool:
+        if self._followers:
+            return False
+        return self._hurried or (self._ack_seen and self._acked >= log_end)
+
+    def _stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
+        if self.state is RunnerState.SERVING_LOGS:
+            return
+        self._stopped = True
+        if self._execution is not None:
+            self._execution.stop(number, grace, interrupt=interrupt)
+        elif self._preparing is not None:
+            self._preparing.cancel()
+        elif self._job is None:
+            self._begin(self._conclude_unstarted(Verdict(EXECUTOR_ERROR, STOPPED_BEFORE_START)))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._job = asyncio.create_task(work)
+
+    async def _execute(self, request: SubmitRequest) -> None:
+        try:
+            launch = await self._prepared(request)
+            if self._stopped:
+                raise CannotStart(STOPPED_BEFORE_START)
+            await self._execute_launch(request, launch)
+        except CannotStart as error:
+            await self._conclude_unstarted(Verdict(EXECUTOR_ERROR, str(error)))
+        except Exception:
+            _log.exception("the runner failed")
+            verdict = Verdict(
+                EXECUTOR_ERROR, "the runner failed; its own log (runner.log) says why"
+            )
+            await self._conclude_unstarted(verdict)
+
+    async def _execute_launch(self, request: SubmitRequest, launch: Launch) -> None:
+        job = request.job
+        limits = Limits(
+            max_duration=job.max_duration,
+            stop_signal=signal_number(job.stop_signal, "job.stop_signal"),
+            restart_exit_code=job.restart_exit_code,
+        )
+        secrets = tuple(request.secrets.values())
+        self._execution = Execution(self.log, self._scope, self._children, limits, secrets)
+        started_at = self._now()
+        ending, verdict = await self._execution.run(
+            launch, lambda pid: self.status.add(RunnerState.RUNNING, pid=pid)
+        )
+        await self._conclude(
+            ExitRecord(
+                reason=verdict.reason,
+                message=verdict.message,
+                exit_code=ending.code,
+                signal=ending.signal,
+                started_at=started_at,
+                finished_at=self._now(),
+                log_end=self.log.end,
+            )
+        )
+
+    async def _prepared(self, request: SubmitRequest) -> Launch:
+        self._preparing = asyncio.create_task(self._preparation.launch(request))
+        try:
+            return await self._preparing
+        except asyncio.CancelledError:
+            if self._preparing.cancelled():
+                raise CannotStart(STOPPED_BEFORE_START) from None
+            raise
+
+    async def _conclude_unstarted(self, verdict: Verdict) -> None:
+        await self._conclude(
+            ExitRecord(
+                reason=verdict.reason,
+                message=verdict.message,
+                finished_at=self._now(),
+                log_end=self.log.end,
+            )
+        )
+
+    async def _conclude(self, record: ExitRecord) -> None:
+        self._log_ends = True
+        _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
+        await asyncio.to_thread(self._preparation.clean)
+        try:
+            await self._synced()
+            path, data = self._task / EXIT_RECORD_NAME, msgspec.json.encode(record)
+            await asyncio.to_thread(write_durably, path, data)
+        except OSError:
+            _log.exception("the exit record could not be written")
+        self.log.finish()
+        self.status.add(RunnerState.SERVING_LOGS, exit=record)
+        self._changed.ring()
+
+    async def _synced(self) -> None:
+        if self._syncs:
+            await asyncio.wait(self._syncs)
+        await asyncio.to_thread(self.log.sync)
+
+    def _retire(self, fd: int) -> None:
+        """A full segment: make it durable beside the loop."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(None, partial(sync_and_close, fd))
+        self._syncs.add(future)
+        future.add_done_callback(self._retired)
+
+    def _retired(self, future: asyncio.Future[None]) -> None:
+        self._syncs.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            _log.error("a log segment could not be synced: %s", error)
+
+    def _resume_ended(self) -> None:
+        """Blocking, once, before anything is served."""
+        try:
+            raw = (self._task / EXIT_RECORD_NAME).read_bytes()
+            record = msgspec.json.decode(raw, type=ExitRecord)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            _log.error("the exit record found cannot be read: %s", error)
+            return
+        self._log_ends = True
+        self.log.finish()
+        self.status.add(RunnerState.SERVING_LOGS, exit=record)

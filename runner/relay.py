@@ -1,0 +1,249 @@
+"""`CONNECT /v1/ports/{n}`: a way to what the job listens on, although nothing is published.
+
+A connection that begins with CONNECT becomes, once the job's port has answered on its loopback, a
+pair of sockets whose bytes are handed over unseen, with an end of one direction handed over too. A
+port that nobody listens on is an ordinary error answer. aiohttp has no part in it: it refuses a
+CONNECT to a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from contextlib import suppress
+
+import msgspec
+
+from runner.errors import Refused
+from runner.schemas import ErrorBody, ErrorDetail
+
+BEGIN = b"CONNECT "
+LOOPBACKS = ("127.0.0.1", "::1")
+CONNECT_SECONDS = 10.0
+_MAX_HEAD = 8192
+_END_OF_HEAD = b"\r\n\r\n"
+_TARGET = re.compile(rb"CONNECT (?:/v1/ports/)?([0-9]{1,9}) HTTP/1\.[01]\r\n", re.ASCII)
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_PHRASES = {400: "Bad Request", 502: "Bad Gateway"}
+_BUFFER = 1 << 20
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Relay:
+    """All relayed connections of one runner; `open` counts those that reached the job."""
+
+    def __init__(self) -> None:
+        self._ends: set[_Near] = set()
+        self.open = 0
+
+    def make_protocol(self) -> asyncio.Protocol:
+        return _Near(self)
+
+    def close(self) -> None:
+        for end in tuple(self._ends):
+            end.abort()
+
+    def came(self, end: _Near) -> None:
+        self._ends.add(end)
+
+    def left(self, end: _Near) -> None:
+        self._ends.discard(end)
+
+
+class _End(asyncio.Protocol):
+    """One of two sockets. What it reads goes to the other; it reads no faster than that writes."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _End | None = None
+        self._ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=_BUFFER)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.write(data)
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        other = self.other
+        if other is None:
+            return False
+        other.write_eof()
+        if other._ended:
+            self.close()
+            other.close()
+        return True
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        other, self.other = self.other, None
+        if other is None:
+            return
+        if exc is None:
+            other.close()
+        else:
+            other.abort()
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def write_eof(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            with suppress(OSError):
+                self.transport.write_eof()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Near(_End):
+    """The caller's side: says where it wants to go, and waits until it is there."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+        self._head = bytearray()
+        self._dialing: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._relay.came(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.write(data)
+            return
+        self._head += data
+        if self._dialing is None:
+            self._look_at_head()
+        elif len(self._head) > _BUFFER and self.transport is not None:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        if self.other is None and self._dialing is not None:
+            self._ended = True
+            return True
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relay.left(self)
+        if self._dialing is not None:
+            self._dialing.cancel()
+        super().connection_lost(exc)
+
+    def _look_at_head(self) -> None:
+        end = self._head.find(_END_OF_HEAD)
+        if end < 0 and len(self._head) <= _MAX_HEAD:
+            return
+        head = bytes(self._head[: end + 2])
+        del self._head[: end + len(_END_OF_HEAD)]
+        try:
+            port = _port(head if end >= 0 else b"")
+        except Refused as refused:
+            self._refuse(refused)
+            return
+        self._dialing = asyncio.create_task(self._dial(port))
+
+    async def _dial(self, port: int) -> None:
+        try:
+            far = await _reach(port, self._relay)
+        except Refused as refused:
+            self._refuse(refused)
+            return
+        self.other, far.other = far, self
+        self.write(_ESTABLISHED)
+        far.write(bytes(self._head))
+        self._head.clear()
+        if self._ended:
+            far.write_eof()
+        if self.transport is not None:
+            self.transport.resume_reading()
+        far.begin()
+
+    def _refuse(self, refused: Refused) -> None:
+        detail = ErrorDetail(code=refused.code, message=refused.message, field=refused.field)
+        body = msgspec.json.encode(ErrorBody(error=detail))
+        head = (
+            f"HTTP/1.1 {refused.status} {_PHRASES[refused.status]}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        self.write(head.encode() + body)
+        self.close()
+
+
+class _Far(_End):
+    """The job's side. Reads nothing before the caller knows that it is connected."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._relay.open += 1
+        assert self.transport is not None
+        self.transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relay.open -= 1
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """The job shall see a connection that broke, not one that came to its end."""
+        if self.transport is not None:
+            connection = self.transport.get_extra_info("socket")
+            with suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        super().abort()
+
+    def begin(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+def _port(head: bytes) -> int:
+    match = _TARGET.match(head)
+    port = int(match[1]) if match else 0
+    if not 1 <= port <= 65535:
+        raise Refused(400, "invalid", "ask for CONNECT /v1/ports/{1..65535}", "port")
+    return port
+
+
+async def _reach(port: int, relay: Relay) -> _Far:
+    """Raises Refused."""
+    loop = asyncio.get_running_loop()
+    refused = False
+    for host in LOOPBACKS:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, far = await loop.create_connection(lambda: _Far(relay), host, port)
+        except OSError as error:
+            refused |= isinstance(error, ConnectionRefusedError)
+        else:
+            return far
+    hosts = " or ".join(LOOPBACKS)
+    if refused:
+        message = f"nothing listens on port {port} of the job ({hosts})"
+        raise Refused(502, "port_refused", message, "port")
+    message = f"port {port} of the job ({hosts}) did not answer"
+    raise Refused(502, "port_unreachable", message, "port")

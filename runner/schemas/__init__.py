@@ -1,0 +1,237 @@
+"""The runner's wire types: what travels on its unix socket, both ways.
+
+The runner owns them; the controller imports them (and `runner.client`). Unknown fields of a newer
+peer are ignored. Times are Unix seconds (float), durations seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from runner.schemas.code import (
+    ClusterKey,
+    EnvStyle,
+    Files,
+    GangInfo,
+    IfExists,
+    Repo,
+    RepoCredentials,
+)
+
+__all__ = [
+    "ClusterKey",
+    "EnvStyle",
+    "Files",
+    "GangInfo",
+    "IfExists",
+    "Repo",
+    "RepoCredentials",
+]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    field: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The one shape of every 4xx and 5xx answer."""
+
+    error: ErrorDetail
+
+
+class RunnerState(StrEnum):
+    """The runner's linear life (DESIGN.md, runner API)."""
+
+    WAITING_FOR_JOB = "waiting_for_job"
+    WAITING_FOR_CODE = "waiting_for_code"
+    READY = "ready"
+    """Spec and code are there; `POST /v1/run` starts the commands."""
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SERVING_LOGS = "serving_logs"
+    """The commands have ended and the exit record is on disk."""
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. `entrypoint` (an argv, no shell) and `commands` (joined, run by `shell`) exclude
+    each other; with neither, the image's own entrypoint and cmd run. `env` comes over the image's.
+    `user` is a name or uid, optionally `:group`; None means the image's user."""
+
+    run_id: str
+    run_name: str
+    job_id: str
+    attempt_id: str
+    group: str
+    cookie: int
+    index: int
+    job_count: int
+    group_job_count: int
+    commands: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] | None = None
+    shell: str | None = None
+    env: dict[str, str] = {}
+    working_dir: str | None = None
+    user: str | None = None
+    max_duration: float | None = None
+    stop_signal: str = "SIGTERM"
+    repos: tuple[Repo, ...] = ()
+    files: tuple[Files, ...] = ()
+    tty: bool = False
+    """Whether the job's output is a terminal."""
+    log_quota: int | None = None
+    """Bytes of the log's files to keep, headers included; None: the runner's own limit (1 GiB)."""
+    fail_on_log_quota: bool = False
+    """End the job with `log_quota_exceeded` when its oldest output would have to go."""
+    restart_exit_code: int | None = None
+    """How an interrupted job says that it wants to be started again."""
+    env_style: tuple[EnvStyle, ...] = ()
+    gang: GangInfo | None = None
+
+
+class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The other nodes of a multi-node job; `ips[rank]` is that node's address.
+
+    `ssh_port` is where the jobs of this run reach each other by SSH; `master_port` is for programs
+    that find each other through rank 0 (`env_style: torch`)."""
+
+    ips: tuple[str, ...] = ()
+    master_ip: str = ""
+    rank: int | None = None
+    gpus_per_node: int = 0
+    ssh_port: int = 22
+    master_port: int = 29500
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/submit`; the same body again answers 200, another one 409."""
+
+    job: JobSpec
+    cluster: ClusterInfo | None = None
+    secrets: dict[str, str] = {}
+    repo_credentials: dict[str, RepoCredentials] = {}
+    """By the `path` of the repository."""
+    cluster_key: ClusterKey | None = None
+
+    def __repr__(self) -> str:
+        return f"SubmitRequest(job={self.job.attempt_id!r}, secrets={sorted(self.secrets)})"
+
+
+class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How the job ended: `exit.json` in the task's folder, fsynced before anything else is said.
+
+    `reason` is one of LIFECYCLE.md's: done_by_runner, container_exited_with_error, out_of_memory,
+    executor_error, max_duration_exceeded, log_quota_exceeded, interrupted. `exit_code` is None
+    when the commands could not be started, and 128 + n when signal n ended them (`signal` then
+    holds its name).
+    """
+
+    reason: str
+    message: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    started_at: float | None = None
+    finished_at: float
+    log_end: int
+    """Offset after the last byte of output."""
+
+
+class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One line (JSON, `\\n`) of `GET /v1/status?after=<seq>`, a stream that ends with the runner.
+
+    `seq` counts from 1; `after=0` (the default) replays all. A heartbeat repeats the last event
+    every 10 s when nothing else comes. `exit` comes with SERVING_LOGS.
+    """
+
+    seq: int
+    at: float
+    state: RunnerState
+    pid: int | None = None
+    exit: ExitRecord | None = None
+
+
+class RunnerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    api_versions: tuple[str, ...]
+    state: RunnerState
+    log_start: int
+    """Oldest offset still kept."""
+    log_end: int
+    log_acked: int
+
+
+class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All bytes before `offset` are stored durably by the controller."""
+
+    offset: int
+
+
+class NoticeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/notices`: a line for the job's log from outside of the job. It is shown
+    once, however often the same `id` is told; after the job's end it is refused (409)."""
+
+    id: str
+    text: str
+
+
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Signal the job's process group; SIGKILL what is left after `grace` seconds.
+
+    `interrupt`: the job may come back. Then its exit code says how it ended (0: it is done,
+    `restart_exit_code`: interrupted), and what does not end within the grace is interrupted."""
+
+    signal: str | None = None
+    grace: float = 10.0
+    interrupt: bool = False
+
+
+class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/metrics`: what the job's cgroup has used, the runner's own share included. None:
+    this kernel or engine does not count it."""
+
+    at: float
+    cpu_seconds: float | None
+    memory: int | None
+    """Bytes, the file cache included."""
+    memory_working_set: int | None
+    """Without the cache that the kernel would give up first."""
+    memory_peak: int | None
+    memory_limit: int | None
+    oom_kills: int
+    connections: int
+    """TCP connections from outside to the job's listening ports, relayed ones included: 0 means
+    that nobody uses it."""
+
+
+class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """First (text, JSON) message of `WS /v1/logs/ws?offset=`; then binary messages, each one or
+    more whole frames. The server closes with 1000 after the last byte once the job has ended, and
+    with 4008 when the follower is too slow (it may resume at its offset)."""
+
+    offset: int
+    """Where the frames begin: as asked, or later when older bytes are gone (a marker says so)."""
+
+
+WS_TOO_SLOW = 4008
+"""Close code for a follower whose bounded buffer ran full."""
+
+LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
+"""Of `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
+
+RUNNER_SOCKET_NAME = "runner.sock"
+EXIT_RECORD_NAME = "exit.json"
+IMAGE_CONFIG_NAME = "image.json"
+LOGS_FOLDER_NAME = "logs"
+
+
+class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`image.json` in the task's folder, written by whoever made the container: what the image
+    itself would have run. An empty or missing file means all defaults."""
+
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    user: str = ""
+    working_dir: str = ""

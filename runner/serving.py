@@ -1,0 +1,109 @@
+"""Puts the parts together: one runner, its API on a unix socket, from start to end.
+
+Used by `fairlead-runner` and, in the same process as pid 1's duties, by `fairlead-entrypoint`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from runner.app import make_app
+from runner.children import Children
+from runner.door import Door
+from runner.following import FOLLOWER_PATIENCE
+from runner.lifecycle import Runner, Settings
+from runner.relay import Relay
+from runner.schemas import ExitRecord
+from runner.scope import Scope, scope_of_this_process
+from runner.sockets import Peers, listen
+
+EXIT_NOT_STARTED = 125
+"""Exit status of a runner whose job was never started."""
+_LOG_SIZE = 1 << 20
+_UMASK = 0o007
+_SHUTDOWN_TIME = 2.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    task: Path
+    socket: Path
+    peers: Peers
+    settings: Settings = Settings()
+
+
+def log_to(task: Path) -> None:
+    """The runner's own log: `runner.log` in the task's folder, two files of 1 MiB at most, apart
+    from the job's. Raises OSError."""
+    task.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        task / "runner.log", maxBytes=_LOG_SIZE, backupCount=1, encoding="utf-8"
+    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+@asynccontextmanager
+async def served(
+    runner: Runner, socket: Path, peers: Peers, *, patience: float = FOLLOWER_PATIENCE
+) -> AsyncIterator[None]:
+    """Answers on `socket` meanwhile; drops a follower that takes nothing for `patience` seconds.
+    Raises SocketUnusable."""
+    relay = Relay()
+    app = make_app(runner, relay, patience=patience)
+    app_runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_TIME
+    )
+    await app_runner.setup()
+    server_factory = app_runner.server
+    assert server_factory is not None
+    door = Door(peers, server_factory, relay)
+    listener = await asyncio.to_thread(listen, socket)
+    server = await asyncio.get_running_loop().create_unix_server(door.make_protocol, sock=listener)
+    try:
+        yield
+    finally:
+        server.close()
+        door.close()
+        server_factory.pre_shutdown()
+        await app_runner.cleanup()
+        await asyncio.to_thread(socket.unlink, missing_ok=True)
+
+
+async def serve(
+    options: Options, children: Children | None = None, scope: Scope | None = None
+) -> int:
+    """Run one job to its end; the status to exit with. SIGTERM and SIGINT stop the job first.
+    Raises SocketUnusable and OSError."""
+    os.umask(_UMASK)
+    runner = Runner(
+        options.task,
+        scope=scope or scope_of_this_process(),
+        children=children or Children(),
+        settings=options.settings,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runner.shut_down)
+    try:
+        async with served(runner, options.socket, options.peers):
+            record = await runner.until_over()
+    finally:
+        await runner.close()
+    return exit_status(record)
+
+
+def exit_status(record: ExitRecord) -> int:
+    return EXIT_NOT_STARTED if record.exit_code is None else record.exit_code

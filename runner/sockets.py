@@ -1,0 +1,68 @@
+"""The runner's listening socket, a file with group permissions, and who may use it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+
+_MODE = 0o660
+_MAX_PATH = 107
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Peers(StrEnum):
+    """Who may connect. NODE: processes outside our pid namespace, whose pid the kernel shows as 0;
+    that is the node, never the job in our own container. ANY: whoever the file's mode lets."""
+
+    NODE = "node"
+    ANY = "any"
+
+
+class SocketUnusable(Exception):
+    """The path cannot be listened on; the text is for a person."""
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`; folders are made, a stale socket replaced. Blocking. Raises
+    SocketUnusable."""
+    if len(os.fsencode(path)) > _MAX_PATH:
+        raise SocketUnusable(f"--socket: {path} is longer than {_MAX_PATH} bytes")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(path)
+        with ExitStack() as undo:
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            undo.callback(server.close)
+            server.setblocking(False)
+            server.bind(os.fspath(path))
+            path.chmod(_MODE)
+            server.listen(128)
+            undo.pop_all()
+    except OSError as error:
+        raise SocketUnusable(f"--socket: cannot listen on {path}: {error.strerror}") from error
+    return server
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def is_welcome(connection: socket.socket, peers: Peers) -> bool:
+    if peers is Peers.ANY:
+        return True
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, _, _ = _CREDENTIALS.unpack(raw)
+    return bool(pid == 0)

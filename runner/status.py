@@ -1,0 +1,55 @@
+"""The history of the runner's states, replayable from any point and followable to the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from runner.bell import Bell
+from runner.schemas import ExitRecord, RunnerState, StatusEvent
+
+HEARTBEAT = 10.0
+
+
+class StatusLog:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._bell = Bell()
+        self._closed = False
+        self._events: list[StatusEvent] = []
+        self.add(RunnerState.WAITING_FOR_JOB)
+
+    @property
+    def latest(self) -> StatusEvent:
+        return self._events[-1]
+
+    def add(
+        self, state: RunnerState, *, pid: int | None = None, exit: ExitRecord | None = None
+    ) -> None:
+        event = StatusEvent(
+            seq=len(self._events) + 1, at=self._now(), state=state, pid=pid, exit=exit
+        )
+        self._events.append(event)
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Ends all followers once they have every event."""
+        self._closed = True
+        self._bell.ring()
+
+    async def follow(self, after: int, heartbeat: float = HEARTBEAT) -> AsyncIterator[StatusEvent]:
+        """Events with `seq` above `after`; the last one again whenever `heartbeat` s were quiet."""
+        seen = max(0, after)
+        while True:
+            for event in self._events[seen:]:
+                seen = event.seq
+                yield event
+            if len(self._events) > seen:
+                continue
+            if self._closed:
+                return
+            try:
+                async with asyncio.timeout(heartbeat):
+                    await self._bell.wait()
+            except TimeoutError:
+                yield self.latest

@@ -1,0 +1,82 @@
+"""What a submitted job must be like beyond its types, each complaint naming its field. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from runner.code.store import wanted_blobs
+from runner.errors import Refused
+from runner.schemas import JobSpec, SubmitRequest
+
+LEAST_LOG_QUOTA = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+
+
+def signal_number(name: str, field: str) -> int:
+    """Raises Refused unless `name` is a signal's (`SIGTERM`, `TERM`)."""
+    full = name if name.startswith("SIG") else f"SIG{name}"
+    try:
+        return signal.Signals[full]
+    except KeyError:
+        raise Refused(400, "invalid", f"{name!r} is not the name of a signal", field) from None
+
+
+def check_submission(request: SubmitRequest) -> None:
+    """Raises Refused."""
+    job = request.job
+    if job.commands and job.entrypoint is not None:
+        raise Refused(
+            400, "invalid", "give either `commands` or `entrypoint`, not both", "job.entrypoint"
+        )
+    if job.entrypoint is not None and not job.entrypoint:
+        raise Refused(400, "invalid", "`entrypoint` must name a program", "job.entrypoint")
+    if job.max_duration is not None and job.max_duration <= 0:
+        raise Refused(400, "invalid", "max_duration must be more than 0 s", "job.max_duration")
+    if job.log_quota is not None and job.log_quota < LEAST_LOG_QUOTA:
+        message = f"log_quota must be at least {LEAST_LOG_QUOTA} bytes"
+        raise Refused(400, "invalid", message, "job.log_quota")
+    if job.restart_exit_code is not None and not 1 <= job.restart_exit_code <= 255:
+        message = "restart_exit_code must be from 1 to 255"
+        raise Refused(400, "invalid", message, "job.restart_exit_code")
+    signal_number(job.stop_signal, "job.stop_signal")
+    _check_text(job)
+    _check_code(job)
+    for name in request.secrets:
+        if not _ENV_NAME.fullmatch(name):
+            raise Refused(400, "invalid", f"{name!r} cannot be a secret's name", "secrets")
+
+
+def _check_text(job: JobSpec) -> None:
+    texts = {
+        "job.commands": job.commands,
+        "job.entrypoint": job.entrypoint or (),
+        "job.env": (*job.env, *job.env.values()),
+        "job.working_dir": (job.working_dir or "",),
+    }
+    for field, values in texts.items():
+        if any("\0" in value for value in values):
+            raise Refused(400, "invalid", "a NUL character is not possible here", field)
+    if any(not name or "=" in name for name in job.env):
+        raise Refused(400, "invalid", "the name of a variable is empty or has a `=`", "job.env")
+
+
+def _check_code(job: JobSpec) -> None:
+    for blob in wanted_blobs(job):
+        if not _DIGEST.fullmatch(blob):
+            raise Refused(400, "invalid", f"{blob!r} is not a sha256", "job.repos")
+    for number, repo in enumerate(job.repos):
+        if (repo.url is None) == (repo.archive is None):
+            field = f"job.repos[{number}]"
+            raise Refused(400, "invalid", "give either `url` or `archive`", field)
+    paths = (*(repo.path for repo in job.repos), *(files.path for files in job.files))
+    for path in paths:
+        if "\0" in path:
+            raise Refused(400, "invalid", "a NUL character is not possible here", "job.repos")
+
+
+def field_of(message: str) -> str | None:
+    """The field that a decoder's complaint (`... - at `$.job.env`") is about."""
+    _, found, path = message.partition("`$.")
+    return path.rstrip("`") if found else None

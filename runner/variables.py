@@ -1,0 +1,141 @@
+"""What a job is told about itself (LIFECYCLE.md, section 5), in our names and in others'. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runner.schemas import ClusterInfo, EnvStyle, GangInfo, JobSpec, SubmitRequest
+
+PREFIX = "FAIRLEAD_"
+_ALSO_DSTACK = (
+    "RUN_ID",
+    "RUN_NAME",
+    "JOB_ID",
+    "REPO_DIR",
+    "WORKING_DIR",
+    "NODES_IPS",
+    "MASTER_NODE_IP",
+    "NODE_RANK",
+    "NODES_NUM",
+    "GPUS_PER_NODE",
+    "GPUS_NUM",
+    "MPI_HOSTFILE",
+)
+_ALONE = ClusterInfo(ips=("127.0.0.1",), master_ip="127.0.0.1", rank=0)
+
+
+class Paths(msgspec.Struct, frozen=True, kw_only=True):
+    """Folders and files that were made for this job."""
+
+    repo_dir: str | None = None
+    output_dir: str | None = None
+    secrets_dir: str | None = None
+    hostfile: str | None = None
+
+
+def variables(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[str, str]:
+    """With all prefixes. What does not apply to this job is absent."""
+    job, cluster = request.job, request.cluster
+    ours = _about_the_job(job) | {"WORKING_DIR": working_dir} | _about_paths(paths)
+    if cluster is not None and job.job_count > 1:
+        ours |= _about_the_cluster(cluster)
+    if job.gang is not None:
+        ours |= _about_the_gang(job.gang)
+    env = {f"{PREFIX}{name}": value for name, value in ours.items()}
+    for style in job.env_style:
+        env |= _STYLES[style](request, ours)
+    return env
+
+
+def hostfile(cluster: ClusterInfo) -> str:
+    """For MPI: Open MPI and MPICH read the same lines."""
+    slots = max(1, cluster.gpus_per_node)
+    return "".join(f"{ip} slots={slots}\n" for ip in cluster.ips)
+
+
+def _about_the_job(job: JobSpec) -> dict[str, str]:
+    return {
+        "RUN_ID": job.run_id,
+        "RUN_NAME": job.run_name,
+        "JOB_ID": job.job_id,
+        "ATTEMPT_ID": job.attempt_id,
+        "GROUP_NAME": job.group,
+        "JOB_COOKIE": str(job.cookie),
+        "JOB_INDEX": str(job.index),
+        "JOB_COUNT": str(job.job_count),
+        "GROUP_JOB_COUNT": str(job.group_job_count),
+    }
+
+
+def _about_paths(paths: Paths) -> dict[str, str]:
+    named = {
+        "REPO_DIR": paths.repo_dir,
+        "OUTPUT_DIR": paths.output_dir,
+        "SECRETS_DIR": paths.secrets_dir,
+        "MPI_HOSTFILE": paths.hostfile,
+    }
+    return {name: path for name, path in named.items() if path is not None}
+
+
+def _about_the_cluster(cluster: ClusterInfo) -> dict[str, str]:
+    told = {
+        "NODES_IPS": "\n".join(cluster.ips),
+        "MASTER_NODE_IP": cluster.master_ip,
+        "NODES_NUM": str(len(cluster.ips)),
+        "GPUS_PER_NODE": str(cluster.gpus_per_node),
+        "GPUS_NUM": str(cluster.gpus_per_node * len(cluster.ips)),
+    }
+    if cluster.rank is not None:
+        told["NODE_RANK"] = str(cluster.rank)
+    return told
+
+
+def _about_the_gang(gang: GangInfo) -> dict[str, str]:
+    told = {
+        "INCARNATION": gang.incarnation,
+        "INCARNATION_NUMBER": str(gang.incarnation_number),
+        "GANG_SIZE": str(gang.size),
+        "GROUP_GANG_SIZE": str(gang.group_size),
+    }
+    if gang.rank is not None:
+        told["GANG_RANK"] = str(gang.rank)
+    return told
+
+
+def _dstack(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
+    """Those scripts expect the cluster's variables on a single node too."""
+    told = _about_the_cluster(request.cluster or _ALONE) | ours
+    return {f"DSTACK_{name}": told[name] for name in _ALSO_DSTACK if name in told}
+
+
+def _ytsaurus(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
+    names = {
+        "YT_OPERATION_INCARNATION": "INCARNATION",
+        "YT_GANG_SIZE": "GANG_SIZE",
+        "YT_TASK_GANG_SIZE": "GROUP_GANG_SIZE",
+        "YT_GANG_RANK": "GANG_RANK",
+        "YT_TASK_JOB_COUNT": "GROUP_JOB_COUNT",
+        "YT_JOB_COUNT": "JOB_COUNT",
+        "YT_JOB_COOKIE": "JOB_COOKIE",
+    }
+    return {theirs: ours[name] for theirs, name in names.items() if name in ours}
+
+
+def _torch(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
+    cluster = request.cluster or _ALONE
+    told = {
+        "MASTER_ADDR": cluster.master_ip or _ALONE.master_ip,
+        "MASTER_PORT": str(cluster.master_port),
+        "NNODES": str(max(1, len(cluster.ips))),
+        "NPROC_PER_NODE": str(max(1, cluster.gpus_per_node)),
+    }
+    if cluster.rank is not None:
+        told["NODE_RANK"] = str(cluster.rank)
+    return told
+
+
+_STYLES = {
+    EnvStyle.DSTACK: _dstack,
+    EnvStyle.YTSAURUS: _ytsaurus,
+    EnvStyle.TORCH: _torch,
+}

@@ -1,0 +1,207 @@
+"""What of this node is taken, and by whom.
+
+An allocation belongs to a run, outlives its tasks, and is given back by its owner alone. This is
+pure accounting: it refuses what does not fit, naming the dimension, what was asked and what is
+free, and leaves making it durable to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shim.blocks import Blocks
+from shim.errors import ShimProblem, conflict, invalid
+from shim.gpus.choose import choose, is_called
+from shim.schemas import AllocationInfo, GpuInfo, GpuRequest, TaskRequest, TaskResources
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be allocated: cores, bytes, bytes."""
+
+    cpu: float
+    memory: int
+    disk: int
+
+
+class Ledger:
+    """`blocks`: the node is split in that many equal shares, and an allocation takes whole ones."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        gpus: Iterable[GpuInfo] = (),
+        held: Iterable[AllocationInfo] = (),
+        blocks: int | None = None,
+    ) -> None:
+        self.capacity = capacity
+        self.blocks = blocks
+        self._gpus = tuple(gpus)
+        self._held = {allocation.id: allocation for allocation in held}
+
+    @property
+    def held(self) -> tuple[AllocationInfo, ...]:
+        return tuple(self._held.values())
+
+    def get(self, allocation_id: str) -> AllocationInfo | None:
+        return self._held.get(allocation_id)
+
+    def used(self) -> Capacity:
+        if any(allocation.whole_node for allocation in self._held.values()):
+            return self.capacity
+        return Capacity(
+            cpu=round(sum(a.cpu for a in self._held.values()), 6),
+            memory=sum(a.memory for a in self._held.values()),
+            disk=sum(a.disk for a in self._held.values()),
+        )
+
+    def gpus(self) -> tuple[GpuInfo, ...]:
+        owner = {uuid: a.id for a in self._held.values() for uuid in a.gpus}
+        return tuple(_with_owner(gpu, owner.get(gpu.uuid)) for gpu in self._gpus)
+
+    def set_gpus(self, gpus: Iterable[GpuInfo]) -> None:
+        """As they are now; who has which does not change."""
+        self._gpus = tuple(gpus)
+
+    def plan(self, task_id: str, request: TaskRequest) -> AllocationInfo:
+        """The allocation as it would be with this task. Raises ShimProblem: 409 `conflict` when
+        another run holds it, 409 `no_capacity` when it does not fit. Changes nothing."""
+        known = self._held.get(request.allocation_id)
+        if known is not None and known.run_id != request.run_id:
+            raise conflict(f"allocation {known.id} belongs to run {known.run_id}", "allocation_id")
+        others = [a for a in self._held.values() if a.id != request.allocation_id]
+        resources = self._in_blocks(request.resources)
+        self._check_whole_node(resources, others)
+        self._check_sizes(resources, others)
+        tasks = known.task_ids if known else ()
+        return AllocationInfo(
+            id=request.allocation_id,
+            run_id=request.run_id,
+            cpu=resources.cpu,
+            memory=resources.memory,
+            disk=resources.disk or 0,
+            gpus=self._choose_gpus(resources, known, others),
+            whole_node=resources.whole_node,
+            task_ids=(*(t for t in tasks if t != task_id), task_id),
+        )
+
+    def hold(self, allocation: AllocationInfo) -> None:
+        self._held[allocation.id] = allocation
+
+    def without_task(self, allocation_id: str, task_id: str) -> AllocationInfo | None:
+        """The allocation after the task has gone; None when there is no such allocation."""
+        known = self._held.get(allocation_id)
+        if known is None:
+            return None
+        kept = tuple(t for t in known.task_ids if t != task_id)
+        self._held[allocation_id] = msgspec.structs.replace(known, task_ids=kept)
+        return self._held[allocation_id]
+
+    def release(self, allocation_id: str) -> None:
+        self._held.pop(allocation_id, None)
+
+    def _in_blocks(self, resources: TaskResources) -> TaskResources:
+        if self.blocks is None:
+            return resources
+        capacity = self.capacity
+        blocks = Blocks(self.blocks, capacity.cpu, capacity.memory, len(self._gpus))
+        return blocks.round_up(resources)
+
+    def _check_whole_node(self, resources: TaskResources, others: list[AllocationInfo]) -> None:
+        holder = next((a for a in others if a.whole_node), None)
+        if holder is not None:
+            raise _no_capacity(
+                f"the whole node is held by allocation {holder.id} of run {holder.run_id}",
+                "resources.whole_node",
+            )
+        if resources.whole_node and others:
+            raise _no_capacity(
+                f"the whole node was asked for, but {len(others)} other allocation(s) hold parts",
+                "resources.whole_node",
+            )
+
+    def _check_sizes(self, resources: TaskResources, others: list[AllocationInfo]) -> None:
+        asked = {"cpu": resources.cpu, "memory": resources.memory, "disk": resources.disk or 0}
+        for dimension, wanted in asked.items():
+            total = getattr(self.capacity, dimension)
+            free = total - sum(getattr(a, dimension) for a in others)
+            if wanted > free + 1e-6:
+                raise _no_capacity(
+                    f"{dimension}: {_size(dimension, wanted)} asked, {_size(dimension, free)} free "
+                    f"of {_size(dimension, total)}",
+                    f"resources.{dimension}",
+                )
+
+    def _choose_gpus(
+        self, resources: TaskResources, known: AllocationInfo | None, others: list[AllocationInfo]
+    ) -> tuple[str, ...]:
+        asked = resources.gpu
+        taken = {uuid for allocation in others for uuid in allocation.gpus}
+        free = [g for g in self._gpus if g.healthy and not g.held and g.uuid not in taken]
+        if asked.uuids:
+            self._check_named(asked.uuids, {gpu.uuid for gpu in free}, taken)
+        fitting = [gpu for gpu in free if _fits(gpu, asked)]
+        count = len(free) if resources.whole_node and not asked.count else asked.count
+        count = max(count, len(asked.uuids))
+        if count > len(fitting):
+            raise _no_capacity(
+                f"gpu: {count} asked, {len(fitting)} fitting and free of {len(self._gpus)}"
+                + _notes(self._gpus),
+                "resources.gpu.count",
+            )
+        wanted = asked.uuids or (known.gpus if known else ())
+        by_uuid = {gpu.uuid: gpu for gpu in fitting}
+        kept = tuple(uuid for uuid in wanted if uuid in by_uuid)[:count]
+        rest = [gpu for gpu in fitting if gpu.uuid not in kept]
+        beside = [by_uuid[uuid] for uuid in kept]
+        return kept + choose(rest, rest, count - len(kept), beside)
+
+    def _check_named(self, uuids: tuple[str, ...], free: set[str], taken: set[str]) -> None:
+        known = {gpu.uuid: gpu for gpu in self._gpus}
+        if len(set(uuids)) < len(uuids):
+            raise invalid("a GPU is named twice", "resources.gpu.uuids")
+        wrong = []
+        for uuid in (uuid for uuid in uuids if uuid not in free):
+            gpu = known.get(uuid)
+            why = "not on this node" if gpu is None else gpu.message or "not offered"
+            wrong.append(f"{uuid} ({'held by another allocation' if uuid in taken else why})")
+        if wrong:
+            raise _no_capacity(f"gpu: {', '.join(wrong)}", "resources.gpu.uuids")
+
+
+def _with_owner(gpu: GpuInfo, owner: str | None) -> GpuInfo:
+    """Memory in use is no wonder where an allocation has the GPU."""
+    if owner is None or not gpu.healthy:
+        return msgspec.structs.replace(gpu, allocation_id=owner)
+    return msgspec.structs.replace(gpu, allocation_id=owner, held=False, message=None)
+
+
+def _notes(gpus: Iterable[GpuInfo]) -> str:
+    notes = [f"GPU {gpu.index}: {gpu.message}" for gpu in gpus if gpu.message]
+    return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _fits(gpu: GpuInfo, asked: GpuRequest) -> bool:
+    named = not asked.names or any(is_called(gpu.name, name) for name in asked.names)
+    return (
+        named
+        and gpu.memory >= asked.min_memory
+        and _capability(gpu.compute_capability) >= _capability(asked.min_compute_capability)
+    )
+
+
+def _capability(text: str | None) -> tuple[int, ...]:
+    if not text:
+        return ()
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def _size(dimension: str, amount: float) -> str:
+    if dimension == "cpu":
+        return f"{max(amount, 0.0):g} cores"
+    return f"{max(amount, 0) / (1 << 20):.0f} MiB"
+
+
+def _no_capacity(message: str, field: str) -> ShimProblem:
+    return ShimProblem(409, "no_capacity", message, field)

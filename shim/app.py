@@ -1,0 +1,225 @@
+"""The shim's HTTP API on its unix socket.
+
+Routes are thin: they decode, ask the supervisor, encode. Every refusal has the one error shape, and
+no traceback leaves the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from shim import logs, prometheus, safe_files
+from shim.errors import ShimProblem, invalid
+from shim.openapi import document
+from shim.schemas import (
+    FENCE_HEADER,
+    INCARNATION_HEADER,
+    LOG_START_HEADER,
+    RUN_HEADER,
+    DrainRequest,
+    ErrorBody,
+    ErrorDetail,
+    Fence,
+    TaskRequest,
+    TerminateRequest,
+)
+from shim.service import Service
+from shim.tasks import Speaker
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_MOST_BODY = 1 << 20
+
+
+class Routes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def table(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/health", self.health),
+            web.get("/v1/openapi.json", self.openapi),
+            web.get("/v1/node", self.node),
+            web.get("/v1/node/metrics", self.node_metrics),
+            web.get("/metrics", self.prometheus),
+            web.post("/v1/node/drain", self.drain),
+            web.post("/v1/node/gpus/{id}/clear", self.clear_gpu),
+            web.get("/v1/allocations", self.allocations),
+            web.delete("/v1/allocations/{id}", self.release),
+            web.get("/v1/tasks", self.tasks),
+            web.get("/v1/tasks/{id}", self.task),
+            web.put("/v1/tasks/{id}", self.put_task),
+            web.delete("/v1/tasks/{id}", self.remove_task),
+            web.post("/v1/tasks/{id}/terminate", self.terminate),
+            web.get("/v1/tasks/{id}/logs", self.task_logs),
+            web.get("/v1/events", self.events),
+        ]
+
+    async def health(self, request: web.Request) -> web.Response:
+        return _json(self._service.health())
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        return _json(document())
+
+    async def node(self, request: web.Request) -> web.Response:
+        return _json(await self._service.node())
+
+    async def node_metrics(self, request: web.Request) -> web.Response:
+        return _json(await self._service.metrics())
+
+    async def prometheus(self, request: web.Request) -> web.Response:
+        reading = await self._service.metrics()
+        body = await self._service.in_thread(prometheus.text, reading)
+        return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    async def drain(self, request: web.Request) -> web.Response:
+        await self._service.drain(await _body(request, DrainRequest))
+        return _json(await self._service.node())
+
+    async def clear_gpu(self, request: web.Request) -> web.Response:
+        await self._service.supervisor.clear_gpu(request.match_info["id"])
+        return _json(await self._service.node())
+
+    async def allocations(self, request: web.Request) -> web.Response:
+        return _json(self._service.supervisor.allocations)
+
+    async def release(self, request: web.Request) -> web.Response:
+        await self._service.supervisor.release(request.match_info["id"], _speaker(request))
+        return web.Response(status=204)
+
+    async def tasks(self, request: web.Request) -> web.Response:
+        return _json(self._service.supervisor.infos)
+
+    async def task(self, request: web.Request) -> web.Response:
+        return _json(self._service.supervisor.info(request.match_info["id"]))
+
+    async def put_task(self, request: web.Request) -> web.Response:
+        speaker = _speaker(request)
+        wanted = await _body(request, TaskRequest)
+        info, new = await self._service.supervisor.put(request.match_info["id"], wanted, speaker)
+        return _json(info, status=201 if new else 200)
+
+    async def remove_task(self, request: web.Request) -> web.Response:
+        await self._service.supervisor.remove(request.match_info["id"], _speaker(request))
+        return web.Response(status=204)
+
+    async def terminate(self, request: web.Request) -> web.Response:
+        speaker = _speaker(request)
+        order = await _body(request, TerminateRequest)
+        return _json(
+            await self._service.supervisor.terminate(request.match_info["id"], order, speaker)
+        )
+
+    async def task_logs(self, request: web.Request) -> web.StreamResponse:
+        info = self._service.supervisor.info(request.match_info["id"])
+        folder = self._service.settings.job_folder(info.id)
+        source = await self._service.in_thread(logs.find_segments, folder, _offset(request))
+        response = web.StreamResponse(headers={LOG_START_HEADER: str(source.start)})
+        response.content_type = "application/octet-stream"
+        with _reader_may_leave(request):
+            await response.prepare(request)
+            try:
+                async for piece in logs.read_segments(folder, source, self._service.executor):
+                    await response.write(piece)
+            except safe_files.UnsafeFile as error:
+                log.warning("task %s: %s", info.id, error)
+            await response.write_eof()
+        return response
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.content_type = "application/x-ndjson"
+        with _reader_may_leave(request):
+            await response.prepare(request)
+            async for event in self._service.events.follow(request.query.get("after")):
+                await response.write(msgspec.json.encode(event) + b"\n")
+        return response
+
+
+@contextlib.contextmanager
+def _reader_may_leave(request: web.Request) -> Iterator[None]:
+    """A stream's reader that goes away is no fault of anybody's."""
+    try:
+        yield
+    except ConnectionResetError:
+        log.debug("%s %s: the reader has gone away", request.method, request.path)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ShimProblem as problem:
+        return _error(problem)
+    except web.HTTPException as error:
+        code = (error.reason or "error").lower().replace(" ", "_")
+        text = f"{request.method} {request.path}: {error.reason}"
+        return _error(ShimProblem(error.status, code, text))
+    except ConnectionResetError:
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        text = "the shim failed at this request; its log says why"
+        return _error(ShimProblem(500, "internal", text))
+
+
+def make_app(service: Service) -> web.Application:
+    app = web.Application(middlewares=[_errors], client_max_size=_MOST_BODY)
+    app.add_routes(Routes(service).table())
+    return app
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json"
+    )
+
+
+def _error(problem: ShimProblem) -> web.Response:
+    detail = ErrorDetail(code=problem.code, message=problem.message, field=problem.field)
+    return _json(ErrorBody(error=detail), status=problem.status)
+
+
+async def _body(request: web.Request, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        raise invalid(message, path.rstrip("`") or "body") from None
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body is not valid JSON: {error}", "body") from None
+
+
+def _speaker(request: web.Request) -> Speaker:
+    fence = _header(request, FENCE_HEADER)
+    try:
+        parsed = Fence.parse(fence)
+    except ValueError as error:
+        raise invalid(str(error), FENCE_HEADER) from None
+    incarnation = _header(request, INCARNATION_HEADER)
+    if not incarnation.isdecimal():
+        raise invalid(f"not a number: {incarnation!r}", INCARNATION_HEADER)
+    return Speaker(_header(request, RUN_HEADER), parsed, int(incarnation))
+
+
+def _header(request: web.Request, name: str) -> str:
+    value = request.headers.get(name)
+    if not value:
+        raise invalid(f"the header {name} is needed for this request", name)
+    return value
+
+
+def _offset(request: web.Request) -> int:
+    text = request.query.get("offset", "0")
+    if not (text.isdecimal() and len(text) < 20):
+        raise invalid(f"offset must be a number of bytes: {text!r}", "offset")
+    return int(text)

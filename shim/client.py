@@ -1,0 +1,241 @@
+"""The shim's API for those who call it, typed.
+
+The caller brings the `aiohttp.ClientSession` and with it the way to the socket (a unix connector,
+or a channel of an SSH connection). A refusal is a `ShimError`, a lost connection a
+`ShimUnavailable`; nothing else is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from shim.schemas import (
+    FENCE_HEADER,
+    INCARNATION_HEADER,
+    LOG_START_HEADER,
+    RUN_HEADER,
+    AllocationInfo,
+    DrainRequest,
+    ErrorBody,
+    Event,
+    Fence,
+    Health,
+    NodeInfo,
+    NodeMetrics,
+    TaskInfo,
+    TaskRequest,
+    TerminateRequest,
+)
+
+T = TypeVar("T")
+
+BASE_URL = "http://shim"
+_SILENCE = 30.0
+"""Seconds without a byte (the shim's heartbeat comes every 10) that end an event stream."""
+
+
+class ShimError(Exception):
+    """The shim refused. `code` is stable; `field` names what was wrong, when it was one field."""
+
+    def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        self.field = field
+
+
+class ShimUnavailable(Exception):
+    """No answer came, or it broke off; whether the request had its effect is not known."""
+
+
+class LogStream:
+    """`start` is the payload offset of the first frame that `pieces` gives."""
+
+    def __init__(self, start: int, response: aiohttp.ClientResponse) -> None:
+        self.start = start
+        self._response = response
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Raises ShimUnavailable when the connection breaks."""
+        while piece := await _next_piece(self._response):
+            yield piece
+
+
+class ShimClient:
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str = BASE_URL, timeout: float = 30.0
+    ) -> None:
+        self._session = session
+        self._base = base_url
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+
+    async def health(self) -> Health:
+        return await self._ask("GET", "/v1/health", Health)
+
+    async def node(self) -> NodeInfo:
+        return await self._ask("GET", "/v1/node", NodeInfo)
+
+    async def node_metrics(self) -> NodeMetrics:
+        return await self._ask("GET", "/v1/node/metrics", NodeMetrics)
+
+    async def drain(self, request: DrainRequest) -> NodeInfo:
+        return await self._ask("POST", "/v1/node/drain", NodeInfo, request)
+
+    async def clear_gpu(self, uuid: str) -> NodeInfo:
+        """Offer a cordoned GPU again. Raises ShimError `not_found` when it is not cordoned."""
+        return await self._ask("POST", f"/v1/node/gpus/{uuid}/clear", NodeInfo)
+
+    async def tasks(self) -> tuple[TaskInfo, ...]:
+        return await self._ask("GET", "/v1/tasks", tuple[TaskInfo, ...])
+
+    async def task(self, task_id: str) -> TaskInfo:
+        return await self._ask("GET", f"/v1/tasks/{task_id}", TaskInfo)
+
+    async def put_task(
+        self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int = 0
+    ) -> TaskInfo:
+        """Accepted durably when this returns; the same body again returns the same task."""
+        headers = _speaker(request.run_id, fence, incarnation)
+        return await self._ask("PUT", f"/v1/tasks/{task_id}", TaskInfo, request, headers)
+
+    async def terminate(
+        self,
+        task_id: str,
+        order: TerminateRequest,
+        *,
+        run_id: str,
+        fence: Fence,
+        incarnation: int = 0,
+    ) -> TaskInfo:
+        """The stop is ordered durably when this returns; an event tells the end."""
+        headers = _speaker(run_id, fence, incarnation)
+        return await self._ask("POST", f"/v1/tasks/{task_id}/terminate", TaskInfo, order, headers)
+
+    async def remove_task(
+        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0
+    ) -> None:
+        headers = _speaker(run_id, fence, incarnation)
+        await self._ask("DELETE", f"/v1/tasks/{task_id}", None, headers=headers)
+
+    async def allocations(self) -> tuple[AllocationInfo, ...]:
+        return await self._ask("GET", "/v1/allocations", tuple[AllocationInfo, ...])
+
+    async def release_allocation(
+        self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int = 0
+    ) -> None:
+        headers = _speaker(run_id, fence, incarnation)
+        await self._ask("DELETE", f"/v1/allocations/{allocation_id}", None, headers=headers)
+
+    async def events(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """Ends when the shim ends the stream; raises ShimUnavailable when it breaks or goes silent.
+
+        Close it (`contextlib.aclosing`) when you leave it early.
+        """
+        params = {} if after is None else {"after": after}
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
+        decoder = msgspec.json.Decoder(Event)
+        response = await self._send("GET", "/v1/events", params=params, limits=timeout)
+        async with response:
+            buffer = b""
+            while piece := await _next_piece(response):
+                *lines, buffer = (buffer + piece).split(b"\n")
+                for line in lines:
+                    yield _event(decoder, line)
+
+    @asynccontextmanager
+    async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogStream]:
+        """Raw frames from the segment that holds `offset`; see `runner.schemas.frames`."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
+        path, params = f"/v1/tasks/{task_id}/logs", {"offset": str(offset)}
+        async with await self._send("GET", path, params=params, limits=timeout) as response:
+            yield LogStream(int(response.headers.get(LOG_START_HEADER, "0")), response)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        answer: type[T] | None,
+        body: msgspec.Struct | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> T:
+        data = None if body is None else msgspec.json.encode(body)
+        async with await self._send(
+            method, path, data=data, headers=headers, limits=self._timeout
+        ) as response:
+            with _lost(path):
+                content = await response.read()
+        if answer is None:
+            return None  # type: ignore[return-value]
+        try:
+            return msgspec.json.decode(content, type=answer)
+        except msgspec.DecodeError as error:
+            raise ShimError("bad_answer", f"not understood: {error}", response.status) from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        limits: aiohttp.ClientTimeout,
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        params: dict[str, str] | None = None,
+    ) -> aiohttp.ClientResponse:
+        if self._session.closed:
+            raise ShimUnavailable(f"{method} {path}: this connection was closed")
+        with _lost(f"{method} {path}"):
+            response = await self._session.request(
+                method,
+                self._base + path,
+                data=data,
+                headers=headers,
+                params=params,
+                timeout=limits,
+            )
+            if response.status < 400:
+                return response
+            async with response:
+                raise _refusal(response.status, await response.read())
+
+
+@contextmanager
+def _lost(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (aiohttp.ClientError, OSError) as error:
+        raise ShimUnavailable(f"{what}: {error or type(error).__name__}") from error
+
+
+def _event(decoder: msgspec.json.Decoder[Event], line: bytes) -> Event:
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise ShimError("bad_answer", f"not an event: {error}", 200) from error
+
+
+async def _next_piece(response: aiohttp.ClientResponse) -> bytes:
+    """Empty at the end."""
+    with _lost(response.url.path):
+        return await response.content.readany()
+
+
+def _speaker(run_id: str, fence: Fence, incarnation: int) -> dict[str, str]:
+    return {
+        RUN_HEADER: run_id,
+        FENCE_HEADER: fence.header(),
+        INCARNATION_HEADER: str(incarnation),
+    }
+
+
+def _refusal(status: int, body: bytes) -> ShimError:
+    try:
+        detail = msgspec.json.decode(body, type=ErrorBody).error
+    except msgspec.DecodeError:
+        return ShimError("bad_answer", f"the shim answered with status {status}", status)
+    return ShimError(detail.code, detail.message, status, detail.field)

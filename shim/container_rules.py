@@ -1,0 +1,72 @@
+"""What a container may be given on this node: checked before a task is accepted.
+
+A container that has a capability of the host's, or all of them, is the host's root in another coat;
+so such wishes are granted only where the node's operator says so.
+"""
+
+from __future__ import annotations
+
+from shim.errors import ShimProblem, invalid
+from shim.schemas import ContainerOptions
+
+HARMLESS = frozenset(
+    {
+        *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "IPC_LOCK", "KILL", "MKNOD"),
+        *("NET_BIND_SERVICE", "NET_RAW", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+        *("SYS_NICE", "SYS_PTRACE"),
+    }
+)
+"""Docker's own choice, and what debuggers, RDMA and schedulers of threads need."""
+CAPABILITIES = HARMLESS | frozenset(
+    {
+        *("AUDIT_CONTROL", "AUDIT_READ", "BLOCK_SUSPEND", "BPF", "CHECKPOINT_RESTORE"),
+        *("DAC_READ_SEARCH", "IPC_OWNER", "LEASE", "LINUX_IMMUTABLE", "MAC_ADMIN", "MAC_OVERRIDE"),
+        *("NET_ADMIN", "NET_BROADCAST", "PERFMON", "SYS_ADMIN", "SYS_BOOT", "SYS_MODULE"),
+        *("SYS_PACCT", "SYS_RAWIO", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "SYSLOG"),
+        *("WAKE_ALARM",),
+    }
+)
+ULIMITS = frozenset(
+    {
+        *("as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile"),
+        *("nproc", "rss", "rtprio", "rttime", "sigpending", "stack"),
+    }
+)
+MOST_PROCESSES = 4_194_304
+_CHANGES_USERS = ("ALL", "SETUID", "SETGID")
+
+
+def check(options: ContainerOptions, *, allow_privileged: bool) -> None:
+    """Raises ShimProblem: 400 for what is wrong anywhere, 403 for what this node does not allow."""
+    if options.privileged and not allow_privileged:
+        raise _forbidden("privileged containers are not allowed", "container.privileged")
+    for name in (*options.cap_add, *options.cap_drop):
+        if name not in CAPABILITIES and name != "ALL":
+            raise invalid(f"{name!r} is not a capability", "container.cap_add")
+    beyond = sorted(set(options.cap_add) - HARMLESS)
+    if beyond and not allow_privileged:
+        raise _forbidden(f"the capability {beyond[0]} is not allowed", "container.cap_add")
+    for limit in options.ulimits:
+        _check_ulimit(limit.name, limit.soft, limit.hard)
+    most = options.pids_limit
+    if most is not None and not 1 <= most <= MOST_PROCESSES:
+        raise invalid("pids_limit must be from 1 to 4194304", "container.pids_limit")
+
+
+def first_user(options: ContainerOptions, of_image: str) -> str:
+    """Root, which becomes the job's user by itself; or that user where nobody can change users."""
+    if any(name in options.cap_drop for name in _CHANGES_USERS):
+        return options.user or of_image or "0:0"
+    return "0:0"
+
+
+def _check_ulimit(name: str, soft: int, hard: int) -> None:
+    if name not in ULIMITS:
+        raise invalid(f"{name!r} is not a limit", "container.ulimits")
+    if soft < -1 or hard < -1 or (hard != -1 and not -1 < soft <= hard):
+        raise invalid(f"{name}: the soft limit must be at most the hard one", "container.ulimits")
+
+
+def _forbidden(what: str, field: str) -> ShimProblem:
+    text = f"{what} on this node (its operator may start the shim with --allow-privileged)"
+    return ShimProblem(403, "not_allowed", text, field)

@@ -1,0 +1,61 @@
+"""The one name by which callers reach a task's runner, out of the job's reach.
+
+The runner makes its socket in a folder that it shares with the shim, and a job that is root can
+replace what lies there: by a socket of its own, or by a symbolic link to another task's, to which
+the caller would then hand this task's secrets and orders. So callers get a second, hard link to the
+socket in a folder of the shim. It is made when the socket first appears, which is before the runner
+can have been told to start the job, and never again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from shim.arrival import arrival
+from shim.steps.base import StepContext
+
+log = logging.getLogger(__name__)
+
+_NAME = "runner.sock"
+
+
+async def open_door(ctx: StepContext) -> None:
+    """Returns once the task's runner can be reached, or never can."""
+    info = ctx.task.info
+    door = Path(info.runner_socket)
+    folder = ctx.settings.socket_folder(info.id)
+    in_thread = partial(asyncio.get_running_loop().run_in_executor, ctx.executor)
+    if door.parent != ctx.settings.doors_folder or await in_thread(door.exists):
+        return
+    try:
+        await arrival(folder, _NAME)
+        await in_thread(_link, folder, door)
+    except OSError as error:
+        log.error("task %s: its runner cannot be reached: %s", info.id, error)
+
+
+def _link(folder: Path, door: Path) -> None:
+    fd = os.open(folder / _NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(f"{folder / _NAME} is no socket")
+        with contextlib.suppress(FileExistsError):
+            # Only with a folder's descriptor, here unused, does it follow to what `fd` is.
+            os.link(f"/proc/self/fd/{fd}", door, src_dir_fd=fd, follow_symlinks=True)
+    finally:
+        os.close(fd)
+
+
+def remove_strays(folder: Path, known: Iterable[str]) -> None:
+    """Blocking. Doors of tasks that are no more, after a crash."""
+    wanted = {f"{task_id}.sock" for task_id in known}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in wanted:
+            path.unlink()

@@ -1,0 +1,237 @@
+"""Takes one task from its record to its end: set up, watch, stop when asked, say how it ended.
+
+Whoever cancels a driver leaves the container alone: that is how the shim itself ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from shim import doors, safe_files
+from shim.engines.base import EngineError, EngineUnavailable, Exit
+from shim.records import StopOrder
+from shim.schemas import TaskStatus
+from shim.steps.base import Step, StepContext
+from shim.steps.container import Container, Start
+from shim.steps.folders import Folders
+from shim.steps.image import Image
+from shim.steps.network import Network
+from shim.steps.ssh import Published, Ssh
+from shim.steps.volumes import Volumes
+
+log = logging.getLogger(__name__)
+
+_EXIT_RECORD = "exit.json"
+_MOST_EXIT_RECORD = 1 << 16
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+STAGES: tuple[tuple[Step, ...], ...] = (
+    (Folders(),),
+    (Image(), Ssh(), Network(), Volumes()),
+    (Container(),),
+    (Start(),),
+)
+"""Steps of one stage are independent of each other and done together."""
+
+
+async def drive(ctx: StepContext) -> None:
+    """Returns when the task is terminated."""
+    try:
+        if ctx.task.info.status is TaskStatus.RUNNING or await _set_up(ctx):
+            await _watch(ctx)
+    except Exception as error:
+        log.exception("task %s: the shim failed", ctx.task.info.id)
+        await _give_up(ctx, "creating_container_error", f"the shim failed: {error}")
+
+
+async def undo_all(ctx: StepContext) -> None:
+    """Raises EngineError or OSError; may be asked again then."""
+    for stage in reversed(STAGES):
+        for step in reversed(stage):
+            await step.undo(ctx)
+
+
+async def _set_up(ctx: StepContext) -> bool:
+    """Whether the container was started; otherwise the task is terminated."""
+    stop = asyncio.ensure_future(ctx.task.stop_wanted.wait())
+    work = asyncio.ensure_future(_do_all(ctx))
+    try:
+        await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+        if not work.done():
+            work.cancel()
+        await asyncio.wait({stop, work})
+    if work.cancelled():
+        order = ctx.task.record.stop or StopOrder(kill_at=0.0)
+        await _give_up(ctx, order.reason, order.message)
+        return False
+    error = work.exception()
+    if error is None:
+        return True
+    if isinstance(error, OSError):
+        log.error("task %s: setting up failed: %s", ctx.task.info.id, error)
+    reason = error.reason if isinstance(error, EngineError) else EngineError.reason
+    if not isinstance(error, EngineError | OSError):
+        log.error("task %s: setting up failed", ctx.task.info.id, exc_info=error)
+    await _give_up(ctx, reason, str(error))
+    return False
+
+
+async def _do_all(ctx: StepContext) -> None:
+    await ctx.task.enter(TaskStatus.PREPARING)
+    for stage in STAGES:
+        if len(stage) == 1:
+            await _patiently(ctx, stage[0])
+            continue
+        try:
+            async with asyncio.TaskGroup() as group:
+                for step in stage:
+                    group.create_task(_patiently(ctx, step))
+        except ExceptionGroup as errors:
+            raise _first_of(errors) from None
+
+
+async def _patiently(ctx: StepContext, step: Step) -> None:
+    """An engine that is restarting is waited for; the step is then done again."""
+    deadline = time.monotonic() + ctx.settings.engine_patience
+    while True:
+        try:
+            return await step.do(ctx)
+        except EngineUnavailable:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await ctx.engine.ready()
+
+
+def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+async def _give_up(ctx: StepContext, reason: str | None, message: str | None) -> None:
+    """The end is said once the container is confirmed gone: with it the task's place is free."""
+    await _insist(ctx, lambda: ctx.engine.remove(ctx.task.info.id))
+    await _end(ctx, reason=reason, message=message, container_id=None)
+
+
+async def _end(ctx: StepContext, **changes: Any) -> None:
+    """The end is announced even when the disk is full, and written as soon as it can be."""
+    is_kept = await ctx.task.finish(**changes)
+    pauses = _pauses()
+    while not is_kept:
+        await asyncio.sleep(next(pauses))
+        is_kept = await ctx.task.keep()
+
+
+async def _watch(ctx: StepContext) -> None:
+    beside = [
+        asyncio.create_task(_stop_when_asked(ctx)),
+        asyncio.create_task(doors.open_door(ctx)),
+        asyncio.create_task(_insist(ctx, lambda: Published().do(ctx))),
+    ]
+    try:
+        ended = await _exit_of(ctx)
+    finally:
+        for task in beside:
+            task.cancel()
+        for result in await asyncio.gather(*beside, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("task %s: %s", ctx.task.info.id, result)
+    await _say_end(ctx, ended)
+
+
+async def _exit_of(ctx: StepContext) -> Exit:
+    container_id = ctx.task.info.container_id
+    if container_id is None:
+        return Exit(exit_code=None, gone=True)
+    while True:
+        try:
+            return await ctx.engine.wait(container_id)
+        except EngineUnavailable:
+            await ctx.engine.ready()
+
+
+async def _stop_when_asked(ctx: StepContext) -> None:
+    task = ctx.task
+    await task.stop_wanted.wait()
+    container_id = task.info.container_id or ""
+    if _grace_left(ctx) > 0:
+        await _insist(ctx, lambda: ctx.engine.signal_stop(container_id))
+    while (left := _grace_left(ctx)) > 0:
+        task.stop_hurried.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                await task.stop_hurried.wait()
+    await _insist(ctx, lambda: ctx.engine.kill(container_id))
+
+
+def _grace_left(ctx: StepContext) -> float:
+    order = ctx.task.record.stop
+    return order.kill_at - time.time() if order else 0.0
+
+
+async def _insist(ctx: StepContext, act: Callable[[], Awaitable[None]]) -> None:
+    """Returns once it is done; an engine that refuses is asked again, ever more seldom."""
+    pauses = _pauses()
+    while True:
+        try:
+            return await act()
+        except EngineUnavailable:
+            await ctx.engine.ready()
+        except EngineError as error:
+            log.warning("task %s: ending its container: %s", ctx.task.info.id, error)
+            await asyncio.sleep(next(pauses))
+
+
+def _pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+async def _say_end(ctx: StepContext, ended: Exit) -> None:
+    task = ctx.task
+    exit_record = await asyncio.get_running_loop().run_in_executor(
+        ctx.executor, _read_exit_record, ctx
+    )
+    reason, message = _why(ended, exit_record is not None)
+    if task.record.stop is not None:
+        reason, message = task.record.stop.reason, task.record.stop.message
+    await _end(
+        ctx, reason=reason, message=message, exit_code=ended.exit_code, exit_record=exit_record
+    )
+
+
+def _why(ended: Exit, has_record: bool) -> tuple[str | None, str | None]:
+    """The runner's exit record knows better; without one the container's end has to do."""
+    if has_record or ended.exit_code == 0:
+        return None, None
+    if ended.oom_killed:
+        return "out_of_memory", "the container used more memory than its resources allow"
+    if ended.gone:
+        return "container_exited_with_error", "the container was removed by someone else"
+    code = "unknown" if ended.exit_code is None else ended.exit_code
+    return (
+        "container_exited_with_error",
+        f"the container ended (exit code {code}) before the runner could say how the job did",
+    )
+
+
+def _read_exit_record(ctx: StepContext) -> str | None:
+    folder = ctx.settings.job_folder(ctx.task.info.id)
+    data = safe_files.read_small(folder, _EXIT_RECORD, _MOST_EXIT_RECORD)
+    try:
+        return data.decode() if data else None
+    except UnicodeDecodeError:
+        return None

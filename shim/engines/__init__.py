@@ -1,0 +1,1 @@
+"""What runs a task: Docker, plain processes (development only), or memory (tests)."""

@@ -1,0 +1,212 @@
+"""The seam between the shim and whatever runs a task.
+
+An engine does single, repeatable acts and reports exits; it decides nothing. Every act may be
+tried again after a crash: creating what exists returns it, starting what runs and removing what is
+gone do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from shim.schemas import (
+    ContainerOptions,
+    EngineKind,
+    GpuInfo,
+    NetworkMode,
+    PullProgress,
+    RegistryAuth,
+    VolumeKind,
+)
+
+
+class EngineError(Exception):
+    """The engine refused; the text is meant for the user. `reason` is LIFECYCLE.md's name."""
+
+    reason = "creating_container_error"
+
+
+class EngineUnavailable(EngineError):
+    """The engine does not answer; the same act may succeed later."""
+
+
+class ImageProblem(StrEnum):
+    """Why an image cannot be had, as far as its user can do something about it."""
+
+    BAD_NAME = "bad_name"
+    REFUSED = "refused"
+    MISSING = "missing"
+    UNREACHABLE = "unreachable"
+    TLS = "tls"
+    NO_SPACE = "no_space"
+    STALLED = "stalled"
+    NOT_HERE = "not_here"
+    OTHER = "other"
+
+
+class ImageError(EngineError):
+    """The image cannot be had; the text names the image and what to do."""
+
+    reason = "image_pull_failed"
+
+    def __init__(self, message: str, problem: ImageProblem = ImageProblem.OTHER) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """The disk that images take their room from, in bytes."""
+
+    used: int
+    total: int
+
+
+class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the image itself would run. `id` is what a container is made from."""
+
+    id: str
+    digest: str | None = None
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    user: str = ""
+    working_dir: str = ""
+
+
+class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One volume as the engine gets it. `source` is a path of the shim's own that is mounted
+    already, or what `ensure_volume` returned."""
+
+    kind: VolumeKind
+    target: str
+    source: str = ""
+    read_only: bool = False
+    size: int | None = None
+
+
+class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One container to make. `record` is what lets the task's record be rebuilt from it."""
+
+    task_id: str
+    run_id: str
+    allocation_id: str
+    image: str
+    record: str
+    job_folder: str
+    run_folder: str
+    network_mode: NetworkMode
+    hostname: str | None
+    cpu: float
+    memory: int
+    shm_size: int | None
+    publish: int | None = None
+    """A port of the container that gets an ephemeral one on the node's 127.0.0.1."""
+    gpus: tuple[str, ...] = ()
+    gpu_units: tuple[GpuInfo, ...] = ()
+    """What is known of those of `gpus` that are there."""
+    infiniband: bool = False
+    mounts: tuple[MountSpec, ...] = ()
+    options: ContainerOptions = ContainerOptions()
+    user: str = "0:0"
+    """The first process's; root changes to the job's user by itself."""
+
+
+class ContainerState(StrEnum):
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A container of this shim. `record` is None when its labels cannot be read; the labels of
+    run, allocation and GPUs are plain text, so that they tell even then who holds what."""
+
+    container_id: str
+    task_id: str
+    state: ContainerState
+    record: str | None
+    run_id: str = ""
+    allocation_id: str = ""
+    gpus: tuple[str, ...] = ()
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a container ended. `exit_code` is None when nobody knows; `gone`: it was removed."""
+
+    exit_code: int | None
+    oom_killed: bool = False
+    gone: bool = False
+
+
+class Engine(Protocol):
+    """All methods raise EngineUnavailable when the engine does not answer, EngineError when it
+    refuses. Cancelling one returns only after its side effect has ended or been completed."""
+
+    @property
+    def kind(self) -> EngineKind: ...
+
+    @property
+    def isolation(self) -> bool: ...
+
+    async def open(self) -> None:
+        """Reach the engine for the first time."""
+
+    async def close(self) -> None:
+        """Let go; what runs goes on."""
+
+    async def ready(self) -> None:
+        """Returns once the engine answers (again)."""
+
+    async def version(self) -> str | None: ...
+
+    async def images(self) -> tuple[str, ...]: ...
+
+    async def local_image(self, reference: str) -> ImageInfo | None: ...
+
+    async def pull(
+        self,
+        reference: str,
+        auth: RegistryAuth | None,
+        progress: Callable[[PullProgress], None],
+    ) -> ImageInfo:
+        """Raises ImageError. Cancelling aborts the download."""
+
+    async def remove_image(self, reference: str) -> bool:
+        """False when a container uses it; true also when it was not there."""
+
+    async def storage(self) -> Storage | None:
+        """None when images take no room."""
+
+    async def ensure_volume(self, name: str) -> str:
+        """The volume's name for the engine. Its content outlives tasks."""
+
+    async def ensure_network(self, run_id: str) -> None: ...
+
+    async def remove_network(self, run_id: str) -> None: ...
+
+    async def create(self, spec: ContainerSpec) -> str:
+        """The container's id."""
+
+    async def start(self, container_id: str) -> None:
+        """A container that was started before is left as it is, also when it has ended."""
+
+    async def published_port(self, container_id: str, port: int) -> int | None:
+        """Where a port of a container that was started is published; None: nowhere."""
+
+    async def signal_stop(self, container_id: str) -> None:
+        """SIGTERM to the container's first process."""
+
+    async def kill(self, container_id: str) -> None:
+        """SIGKILL to everything in the container."""
+
+    async def wait(self, container_id: str) -> Exit:
+        """Returns once the container is not running any more, also when it ended before."""
+
+    async def remove(self, task_id: str) -> None:
+        """Remove the task's container, by whatever id, running or not."""
+
+    async def list(self) -> tuple[Found, ...]:
+        """All containers of this shim."""

@@ -1,0 +1,119 @@
+"""The Docker engine's images: looked up, pulled, removed, and the disk that they fill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from shim.engines import docker_pull
+from shim.engines.base import EngineError, EngineUnavailable, ImageInfo, Storage
+from shim.engines.docker_errors import Conflict, NotFound
+from shim.schemas import PullProgress, RegistryAuth
+
+T = TypeVar("T")
+
+
+class Call(Protocol):
+    """Runs an act of docker-py in a thread, its errors in our words."""
+
+    def __call__(
+        self, act: Callable[[], T], on_cancel: Callable[[], None] | None = None
+    ) -> Awaitable[T]: ...
+
+
+class DockerImages:
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._api: Any = None
+        self._folder = ""
+
+    def open(self, api: Any, folder: str) -> None:
+        """`folder` is where the engine keeps its images."""
+        self._api = api
+        self._folder = folder
+
+    async def tags(self) -> tuple[str, ...]:
+        found = await self._call(lambda: self._api.images())
+        return tuple(sorted(tag for image in found for tag in image.get("RepoTags") or ()))
+
+    async def local(self, reference: str) -> ImageInfo | None:
+        try:
+            found = await self._call(lambda: self._api.inspect_image(reference))
+        except NotFound:
+            return None
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            raise docker_pull.explain(reference, None, str(error)) from None
+        return _image_info(reference, found)
+
+    async def pull(
+        self,
+        reference: str,
+        auth: RegistryAuth | None,
+        progress: Callable[[PullProgress], None],
+    ) -> ImageInfo:
+        pull = docker_pull.Pull(self._api, reference, auth)
+        loop = asyncio.get_running_loop()
+
+        def report(now: PullProgress) -> None:
+            loop.call_soon_threadsafe(progress, now)
+
+        try:
+            await self._call(lambda: pull.run(report), on_cancel=pull.cancel)
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            raise docker_pull.explain(reference, auth, str(error)) from None
+        image = await self.local(reference)
+        if image is None:
+            raise docker_pull.explain(reference, auth, "it is gone again right after the pull")
+        return image
+
+    async def remove(self, reference: str) -> bool:
+        """The engine itself refuses what a container uses, also one that has ended."""
+        try:
+            found = await self._call(lambda: self._api.inspect_image(reference))
+            image_id = str(found["Id"])
+            used = {"ancestor": image_id}
+            if await self._call(lambda: self._api.containers(all=True, filters=used)):
+                return False
+            await self._call(lambda: self._api.remove_image(reference))
+        except NotFound:
+            return True
+        except Conflict:
+            return False
+        return True
+
+    async def storage(self) -> Storage | None:
+        try:
+            found = await self._call(lambda: os.statvfs(self._folder))
+        except OSError:
+            return None
+        total = found.f_blocks * found.f_frsize
+        return Storage(used=total - found.f_bavail * found.f_frsize, total=total)
+
+
+def _image_info(reference: str, found: dict[str, Any]) -> ImageInfo:
+    config = found.get("Config") or {}
+    return ImageInfo(
+        id=found["Id"],
+        digest=_digest(reference, tuple(found.get("RepoDigests") or ())),
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        cmd=tuple(config.get("Cmd") or ()),
+        user=config.get("User") or "",
+        working_dir=config.get("WorkingDir") or "",
+    )
+
+
+def _digest(reference: str, digests: tuple[str, ...]) -> str | None:
+    """The one under which the reference's own repository has the image; another repository may
+    have compressed the same image into another manifest."""
+    repository = docker_pull.repository_of(reference)
+    for each in digests:
+        name, _, digest = each.partition("@")
+        if name == repository:
+            return digest
+    return None

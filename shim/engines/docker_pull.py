@@ -1,0 +1,157 @@
+"""Pulling an image: bytes as they come, an end on demand, and errors a person can act on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from docker.auth import encode_header
+from docker.types import CancellableStream
+from docker.utils import parse_repository_tag
+
+from shim.engines.base import EngineError, EngineUnavailable, ImageError, ImageProblem
+from shim.schemas import PullProgress, RegistryAuth
+
+_LONGEST_DETAIL = 300
+_HUB = ("docker.io/", "index.docker.io/", "library/")
+
+
+class Pull:
+    """One pull. docker-py gives no way to end a pull from another thread; its event stream has one
+    (`CancellableStream`), which is used here on the pull's own response."""
+
+    def __init__(self, api: Any, reference: str, auth: RegistryAuth | None) -> None:
+        self._api = api
+        self._reference = reference
+        self._auth = auth
+        self._cancelled = False
+        self._complete = False
+        self._stream: Any = None
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._extracted: dict[str, int] = {}
+
+    def run(self, report: Callable[[PullProgress], None]) -> None:
+        """Blocks until the image is there. Raises EngineError, docker-py's and requests' errors."""
+        repository, tag = parse_repository_tag(self._reference)
+        headers = {}
+        if self._auth is not None:
+            login = {"username": self._auth.username, "password": self._auth.password}
+            headers["X-Registry-Auth"] = encode_header(login).decode()
+        response = self._api._post(
+            self._api._url("/images/create"),
+            params={"fromImage": repository, "tag": tag or "latest"},
+            headers=headers,
+            stream=True,
+            timeout=None,
+        )
+        with contextlib.closing(response):
+            self._follow(response, report)
+
+    def _follow(self, response: Any, report: Callable[[PullProgress], None]) -> None:
+        self._api._raise_for_status(response)
+        self._stream = CancellableStream(self._api._stream_helper(response, decode=True), response)
+        if self._cancelled:
+            self.cancel()
+        for message in self._stream:
+            if "error" in message:
+                raise EngineError(str(message["error"]))
+            self._note(message)
+            report(self._progress())
+        if not (self._complete or self._cancelled):
+            raise EngineUnavailable("the Docker engine broke the pull off")
+
+    def cancel(self) -> None:
+        """From any thread, at any time."""
+        self._cancelled = True
+        if self._stream is not None:
+            with contextlib.suppress(Exception):
+                self._stream.close()
+
+    def _note(self, message: dict[str, Any]) -> None:
+        layer, status = message.get("id"), str(message.get("status", ""))
+        self._complete = self._complete or status.startswith("Status:")
+        if not layer:
+            return
+        detail = message.get("progressDetail") or {}
+        if status == "Downloading" and detail.get("total"):
+            self._layers[layer] = (int(detail.get("current", 0)), int(detail["total"]))
+        elif status in ("Download complete", "Pull complete") and layer in self._layers:
+            total = self._layers[layer][1]
+            self._layers[layer] = (total, total)
+        if status == "Extracting":
+            self._extracted[layer] = int(detail.get("current", 0))
+        elif status == "Pull complete" and layer in self._layers:
+            self._extracted[layer] = self._layers[layer][1]
+
+    def _progress(self) -> PullProgress:
+        return PullProgress(
+            downloaded=sum(done for done, _ in self._layers.values()),
+            total=sum(total for _, total in self._layers.values()),
+            extracted=sum(self._extracted.values()),
+        )
+
+
+def repository_of(reference: str) -> str:
+    """As the engine shortens it: without tag, digest, and what stands for Docker's own hub."""
+    folder, slash, last = reference.partition("@")[0].rpartition("/")
+    name = f"{folder}{slash}{last.partition(':')[0]}"
+    for prefix in _HUB:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def explain(reference: str, auth: RegistryAuth | None, detail: str) -> ImageError:
+    """The engine's words, sorted into what the user can do about them."""
+    if auth is not None:
+        detail = detail.replace(auth.password, "***") if auth.password else detail
+    detail = " ".join(detail.split())[:_LONGEST_DETAIL]
+    problem = _problem(detail.lower())
+    advice = _ADVICE[problem].format(image=reference)
+    if problem is ImageProblem.REFUSED and auth is None:
+        advice = f"{reference} does not exist, or its registry wants credentials: set registry_auth"
+    return ImageError(f"{advice} ({detail})", problem)
+
+
+_WORDS: tuple[tuple[ImageProblem, tuple[str, ...]], ...] = (
+    (ImageProblem.NO_SPACE, ("no space left", "disk quota exceeded")),
+    (
+        ImageProblem.BAD_NAME,
+        ("invalid reference format", "invalid repository name", "repository name must be"),
+    ),
+    (
+        ImageProblem.REFUSED,
+        ("unauthorized", "access denied", "denied", "no basic auth", "authentication required"),
+    ),
+    (ImageProblem.MISSING, ("manifest unknown", "manifest for", "not found: manifest")),
+    (
+        ImageProblem.TLS,
+        ("server gave http response", "x509", "certificate", "tls:"),
+    ),
+    (
+        ImageProblem.UNREACHABLE,
+        (
+            *("no such host", "connection refused", "dial tcp", "i/o timeout", "timeout"),
+            *("no route", "connection reset", "unexpected eof", "server misbehaving"),
+        ),
+    ),
+    (ImageProblem.MISSING, ("not found", "does not exist")),
+)
+_ADVICE = {
+    ImageProblem.NO_SPACE: "the node's disk is too full for {image}",
+    ImageProblem.BAD_NAME: "{image!r} is not a valid image name",
+    ImageProblem.REFUSED: "the registry refused the user name or password of registry_auth for "
+    "{image}",
+    ImageProblem.MISSING: "there is no image {image}",
+    ImageProblem.TLS: "the registry of {image} does not speak the TLS that the Docker engine "
+    "expects",
+    ImageProblem.UNREACHABLE: "the registry of {image} cannot be reached from this node",
+    ImageProblem.OTHER: "image {image} could not be pulled",
+}
+
+
+def _problem(detail: str) -> ImageProblem:
+    for problem, words in _WORDS:
+        if any(word in detail for word in words):
+            return problem
+    return ImageProblem.OTHER

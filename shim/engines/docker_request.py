@@ -1,0 +1,112 @@
+"""What Docker is asked for when a task's container is made: from a spec to the engine's own words.
+
+Pure, so that what this machine's engine could not do (raising limits, privileges) is still tested.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from docker.types import HostConfig, LogConfig, Mount
+from docker.types import Ulimit as DockerUlimit
+
+from shim.engines.base import ContainerSpec, MountSpec
+from shim.schemas import NetworkMode, VolumeKind
+
+_RUNTIME = "/opt/fairlead/runtime"
+_ENTRYPOINT = f"{_RUNTIME}/bin/fairlead-entrypoint"
+_TASK_FOLDER = "/opt/fairlead/task"
+_RUN_FOLDER = "/opt/fairlead/run"
+_MOST_PROCESSES = 32768
+_TMPFS_MODE = 0o1777
+_LEAST_CPU_PERIODS = 0.01
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change from one container to the next. `runtime` is a real path."""
+
+    api_version: str
+    cores: float
+    runtime: str
+    gid: int
+    proxy_variables: dict[str, str] = {}
+
+
+def container(spec: ContainerSpec, node: Node, name: str, network: str) -> dict[str, Any]:
+    """The arguments of docker-py's `create_container`, without labels."""
+    bridge = spec.network_mode is NetworkMode.BRIDGE
+    command = ["--task", _TASK_FOLDER, "--socket", f"{_RUN_FOLDER}/runner.sock", "--peers", "node"]
+    return {
+        "name": name,
+        "image": spec.image,
+        "entrypoint": [_ENTRYPOINT],
+        "command": command,
+        "user": spec.user,
+        "hostname": spec.hostname if bridge else None,
+        "environment": dict(node.proxy_variables),
+        "host_config": _host_config(spec, node, network),
+    }
+
+
+def _host_config(spec: ContainerSpec, node: Node, network: str) -> dict[str, Any]:
+    options = spec.options
+    host: dict[str, Any] = HostConfig(
+        version=node.api_version,
+        mounts=[
+            Mount(_RUNTIME, node.runtime, type="bind", read_only=True),
+            Mount(_TASK_FOLDER, spec.job_folder, type="bind"),
+            Mount(_RUN_FOLDER, spec.run_folder, type="bind"),
+            *map(_mount, spec.mounts),
+        ],
+        network_mode=network,
+        mem_limit=spec.memory,
+        shm_size=spec.shm_size,
+        pids_limit=options.pids_limit or _MOST_PROCESSES,
+        group_add=[str(node.gid)],
+        privileged=options.privileged,
+        cap_add=list(options.cap_add) or None,
+        cap_drop=list(options.cap_drop) or None,
+        ulimits=[DockerUlimit(name=u.name, soft=u.soft, hard=u.hard) for u in options.ulimits],
+        read_only=options.read_only_root,
+        tmpfs=_writable_places(spec) if options.read_only_root else None,
+        log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "1m", "max-file": "1"}),
+    )
+    host["NanoCpus"] = int(max(min(spec.cpu, node.cores or spec.cpu), _LEAST_CPU_PERIODS) * 1e9)
+    return host
+
+
+def _writable_places(spec: ContainerSpec) -> dict[str, str]:
+    """Programs need somewhere to put temporary files, unless a volume is there already."""
+    taken = {mount.target for mount in spec.mounts}
+    return {place: "mode=1777" for place in ("/tmp", "/run") if place not in taken}
+
+
+def _mount(mount: MountSpec) -> Mount:
+    if mount.kind is VolumeKind.TMPFS:
+        return Mount(
+            mount.target,
+            None,
+            type="tmpfs",
+            tmpfs_size=mount.size,
+            tmpfs_mode=_TMPFS_MODE,
+        )
+    if mount.kind is VolumeKind.NAMED:
+        return Mount(mount.target, mount.source, type="volume", read_only=mount.read_only)
+    return Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)
+
+
+def explain_start(text: str) -> str:
+    """The engine's words about what it may not do, with what the user may do about it."""
+    if "rlimit" in text.lower():
+        return (
+            "the node's Docker engine may not raise the limits that `ulimits` asks for; ask for "
+            f"less, or run the engine with CAP_SYS_RESOURCE ({text[:200]})"
+        )
+    return text
+
+
+def runtime_path(runtime: Path) -> str:
+    """`current` may point elsewhere later, while containers still need what they began with."""
+    return str(runtime.resolve())

@@ -1,0 +1,100 @@
+"""Who may still speak for a run.
+
+A controller that lost its lease, or a request that was delayed on the way, must revive nothing.
+The book keeps, per run, the highest `(epoch, token)` and incarnation that the shim has acted on,
+and the ids of tasks that are gone; it stays for seven days after the run's last task. The book is
+pure: it says what changed, the caller makes that durable before it answers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shim.errors import ShimProblem
+from shim.records import FenceRecord
+from shim.schemas import Fence
+
+KEPT_AFTER_LAST_TASK = 7 * 24 * 3600.0
+UNKNOWN_REMEMBERED = 600.0
+_MOST_FORGOTTEN = 4096
+
+
+class FenceBook:
+    def __init__(self, records: dict[str, FenceRecord] | None = None) -> None:
+        self._records = dict(records or {})
+
+    def get(self, run_id: str) -> FenceRecord | None:
+        return self._records.get(run_id)
+
+    def check(self, run_id: str, fence: Fence, incarnation: int) -> None:
+        """Raises ShimProblem (409 `fenced`) for an older fence or incarnation than known."""
+        known = self._records.get(run_id)
+        if known is None:
+            return
+        if fence < known.fence:
+            raise _fenced(
+                f"fence {fence.header()} of run {run_id} is older than {known.fence.header()}"
+            )
+        if incarnation < known.incarnation:
+            raise _fenced(
+                f"incarnation {incarnation} of run {run_id} is older than {known.incarnation}"
+            )
+
+    def check_revival(self, run_id: str, task_id: str, now: float) -> None:
+        """Raises ShimProblem (409 `terminated`) for a task id that is gone."""
+        known = self._records.get(run_id)
+        if known is not None and known.forgotten.get(task_id, 0.0) > now:
+            raise ShimProblem(
+                409,
+                "terminated",
+                f"task {task_id} was terminated or removed before this request; "
+                "a new attempt needs a new id",
+            )
+
+    def raise_to(self, run_id: str, fence: Fence, incarnation: int) -> FenceRecord | None:
+        """Remember the pair; the record to keep, or None when nothing is new."""
+        known = self._records.get(run_id)
+        if known is None:
+            return self._put(FenceRecord(run_id=run_id, fence=fence, incarnation=incarnation))
+        higher = max(known.fence, fence), max(known.incarnation, incarnation)
+        if higher == (known.fence, known.incarnation) and known.expires_at is None:
+            return None
+        return self._put(
+            msgspec.structs.replace(known, fence=higher[0], incarnation=higher[1], expires_at=None)
+        )
+
+    def forget(self, run_id: str, task_id: str, until: float, now: float) -> FenceRecord | None:
+        """Refuse a later PUT of `task_id` until `until`. The run must have a fence."""
+        known = self._records.get(run_id)
+        if known is None:
+            return None
+        kept = {key: at for key, at in known.forgotten.items() if at > now and key != task_id}
+        for oldest in sorted(kept, key=kept.__getitem__)[: len(kept) - _MOST_FORGOTTEN + 1]:
+            del kept[oldest]
+        kept[task_id] = max(until, known.forgotten.get(task_id, 0.0))
+        return self._put(msgspec.structs.replace(known, forgotten=kept))
+
+    def expire(self, run_id: str, at: float) -> FenceRecord | None:
+        known = self._records.get(run_id)
+        if known is None:
+            return None
+        return self._put(msgspec.structs.replace(known, expires_at=at))
+
+    def drop_expired(self, now: float) -> tuple[str, ...]:
+        """The runs whose record has had its time; the caller deletes their files."""
+        gone = tuple(
+            run_id
+            for run_id, record in self._records.items()
+            if record.expires_at is not None and record.expires_at <= now
+        )
+        for run_id in gone:
+            del self._records[run_id]
+        return gone
+
+    def _put(self, record: FenceRecord) -> FenceRecord:
+        self._records[record.run_id] = record
+        return record
+
+
+def _fenced(message: str) -> ShimProblem:
+    return ShimProblem(409, "fenced", f"{message}: another controller speaks for this run now")

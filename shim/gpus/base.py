@@ -1,0 +1,132 @@
+"""The seam between the shim and the GPUs' driver.
+
+A version of `Gpus` only reads; what a reading means is decided in `health`. Each method answers in
+bounded time, whatever the driver does: a GPU that does not answer raises `GpuSilent` and holds up
+neither the others nor the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+
+from shim.schemas import GpuInfo
+
+
+class GpuError(Exception):
+    """The driver refused to say; the text is meant for the operator."""
+
+
+class GpuLost(GpuError):
+    """The GPU is not on the bus any more."""
+
+
+class GpuSilent(GpuError):
+    """The driver did not answer in time, and may never."""
+
+
+class Recovery(IntEnum):
+    """The driver's verdict on a GPU: what it takes to use it again (NVML field 230)."""
+
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX_DOMAIN = 5
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
+    UNKNOWN = 255
+    """A verdict of a newer driver, that none of the above stands for."""
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of one GPU (or MIG instance). Bytes, percent, degrees Celsius, watts; None where
+    the driver does not say."""
+
+    memory_used: int = 0
+    processes: tuple[int, ...] = ()
+    """Pids (of the node) of compute processes that have memory on it."""
+    recovery: Recovery | None = None
+    ecc_uncorrected: int = 0
+    """Since the driver was loaded."""
+    remap_pending: bool = False
+    remap_failed: bool = False
+    utilization: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+
+
+class Xid(msgspec.Struct, frozen=True):
+    """An error event of the driver. `uuid` is the MIG instance's where the event names one."""
+
+    uuid: str
+    number: int
+
+
+class Gpus(Protocol):
+    @property
+    def driver(self) -> str | None:
+        """The driver's version; None without a driver."""
+
+    async def open(self) -> None:
+        """Never raises: a machine without driver or library has no GPUs."""
+
+    async def close(self) -> None: ...
+
+    async def list(self) -> tuple[GpuInfo, ...]:
+        """Those that answer now; a GPU in MIG mode is listed as its instances."""
+
+    async def vitals(self, uuid: str) -> Vitals:
+        """Raises GpuLost, GpuSilent, GpuError."""
+
+    async def next_xid(self) -> Xid:
+        """Waits for the next one, for ever if need be."""
+
+
+class MemoryGpus:
+    """For tests: has what was planted, and says of each what a test wants."""
+
+    driver: str | None = "memory"
+
+    def __init__(self, *gpus: GpuInfo) -> None:
+        self.gpus = gpus
+        self.readings: dict[str, Vitals | GpuError] = {}
+        self._xids: asyncio.Queue[Xid] = asyncio.Queue()
+
+    async def open(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+    async def list(self) -> tuple[GpuInfo, ...]:
+        return self.gpus
+
+    async def vitals(self, uuid: str) -> Vitals:
+        reading = self.readings.get(uuid, Vitals())
+        if isinstance(reading, GpuError):
+            raise reading
+        return reading
+
+    async def next_xid(self) -> Xid:
+        return await self._xids.get()
+
+    def raise_xid(self, uuid: str, number: int) -> None:
+        self._xids.put_nowait(Xid(uuid, number))
+
+
+class NoGpus(MemoryGpus):
+    """A machine without any."""
+
+    driver: str | None = None
+
+
+class FailingGpus(MemoryGpus):
+    """Each GPU is listed, and then none ever answers."""
+
+    async def vitals(self, uuid: str) -> Vitals:
+        raise GpuSilent("the driver does not answer")

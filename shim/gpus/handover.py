@@ -1,0 +1,177 @@
+"""How a container gets exactly its GPUs from the Docker engine, and no other container gets them.
+
+Three ways, the first that the node has: CDI (the engine reads the vendor's description of each
+device; it survives a `systemctl daemon-reload`), NVIDIA's runtime hook (a device request by UUID),
+or the plain device files, to which the image must bring the driver's libraries itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shim.engines.base import EngineError
+from shim.schemas import GpuInfo
+
+log = logging.getLogger(__name__)
+
+_CDI_KIND = "nvidia.com/gpu"
+_HOOK = "nvidia-container-runtime-hook"
+_CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_MOST_SPEC = 4 << 20
+_HIDE_ALL = {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+class Way(StrEnum):
+    CDI = "cdi"
+    HOOK = "hook"
+    FILES = "files"
+
+
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """What engine and node have to hand over GPUs with."""
+
+    cdi: frozenset[str] = frozenset()
+    """Names of devices that CDI describes, without the kind."""
+    hook: bool = False
+    hook_by_default: bool = False
+    """Every container passes NVIDIA's runtime, which believes what the image says it wants."""
+    dev: Path = Path("/dev")
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """To be merged into what the engine is asked for."""
+
+    way: Way | None
+    host_config: dict[str, Any]
+    environment: dict[str, str]
+
+
+def means_of(info: dict[str, Any], dev: Path = Path("/dev")) -> Means:
+    """`info` is the engine's. Blocks to read the CDI specs, which a driver's update renews."""
+    runtimes = info.get("Runtimes") or {}
+    return Means(
+        cdi=frozenset(_cdi_devices(info.get("CDISpecDirs") or ())),
+        hook="nvidia" in runtimes or shutil.which(_HOOK) is not None,
+        hook_by_default=info.get("DefaultRuntime") == "nvidia",
+        dev=dev,
+    )
+
+
+def hand_over(
+    uuids: Sequence[str], units: Iterable[GpuInfo], infiniband: bool, means: Means
+) -> Handover:
+    """Raises EngineError naming what the node does not have."""
+    host: dict[str, Any] = {}
+    devices = _infiniband(means.dev) if infiniband else []
+    way = _way(uuids, {unit.uuid: unit for unit in units}, means)
+    if way is Way.CDI:
+        names = [f"{_CDI_KIND}={name}" for name in _cdi_names(uuids, units, means) or ()]
+        host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": names}]
+    elif way is Way.HOOK:
+        host["DeviceRequests"] = [{"DeviceIDs": list(uuids), "Capabilities": [["gpu"]]}]
+    elif way is Way.FILES:
+        devices += _gpu_files(uuids, {unit.uuid: unit for unit in units}, means.dev)
+    if devices:
+        host["Devices"] = devices
+    hidden = means.hook_by_default and way is not Way.HOOK
+    return Handover(way, host, dict(_HIDE_ALL) if hidden else {})
+
+
+def _way(uuids: Sequence[str], units: dict[str, GpuInfo], means: Means) -> Way | None:
+    if not uuids:
+        return None
+    if _cdi_names(uuids, units.values(), means) is not None:
+        return Way.CDI
+    return Way.HOOK if means.hook else Way.FILES
+
+
+def _cdi_names(
+    uuids: Sequence[str], units: Iterable[GpuInfo], means: Means
+) -> tuple[str, ...] | None:
+    """A spec names devices by UUID, by index, or both; None unless it has all of these."""
+    indexes = {unit.uuid: str(unit.index) for unit in units if unit.mig_parent is None}
+    names = [
+        uuid if uuid in means.cdi else indexes.get(uuid)
+        for uuid in uuids
+        if uuid in means.cdi or indexes.get(uuid) in means.cdi
+    ]
+    found = tuple(name for name in names if name is not None)
+    return found if len(found) == len(uuids) else None
+
+
+def _gpu_files(uuids: Sequence[str], units: dict[str, GpuInfo], dev: Path) -> list[dict[str, str]]:
+    paths: list[str] = []
+    for uuid in uuids:
+        unit = units.get(uuid)
+        if unit is None or not unit.devices:
+            raise EngineError(f"the device files of GPU {uuid} are not known on this node")
+        paths += [path for path in unit.devices if path not in paths]
+    missing = [path for path in paths if not _on_node(path, dev).exists()]
+    if missing:
+        raise EngineError(
+            f"{', '.join(missing)} is not on this node: is NVIDIA's driver loaded? "
+            "(install nvidia-container-toolkit to hand over GPUs with their libraries)"
+        )
+    control = [f"/dev/{name}" for name in _CONTROL if (dev / name).exists()]
+    return [_device(path, dev) for path in (*paths, *control)]
+
+
+def _infiniband(dev: Path) -> list[dict[str, str]]:
+    folder = dev / "infiniband"
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        names = []
+    if not names:
+        raise EngineError("the job asks for InfiniBand, and this node has no /dev/infiniband")
+    return [_device(f"/dev/infiniband/{name}", dev) for name in names]
+
+
+def _on_node(path: str, dev: Path) -> Path:
+    return dev / Path(path).relative_to("/dev")
+
+
+def _device(path: str, dev: Path) -> dict[str, str]:
+    return {
+        "PathOnHost": str(_on_node(path, dev)),
+        "PathInContainer": path,
+        "CgroupPermissions": "rwm",
+    }
+
+
+def _cdi_devices(folders: Iterable[str]) -> Iterable[str]:
+    for folder in folders:
+        for path in sorted(Path(folder).glob("*")):
+            if path.suffix in (".json", ".yaml", ".yml"):
+                yield from _devices_of(path)
+
+
+def _devices_of(path: Path) -> list[str]:
+    """None of a spec that cannot be read: the engine cannot read it either."""
+    try:
+        text = path.read_bytes()[:_MOST_SPEC].decode()
+        spec = json.loads(text) if path.suffix == ".json" else _yaml(text)
+        if spec["kind"] != _CDI_KIND:
+            return []
+        return [str(device["name"]) for device in spec["devices"]]
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        log.warning("the CDI spec %s is not understood: %s", path, error)
+        return []
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None

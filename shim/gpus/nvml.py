@@ -1,0 +1,298 @@
+"""GPUs as NVIDIA's driver shows them, through nvidia-ml-py.
+
+Each GPU is spoken to in a thread of its own, the library as a whole in another, and errors are
+waited for in a third, so that a call that hangs costs one GPU and nobody else. The library is
+imported and loaded on `open`; a machine without it has no GPUs, and that is no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from shim.gpus.base import GpuError, GpuLost, Recovery, Vitals, Xid
+from shim.gpus.exclude import Exclusion
+from shim.gpus.lanes import Lane
+from shim.gpus.xids import Watched, XidListener
+from shim.schemas import GpuInfo, GpuLink
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OPEN_SECONDS = 5.0
+"""Without persistence mode the driver starts its GPUs on the first call."""
+CALL_SECONDS = 0.8
+
+_RECOVERY_FIELD = 230
+_LINKS = {
+    0: GpuLink.SAME_BOARD,
+    10: GpuLink.ONE_SWITCH,
+    20: GpuLink.SWITCHES,
+    30: GpuLink.HOST_BRIDGE,
+    40: GpuLink.NUMA_NODE,
+    50: GpuLink.SYSTEM,
+}
+_MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
+
+
+class _Unit(msgspec.Struct):
+    """A GPU or MIG instance with NVML's handle of it; `board` is the handle of the whole GPU."""
+
+    info: GpuInfo
+    handle: Any
+    board: Any
+    instance: tuple[int, int] | None = None
+    """Ids of the GPU and compute instance."""
+
+
+class NvmlGpus:
+    def __init__(self, excluded: Sequence[Exclusion] = ()) -> None:
+        self.driver: str | None = None
+        self._excluded = excluded
+        self._nvml: Any = None
+        self._library = Lane("nvml")
+        self._lanes: dict[int, Lane] = {}
+        self._units: dict[str, _Unit] = {}
+        self._listener: XidListener | None = None
+        self._xids: asyncio.Queue[Xid] = asyncio.Queue()
+
+    async def open(self) -> None:
+        try:
+            self._nvml = await self._library.call(_load, OPEN_SECONDS)
+            await self._ask(self._library, self._start, OPEN_SECONDS)
+        except ImportError:
+            log.info("nvidia-ml-py is not installed: no GPUs are offered")
+        except GpuError as error:
+            log.info("no GPUs are offered: %s", error)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            await asyncio.to_thread(self._listener.join)
+        if self.driver is not None:
+            with contextlib.suppress(GpuError):
+                await self._ask(self._library, lambda: self._nvml.nvmlShutdown())
+        for lane in (self._library, *self._lanes.values()):
+            lane.close()
+
+    async def list(self) -> tuple[GpuInfo, ...]:
+        """Also notices a driver that was loaded after the shim was started."""
+        if self._nvml is None:
+            return ()
+        try:
+            if self.driver is None:
+                await self._ask(self._library, self._start)
+            count = await self._ask(self._library, lambda: int(self._nvml.nvmlDeviceGetCount()))
+        except GpuError as error:
+            log.debug("the driver does not list its GPUs: %s", error)
+            return tuple(unit.info for unit in self._units.values())
+        found = await asyncio.gather(*(self._describe(index) for index in range(count)))
+        units = [unit for some in found for unit in some]
+        self._units = {unit.info.uuid: unit for unit in units}
+        await asyncio.gather(*(self._measure_links(unit, units) for unit in units))
+        self._listen(units)
+        return tuple(unit.info for unit in units)
+
+    async def vitals(self, uuid: str) -> Vitals:
+        unit = self._units.get(uuid)
+        if unit is None:
+            raise GpuError(f"there is no GPU {uuid}")
+        return await self._ask(self._lane(unit.info.index), lambda: self._read_vitals(unit))
+
+    async def next_xid(self) -> Xid:
+        return await self._xids.get()
+
+    def _lane(self, index: int) -> Lane:
+        return self._lanes.setdefault(index, Lane(f"gpu-{index}"))
+
+    async def _ask(self, lane: Lane, act: Callable[[], T], seconds: float = CALL_SECONDS) -> T:
+        """NVML's errors in our words. Raises GpuError."""
+        try:
+            return await lane.call(act, seconds)
+        except GpuError:
+            raise
+        except Exception as error:
+            code = getattr(error, "value", None)
+            if self._nvml is None or not isinstance(error, self._nvml.NVMLError):
+                raise
+            lost = code == self._nvml.NVML_ERROR_GPU_IS_LOST
+            raise (GpuLost if lost else GpuError)(str(error)) from None
+
+    # -- in the library's and the GPUs' threads ---------------------------------------------
+
+    def _start(self) -> None:
+        self._nvml.nvmlInit()
+        self.driver = _text(self._nvml.nvmlSystemGetDriverVersion())
+
+    async def _describe(self, index: int) -> Sequence[_Unit]:
+        """A GPU that does not answer is listed once it does."""
+        known = [unit for unit in self._units.values() if unit.info.index == index]
+        seconds = CALL_SECONDS if known else OPEN_SECONDS
+        try:
+            units = await self._ask(self._lane(index), lambda: self._read_units(index), seconds)
+        except GpuError as error:
+            if not known:
+                log.error("GPU %d cannot be offered: %s", index, error)
+            return known
+        return [u for u in units if not any(one.covers(u.info) for one in self._excluded)]
+
+    def _read_units(self, index: int) -> Sequence[_Unit]:
+        nvml = self._nvml
+        board = nvml.nvmlDeviceGetHandleByIndex(index)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(board)
+        number = nvml.nvmlDeviceGetMinorNumber(board)
+        pci = _text(nvml.nvmlDeviceGetPciInfo(board).busId)
+        whole = GpuInfo(
+            uuid=_text(nvml.nvmlDeviceGetUUID(board)),
+            index=index,
+            name=_text(nvml.nvmlDeviceGetName(board)),
+            memory=int(self._memory(board).total),
+            compute_capability=f"{major}.{minor}",
+            pci=pci,
+            numa=self._numa(board, pci),
+            devices=(f"/dev/nvidia{number}",),
+        )
+        if not self._or(lambda: nvml.nvmlDeviceGetMigMode(board)[0], 0):
+            return [_Unit(whole, board, board)]
+        return [self._read_instance(whole, number, board, h) for h in self._instances(board)]
+
+    def _instances(self, board: Any) -> Sequence[Any]:
+        most = self._or(lambda: self._nvml.nvmlDeviceGetMaxMigDeviceCount(board), 0)
+        found = (self._or(partial(self._instance, board, index), None) for index in range(most))
+        return [handle for handle in found if handle is not None]
+
+    def _instance(self, board: Any, index: int) -> Any:
+        return self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, index)
+
+    def _read_instance(self, whole: GpuInfo, number: int, board: Any, handle: Any) -> _Unit:
+        nvml = self._nvml
+        place = (
+            nvml.nvmlDeviceGetGpuInstanceId(handle),
+            nvml.nvmlDeviceGetComputeInstanceId(handle),
+        )
+        info = msgspec.structs.replace(
+            whole,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            memory=int(self._memory(handle).total),
+            mig_parent=whole.uuid,
+            devices=(*whole.devices, *mig_devices(number, *place)),
+        )
+        return _Unit(info, handle, board, place)
+
+    async def _measure_links(self, unit: _Unit, units: Sequence[_Unit]) -> None:
+        others = [o for o in units if o.info.index != unit.info.index]
+        if unit.info.mig_parent is not None:
+            return
+        lane = self._lane(unit.info.index)
+        try:
+            links = await self._ask(
+                lane, lambda: {o.info.uuid: self._link(unit.handle, o.board) for o in others}
+            )
+        except GpuError as error:
+            log.warning("GPU %d: its links are not known: %s", unit.info.index, error)
+            return
+        unit.info = msgspec.structs.replace(unit.info, links=links)
+
+    def _link(self, one: Any, other: Any) -> GpuLink:
+        nvml = self._nvml
+        over_nvlink = self._or(lambda: nvml.nvmlDeviceGetP2PStatus(one, other, 2), None)
+        if over_nvlink == nvml.NVML_P2P_STATUS_OK:
+            return GpuLink.NVLINK
+        level = self._or(lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(one, other), 50)
+        return _LINKS.get(level, GpuLink.SYSTEM)
+
+    def _read_vitals(self, unit: _Unit) -> Vitals:
+        """The memory comes first and must be there: it is what says that the GPU lives."""
+        nvml, handle, board = self._nvml, unit.handle, unit.board
+        used = int(self._memory(handle).used)
+        remap = self._or(lambda: nvml.nvmlDeviceGetRemappedRows(board), (0, 0, 0, 0))
+        power = self._or(lambda: nvml.nvmlDeviceGetPowerUsage(board), None)
+        found = self._or(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ())
+        return Vitals(
+            memory_used=used,
+            processes=tuple(int(process.pid) for process in found),
+            recovery=self._recovery(board),
+            ecc_uncorrected=self._or(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(board, 1, 0)), 0),
+            remap_pending=bool(remap[2]),
+            remap_failed=bool(remap[3]),
+            utilization=self._or(lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu), None),
+            temperature=self._or(lambda: int(nvml.nvmlDeviceGetTemperature(board, 0)), None),
+            power=None if power is None else power / 1000,
+        )
+
+    def _recovery(self, board: Any) -> Recovery | None:
+        fields = self._or(lambda: self._nvml.nvmlDeviceGetFieldValues(board, [_RECOVERY_FIELD]), ())
+        if not len(fields) or fields[0].nvmlReturn != 0:
+            return None
+        number = int(fields[0].value.uiVal)
+        return Recovery(number) if number in Recovery.__members__.values() else Recovery.UNKNOWN
+
+    def _memory(self, handle: Any) -> Any:
+        """The second version leaves out what the driver keeps for itself."""
+        nvml = self._nvml
+        newer = self._or(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2), None)
+        return newer or nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def _numa(self, board: Any, pci: str) -> int | None:
+        node = self._or(lambda: self._nvml.nvmlDeviceGetNumaNodeId(board), None)
+        if node is not None:
+            return int(node)
+        place = Path("/sys/bus/pci/devices") / pci[4:].lower() / "numa_node"
+        try:
+            known = int(place.read_text())
+        except (OSError, ValueError):
+            return None
+        return known if known >= 0 else None
+
+    def _or(self, act: Callable[[], Any], otherwise: Any) -> Any:
+        """What this driver or GPU does not have is left out; a lost GPU is no such thing."""
+        try:
+            return act()
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            return otherwise
+
+    # -- errors -----------------------------------------------------------------------------
+
+    def _listen(self, units: Sequence[_Unit]) -> None:
+        if self._listener is None:
+            self._listener = XidListener(self._nvml, self._xids.put_nowait)
+        watched: dict[int, Watched] = {}
+        for unit in units:
+            info = unit.info
+            gpu = watched.setdefault(
+                info.index, Watched(unit.board, info.mig_parent or info.uuid, {})
+            )
+            if unit.instance is not None:
+                gpu.instances[unit.instance] = info.uuid
+        self._listener.watch(watched.values())
+
+
+def _load() -> Any:
+    return importlib.import_module("pynvml")
+
+
+def mig_devices(number: int, gi: int, ci: int, minors: Path = _MIG_MINORS) -> tuple[str, ...]:
+    """The capability files of a MIG instance; none where the driver has not listed them."""
+    try:
+        lines = minors.read_text().splitlines()
+    except OSError:
+        return ()
+    known = dict(line.rsplit(" ", 1) for line in lines if " " in line)
+    paths = (f"gpu{number}/gi{gi}/access", f"gpu{number}/gi{gi}/ci{ci}/access")
+    return tuple(f"/dev/nvidia-caps/nvidia-cap{known[path]}" for path in paths if path in known)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,266 @@
+"""Knows at any time which GPUs may be offered, and says so the moment that changes.
+
+Errors that the driver announces (XIDs) are waited for; what it only answers when asked (lost GPUs,
+ECC, remapped rows, its verdict, memory in use) is read once a second. A broken GPU is cordoned in
+memory at once, then on disk, and stays so across restarts until its operator clears it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+
+from shim.gpus import health
+from shim.gpus.base import GpuError, GpuLost, Gpus, GpuSilent, Vitals, Xid
+from shim.gpus.health import Fault, Finding
+from shim.records import Records
+from shim.schemas import GpuInfo
+
+log = logging.getLogger(__name__)
+
+READ_EVERY = 0.9
+LIST_EVERY = 30.0
+"""Seconds; GPUs come and go seldom (a driver that was loaded late, MIG set up anew)."""
+
+_SILENT = "the driver does not answer for it"
+
+Told = Callable[[GpuInfo, Finding, str], Awaitable[None]]
+"""A GPU, what was found about it, and the line for the logs of those who have it."""
+
+
+class _Known:
+    """What was last learnt about one GPU."""
+
+    def __init__(self, info: GpuInfo) -> None:
+        self.info = info
+        self.vitals: Vitals | None = None
+        self.problem: str | None = None
+        self.held: str | None = "its memory was not looked at yet"
+
+
+class GpuWatch:
+    """`changed` is called when what may be offered has changed, `told` for each finding."""
+
+    def __init__(self, gpus: Gpus, faults: Records[Fault]) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        self.told: Told = _nobody
+        self._gpus = gpus
+        self._records = faults
+        self._faults: dict[str, Fault] = {}
+        self._known: dict[str, _Known] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def driver(self) -> str | None:
+        return self._gpus.driver
+
+    async def open(self) -> None:
+        """Every GPU was looked at once. Raises OSError when the faults cannot be read."""
+        loaded = await self._records.load()
+        self._faults = {fault.gpu.uuid: fault for fault in loaded.records.values()}
+        for uuid in loaded.damaged:
+            log.error("the record of a broken GPU is damaged and set aside: %s", uuid)
+            unknown = GpuInfo(uuid=uuid, index=0, name="unknown", memory=0)
+            await self._cordon(unknown, health.record_damaged())
+        await self._gpus.open()
+        await self._list()
+        await self.look(self._known)
+        self._tasks = [
+            asyncio.create_task(self._keep_reading(), name="gpu readings"),
+            asyncio.create_task(self._keep_listing(), name="gpu list"),
+            asyncio.create_task(self._keep_listening(), name="gpu errors"),
+        ]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._gpus.close()
+
+    def infos(self) -> tuple[GpuInfo, ...]:
+        """Held or not as if no allocation had them; cordoned ones also when they are gone."""
+        gone = [f.gpu for uuid, f in self._faults.items() if not self._is_listed(uuid)]
+        return tuple(
+            sorted(
+                [self._info(known) for known in self._known.values()]
+                + [self._with_fault(gpu) for gpu in gone],
+                key=lambda gpu: (gpu.index, gpu.uuid),
+            )
+        )
+
+    def vitals(self) -> dict[str, Vitals]:
+        """The last reading of each GPU that gave one."""
+        return {uuid: known.vitals for uuid, known in self._known.items() if known.vitals}
+
+    def doubt(self, uuids: Iterable[str]) -> None:
+        """Their container is gone; they are held until a reading shows their memory free."""
+        for known in self._of(uuids):
+            known.held = "its memory was not looked at since its last job"
+        self.changed()
+
+    async def look(self, uuids: Iterable[str]) -> None:
+        """Read these now; returns in bounded time whatever the driver does."""
+        before = self.infos()
+        await asyncio.gather(*(self._read_one(known) for known in self._of(uuids)))
+        self._tell_change(before)
+
+    def is_cordoned(self, uuid: str) -> bool:
+        return self._whole(uuid) in self._faults
+
+    async def clear(self, uuid: str) -> None:
+        """The operator vouches for a cordoned GPU, or for that of an instance; it is looked at
+        before this returns, and may be found broken again. Raises OSError."""
+        whole = self._whole(uuid)
+        await self._records.delete(whole)
+        fault = self._faults.pop(whole, None)
+        if fault is not None:
+            log.info("GPU %s is cleared: %s", whole, fault.finding.words)
+        self.changed()
+        await self._list()
+        await self.look([known.info.uuid for known in self._units(whole)])
+
+    async def tell_again(self) -> None:
+        """Of the cordoned ones, for tasks of which a crash kept it."""
+        for uuid, fault in list(self._faults.items()):
+            await self._tell(self._units(uuid), fault.finding)
+
+    # -- reading ----------------------------------------------------------------------------
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await asyncio.sleep(READ_EVERY)
+            await self.look(self._known)
+
+    async def _keep_listing(self) -> None:
+        while True:
+            await asyncio.sleep(LIST_EVERY)
+            before = self.infos()
+            await self._list()
+            self._tell_change(before)
+
+    async def _list(self) -> None:
+        found = {gpu.uuid: gpu for gpu in await self._gpus.list()}
+        split = {gpu.mig_parent for gpu in found.values()}
+        for uuid, known in list(self._known.items()):
+            is_regrouped = uuid in split or (known.info.mig_parent is not None and found)
+            if uuid not in found and is_regrouped:
+                del self._known[uuid]
+        for uuid, gpu in found.items():
+            if uuid in self._known:
+                self._known[uuid].info = gpu
+            else:
+                self._known[uuid] = _Known(gpu)
+
+    async def _read_one(self, known: _Known) -> None:
+        uuid = known.info.uuid
+        try:
+            now = await self._gpus.vitals(uuid)
+        except GpuLost:
+            known.problem = "it is lost"
+            await self._found(known.info, health.lost())
+        except GpuSilent as error:
+            before_that = known.problem
+            known.problem = _SILENT
+            log.debug("GPU %s: %s", uuid, error)
+            if before_that != _SILENT:
+                await self._tell([known], health.silent())
+        except GpuError as error:
+            known.problem = f"the driver says: {error}"
+        else:
+            known.problem = None
+            known.held = health.who_holds(now)
+            before, known.vitals = known.vitals, now
+            finding = health.judge_vitals(before, now)
+            if finding is not None:
+                await self._found(known.info, finding)
+
+    def _tell_change(self, before: tuple[GpuInfo, ...]) -> None:
+        if self.infos() != before:
+            self.changed()
+
+    # -- errors -----------------------------------------------------------------------------
+
+    async def _keep_listening(self) -> None:
+        while True:
+            xid = await self._gpus.next_xid()
+            with contextlib.suppress(GpuError):
+                await self._judge(xid)
+
+    async def _judge(self, xid: Xid) -> None:
+        units = self._units(xid.uuid)
+        if not units:
+            log.warning("XID %s of a GPU that is not offered: %s", xid.number, xid.uuid)
+            return
+        recovery = None
+        if xid.number not in health.APPLICATION_XIDS:
+            with contextlib.suppress(GpuError):
+                recovery = (await self._gpus.vitals(units[0].info.uuid)).recovery
+        finding = health.judge_xid(xid.number, recovery)
+        if finding.cordon:
+            await self._found(units[0].info, finding)
+        else:
+            await self._tell(units, finding)
+
+    async def _found(self, gpu: GpuInfo, finding: Finding) -> None:
+        """A fault is the whole GPU's, whichever MIG instance shows it; the first one is told."""
+        whole = gpu.mig_parent or gpu.uuid
+        if whole in self._faults:
+            return
+        if finding.cordon:
+            await self._cordon(msgspec.structs.replace(gpu, uuid=whole, mig_parent=None), finding)
+        await self._tell(self._units(whole), finding)
+
+    async def _cordon(self, gpu: GpuInfo, finding: Finding) -> None:
+        fault = Fault(gpu=gpu, finding=finding, at=time.time())
+        self._faults[gpu.uuid] = fault
+        self.changed()
+        try:
+            await self._records.save(gpu.uuid, fault)
+        except OSError as error:
+            log.error("GPU %s is cordoned, but not across a restart: %s", gpu.uuid, error)
+
+    async def _tell(self, units: Iterable[_Known], finding: Finding) -> None:
+        for known in units:
+            text = health.line(known.info, finding)
+            log.warning("%s", text)
+            await self.told(known.info, finding, text)
+
+    # -- views ------------------------------------------------------------------------------
+
+    def _info(self, known: _Known) -> GpuInfo:
+        if known.problem is not None:
+            gpu = msgspec.structs.replace(known.info, healthy=False, message=known.problem)
+        elif known.held is not None:
+            gpu = msgspec.structs.replace(known.info, held=True, message=known.held)
+        else:
+            gpu = known.info
+        return self._with_fault(gpu)
+
+    def _with_fault(self, gpu: GpuInfo) -> GpuInfo:
+        fault = self._faults.get(gpu.mig_parent or gpu.uuid)
+        if fault is None:
+            return gpu
+        words = f"cordoned: {fault.finding.words}"
+        return msgspec.structs.replace(gpu, healthy=False, message=words)
+
+    def _whole(self, uuid: str) -> str:
+        known = self._known.get(uuid)
+        return uuid if known is None else known.info.mig_parent or uuid
+
+    def _is_listed(self, uuid: str) -> bool:
+        return bool(self._units(uuid))
+
+    def _units(self, uuid: str) -> list[_Known]:
+        return [k for k in self._known.values() if uuid in (k.info.uuid, k.info.mig_parent)]
+
+    def _of(self, uuids: Iterable[str]) -> list[_Known]:
+        return [self._known[uuid] for uuid in tuple(uuids) if uuid in self._known]
+
+
+async def _nobody(gpu: GpuInfo, finding: Finding, line: str) -> None:
+    return None

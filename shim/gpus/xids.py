@@ -1,0 +1,107 @@
+"""Waits for the driver's error events (XIDs) in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from shim.gpus.base import Xid
+
+_WAIT_MS = 500
+"""How long the thread may take to notice that it should end."""
+_RETRY_SECONDS = 1.0
+_WHOLE_GPU = 0xFFFFFFFF
+
+
+class Watched(msgspec.Struct):
+    """A GPU, its handle, and the UUIDs of its MIG instances by (GPU, compute) instance."""
+
+    handle: Any
+    uuid: str
+    instances: dict[tuple[int, int], str] = {}
+
+
+class XidListener:
+    """`found` is called in the loop that made the listener."""
+
+    def __init__(self, nvml: Any, found: Callable[[Xid], None]) -> None:
+        self._nvml = nvml
+        self._found = found
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[int, Watched] = {}
+        self._changed = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, gpus: Iterable[Watched]) -> None:
+        """These and no others; what happened before is not told."""
+        watched = {_address(gpu.handle): gpu for gpu in gpus}
+        if watched.keys() != self._watched.keys():
+            self._changed.set()
+        self._watched = watched
+        if self._thread is None and watched:
+            self._thread = threading.Thread(target=self._work, name="shim-xids", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def join(self) -> None:
+        """Blocks until the thread has ended, which takes as long as the driver lets it wait."""
+        if self._thread is not None:
+            self._thread.join(2 * _WAIT_MS / 1000)
+
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            self._changed.clear()
+            try:
+                events = self._nvml.nvmlEventSetCreate()
+            except self._nvml.NVMLError:
+                self._ended.wait(_RETRY_SECONDS)
+                continue
+            try:
+                self._register(events)
+                self._take_all(events)
+            finally:
+                with contextlib.suppress(self._nvml.NVMLError):
+                    self._nvml.nvmlEventSetFree(events)
+
+    def _register(self, events: Any) -> None:
+        """A GPU that is lost, or has no such events, is watched by its readings alone."""
+        for gpu in list(self._watched.values()):
+            with contextlib.suppress(self._nvml.NVMLError):
+                kind = self._nvml.nvmlEventTypeXidCriticalError
+                self._nvml.nvmlDeviceRegisterEvents(gpu.handle, kind, events)
+
+    def _take_all(self, events: Any) -> None:
+        while not (self._ended.is_set() or self._changed.is_set()):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
+            except self._nvml.NVMLError as error:
+                if error.value == self._nvml.NVML_ERROR_TIMEOUT:
+                    continue
+                self._ended.wait(_RETRY_SECONDS)
+                return
+            gpu = self._watched.get(_address(event.device))
+            if gpu is not None:
+                self._tell(Xid(_uuid_of(gpu, event), int(event.eventData)))
+
+    def _tell(self, xid: Xid) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._found, xid)
+
+
+def _uuid_of(gpu: Watched, event: Any) -> str:
+    if event.gpuInstanceId == _WHOLE_GPU:
+        return gpu.uuid
+    return gpu.instances.get((event.gpuInstanceId, event.computeInstanceId), gpu.uuid)
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,0 +1,323 @@
+"""The shim's command: read the arguments, take the data folder, serve until told to stop.
+
+SIGTERM ends the shim, never a task. A second shim on the same data folder or socket is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import grp
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from aiohttp import web
+
+from shim import blocks, node, options, safe_files
+from shim.allocations import Capacity
+from shim.app import make_app
+from shim.engines.base import Engine, EngineError
+from shim.errors import StartError
+from shim.gpus import Gpus, NoGpus
+from shim.gpus.exclude import Exclusion
+from shim.schemas import EngineKind
+from shim.service import Identity, Service, disk_threads
+from shim.settings import Settings
+from shim.steps.folders import make_shared
+from shim.systemd import READY, STOPPING, Systemd
+
+log = logging.getLogger("shim")
+
+_SHUTDOWN_SECONDS = 2.0
+_DEFAULT_GROUP = "fairlead"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        asyncio.run(_run(arguments))
+    except (StartError, EngineError, OSError) as error:
+        sys.stderr.write(f"fairlead-shim: {error}\n")
+        raise SystemExit(1) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fairlead-shim", description="Runs tasks on this machine for a Fairlead controller."
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="DIR", help="records and logs")
+    add("--socket", type=Path, required=True, metavar="PATH", help="where to listen")
+    add(
+        "--engine",
+        type=EngineKind,
+        choices=list(EngineKind),
+        required=True,
+        help="docker; process (development only, no isolation); memory (tests)",
+    )
+    _add_offers(add)
+    add(
+        "--runtime",
+        type=Path,
+        default=Path("/opt/fairlead/runtimes/current"),
+        metavar="DIR",
+        help="the hermetic runtime that containers get (default: %(default)s)",
+    )
+    add("--group", help=f"owns socket and shared folders (default: {_DEFAULT_GROUP})")
+    add(
+        "--image-gc",
+        default="90:75",
+        metavar="HIGH:LOW",
+        help="at HIGH percent of the disk remove images that were pulled here and are not used, "
+        "down to LOW; or 'off' (default: %(default)s)",
+    )
+    _add_permissions(add)
+    add("--pull-stall", type=float, default=300.0, metavar="SECONDS", help=argparse.SUPPRESS)
+    add("--verbose", action="store_true", help="log more")
+    return parser
+
+
+def _add_offers(add: Callable[..., object]) -> None:
+    """What of the node jobs may have."""
+    add("--cpus", type=float, metavar="N", help="cores to offer (default: all)")
+    add("--memory", metavar="SIZE", help="memory to offer, e.g. 16GB (default: nearly all)")
+    add("--disk", metavar="SIZE", help="disk to offer (default: what is free)")
+    add(
+        "--exclude-gpu",
+        action="append",
+        default=[],
+        metavar="GPU",
+        help="do not offer this GPU: index, UUID or PCI address; may be repeated",
+    )
+    add(
+        "--blocks",
+        metavar="N",
+        help="offer the node in N equal shares of GPU, CPU and memory; 'auto': one per GPU",
+    )
+
+
+def _add_permissions(add: Callable[..., object]) -> None:
+    """What jobs and people may do on the node."""
+    add(
+        "--volume-prefix",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="tasks may mount what lies below it: folders, files, block devices; may be repeated",
+    )
+    add(
+        "--allow-privileged",
+        action="store_true",
+        help="tasks may ask for privileged containers and any capability (root of the node)",
+    )
+    add(
+        "--container-proxy",
+        action="store_true",
+        help="hand the shim's own HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY to containers",
+    )
+    add(
+        "--jump-keys",
+        type=Path,
+        metavar="FILE",
+        help="authorized_keys of the user through whom people reach the tasks' SSH ports",
+    )
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    settings = _settings(arguments)
+    threads = disk_threads()
+    with _lock(settings.data):
+        _refuse_taken(settings.socket)
+        try:
+            await _serve(arguments, settings, threads)
+        finally:
+            threads.shutdown(wait=True)
+
+
+async def _serve(
+    arguments: argparse.Namespace, settings: Settings, threads: ThreadPoolExecutor
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    capacity = _capacity(arguments, settings)
+    identity = await Identity.load(settings, threads, _install_finder(arguments.engine))
+    engine = _engine(arguments.engine, settings, identity.record.install_id, threads)
+    gpus = _gpus(arguments.engine, [Exclusion.parse(text) for text in arguments.exclude_gpu])
+    split = None if arguments.blocks is None else blocks.parse(arguments.blocks)
+    systemd = Systemd()
+    service = await Service.open(
+        settings, engine, gpus, capacity, identity, threads, blocks=split, systemd=systemd
+    )
+    runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        async with _listening(runner, settings):
+            log.info("engine %s, listening on %s", engine.kind, settings.socket)
+            systemd.tell(READY)
+            await stop.wait()
+            systemd.tell(STOPPING)
+    finally:
+        service.events.close()
+        await runner.cleanup()
+        await service.close()
+
+
+def _capacity(arguments: argparse.Namespace, settings: Settings) -> Capacity:
+    return node.capacity(
+        settings.data,
+        _positive(arguments.cpus),
+        arguments.memory and node.parse_memory(arguments.memory, "--memory"),
+        arguments.disk and node.parse_size(arguments.disk, "--disk"),
+    )
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    settings = Settings(
+        data=arguments.data.absolute(),
+        socket=arguments.socket.absolute(),
+        gid=_gid(arguments.group),
+        runtime=arguments.runtime.absolute(),
+        pull_stall=arguments.pull_stall,
+        jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
+        image_gc=options.watermarks(arguments.image_gc),
+        volume_prefixes=options.volume_prefixes(arguments.volume_prefix),
+        allow_privileged=arguments.allow_privileged,
+        proxy_variables=options.proxy_variables(os.environ) if arguments.container_proxy else {},
+    )
+    settings.check_paths()
+    if not safe_files.is_supported():
+        raise StartError("the kernel has no openat2 (Linux 5.6 or newer is needed)")
+    options.make_data_folder(settings.data)
+    if not settings.socket.parent.exists():
+        make_shared(settings.socket.parent, settings.gid, 0o2750)
+    make_shared(settings.run_folder, settings.gid, 0o2750)
+    return settings
+
+
+def _gid(asked: str | None) -> int:
+    """Without the default group, or without the right to hand files to it, the own group stays."""
+    group = _DEFAULT_GROUP if asked is None else asked
+    try:
+        gid = grp.getgrnam(group).gr_gid
+    except KeyError:
+        if asked is not None:
+            raise StartError(f"--group {asked}: there is no such group") from None
+        own = os.getegid()
+        log.warning(
+            "there is no group %r: sockets and shared folders belong to group %d, and a controller "
+            "that is neither in it nor user %d cannot reach them",
+            group,
+            own,
+            os.geteuid(),
+        )
+        return own
+    return gid if os.geteuid() == 0 or gid in os.getgroups() else os.getegid()
+
+
+def _positive(cpus: float | None) -> float | None:
+    if cpus is not None and not cpus > 0:
+        raise StartError(f"--cpus {cpus:g}: must be greater than 0")
+    return cpus
+
+
+@contextlib.contextmanager
+def _lock(data: Path) -> Iterator[None]:
+    fd = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise StartError(f"--data {data}: another shim works on this folder") from None
+    finally:
+        os.close(fd)
+
+
+@contextlib.asynccontextmanager
+async def _listening(runner: web.AppRunner, settings: Settings) -> AsyncIterator[None]:
+    """The socket gets its name once it is open: who sees it can connect, with the right rights."""
+    unfinished = settings.socket.with_name(f"{settings.socket.name}.new")
+    await web.SockSite(runner, _bind(unfinished, settings.gid)).start()
+    unfinished.rename(settings.socket)
+    try:
+        yield
+    finally:
+        settings.socket.unlink(missing_ok=True)
+
+
+def _bind(path: Path, gid: int) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        umask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(umask)
+        with contextlib.suppress(PermissionError):
+            os.chown(path, -1, gid)
+        path.chmod(0o660)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _refuse_taken(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise StartError(f"--socket {path}: something that is no socket lies there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise StartError(f"--socket {path}: another process listens there")
+
+
+def _install_finder(kind: EngineKind) -> Callable[[Path], str | None]:
+    if kind is EngineKind.DOCKER:
+        from shim.engines.docker_installs import find_install
+
+        return find_install
+    return lambda data: None
+
+
+def _engine(
+    kind: EngineKind, settings: Settings, install_id: str, threads: ThreadPoolExecutor
+) -> Engine:
+    """Engines are imported when they are used: docker-py alone costs ten megabytes."""
+    if kind is EngineKind.DOCKER:
+        from shim.engines.docker import DockerEngine
+
+        return DockerEngine(settings, install_id)
+    if kind is EngineKind.PROCESS:
+        from shim.engines.process import ProcessEngine
+
+        log.warning("the process engine is for development only: tasks are not isolated")
+        return ProcessEngine(settings.data, install_id, threads)
+    from shim.engines.memory import MemoryEngine
+
+    return MemoryEngine()
+
+
+def _gpus(kind: EngineKind, excluded: list[Exclusion]) -> Gpus:
+    if kind is EngineKind.MEMORY:
+        return NoGpus()
+    from shim.gpus.nvml import NvmlGpus
+
+    return NvmlGpus(excluded)
+
+
+if __name__ == "__main__":
+    main()

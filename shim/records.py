@@ -1,0 +1,215 @@
+"""What the shim must still know after a crash, and where it is kept.
+
+Three kinds of records, each in a folder of its own: tasks, allocations, and the fences of runs. A
+record is on disk before the side effect that it announces. No record ever holds a secret.
+`Records` has a real version (`DiskRecords`), a memory version and a failing one for tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from shim import durable
+from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskRequest
+
+T = TypeVar("T")
+
+
+class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A task is to end: by `kill_at` (Unix seconds) at the latest, for the first given reason."""
+
+    kill_at: float
+    reason: str | None = None
+    message: str | None = None
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one task that must outlive the shim's process.
+
+    `body_hash` stands for the request as it came (without its secret); `request` is that request
+    without `registry_auth`. `had_credentials` says that a pull needs them again.
+    """
+
+    request: TaskRequest
+    body_hash: str
+    had_credentials: bool
+    info: TaskInfo
+    fence: Fence
+    stop: StopOrder | None = None
+
+
+class FenceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest fence and incarnation seen for a run, and task ids that must not be revived.
+
+    `forgotten` maps a task id to the time (Unix seconds) until which a delayed PUT is refused.
+    `expires_at` is set when the run's last task is gone.
+    """
+
+    run_id: str
+    fence: Fence
+    incarnation: int
+    forgotten: dict[str, float] = {}
+    expires_at: float | None = None
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`life` counts the starts of the shim on this data folder."""
+
+    install_id: str
+    life: int
+    draining: bool = False
+    drain_reason: str | None = None
+
+
+class Loaded(msgspec.Struct, Generic[T]):
+    records: dict[str, T]
+    damaged: tuple[str, ...]
+    """Keys whose record could not be trusted; their files are set aside."""
+
+
+class Records(Protocol[T]):
+    """Durable values by key. `save` and `delete` return once the change is on disk, in the order
+    in which they were called for a key; both may raise OSError."""
+
+    async def save(self, key: str, record: T) -> None: ...
+
+    async def delete(self, key: str) -> None: ...
+
+    async def load(self) -> Loaded[T]: ...
+
+
+def without_secrets(request: TaskRequest) -> TaskRequest:
+    return msgspec.structs.replace(request, registry_auth=None)
+
+
+def hash_of(request: TaskRequest) -> str:
+    return hashlib.sha256(msgspec.json.encode(without_secrets(request))).hexdigest()
+
+
+def is_same_body(record: TaskRecord, request: TaskRequest) -> bool:
+    """A shim of another version, with more fields, may have made the record's hash."""
+    return hash_of(request) == record.body_hash or without_secrets(request) == record.request
+
+
+class DiskRecords(Generic[T]):
+    """One checksummed file per key. The disk is only touched in `executor`'s threads."""
+
+    def __init__(self, folder: Path, kind: type[T], executor: Executor) -> None:
+        self._folder = folder
+        self._decoder = msgspec.json.Decoder(kind)
+        self._executor = executor
+        self._order: dict[str, asyncio.Lock] = {}
+
+    async def save(self, key: str, record: T) -> None:
+        body = msgspec.json.encode(record)
+        async with self._turn(key):
+            await self._in_thread(lambda: durable.write_file(self._path(key), body))
+
+    async def delete(self, key: str) -> None:
+        async with self._turn(key):
+            await self._in_thread(lambda: durable.remove_file(self._path(key)))
+        self._order.pop(key, None)
+
+    async def load(self) -> Loaded[T]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._load)
+
+    def _turn(self, key: str) -> asyncio.Lock:
+        return self._order.setdefault(key, asyncio.Lock())
+
+    async def _in_thread(self, write: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, write)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The next write of this key must not overtake this one.
+            with contextlib.suppress(OSError):
+                await future
+            raise
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _load(self) -> Loaded[T]:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found: dict[str, T] = {}
+        damaged: list[str] = []
+        for path in sorted(self._folder.iterdir()):
+            if path.name.startswith(".") and path.is_file():
+                path.unlink()
+            if path.suffix != ".json" or path.name.startswith("."):
+                continue
+            try:
+                found[path.stem] = self._decoder.decode(_read_regular(path))
+            except (durable.DamagedFile, msgspec.DecodeError, OSError):
+                damaged.append(path.stem)
+                _set_aside(path)
+        return Loaded(found, tuple(damaged))
+
+
+def _read_regular(path: Path) -> bytes:
+    """Whatever else lies there could make its reader wait for ever."""
+    if path.is_symlink() or not path.is_file():
+        raise durable.DamagedFile(f"{path} is no regular file")
+    return durable.read_file(path)
+
+
+def _set_aside(path: Path) -> None:
+    """Kept for whoever wants to know what happened; a former one of that name makes room."""
+    with contextlib.suppress(OSError):
+        os.rename(path, path.with_name(f"{path.stem}.{time.time_ns()}.damaged"))
+
+
+class MemoryRecords(Generic[T]):
+    """For tests: as durable as the object itself."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, T] = {}
+
+    async def save(self, key: str, record: T) -> None:
+        self.kept[key] = record
+
+    async def delete(self, key: str) -> None:
+        self.kept.pop(key, None)
+
+    async def load(self) -> Loaded[T]:
+        return Loaded(dict(self.kept), ())
+
+
+class FailingRecords(MemoryRecords[T]):
+    """A disk that is full: nothing new can be kept, what is there can be read and removed."""
+
+    async def save(self, key: str, record: T) -> None:
+        raise OSError(28, "No space left on device")
+
+
+class RecordBooks(msgspec.Struct, frozen=True):
+    """The three folders of records that a shim works with."""
+
+    tasks: Records[TaskRecord]
+    allocations: Records[AllocationInfo]
+    fences: Records[FenceRecord]
+
+    @classmethod
+    def on_disk(cls, data: Path, executor: Executor) -> RecordBooks:
+        folder = data / "records"
+        return cls(
+            DiskRecords(folder / "tasks", TaskRecord, executor),
+            DiskRecords(folder / "allocations", AllocationInfo, executor),
+            DiskRecords(folder / "fences", FenceRecord, executor),
+        )
+
+    @classmethod
+    def in_memory(cls) -> RecordBooks:
+        return cls(MemoryRecords(), MemoryRecords(), MemoryRecords())

@@ -1,0 +1,147 @@
+"""Opening files that a hostile job may have put in our way.
+
+The job can be root in its container and owns the folder it shares with us. So its files are opened
+beneath that folder, through no symbolic link, without waiting on a pipe, and only when they are
+regular files; what is read is capped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+_OPENAT2 = 437
+_RESOLVE_NO_XDEV = 0x01
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+_RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_XDEV
+_MOST_ENTRIES = 1 << 16
+_MOST_RENAMES = 64
+"""The kernel asks to try again when a folder on the way was moved meanwhile."""
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class UnsafeFile(OSError):
+    """What lies there is no regular file of the job's own folder."""
+
+
+def is_supported() -> bool:
+    """Whether this kernel (5.6 or newer, not held back by a sandbox) can open files this way."""
+    try:
+        os.close(open_beneath(Path("/"), "proc", os.O_DIRECTORY))
+    except UnsafeFile:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def open_beneath(folder: Path, name: str, extra_flags: int = 0) -> int:
+    """A descriptor of `folder/name` opened for reading. Raises FileNotFoundError, UnsafeFile."""
+    base = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | extra_flags
+        how = _OpenHow(flags, 0, _RESOLVE)
+        fd = int(
+            _libc.syscall(_OPENAT2, base, os.fsencode(name), ctypes.byref(how), ctypes.sizeof(how))
+        )
+        if fd < 0:
+            raise _as_error(ctypes.get_errno(), name)
+        return fd
+    finally:
+        os.close(base)
+
+
+def open_place(folder: Path, name: str) -> int:
+    """A descriptor (O_PATH) that names what lies at `folder/name`; links may lead about beneath
+    `folder`, not out of it. Raises FileNotFoundError, UnsafeFile."""
+    base = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+        for _ in range(_MOST_RENAMES):
+            fd = int(
+                _libc.syscall(
+                    _OPENAT2, base, os.fsencode(name), ctypes.byref(how), ctypes.sizeof(how)
+                )
+            )
+            if fd >= 0:
+                return fd
+            if (code := ctypes.get_errno()) != errno.EAGAIN:
+                raise _as_error(code, name)
+        raise UnsafeFile(errno.EAGAIN, "is being moved about", name)
+    finally:
+        os.close(base)
+
+
+def open_regular(folder: Path, name: str) -> int:
+    """As `open_beneath`, and refuses anything but a regular file."""
+    fd = open_beneath(folder, name)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UnsafeFile(errno.EINVAL, "not a regular file", name)
+    return fd
+
+
+def read_small(folder: Path, name: str, limit: int) -> bytes | None:
+    """The file's bytes; None when there is none, it is unsafe, or it is larger than `limit`."""
+    try:
+        fd = open_regular(folder, name)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(limit + 1)
+    return data if len(data) <= limit else None
+
+
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """`folder/name` holds `data`, whatever lay there: a link in its place is replaced and not
+    followed. Anybody may read it."""
+    base = os.open(folder, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    unfinished = f".{name}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(unfinished, flags, 0o644, dir_fd=base), "wb") as file:
+            file.write(data)
+        os.rename(unfinished, name, src_dir_fd=base, dst_dir_fd=base)
+    finally:
+        os.close(base)
+
+
+def list_names(folder: Path, name: str) -> list[str]:
+    """Names in a sub-folder of the job's folder; an absent or unsafe one is empty. A job that puts
+    more than 65536 entries there loses the rest."""
+    try:
+        fd = open_beneath(folder, name, os.O_DIRECTORY)
+    except OSError:
+        return []
+    try:
+        names = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if len(names) >= _MOST_ENTRIES:
+                    break
+        return names
+    finally:
+        os.close(fd)
+
+
+def _as_error(code: int, name: str) -> OSError:
+    if code in (errno.ELOOP, errno.EXDEV):
+        return UnsafeFile(code, "leads out of the task's folder", name)
+    return OSError(code, os.strerror(code), name)

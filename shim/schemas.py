@@ -1,0 +1,437 @@
+"""The shim's wire types: what travels on its unix socket, both ways.
+
+The shim owns them; the controller imports them (and `shim.client`). Unknown fields of a newer peer
+are ignored, so a field may be added but never change its meaning. Times are Unix seconds (float),
+sizes are bytes, CPU is in cores (float).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+FENCE_HEADER = "Fairlead-Fence"
+"""`<epoch>.<token>`: who is allowed to speak for a run (DESIGN.md 5)."""
+INCARNATION_HEADER = "Fairlead-Incarnation"
+"""A number; 0 for a run that is not a gang."""
+RUN_HEADER = "Fairlead-Run"
+"""The run that a fenced request is about."""
+
+
+class Fence(msgspec.Struct, frozen=True, order=True):
+    """`(epoch, token)`; an older pair is refused by the shim with 409 `fenced`."""
+
+    epoch: int
+    token: int
+
+    def header(self) -> str:
+        return f"{self.epoch}.{self.token}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fence:
+        """Raises ValueError unless `text` is two non-negative decimal numbers joined by a dot."""
+        epoch, dot, token = text.partition(".")
+        if not (dot and epoch.isdecimal() and token.isdecimal()):
+            raise ValueError(f"not a fence (EPOCH.TOKEN): {text!r}")
+        return cls(int(epoch), int(token))
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    field: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The one shape of every 4xx and 5xx answer."""
+
+    error: ErrorDetail
+
+
+class TaskStatus(StrEnum):
+    PENDING = "pending"
+    PREPARING = "preparing"
+    PULLING = "pulling"
+    CREATING = "creating"
+    RUNNING = "running"
+    TERMINATED = "terminated"
+
+
+class EngineKind(StrEnum):
+    DOCKER = "docker"
+    PROCESS = "process"
+    MEMORY = "memory"
+
+
+class NetworkMode(StrEnum):
+    HOST = "host"
+    BRIDGE = "bridge"
+
+
+class PullPolicy(StrEnum):
+    ALWAYS = "always"
+    IF_NOT_PRESENT = "if-not-present"
+    NEVER = "never"
+
+
+class RegistryAuth(msgspec.Struct, frozen=True, kw_only=True):
+    """Used for one pull, never written to a record, a log or a listing."""
+
+    username: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"RegistryAuth(username={self.username!r}, password=***)"
+
+
+class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Either `uuids` (verified) or `count` with filters (the shim chooses)."""
+
+    count: int = 0
+    uuids: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    min_memory: int = 0
+    min_compute_capability: str | None = None
+
+
+class TaskResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What the allocation takes from the node; `whole_node` also means host networking."""
+
+    cpu: float
+    memory: int
+    shm_size: int | None = None
+    disk: int | None = None
+    gpu: GpuRequest = GpuRequest()
+    infiniband: bool = False
+    """The container gets the node's `/dev/infiniband`."""
+    whole_node: bool = False
+
+
+class VolumeKind(StrEnum):
+    HOST = "host"
+    """`source` is a path on the node, below a prefix that its operator allows."""
+    NAMED = "named"
+    """`source` is the name of a Docker volume of ours, made when it is not there."""
+    TMPFS = "tmpfs"
+    DEVICE = "device"
+    """`source` is a block device with a filesystem, which the shim mounts."""
+
+
+class VolumeMount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`target` is an absolute path in the container. `optional`: left out when `source` is not
+    there. `size` is that of a tmpfs, in bytes."""
+
+    kind: VolumeKind
+    target: str
+    source: str = ""
+    read_only: bool = False
+    optional: bool = False
+    size: int | None = None
+
+
+class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
+    """-1 means unlimited."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a container may do beyond, or less than, an ordinary one. `user` is the job's: a
+    container without the right to change users starts as that user."""
+
+    privileged: bool = False
+    cap_add: tuple[str, ...] = ()
+    cap_drop: tuple[str, ...] = ()
+    ulimits: tuple[Ulimit, ...] = ()
+    pids_limit: int | None = None
+    read_only_root: bool = False
+    user: str | None = None
+
+
+class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Body of `PUT /v1/tasks/{id}`, compared by a hash that leaves out `registry_auth`.
+
+    `image_digest` pins `image` to what an earlier task of the same job got. Defaults are left out
+    of the encoding, so that a later version's fields leave the hash of an older body as it is.
+    """
+
+    run_id: str
+    run_name: str
+    allocation_id: str
+    image: str
+    resources: TaskResources
+    pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
+    registry_auth: RegistryAuth | None = None
+    hostname: str | None = None
+    ssh: SshRequest | None = None
+    image_digest: str | None = None
+    volumes: tuple[VolumeMount, ...] = ()
+    container: ContainerOptions = ContainerOptions()
+
+
+class SshMode(StrEnum):
+    AUTO = "auto"
+    """The image's own sshd if it has a usable one, else Fairlead's embedded server."""
+    EMBEDDED = "embedded"
+    INSTALL = "install"
+    """openssh-server is installed by the image's package manager while the job runs."""
+
+
+class SshRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """SSH into the task. `authorized_keys`: OpenSSH public key lines without options.
+
+    `cluster_key`: the public key with which the jobs of a multi-node run reach each other. With it
+    a task that has the node's network listens on all its addresses, at port 10022 like its peers;
+    without it on the loopback alone. The jump user never gets this key."""
+
+    authorized_keys: tuple[str, ...]
+    mode: SshMode = SshMode.AUTO
+    cluster_key: str | None = None
+
+
+class PullProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the layers; `total` grows while the registry still names layers. `extracted` counts
+    what is unpacked, of layers as they were downloaded."""
+
+    downloaded: int = 0
+    total: int = 0
+    extracted: int = 0
+
+
+class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
+    submitted_at: float
+    preparing_at: float | None = None
+    pulling_at: float | None = None
+    creating_at: float | None = None
+    running_at: float | None = None
+    terminated_at: float | None = None
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A line for the job's log from outside of the job. `id` is the same when it is told again;
+    `at` is Unix time."""
+
+    id: str
+    at: float
+    text: str
+
+
+class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One task as the shim knows it.
+
+    `reason` is one of LIFECYCLE.md's names when the shim has one to give (`image_pull_failed`,
+    `creating_container_error`, `container_exited_with_error`, `out_of_memory`, `volume_error`,
+    `ports_binding_failed`, ...) or the reason given to `terminate`. `exit_record` is the text of
+    the runner's exit record (JSON of `runner.schemas.ExitRecord`), which outlives the container;
+    the job can have forged it, so it is never more than a claim about that job.
+    """
+
+    id: str
+    run_id: str
+    run_name: str
+    allocation_id: str
+    status: TaskStatus
+    image: str
+    incarnation: int = 0
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    exit_record: str | None = None
+    image_digest: str | None = None
+    pull: PullProgress | None = None
+    container_id: str | None = None
+    network_mode: NetworkMode = NetworkMode.BRIDGE
+    runner_socket: str = ""
+    ports: dict[str, int] = {}
+    gpus: tuple[str, ...] = ()
+    ssh_host_key: str | None = None
+    """The public key that the task's SSH server shows; `ports["ssh"]` is on the node's loopback."""
+    needs_credentials: bool = False
+    notices: tuple[Notice, ...] = ()
+    """What the job's log should say, oldest first; whoever reaches its runner hands them on."""
+    version: int = 0
+    """Grows by one with each change, so that a stale copy can be told from a fresh one."""
+    times: TaskTimes
+
+
+class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`grace` in seconds between the stop signal and the kill; 0 kills at once."""
+
+    grace: float = 10.0
+    reason: str | None = None
+    message: str | None = None
+
+
+class AllocationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an allocation holds; it can outlive its tasks and is released by its owner alone."""
+
+    id: str
+    run_id: str
+    cpu: float
+    memory: int
+    disk: int
+    gpus: tuple[str, ...] = ()
+    whole_node: bool = False
+    task_ids: tuple[str, ...] = ()
+
+
+class GpuLink(StrEnum):
+    """How near two GPUs are to each other, as in `nvidia-smi topo`."""
+
+    NVLINK = "NV"
+    SAME_BOARD = "INT"
+    ONE_SWITCH = "PIX"
+    SWITCHES = "PXB"
+    HOST_BRIDGE = "PHB"
+    NUMA_NODE = "NODE"
+    SYSTEM = "SYS"
+
+
+class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One allocatable unit: a GPU, or an instance of a GPU in MIG mode (`mig_parent` is then that
+    GPU's UUID; `index`, `pci` and `numa` are its)."""
+
+    uuid: str
+    index: int
+    name: str
+    memory: int
+    compute_capability: str | None = None
+    healthy: bool = True
+    """False: not offered before its operator clears it (cordoned), or before it answers again."""
+    held: bool = False
+    """Memory of it is in use though no allocation has it: not offered until that is free."""
+    message: str | None = None
+    """Why it is not healthy or held, for a person."""
+    allocation_id: str | None = None
+    pci: str | None = None
+    numa: int | None = None
+    mig_parent: str | None = None
+    links: dict[str, GpuLink] = {}
+    """By the UUID of the other GPU."""
+    devices: tuple[str, ...] = ()
+    """The node's device files that are this GPU's own."""
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/node`. Capacity is what may be allocated; `*_allocated` is what allocations hold."""
+
+    hostname: str
+    engine: EngineKind
+    engine_version: str | None
+    isolation: bool
+    """False for the process engine: for development only."""
+    cpu: float
+    memory: int
+    disk: int
+    cpu_allocated: float
+    memory_allocated: int
+    disk_allocated: int
+    addresses: tuple[str, ...]
+    gpus: tuple[GpuInfo, ...] = ()
+    gpu_driver: str | None = None
+    blocks: int | None = None
+    """The node is split in this many equal shares of CPU, memory and GPUs, and every allocation
+    takes whole ones; None: it takes what it asks for."""
+    images: tuple[str, ...] = ()
+    draining: bool = False
+    unlabelled: tuple[str, ...] = ()
+    """Leftovers that the shim found and did not touch (DESIGN.md 6)."""
+
+
+class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """A task's container as the kernel accounts it; None where it cannot be read."""
+
+    id: str
+    run_id: str
+    run_name: str
+    status: TaskStatus
+    memory_limit: int
+    cpu_seconds: float | None = None
+    memory: int | None = None
+    gpus: tuple[str, ...] = ()
+
+
+class GpuMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes, percent, degrees Celsius, watts; None where the driver does not say."""
+
+    uuid: str
+    index: int
+    name: str
+    memory: int
+    healthy: bool
+    allocation_id: str | None = None
+    memory_used: int | None = None
+    utilization: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+
+
+class NodeMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/node/metrics`, and as Prometheus text at `/metrics`. `disk_*` is the filesystem of
+    the shim's data folder."""
+
+    at: float
+    cpu: float
+    cpu_allocated: float
+    cpu_seconds: float
+    """Of all cores since the boot, idle time left out."""
+    load: float
+    memory: int
+    memory_allocated: int
+    memory_available: int
+    disk: int
+    disk_allocated: int
+    disk_total: int
+    disk_free: int
+    shim_memory: int
+    shim_cpu_seconds: float
+    draining: bool
+    tasks: tuple[TaskMetrics, ...] = ()
+    gpus: tuple[GpuMetrics, ...] = ()
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """`boot_id` is the kernel's; `install_id` is made once for a data folder; `epoch` is this life
+    of the shim, the first half of an event cursor."""
+
+    version: str
+    api_versions: tuple[str, ...]
+    boot_id: str
+    install_id: str
+    epoch: str
+
+
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    draining: bool = True
+    reason: str | None = None
+
+
+class EventType(StrEnum):
+    TASK = "task"
+    """`task` holds the task's state after the change."""
+    REMOVED = "removed"
+    """`task_id` is gone from the shim."""
+    RESYNC = "resync"
+    """The cursor is unknown: read `GET /v1/tasks`, then go on from this event's cursor."""
+    NODE = "node"
+    """The node's drain state, capacity or GPU health changed: read `GET /v1/node`."""
+    HEARTBEAT = "heartbeat"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line (JSON, `\\n`) of `GET /v1/events?after=<cursor>`; without `after` it starts with the
+    cursor of now. A heartbeat comes at once and then every 10 s when nothing else does."""
+
+    cursor: str
+    type: EventType
+    task: TaskInfo | None = None
+    task_id: str | None = None
+
+
+LOG_START_HEADER = "Fairlead-Log-Start"
+"""Of `GET /v1/tasks/{id}/logs?offset=`: payload offset of the first frame in the body. The body is
+the raw bytes of the runner's segment files from the segment that holds `offset`; decode with
+`runner.schemas.frames`."""

@@ -1,0 +1,233 @@
+"""The shim put together: from a data folder and an engine to something that can answer.
+
+`Service.open` returns only after reconciliation, so that no request ever sees a half-known node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, ParamSpec, TypeVar
+
+import msgspec
+
+from shim import node
+from shim.allocations import Capacity, Ledger
+from shim.blocks import resolve as resolve_blocks
+from shim.doors import remove_strays
+from shim.engines.base import Engine, EngineError
+from shim.events import EventLog
+from shim.fences import FenceBook
+from shim.gpus import Gpus
+from shim.gpus.health import Fault
+from shim.gpus.watch import GpuWatch
+from shim.images import ImageRecord, Images, Watermarks
+from shim.keys import JumpKeys
+from shim.reconcile import leftovers_of, reconcile
+from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord
+from shim.schemas import DrainRequest, Health, NodeInfo, NodeMetrics
+from shim.settings import Settings
+from shim.steps.volumes import release_strays
+from shim.systemd import Systemd
+from shim.tasks import Supervisor
+from shim.upkeep import Upkeep
+from shim.version import VERSION
+from shim.volumes.kernel import KernelMounter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+API_VERSIONS = ("v1",)
+_NODE_KEY = "node"
+_LIFE_BITS = 24
+
+
+class Identity:
+    """Who this data folder is, and which of its lives this is."""
+
+    def __init__(self, book: DiskRecords[NodeRecord], record: NodeRecord) -> None:
+        self._book = book
+        self.record = record
+
+    @classmethod
+    async def load(
+        cls,
+        settings: Settings,
+        executor: Executor,
+        find_install: Callable[[Path], str | None] = lambda data: None,
+    ) -> Identity:
+        """Counts a new life. Without its record it is the install that `find_install` (blocking)
+        finds for the data folder: under a new name its containers would be nobody's."""
+        book = DiskRecords(settings.data / "records" / "node", NodeRecord, executor)
+        known = (await book.load()).records.get(_NODE_KEY)
+        if known is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(executor, find_install, settings.data)
+            known = NodeRecord(install_id=found or uuid.uuid4().hex, life=0)
+        record = msgspec.structs.replace(known, life=known.life + 1)
+        await book.save(_NODE_KEY, record)
+        return cls(book, record)
+
+    async def set_draining(self, draining: bool, reason: str | None) -> None:
+        self.record = msgspec.structs.replace(self.record, draining=draining, drain_reason=reason)
+        await self._book.save(_NODE_KEY, self.record)
+
+
+def _life(identity: Identity, tasks: tuple[TaskRecord, ...]) -> int:
+    """The count of lives may have been lost with its record; versions still only grow."""
+    return max(identity.record.life, *(1 + (t.info.version >> _LIFE_BITS) for t in tasks), 0)
+
+
+async def _images(settings: Settings, engine: Engine, executor: Executor) -> Images:
+    records = DiskRecords(settings.data / "records" / "images", ImageRecord, executor)
+    marks = Watermarks(*settings.image_gc) if settings.image_gc else None
+    images = Images(engine, records, settings.pull_stall, marks)
+    await images.open()
+    return images
+
+
+def disk_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=4, thread_name_prefix="shim-disk")
+
+
+class Service:
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        supervisor: Supervisor,
+        executor: Executor,
+        leftovers: tuple[str, ...],
+        systemd: Systemd | None = None,
+    ) -> None:
+        self.settings = settings
+        self.supervisor = supervisor
+        self.executor = executor
+        self.events = supervisor.events
+        self._identity = identity
+        self._leftovers = leftovers
+        self._boot_id = node.boot_id()
+        self._jump_keys: JumpKeys | None = None
+        self._upkeep = Upkeep(supervisor, systemd)
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        engine: Engine,
+        gpus: Gpus,
+        capacity: Capacity,
+        identity: Identity,
+        executor: Executor,
+        books: RecordBooks | None = None,
+        blocks: int | Literal["auto"] | None = None,
+        systemd: Systemd | None = None,
+    ) -> Service:
+        """Raises EngineError, OSError or StartError when the node's state cannot be established."""
+        await engine.open()
+        books = books or RecordBooks.on_disk(settings.data, executor)
+        found = await reconcile(books, engine, settings, executor)
+        mounter = KernelMounter(settings.mounts_folder)
+        await release_strays(settings, executor, mounter, {task.info.id for task in found.tasks})
+        known = [task.info.id for task in found.tasks]
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(executor, remove_strays, settings.doors_folder, known)
+        images = await _images(settings, engine, executor)
+        faults = DiskRecords(settings.data / "records" / "gpus", Fault, executor)
+        watch = GpuWatch(gpus, faults)
+        await watch.open()
+        infos = watch.infos()
+        ledger = Ledger(capacity, infos, found.allocations, resolve_blocks(blocks, gpus=len(infos)))
+        events = EventLog(epoch=f"{identity.record.life}-{secrets.token_hex(4)}")
+        supervisor = Supervisor(
+            settings,
+            engine,
+            executor,
+            books,
+            events,
+            ledger,
+            FenceBook(found.fences),
+            watch,
+            images,
+            mounter,
+        )
+        supervisor.draining = identity.record.draining
+        supervisor.block(found.unexplained)
+        supervisor.adopt(found.tasks, first_version=_life(identity, found.tasks) << _LIFE_BITS)
+        await watch.tell_again()
+        service = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
+        await service._lend_keys()
+        return service
+
+    async def close(self) -> None:
+        """What runs goes on."""
+        self.events.close()
+        await self._upkeep.close()
+        if self._jump_keys is not None:
+            await self._jump_keys.close()
+        await self.supervisor.close()
+        await self.supervisor.gpus.close()
+        await self.supervisor.images.close()
+        await self.supervisor.engine.close()
+
+    async def _lend_keys(self) -> None:
+        path = self.settings.jump_keys
+        if path is not None:
+            self._jump_keys = JumpKeys(path, self.supervisor.visits, self.executor)
+            await self._jump_keys.open(self.events)
+
+    def health(self) -> Health:
+        return Health(
+            version=VERSION,
+            api_versions=API_VERSIONS,
+            boot_id=self._boot_id,
+            install_id=self._identity.record.install_id,
+            epoch=self.events.epoch,
+        )
+
+    async def node(self) -> NodeInfo:
+        engine, ledger = self.supervisor.engine, self.supervisor.ledger
+        used = ledger.used()
+        version: str | None = None
+        images: tuple[str, ...] = ()
+        with contextlib.suppress(EngineError):
+            version, images = await asyncio.gather(engine.version(), engine.images())
+        return NodeInfo(
+            hostname=socket.gethostname(),
+            engine=engine.kind,
+            engine_version=version,
+            isolation=engine.isolation,
+            cpu=ledger.capacity.cpu,
+            memory=ledger.capacity.memory,
+            disk=ledger.capacity.disk,
+            cpu_allocated=used.cpu,
+            memory_allocated=used.memory,
+            disk_allocated=used.disk,
+            addresses=node.addresses(),
+            gpus=ledger.gpus(),
+            gpu_driver=self.supervisor.gpus.driver,
+            blocks=ledger.blocks,
+            images=images,
+            draining=self.supervisor.draining,
+            unlabelled=(*leftovers_of(self.supervisor.unexplained), *self._leftovers),
+        )
+
+    async def metrics(self) -> NodeMetrics:
+        from shim import metrics
+
+        return await metrics.collect(self.supervisor, self.executor)
+
+    async def drain(self, request: DrainRequest) -> None:
+        await self._identity.set_draining(request.draining, request.reason)
+        self.supervisor.draining = request.draining
+        self.events.node_changed()
+
+    async def in_thread(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.executor, lambda: act(*args, **kwargs))

@@ -1,0 +1,90 @@
+"""What the shim is told at its start, checked once, then only read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from shim.errors import StartError, invalid
+
+_MOST_SOCKET_PATH = 107
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_UUID_LENGTH = 36
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are seconds. `gid` owns the folders that job and controller reach."""
+
+    data: Path
+    socket: Path
+    gid: int
+    runtime: Path = Path("/opt/fairlead/runtimes/current")
+    pull_stall: float = 300.0
+    image_gc: tuple[float, float] | None = None
+    """Above the first share (0 to 1) of the images' disk, images that nothing uses go, until the
+    second share is reached."""
+    volume_prefixes: tuple[Path, ...] = ()
+    """Below them lies what tasks may have as volumes: folders, files, block devices."""
+    allow_privileged: bool = False
+    proxy_variables: dict[str, str] = {}
+    """What containers are told about the node's way out."""
+    engine_patience: float = 60.0
+    jump_keys: Path | None = None
+    """The authorized_keys file of the user through whom people reach the tasks' SSH ports."""
+
+    @property
+    def run_folder(self) -> Path:
+        return self.socket.parent / "tasks"
+
+    def task_folder(self, task_id: str) -> Path:
+        return self.data / "tasks" / task_id
+
+    def job_folder(self, task_id: str) -> Path:
+        return self.task_folder(task_id) / "job"
+
+    def socket_folder(self, task_id: str) -> Path:
+        return self.run_folder / task_id
+
+    @property
+    def mounts_folder(self) -> Path:
+        return self.data / "mounts"
+
+    def task_mounts(self, task_id: str) -> Path:
+        return self.mounts_folder / task_id
+
+    @property
+    def doors_folder(self) -> Path:
+        return self.socket.parent / "runners"
+
+    def runner_socket(self, task_id: str) -> str:
+        """What callers get; see `shim.doors`."""
+        return str(self.doors_folder / f"{task_id}.sock")
+
+    def check_paths(self) -> None:
+        """Raises StartError when the sockets' paths would be too long for the kernel."""
+        longest = max(
+            len(self.runner_socket("x" * _UUID_LENGTH).encode()), len(f"{self.socket}.new".encode())
+        )
+        if longest > _MOST_SOCKET_PATH:
+            raise StartError(
+                f"--socket {self.socket}: the sockets of tasks would need {longest} bytes, "
+                f"{_MOST_SOCKET_PATH} is the kernel's limit; choose a shorter folder"
+            )
+
+    def check_task_id(self, task_id: str) -> None:
+        """Raises ShimProblem (400) for an id that cannot name files and containers."""
+        check_name(task_id, "id")
+        if len(self.runner_socket(task_id).encode()) > _MOST_SOCKET_PATH:
+            raise invalid("the id is too long for the path of its socket on this node", "id")
+
+
+def check_name(text: str, field: str) -> None:
+    """Raises ShimProblem (400) unless `text` can be a part of file, container and label names."""
+    if not _NAME.fullmatch(text):
+        raise invalid(
+            f"{field} must be 1 to 128 letters, digits, '.', '_' or '-', and start with a letter "
+            "or a digit",
+            field,
+        )

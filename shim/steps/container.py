@@ -1,0 +1,57 @@
+"""The container: made with labels that can rebuild the task's record, then started."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shim.container_rules import first_user
+from shim.engines.base import ContainerSpec
+from shim.schemas import TaskStatus
+from shim.steps.base import StepContext
+from shim.steps.ssh import published_port
+
+
+class Container:
+    async def do(self, ctx: StepContext) -> None:
+        assert ctx.image is not None, "the image step comes first"
+        task = ctx.task
+        await task.enter(TaskStatus.CREATING, image_digest=ctx.image.digest, pull=None)
+        info, resources = task.info, task.request.resources
+        container_id = await ctx.engine.create(
+            ContainerSpec(
+                task_id=info.id,
+                run_id=info.run_id,
+                allocation_id=info.allocation_id,
+                image=ctx.image.id,
+                record=msgspec.json.encode(task.record).decode(),
+                job_folder=str(ctx.settings.job_folder(info.id)),
+                run_folder=str(ctx.settings.socket_folder(info.id)),
+                network_mode=info.network_mode,
+                hostname=task.request.hostname,
+                cpu=resources.cpu,
+                memory=resources.memory,
+                shm_size=resources.shm_size,
+                publish=published_port(ctx),
+                gpus=info.gpus,
+                mounts=ctx.mounts,
+                options=task.request.container,
+                user=first_user(task.request.container, ctx.image.user),
+                gpu_units=tuple(gpu for gpu in ctx.gpus() if gpu.uuid in info.gpus),
+                infiniband=resources.infiniband,
+            )
+        )
+        task.show(container_id=container_id)
+
+    async def undo(self, ctx: StepContext) -> None:
+        await ctx.engine.remove(ctx.task.info.id)
+
+
+class Start:
+    async def do(self, ctx: StepContext) -> None:
+        container_id = ctx.task.info.container_id
+        assert container_id is not None, "the container step comes first"
+        await ctx.engine.start(container_id)
+        await ctx.task.enter_at_last(TaskStatus.RUNNING)
+
+    async def undo(self, ctx: StepContext) -> None:
+        """Removing the container ends it."""

@@ -1,0 +1,482 @@
+"""Every task of the node, and the rules by which they come and go.
+
+The supervisor accepts a task once its fence, its allocation and its record are on disk; from then
+on a driver takes it to its end. It refuses what is old, what does not fit and what would revive the
+dead, always with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Iterable
+from concurrent.futures import Executor
+
+import msgspec
+
+from shim import container_rules, driver, owners
+from shim.allocations import Ledger
+from shim.engines.base import ContainerState, Engine, EngineError, Found
+from shim.errors import ShimProblem, conflict, invalid, not_found
+from shim.events import EventLog
+from shim.fences import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
+from shim.gpus.health import Finding
+from shim.gpus.watch import GpuWatch
+from shim.images import Images
+from shim.keys import Visit, check_keys
+from shim.node import LEAST_MEMORY
+from shim.records import (
+    FenceRecord,
+    RecordBooks,
+    TaskRecord,
+    hash_of,
+    is_same_body,
+    without_secrets,
+)
+from shim.schemas import (
+    AllocationInfo,
+    EngineKind,
+    Fence,
+    GpuInfo,
+    NetworkMode,
+    Notice,
+    TaskInfo,
+    TaskRequest,
+    TaskStatus,
+    TaskTimes,
+    TerminateRequest,
+)
+from shim.settings import Settings, check_name
+from shim.steps.base import RunLocks, StepContext
+from shim.steps.ssh import PORT_NAME
+from shim.task_state import TaskState
+from shim.volumes.kernel import Mounter
+
+log = logging.getLogger(__name__)
+
+_MOST_NOTICES = 32
+
+
+class Speaker(msgspec.Struct, frozen=True):
+    """Who asks, and for which run: the fenced headers of a request."""
+
+    run_id: str
+    fence: Fence
+    incarnation: int
+
+
+async def _let_go(task: TaskState) -> None:
+    """The task's driver ends; what runs goes on."""
+    if task.driver is not None:
+        task.driver.cancel()
+        await asyncio.wait({task.driver})
+
+
+def _has_ended(found: Found | None) -> bool:
+    return found is None or found.state is ContainerState.EXITED
+
+
+class Supervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        executor: Executor,
+        books: RecordBooks,
+        events: EventLog,
+        ledger: Ledger,
+        fences: FenceBook,
+        gpus: GpuWatch,
+        images: Images,
+        mounter: Mounter,
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.ledger = ledger
+        self.events = events
+        self.gpus = gpus
+        self.images = images
+        self._mounter = mounter
+        self.draining = False
+        self.unexplained: tuple[Found, ...] = ()
+        self._blocked: set[str] = set()
+        self._unkept_fences: set[str] = set()
+        self._executor = executor
+        self._books = books
+        self._fences = fences
+        self._tasks: dict[str, TaskState] = {}
+        self._first_version = 0
+        self._run_locks = RunLocks()
+        self._deciding = asyncio.Lock()
+        gpus.changed = self._gpus_changed
+        gpus.told = self._notice
+
+    @property
+    def infos(self) -> tuple[TaskInfo, ...]:
+        return tuple(task.info for task in self._tasks.values())
+
+    def info(self, task_id: str) -> TaskInfo:
+        return self._known(task_id).info
+
+    def adopt(self, records: Iterable[TaskRecord], first_version: int) -> None:
+        """Go on with the tasks of an earlier life, in the state that reconciliation found."""
+        self._first_version = first_version
+        for record in records:
+            info = record.info
+            newer = msgspec.structs.replace(info, version=max(info.version + 1, first_version))
+            task = self._track(msgspec.structs.replace(record, info=newer))
+            if not task.ended:
+                self._drive(task)
+
+    async def put(
+        self, task_id: str, request: TaskRequest, speaker: Speaker
+    ) -> tuple[TaskInfo, bool]:
+        """The task, and whether it is new. Raises ShimProblem."""
+        self._check_request(task_id, request, speaker)
+        async with self._deciding:
+            self._fences.check(speaker.run_id, speaker.fence, speaker.incarnation)
+            known = self._tasks.get(task_id)
+            if known is not None:
+                return await self._same_again(known, request, speaker), False
+            self._fences.check_revival(speaker.run_id, task_id, time.time())
+            return await self._accept(task_id, request, speaker), True
+
+    async def terminate(self, task_id: str, order: TerminateRequest, speaker: Speaker) -> TaskInfo:
+        task = await self._spoken_for(task_id, speaker)
+        if not task.ended:
+            await self._kept(task.order_stop(order.grace, order.reason, order.message))
+        return task.info
+
+    async def remove(self, task_id: str, speaker: Speaker) -> None:
+        """Raises ShimProblem: 409 `not_terminated`, 500 `cleanup_failed` (ask again)."""
+        task = await self._spoken_for(task_id, speaker)
+        if not task.ended:
+            raise ShimProblem(
+                409, "not_terminated", f"task {task_id} is {task.info.status}: terminate it first"
+            )
+        async with task.removing:
+            if self._tasks.get(task_id) is not task:
+                return
+            await _let_go(task)
+            try:
+                await driver.undo_all(self._context(task))
+            except (EngineError, OSError) as error:
+                raise ShimProblem(
+                    500, "cleanup_failed", f"task {task_id} is not fully removed: {error}"
+                ) from error
+            async with self._deciding:
+                await self._kept(self._forget(task))
+            self.events.task_removed(task_id)
+
+    async def release(self, allocation_id: str, speaker: Speaker) -> None:
+        async with self._deciding:
+            self._fences.check(speaker.run_id, speaker.fence, speaker.incarnation)
+            allocation = self.ledger.get(allocation_id)
+            if allocation is None:
+                raise not_found(f"there is no allocation {allocation_id}")
+            if allocation.run_id != speaker.run_id:
+                raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
+            self._check_idle(allocation_id)
+            self._check_explained(allocation_id)
+            await self._kept(self._books.allocations.delete(allocation_id))
+            self.ledger.release(allocation_id)
+            self.gpus.doubt(allocation.gpus)
+            self.events.node_changed()
+        await self.gpus.look(allocation.gpus)
+
+    async def clear_gpu(self, uuid: str) -> None:
+        """Raises ShimProblem: 404 for a GPU that is not cordoned."""
+        if not self.gpus.is_cordoned(uuid):
+            raise not_found(f"there is no cordoned GPU {uuid}")
+        await self._kept(self.gpus.clear(uuid))
+
+    def visits(self) -> tuple[Visit, ...]:
+        """The SSH ports of the tasks that live, and who may come."""
+        return tuple(
+            Visit(port=task.info.ports[PORT_NAME], keys=task.request.ssh.authorized_keys)
+            for task in self._tasks.values()
+            if task.request.ssh is not None and PORT_NAME in task.info.ports and not task.ended
+        )
+
+    async def drop_expired_fences(self) -> None:
+        for run_id in self._fences.drop_expired(time.time()):
+            try:
+                await self._books.fences.delete(run_id)
+            except OSError as error:
+                log.warning("the expired fence of run %s stays on disk: %s", run_id, error)
+
+    async def close(self) -> None:
+        """Let go of every task; what runs goes on."""
+        await asyncio.gather(*map(_let_go, self._tasks.values()))
+
+    async def compare(self, suspects: frozenset[str]) -> frozenset[str]:
+        """Hold what the engine has against what is known; the tasks that seem to have ended unseen.
+        Those that were `suspects` before are looked at again: an event was lost."""
+        known = set(self._tasks)
+        containers = {one.task_id: one for one in await self.engine.list()}
+        known |= set(self._tasks)  # removed meanwhile, or new: neither is a stranger's
+        self.unexplained = tuple(one for key, one in containers.items() if key not in known)
+        self._drop_claims_of_the_gone()
+        missed = frozenset(
+            task.info.id
+            for task in self._tasks.values()
+            if task.info.status is TaskStatus.RUNNING and _has_ended(containers.get(task.info.id))
+        )
+        for task_id in missed & suspects:
+            log.warning("task %s: its end went unnoticed", task_id)
+            await self._look_again(self._tasks[task_id])
+        return missed - suspects
+
+    async def _look_again(self, task: TaskState) -> None:
+        await _let_go(task)
+        if task.ended:
+            self.events.task_changed(task.info)
+        else:
+            self._drive(task)
+
+    def _drop_claims_of_the_gone(self) -> None:
+        """What an unexplained container held is free once somebody has removed it."""
+        claimed = {owners.allocation_of(one) for one in self.unexplained}
+        for allocation_id in self._blocked - claimed:
+            allocation = self.ledger.get(allocation_id)
+            if allocation is not None and owners.is_of_container(allocation):
+                self.ledger.release(allocation_id)
+                self.events.node_changed()
+        self._blocked &= claimed
+
+    def block(self, unexplained: tuple[Found, ...]) -> None:
+        """Nobody gets what these containers may hold while they are there."""
+        self.unexplained = unexplained
+        self._blocked = {owners.allocation_of(one) for one in unexplained}
+
+    def _check_explained(self, allocation_id: str) -> None:
+        for one in self.unexplained:
+            if owners.allocation_of(one) == allocation_id:
+                raise conflict(
+                    f"allocation {allocation_id} is in use by container {one.container_id}, which "
+                    "the shim does not know: remove it by hand first"
+                )
+
+    def _check_request(self, task_id: str, request: TaskRequest, speaker: Speaker) -> None:
+        self.settings.check_task_id(task_id)
+        check_name(request.run_id, "run_id")
+        check_name(request.allocation_id, "allocation_id")
+        if request.run_id != speaker.run_id:
+            raise invalid("the body names another run than the header Fairlead-Run", "run_id")
+        if not request.image.strip():
+            raise invalid("an image is needed", "image")
+        resources = request.resources
+        if not resources.cpu > 0:
+            raise invalid("cpu must be greater than 0 cores", "resources.cpu")
+        if resources.memory < LEAST_MEMORY:
+            raise invalid("memory must be at least 6 MiB", "resources.memory")
+        if (resources.disk or 0) < 0:
+            raise invalid("disk must not be negative", "resources.disk")
+        if request.ssh is not None:
+            check_keys(request.ssh)
+        allowed = self.settings.allow_privileged
+        container_rules.check(request.container, allow_privileged=allowed)
+
+    async def _same_again(
+        self, known: TaskState, request: TaskRequest, speaker: Speaker
+    ) -> TaskInfo:
+        if not is_same_body(known.record, request):
+            raise conflict(f"task {known.info.id} exists already, with another body")
+        await self._kept(self._raise_fence(speaker))
+        if request.registry_auth is not None:
+            known.give_credentials(request.registry_auth)
+        return known.info
+
+    async def _accept(self, task_id: str, request: TaskRequest, speaker: Speaker) -> TaskInfo:
+        held = self.ledger.get(request.allocation_id)
+        if self.draining and held is None:
+            raise ShimProblem(409, "draining", "the node is draining and takes nothing new")
+        self._check_idle(request.allocation_id)
+        if held is not None:
+            await self.gpus.look(held.gpus)
+        allocation = self.ledger.plan(task_id, request)
+        record = self._new_record(task_id, request, speaker, allocation.gpus)
+        try:
+            await self._kept(
+                self._raise_fence(speaker),
+                self._books.allocations.save(allocation.id, allocation),
+                self._books.tasks.save(task_id, record),
+            )
+        except ShimProblem:
+            await self._take_back(task_id, held, allocation)
+            raise
+        self.ledger.hold(allocation)
+        task = self._track(record, request)
+        self.events.task_changed(task.info)
+        self._drive(task)
+        return task.info
+
+    def _gpus_changed(self) -> None:
+        before = self.ledger.gpus()
+        self.ledger.set_gpus(self.gpus.infos())
+        if self.ledger.gpus() != before:
+            self.events.node_changed()
+
+    async def _notice(self, gpu: GpuInfo, finding: Finding, line: str) -> None:
+        """The tasks that have this GPU are told, each once."""
+        notice = Notice(id=f"{gpu.uuid}:{finding.key}", at=time.time(), text=line)
+        for task in list(self._tasks.values()):
+            known = task.info.notices
+            is_news = notice.id not in {one.id for one in known} and len(known) < _MOST_NOTICES
+            if is_news and gpu.uuid in task.info.gpus and not task.ended:
+                try:
+                    await task.change(notices=(*known, notice))
+                except OSError as error:
+                    log.error("task %s: a notice may be lost: %s", task.info.id, error)
+
+    async def _take_back(
+        self, task_id: str, held: AllocationInfo | None, refused: AllocationInfo
+    ) -> None:
+        """What was refused must not come alive at the next start."""
+        before = (
+            self._books.allocations.save(held.id, held)
+            if held
+            else self._books.allocations.delete(refused.id)
+        )
+        await asyncio.gather(before, self._books.tasks.delete(task_id), return_exceptions=True)
+
+    def _new_record(
+        self, task_id: str, request: TaskRequest, speaker: Speaker, gpus: tuple[str, ...]
+    ) -> TaskRecord:
+        alone = request.resources.whole_node or self.engine.kind is EngineKind.PROCESS
+        return TaskRecord(
+            request=without_secrets(request),
+            body_hash=hash_of(request),
+            had_credentials=request.registry_auth is not None,
+            fence=speaker.fence,
+            info=TaskInfo(
+                id=task_id,
+                run_id=request.run_id,
+                run_name=request.run_name,
+                allocation_id=request.allocation_id,
+                status=TaskStatus.PENDING,
+                image=request.image,
+                incarnation=speaker.incarnation,
+                network_mode=NetworkMode.HOST if alone else NetworkMode.BRIDGE,
+                runner_socket=self.settings.runner_socket(task_id),
+                gpus=gpus,
+                version=self._first_version,
+                times=TaskTimes(submitted_at=time.time()),
+            ),
+        )
+
+    def _check_idle(self, allocation_id: str) -> None:
+        live = [
+            task.info.id
+            for task in self._tasks.values()
+            if task.info.allocation_id == allocation_id and not task.ended
+        ]
+        if live:
+            raise conflict(
+                f"allocation {allocation_id} is in use by task {live[0]}", "allocation_id"
+            )
+
+    async def _spoken_for(self, task_id: str, speaker: Speaker) -> TaskState:
+        """A fence older than known is refused; so is an incarnation older than the task's own."""
+        async with self._deciding:
+            task = self._tasks.get(task_id)
+            newest = self._fences.get(speaker.run_id)
+            incarnation = newest.incarnation if newest else speaker.incarnation
+            if task is None:
+                self._fences.check(speaker.run_id, speaker.fence, incarnation)
+                await self._remember_unknown(task_id, speaker)
+                raise not_found(f"there is no task {task_id}")
+            if task.info.run_id != speaker.run_id:
+                raise conflict(f"task {task_id} belongs to run {task.info.run_id}")
+            own = task.info.incarnation
+            fits = incarnation if speaker.incarnation >= own else speaker.incarnation
+            self._fences.check(speaker.run_id, speaker.fence, fits)
+            await self._kept(self._raise_fence(speaker))
+            return task
+
+    async def _remember_unknown(self, task_id: str, speaker: Speaker) -> None:
+        self.settings.check_task_id(task_id)
+        check_name(speaker.run_id, "Fairlead-Run")
+        now = time.time()
+        self._fences.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
+        record = self._fences.forget(speaker.run_id, task_id, now + UNKNOWN_REMEMBERED, now)
+        if not self._run_is_used(speaker.run_id):
+            record = self._fences.expire(speaker.run_id, now + KEPT_AFTER_LAST_TASK)
+        await self._kept(self._save_fence(record))
+
+    async def _forget(self, task: TaskState) -> None:
+        """The id is refused for as long as the fence is kept, and the record goes last."""
+        info, now = task.info, time.time()
+        fence = self._fences.forget(info.run_id, info.id, now + KEPT_AFTER_LAST_TASK, now)
+        if not self._run_is_used(info.run_id, besides=info.id):
+            fence = self._fences.expire(info.run_id, now + KEPT_AFTER_LAST_TASK)
+        await self._save_fence(fence)
+        allocation = self.ledger.without_task(info.allocation_id, info.id)
+        if allocation is not None:
+            await self._books.allocations.save(allocation.id, allocation)
+        await self._books.tasks.delete(info.id)
+        del self._tasks[info.id]
+
+    async def _raise_fence(self, speaker: Speaker) -> None:
+        record = self._fences.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
+        if record is None and speaker.run_id in self._unkept_fences:
+            record = self._fences.get(speaker.run_id)
+        await self._save_fence(record)
+
+    async def _save_fence(self, record: FenceRecord | None) -> None:
+        if record is not None:
+            self._unkept_fences.add(record.run_id)
+            await self._books.fences.save(record.run_id, record)
+            self._unkept_fences.discard(record.run_id)
+
+    async def _kept(self, *writes: Awaitable[None]) -> None:
+        """All writes are on disk, or the caller hears why not and nothing was accepted."""
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        for result in results:
+            if isinstance(result, OSError):
+                log.error("cannot write a record: %s", result)
+                raise ShimProblem(
+                    507, "storage", f"the node cannot write its records: {result.strerror}"
+                )
+            if isinstance(result, BaseException):
+                raise result
+
+    def _run_is_used(self, run_id: str, besides: str | None = None) -> bool:
+        return any(
+            task.info.run_id == run_id and task.info.id != besides for task in self._tasks.values()
+        )
+
+    def _track(self, record: TaskRecord, request: TaskRequest | None = None) -> TaskState:
+        auth = request.registry_auth if request else None
+        task = TaskState(record, self._books.tasks, self.events, auth)
+        self._tasks[record.info.id] = task
+        return task
+
+    def _drive(self, task: TaskState) -> None:
+        name = f"task {task.info.id}"
+        task.driver = asyncio.create_task(driver.drive(self._context(task)), name=name)
+
+    def _context(self, task: TaskState) -> StepContext:
+        info = task.info
+        return StepContext(
+            task=task,
+            engine=self.engine,
+            settings=self.settings,
+            executor=self._executor,
+            run_locks=self._run_locks,
+            run_is_used=lambda: self._run_is_used(info.run_id, besides=info.id),
+            gpus=self.gpus.infos,
+            images=self.images,
+            mounter=self._mounter,
+        )
+
+    def _known(self, task_id: str) -> TaskState:
+        try:
+            return self._tasks[task_id]
+        except KeyError:
+            raise not_found(f"there is no task {task_id}") from None
+
+    @property
+    def allocations(self) -> tuple[AllocationInfo, ...]:
+        return self.ledger.held

@@ -1,0 +1,1 @@
+"""What of the node's storage a job sees, and what it must never reach."""

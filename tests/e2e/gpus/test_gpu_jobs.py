@@ -1,0 +1,166 @@
+"""Jobs on GPUs through all real parts: command, controller, sshd, shim, dockerd, runner.
+
+The driver's library and NVIDIA's runtime hook are stand-ins; everything that calls them is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import images, nvml
+from tests.support.daemons import run
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.nvml import StandIn, hook, uuid
+from tests.support.processes import ShimProcess
+from tests.support.ssh_daemon import SshDaemon
+from tests.support.testbed import ControllerFactory
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+SHOW = "echo $NVIDIA_VISIBLE_DEVICES; ls /dev | grep nvidia"
+ONE = {"cpu": 0.5, "memory": "256MB", "gpu": 1}
+
+
+@pytest.fixture(scope="module")
+def gpu_dockerd(testbed_folder: Path) -> Iterator[DockerDaemon]:
+    """An engine that finds NVIDIA's hook on its PATH when it starts."""
+    folder = testbed_folder / "gd"
+    folder.mkdir()
+    tools = hook.install(folder / "tools")
+    namespace = f"{testbed_folder.name}-gpus"
+    run(["ip", "netns", "add", namespace])
+    daemon = DockerDaemon(folder, {"PATH": f"{tools}:{os.environ['PATH']}"}, namespace)
+    daemon.start()
+    yield daemon
+    daemon.stop()
+    run(["ip", "netns", "delete", namespace])
+
+
+@pytest.fixture
+def gpu_lab(
+    gpu_dockerd: DockerDaemon,
+    runtime: Path,
+    nvml_library: Path,
+    machine: StandIn,
+    testbed_folder: Path,
+    numbers: Iterator[int],
+    controller_process: ControllerFactory,
+    sshd: SshDaemon,
+    tmp_path: Path,
+) -> Iterator[RunLab]:
+    image = gpu_dockerd.import_image("busybox:gpu", images.busybox_root(tmp_path / "busybox"))
+    tools = testbed_folder / "gd" / "tools"
+    env = {
+        **gpu_dockerd.env,
+        nvml.STATE: str(machine.state),
+        "LD_LIBRARY_PATH": str(nvml_library.parent),
+        "PATH": f"{tools}:{os.environ['PATH']}",
+    }
+    options = ("--runtime", runtime, "--cpus", "4", "--memory", "4GB")
+    shim = ShimProcess(testbed_folder / f"g{next(numbers)}", "docker", *options, env=env)
+    shim.start()
+    controller = controller_process()
+    sshd.authorize(controller.public_key)
+    lab = RunLab(controller, shim, gpu_dockerd, sshd, sshd.port, tmp_path, image)
+    lab.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    yield lab
+    shim.close()
+    gpu_dockerd.remove_containers()
+
+
+def _gpus(lab: RunLab) -> list[tuple[bool, bool]]:
+    """Healthy and in use, of each."""
+    return [(gpu["healthy"], gpu["in_use"]) for gpu in lab.node()["gpus"]]
+
+
+def _until_log(lab: RunLab, name: str, text: bytes) -> None:
+    wait_until(lambda: text in lab.log(name), 20, f"{text!r} in the log of {name}")
+
+
+def test_a_job_gets_its_gpu_and_no_other(gpu_lab: RunLab) -> None:
+    gpu_lab.start("first", commands=[SHOW, UNTIL_ASKED], resources=ONE)
+    gpu_lab.apply("second", commands=[SHOW], resources=ONE).succeeded()
+    gpu_lab.apply("third", commands=["ls /dev | grep -c nvidia || true"], resources={"cpu": 0.5})
+    assert gpu_lab.log("third") == b"0\n"
+    given = {gpu_lab.log(name) for name in ("first", "second")}
+    assert given == {f"{uuid(i)}\nnvidia{i}\n".encode() for i in range(2)}
+    gpu_lab.let_go("first")
+    gpu_lab.wait_for("first")
+    wait_until(lambda: _gpus(gpu_lab) == [(True, False)] * 2, 20, "both GPUs to be free")
+
+
+def test_a_broken_gpu_is_told_in_the_jobs_log_once_and_not_given_again(
+    gpu_lab: RunLab, machine: StandIn
+) -> None:
+    gpu_lab.start("job", commands=["echo up", UNTIL_ASKED, "echo down"], resources=ONE)
+    ((index,),) = [_indexes(gpu_lab, "job")]
+    _until_log(gpu_lab, "job", b"up\n")
+    machine.raise_xid(index, 13)
+    _until_log(gpu_lab, "job", b"XID 13")
+    machine.raise_xid(index, 79)
+    machine.change(index, lost=1)
+    _until_log(gpu_lab, "job", b"XID 79")
+    gpu_lab.shim.restart()
+    wait_until(lambda: gpu_lab.node()["status"] == "connected", 30, "the node to be back")
+    gpu_lab.let_go("job")
+    gpu_lab.wait_for("job")
+    lines = gpu_lab.log("job").decode().splitlines()
+    name = f"[gpu-health] GPU {index} (NVIDIA H100 80GB HBM3, {uuid(index)})"
+    assert lines == [
+        "up",
+        f"{name}: XID 13 (graphics engine exception), caused by the application",
+        f"{name}: XID 79 (the GPU has fallen off the bus); no new job gets this GPU",
+        "down",
+    ]
+    gpu_lab.apply("next", commands=[SHOW], resources=ONE).succeeded()
+    assert gpu_lab.log("next") == f"{uuid(1 - index)}\nnvidia{1 - index}\n".encode()
+    assert [healthy for healthy, _ in _gpus(gpu_lab)].count(False) == 1
+    assert f"GPU {uuid(index)}: cordoned: XID 79" in _listed(gpu_lab)
+    machine.change(index, lost=0)
+    gpu_lab.cli("node", "clear-gpu", "n1", uuid(index)).succeeded()
+    wait_until(lambda: _gpus(gpu_lab) == [(True, False)] * 2, 20, "both GPUs to be offered")
+    again = gpu_lab.cli("node", "clear-gpu", "n1", uuid(index))
+    assert (again.status, again.output) == (1, "")
+    assert f"there is no cordoned GPU {uuid(index)}" in again.errors
+
+
+def test_a_gpu_whose_memory_is_still_held_waits_for_its_next_job(
+    gpu_lab: RunLab, machine: StandIn
+) -> None:
+    both = {**ONE, "gpu": 2}
+    gpu_lab.start("first", commands=[UNTIL_ASKED], resources=both)
+    machine.tell("process 0 4711 40000")
+    gpu_lab.let_go("first")
+    gpu_lab.wait_for("first")
+    held = wait_until(lambda: _messages(gpu_lab), 20, "the node to say that memory is held")
+    assert held == ["its memory is still held by process 4711"]
+    gpu_lab.submit("second", commands=[SHOW], resources=both)
+    waits = wait_until(lambda: _pending_reason(gpu_lab, "second"), 20, "a reason to wait")
+    assert "needs 2 GPU; best node n1 has 1 such GPU free of 2" in waits
+    machine.tell()
+    assert gpu_lab.wait_for("second")["status"] == "done"
+
+
+def _indexes(lab: RunLab, name: str) -> list[int]:
+    (attempt,) = lab.inspect(name)["jobs"][0]["attempts"]
+    return [int(gpu[-12:]) for gpu in attempt["gpus"]]
+
+
+def _listed(lab: RunLab) -> str:
+    """`node list` in one line; its table breaks long cells."""
+    return " ".join(lab.cli("node", "list").succeeded().output.split())
+
+
+def _messages(lab: RunLab) -> list[str]:
+    return [gpu["message"] for gpu in lab.node()["gpus"] if gpu["message"]]
+
+
+def _pending_reason(lab: RunLab, name: str) -> Any:
+    return lab.inspect(name)["jobs"][0]["pending_reason"]

@@ -1,0 +1,313 @@
+"""NVIDIA's bindings and our reading of them, against a library that says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from shim.gpus.base import GpuError, GpuLost, GpuSilent, Recovery
+from shim.gpus.health import Fault
+from shim.gpus.nvml import NvmlGpus
+from shim.gpus.watch import GpuWatch
+from shim.records import MemoryRecords
+from shim.schemas import GpuInfo, GpuLink
+from tests.e2e.gpus.conftest import OpenGpus
+from tests.support.nvml import StandIn, mig_uuid, uuid
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.e2e
+
+CORDONED_WITHIN = 2.0
+XID_RECEIVED_WITHIN = 5.0
+
+
+@asynccontextmanager
+async def watching(gpus: NvmlGpus) -> AsyncIterator[GpuWatch]:
+    faults: MemoryRecords[Fault] = MemoryRecords()
+    watch = GpuWatch(gpus, faults)
+    await watch.open()
+    try:
+        yield watch
+    finally:
+        await watch.close()
+
+
+def offered(watch: GpuWatch) -> list[int]:
+    return [one.index for one in watch.infos() if one.healthy and not one.held]
+
+
+async def withdrawn_after(watch: GpuWatch, left: list[int]) -> float:
+    started = time.monotonic()
+    await eventually(lambda: offered(watch) == left, what=f"only {left} to be offered")
+    return time.monotonic() - started
+
+
+async def test_a_gpu_is_told_with_all_that_a_choice_needs(open_gpus: OpenGpus) -> None:
+    async with open_gpus() as gpus:
+        first, second = await gpus.list()
+        assert gpus.driver == "550.54.15"
+    assert first == GpuInfo(
+        uuid=uuid(0),
+        index=0,
+        name="NVIDIA H100 80GB HBM3",
+        memory=81559 << 20,
+        compute_capability="9.0",
+        pci="00000000:17:00.0",
+        numa=0,
+        links={uuid(1): GpuLink.SYSTEM},
+        devices=("/dev/nvidia0",),
+    )
+    assert (second.uuid, second.numa) == (uuid(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("level", "link"),
+    [(0, "INT"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS")],
+)
+async def test_pcie_nearness_is_read(
+    open_gpus: OpenGpus, machine: StandIn, level: int, link: str
+) -> None:
+    machine.tell(f"near 0 1 {level}")
+    async with open_gpus() as gpus:
+        first, second = await gpus.list()
+    assert (first.links, second.links) == ({uuid(1): link}, {uuid(0): link})
+
+
+async def test_nvlink_counts_more_than_pcie(open_gpus: OpenGpus, machine: StandIn) -> None:
+    machine.link([(0, 1)])
+    async with open_gpus() as gpus:
+        first, _ = await gpus.list()
+    assert first.links == {uuid(1): GpuLink.NVLINK}
+
+
+async def test_a_split_gpu_is_listed_as_its_instances(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    machine.split(0, 2)
+    async with open_gpus() as gpus:
+        found = await gpus.list()
+        vitals = await gpus.vitals(mig_uuid(0, 1))
+    assert [one.uuid for one in found] == [mig_uuid(0, 0), mig_uuid(0, 1), uuid(1)]
+    instance = found[1]
+    assert (instance.mig_parent, instance.index, instance.memory) == (uuid(0), 0, 9984 << 20)
+    assert instance.name == "NVIDIA H100 MIG 1g.10gb"
+    assert vitals.recovery is Recovery.NONE
+
+
+async def test_a_gpu_in_mig_mode_without_instances_offers_nothing(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    machine.change(0, mig=1)
+    async with open_gpus() as gpus:
+        assert [one.uuid for one in await gpus.list()] == [uuid(1)]
+
+
+@pytest.mark.parametrize("text", ["0", uuid(0), "17:00.0"])
+async def test_an_excluded_gpu_is_not_listed(open_gpus: OpenGpus, text: str) -> None:
+    async with open_gpus(text) as gpus:
+        assert [one.index for one in await gpus.list()] == [1]
+
+
+async def test_vitals_are_read(open_gpus: OpenGpus, machine: StandIn) -> None:
+    machine.gpus[0] |= {"temperature": 71, "power": 350500, "utilization": 97, "ecc": 2}
+    machine.tell("process 0 4711 40000", "process 0 4712 1000")
+    async with open_gpus() as gpus:
+        await gpus.list()
+        now = await gpus.vitals(uuid(0))
+    assert (now.memory_used, now.processes) == (41000 << 20, (4711, 4712))
+    assert (now.temperature, now.power, now.utilization) == (71, 350.5, 97)
+    assert (now.ecc_uncorrected, now.recovery) == (2, Recovery.NONE)
+
+
+async def test_what_an_older_driver_does_not_know_is_left_out(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    missing = ("FieldValues", "RemappedRows", "TotalEccErrors", "PowerUsage", "MemoryInfo_v2")
+    machine.change(0, recovery=-1)
+    machine.tell(*(f"fail nvmlDeviceGet{name} 3" for name in missing))
+    async with open_gpus() as gpus:
+        await gpus.list()
+        now = await gpus.vitals(uuid(0))
+    assert (now.recovery, now.power, now.ecc_uncorrected) == (None, None, 0)
+
+
+async def test_a_driver_that_is_not_loaded_means_no_gpus(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    machine.state.unlink()
+    async with open_gpus() as gpus:
+        assert (await gpus.list(), gpus.driver) == ((), None)
+        machine.tell()
+        assert len(await gpus.list()) == 2
+
+
+@pytest.mark.parametrize("code", [2, 4, 9, 25, 999])
+async def test_a_gpu_that_cannot_be_described_is_left_out_until_it_can(
+    open_gpus: OpenGpus, machine: StandIn, code: int
+) -> None:
+    machine.tell(f"fail nvmlDeviceGetUUID {code} 0")
+    async with open_gpus() as gpus:
+        assert [one.index for one in await gpus.list()] == [1]
+        machine.tell()
+        assert [one.index for one in await gpus.list()] == [0, 1]
+
+
+@pytest.mark.parametrize("code", [2, 4, 999])
+async def test_an_error_of_the_driver_is_told_in_its_words(
+    open_gpus: OpenGpus, machine: StandIn, code: int
+) -> None:
+    async with open_gpus() as gpus:
+        await gpus.list()
+        machine.tell(
+            f"fail nvmlDeviceGetMemoryInfo {code} 0", f"fail nvmlDeviceGetMemoryInfo_v2 {code} 0"
+        )
+        with pytest.raises(GpuError):
+            await gpus.vitals(uuid(0))
+        assert (await gpus.vitals(uuid(1))).recovery is Recovery.NONE
+
+
+async def test_a_lost_gpu_is_lost_and_stays_listed(open_gpus: OpenGpus, machine: StandIn) -> None:
+    async with open_gpus() as gpus:
+        await gpus.list()
+        machine.change(0, lost=1)
+        with pytest.raises(GpuLost):
+            await gpus.vitals(uuid(0))
+        assert [one.index for one in await gpus.list()] == [0, 1]
+
+
+async def test_a_hanging_call_ends_in_time_and_the_other_gpu_answers(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    async with open_gpus() as gpus:
+        await gpus.list()
+        machine.tell("hang nvmlDeviceGetMemoryInfo_v2 0")
+        started = time.monotonic()
+        hanging = asyncio.create_task(gpus.vitals(uuid(0)))
+        assert (await gpus.vitals(uuid(1))).recovery is Recovery.NONE
+        assert time.monotonic() - started < 0.5
+        with pytest.raises(GpuSilent):
+            await hanging
+        assert time.monotonic() - started < 1.5
+        machine.tell()
+        await _answer(gpus)
+
+
+async def _answer(gpus: NvmlGpus) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            with contextlib.suppress(GpuSilent):
+                await gpus.vitals(uuid(0))
+                return
+            await asyncio.sleep(0)
+
+
+async def test_a_driver_that_hangs_at_its_start_does_not_hold_up_the_shim(
+    open_gpus: OpenGpus, machine: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shim.gpus.nvml.OPEN_SECONDS", 0.1)
+    machine.tell("hang nvmlInitWithFlags")
+    started = time.monotonic()
+    async with open_gpus() as gpus:
+        assert await gpus.list() == ()
+        assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 68, 109, 48, 63, 79, 94, 119, 154])
+async def test_every_xid_arrives(open_gpus: OpenGpus, machine: StandIn, number: int) -> None:
+    async with open_gpus() as gpus:
+        await gpus.list()
+        waiting = asyncio.create_task(gpus.next_xid())
+        await eventually(lambda: _raised(machine, number, waiting), XID_RECEIVED_WITHIN)
+        xid = await waiting
+    assert (xid.uuid, xid.number) == (uuid(1), number)
+
+
+def _raised(machine: StandIn, number: int, waiting: asyncio.Task[object]) -> bool:
+    """Again and again: what happens before the library listens, it does not tell."""
+    if not waiting.done():
+        machine.raise_xid(1, number)
+    return waiting.done()
+
+
+async def test_after_the_event_set_broke_xids_arrive_again(
+    open_gpus: OpenGpus, machine: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pynvml: Any = importlib.import_module("pynvml")
+    make, made = pynvml.nvmlEventSetCreate, []
+
+    def noted() -> object:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(pynvml, "nvmlEventSetCreate", noted)
+    async with open_gpus() as gpus:
+        await gpus.list()
+        machine.tell("fail nvmlEventSetWait_v2 15")
+        await eventually(lambda: len(made) > 1, what="another event set")
+        waiting = asyncio.create_task(gpus.next_xid())
+        machine.tell()
+        await eventually(lambda: _raised(machine, 13, waiting), XID_RECEIVED_WITHIN)
+        assert (await waiting).number == 13
+
+
+async def test_xid_79_cordons_within_two_seconds_and_xid_13_does_not(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    async with open_gpus() as gpus, watching(gpus) as watch:
+        told: list[str] = []
+
+        async def tell(gpu: GpuInfo, finding: object, line: str) -> None:
+            told.append(line)
+
+        watch.told = tell
+        assert offered(watch) == [0, 1]
+        await eventually(lambda: _told(machine, told), XID_RECEIVED_WITHIN)
+        assert offered(watch) == [0, 1]
+        assert "XID 13 (graphics engine exception), caused by the application" in told[0]
+        machine.raise_xid(0, 79)
+        assert await withdrawn_after(watch, [1]) < CORDONED_WITHIN
+        assert "XID 79 (the GPU has fallen off the bus)" in told[-1]
+
+
+def _told(machine: StandIn, told: list[str]) -> bool:
+    if not told:
+        machine.raise_xid(0, 13)
+    return bool(told)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        {"lost": 1},
+        {"recovery": 1},
+        {"recovery": 4},
+        {"recovery": 99},
+        {"failed": 1},
+        {"recovery": -1, "pending": 1},
+        {"recovery": -1, "ecc": 1},
+    ],
+)
+async def test_each_sign_of_broken_hardware_cordons_within_two_seconds(
+    open_gpus: OpenGpus, machine: StandIn, sign: dict[str, object]
+) -> None:
+    async with open_gpus() as gpus, watching(gpus) as watch:
+        assert offered(watch) == [0, 1]
+        machine.change(0, **sign)
+        assert await withdrawn_after(watch, [1]) < CORDONED_WITHIN
+
+
+async def test_a_gpu_that_hangs_is_withdrawn_within_two_seconds_and_comes_back(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    async with open_gpus() as gpus, watching(gpus) as watch:
+        machine.tell("hang nvmlDeviceGetMemoryInfo_v2 0")
+        assert await withdrawn_after(watch, [1]) < CORDONED_WITHIN
+        machine.tell()
+        await eventually(lambda: offered(watch) == [0, 1])

@@ -1,0 +1,55 @@
+"""`inspect --json` is read by scripts: its keys are always there, and there are no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.lab import RunLab
+
+pytestmark = pytest.mark.e2e
+
+RUN = """id name type user status termination_reason message incarnation occurrence
+    next_triggered_at suspended parent_id deployment switches jobs"""
+JOB = "id group replica cookie index rank status pending_reason attempts"
+ATTEMPT = """id status termination_reason message exit_code node allocation_id incarnation gpus
+    ports ssh_host_key ready registered_at submitted_at provisioned_at pulling_at running_at
+    finished_at"""
+
+
+def shown(lab: RunLab, name: str) -> Any:
+    """The run, of which only the contract's keys are shown."""
+    run = lab.cli("inspect", name, "--json").succeeded().json
+    assert list(run) == RUN.split()
+    for job in run["jobs"]:
+        assert list(job) == JOB.split()
+        for attempt in job["attempts"]:
+            assert list(attempt) == ATTEMPT.split()
+    return run
+
+
+def test_a_finished_run(lab: RunLab) -> None:
+    lab.apply("finished", commands=["true"]).succeeded()
+    run = shown(lab, "finished")
+    (job,) = run["jobs"]
+    (attempt,) = job["attempts"]
+    assert (run["status"], run["termination_reason"]) == ("done", "all_jobs_done")
+    assert (attempt["status"], attempt["exit_code"], attempt["node"]) == ("done", 0, "n1")
+    moments = ("submitted", "provisioned", "pulling", "running", "finished")
+    times = [attempt[f"{moment}_at"] for moment in moments]
+    assert times == sorted(times)
+    assert all(time.endswith(("Z", "+00:00")) for time in times)
+
+
+def test_a_failed_run(lab: RunLab) -> None:
+    lab.apply("broken", commands=["exit 9"])
+    run = shown(lab, "broken")
+    assert (run["status"], run["jobs"][0]["status"]) == ("failed", "failed")
+    assert run["jobs"][0]["attempts"][0]["exit_code"] == 9
+
+
+def test_a_run_that_never_had_a_container(lab: RunLab) -> None:
+    lab.apply("unpulled", image="127.0.0.1:1/nothing:1", commands=["true"])
+    attempt = shown(lab, "unpulled")["jobs"][0]["attempts"][0]
+    assert (attempt["running_at"], attempt["exit_code"]) == (None, None)

@@ -1,0 +1,109 @@
+"""Runs that share a node do not reach each other, asked with real packets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import images
+from tests.support.daemons import DaemonFailed, run
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+_SERVE = "mkdir /w && echo {word} > /w/f && httpd -p 8080 -h /w"
+_GET = "printf 'GET /f HTTP/1.0\\r\\n\\r\\n'"
+_ASK = _GET + " | nc -w 3 {address} 8080 | tail -n 1 | grep . || echo nothing"
+_PING = "ping -c 1 -W 2 {address} >/dev/null && echo pong || echo silence"
+
+
+@pytest.fixture(scope="module")
+def namespace(numbers: Iterator[int]) -> Iterator[str]:
+    name = f"fl-e2e-{next(numbers)}"
+    run(["ip", "netns", "add", name])
+    run(["ip", "-n", name, "link", "set", "lo", "up"])
+    yield name
+    run(["ip", "netns", "delete", name])
+
+
+@pytest.fixture(scope="module")
+def dockerd_of_a_node(testbed_folder: Path, namespace: str) -> Iterator[DockerDaemon]:
+    """As on a machine of its own, without the other engines of this one."""
+    folder = testbed_folder / "node-docker"
+    folder.mkdir()
+    daemon = DockerDaemon(folder, netns=namespace)
+    daemon.start()
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def lab(
+    dockerd_of_a_node: DockerDaemon, runtime: Path, testbed_folder: Path, numbers: Iterator[int]
+) -> Iterator[RunLab]:
+    folder = testbed_folder / f"lab{next(numbers)}"
+    dockerd = dockerd_of_a_node
+    image = dockerd.import_image("busybox:e2e", images.busybox_root(folder / "busybox"))
+    options = ("--runtime", runtime)
+    shim = ShimProcess(folder / "node", "docker", *options, env=dockerd.env, outlasts_tests=True)
+    controller = ControllerProcess(folder / "controller", outlasts_tests=True)
+    shim.start()
+    controller.start()
+    made = RunLab(controller, shim, dockerd, None, 0, folder, image)  # type: ignore[arg-type]
+    made.cli("node", "add", "n1", "--local", shim.socket).succeeded()
+    yield made
+    controller.close()
+    shim.close()
+
+
+def test_a_run_reaches_no_container_of_another_run(lab: RunLab, namespace: str) -> None:
+    """The same commands reach what the job itself serves: it is the network that keeps silent."""
+    small = {"cpu": 0.5}
+    lab.start("server", commands=[_SERVE.format(word="theirs"), UNTIL_ASKED], resources=small)
+    theirs = _address(lab, "server")
+    wait_until(lambda: _is_there(namespace, theirs), 10, "the server to be reached from its node")
+    questions = [
+        asking.format(address=address)
+        for address in ("127.0.0.1", theirs)
+        for asking in (_ASK, _PING)
+    ]
+    commands = [_SERVE.format(word="mine"), *questions]
+    result = lab.apply("stranger", commands=commands, resources=small)
+    lab.let_go("server")
+    assert result.succeeded().output.split() == ["mine", "pong", "nothing", "silence"]
+    assert lab.wait_for("server")["status"] == "done"
+
+
+def test_each_run_has_a_network_of_its_own(lab: RunLab) -> None:
+    small = {"cpu": 0.5}
+    for name in ("one", "two"):
+        lab.start(name, commands=[UNTIL_ASKED], resources=small)
+    networks = [next(iter(_networks(lab, name))) for name in ("one", "two")]
+    lab.let_go("one", "two")
+    assert networks[0] != networks[1]
+
+
+def _is_there(namespace: str, address: str) -> bool:
+    """busybox's own ping: a machine may have no other."""
+    ping = ["busybox", "ping", "-c", "1", "-W", "1", address]
+    try:
+        run(["nsenter", f"--net=/run/netns/{namespace}", *ping])
+    except DaemonFailed:
+        return False
+    return True
+
+
+def _networks(lab: RunLab, name: str) -> dict[str, dict[str, str]]:
+    (found,) = json.loads(lab.dockerd.docker("inspect", lab.container(name)))
+    networks: dict[str, dict[str, str]] = found["NetworkSettings"]["Networks"]
+    return networks
+
+
+def _address(lab: RunLab, name: str) -> str:
+    return next(iter(_networks(lab, name).values()))["IPAddress"]

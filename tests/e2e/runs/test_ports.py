@@ -1,0 +1,94 @@
+"""What a job listens on, also only on its loopback, is reached from the user's machine: through
+controller, SSH and runner, with nothing published on the node."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.lab import UNTIL_ASKED, RunLab
+
+pytestmark = pytest.mark.e2e
+
+WEB, DIGEST, NOBODY = 8000, 9000, 7000
+SERVERS = [
+    "mkdir /tmp/www; echo welcome > /tmp/www/index.html",
+    f"httpd -p 127.0.0.1:{WEB} -h /tmp/www",
+    f"nc -ll -p {DIGEST} -e sha256sum &",
+    f"until cat /proc/net/tcp /proc/net/tcp6 | grep -q :{DIGEST:04X}; do sleep 0.05; done",
+    "echo listening",
+    UNTIL_ASKED,
+]
+MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def forwarding(lab: RunLab, run: str, *ports: int) -> Iterator[dict[int, int]]:
+    """port of the job → local port."""
+    command = lab.controller.spawn_cli("port-forward", run, *(f"{port}:0" for port in ports))
+    assert command.stderr is not None
+    try:
+        found = {}
+        for _ in ports:
+            line = command.stderr.readline().decode()
+            told = re.search(r"127\.0\.0\.1:(\d+) leads to port (\d+) of", line)
+            assert told is not None, line
+            found[int(told[2])] = int(told[1])
+        yield found
+    finally:
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=20)
+        assert b"Traceback" not in errors
+
+
+def digest_of(port: int, data: bytes) -> str:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile("rb").read()
+    return answer.decode().split()[0]
+
+
+def page_at(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+        return bytes(page.read())
+
+
+def test_http_and_half_closed_streams_reach_the_jobs_loopback(lab: RunLab) -> None:
+    lab.start("ports", commands=SERVERS)
+    lab.wait_for_log("ports", b"listening\n")
+    texts = [bytes([number]) * (number * MIB) for number in (0, 1, 3, 7)]
+    with forwarding(lab, "ports", WEB, DIGEST) as local, ThreadPoolExecutor() as threads:
+        pages = list(threads.map(page_at, [local[WEB]] * 8))
+        digests = list(threads.map(lambda text: digest_of(local[DIGEST], text), texts))
+    lab.let_go("ports")
+    lab.wait_for("ports", "done")
+    assert set(pages) == {b"welcome\n"}
+    assert digests == [hashlib.sha256(text).hexdigest() for text in texts]
+
+
+def test_a_port_that_nobody_listens_on_breaks_the_connection(lab: RunLab) -> None:
+    lab.start("silent", commands=["echo listening", UNTIL_ASKED])
+    with (
+        forwarding(lab, "silent", NOBODY) as local,
+        socket.create_connection(("127.0.0.1", local[NOBODY]), timeout=60) as connection,
+        pytest.raises(ConnectionResetError),
+    ):
+        connection.recv(1)
+    lab.let_go("silent")
+    lab.wait_for("silent", "done")
+
+
+def test_the_job_ends_at_its_log_quota_when_it_asked_for_that(lab: RunLab) -> None:
+    lab.submit("chatty", commands=["yes"], log_quota="1MiB", fail_on_log_quota=True)
+    run = lab.wait_for("chatty", "failed")
+    attempt = run["jobs"][0]["attempts"][0]
+    assert attempt["termination_reason"] == "log_quota_exceeded"

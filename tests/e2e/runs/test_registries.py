@@ -1,0 +1,97 @@
+"""Images of a private registry: asked for with a password, and the same when a job is retried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.docker_registry import DockerRegistry
+from tests.support.images import busybox_root
+from tests.support.lab import UNTIL_ASKED, RunLab
+
+pytestmark = pytest.mark.e2e
+
+PASSWORD = "s3cret-of-the-registry"
+
+
+@pytest.fixture(scope="module")
+def private(testbed_folder: Path) -> Iterator[DockerRegistry]:
+    registry = DockerRegistry(testbed_folder / "private-registry", f"anna:{PASSWORD}")
+    registry.start()
+    yield registry
+    registry.stop()
+
+
+@pytest.fixture(scope="module")
+def words(dockerd: DockerDaemon, testbed_folder: Path) -> dict[str, str]:
+    """Two images that differ in what /word says."""
+    made = {}
+    for word in ("first", "second"):
+        root = busybox_root(testbed_folder / f"word-{word}")
+        (root / "word").write_text(f"{word}\n")
+        made[word] = dockerd.import_image(f"word:{word}", root)
+    return made
+
+
+def login(password: str) -> dict[str, str]:
+    return {"username": "anna", "password": password}
+
+
+def test_a_private_image_runs_with_the_users_password(
+    lab: RunLab, private: DockerRegistry, words: dict[str, str]
+) -> None:
+    image = private.push(lab.dockerd, words["first"], "team/tool:1")
+    result = lab.apply(
+        "private", image=image, commands=["cat /word"], registry_auth=login(PASSWORD)
+    )
+    assert result.succeeded().output == "first\n"
+    digest = lab.dockerd.docker("inspect", "-f", "{{index .RepoDigests 0}}", image)
+    assert digest.startswith(f"{private.address}/team/tool@sha256:")
+
+
+def test_a_wrong_password_is_said_and_shown_nowhere(
+    lab: RunLab, private: DockerRegistry, words: dict[str, str]
+) -> None:
+    image = private.push(lab.dockerd, words["first"], "team/tool:2")
+    lab.submit("wrong", image=image, commands=["true"], registry_auth=login("hunter2"))
+    lab.wait_for("wrong", "failed")
+    (attempt,) = lab.attempts("wrong")
+    assert attempt["termination_reason"] == "image_pull_failed"
+    assert f"user name or password of registry_auth for {image}" in attempt["message"]
+    assert "hunter2" not in str(lab.inspect("wrong"))
+
+
+def test_a_retry_runs_the_image_of_the_first_attempt_also_when_its_tag_has_moved(
+    lab: RunLab, private: DockerRegistry, words: dict[str, str]
+) -> None:
+    image = private.push(lab.dockerd, words["first"], "team/moving:1")
+    lab.submit(
+        "retried",
+        image=image,
+        commands=["cat /word", UNTIL_ASKED, "exit 1"],
+        registry_auth=login(PASSWORD),
+        pull_policy="always",
+        retry={"on_events": ["error"], "max_failures": 1},
+    )
+    lab.wait_for("retried", "running")
+    private.push(lab.dockerd, words["second"], "team/moving:1")
+    lab.let_go("retried")
+    lab.wait_for_log("retried", b"first")
+    lab.wait_for("retried", "pending", "submitted", "provisioning", timeout=30)
+    lab.wait_for("retried", "running")
+    lab.wait_for_log("retried", b"first")
+    lab.let_go("retried")
+    lab.wait_for("retried", "failed")
+    assert len(lab.attempts("retried")) == 2
+    assert lab.log("retried") == b"first\n"
+    now = lab.apply(
+        "moved",
+        image=image,
+        commands=["cat /word"],
+        registry_auth=login(PASSWORD),
+        pull_policy="always",
+    )
+    assert now.succeeded().output == "second\n"

@@ -1,0 +1,174 @@
+"""A secret is where the job needs it, and nowhere else: a canary is planted, then looked for."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import UNTIL_ASKED, RunLab
+
+pytestmark = pytest.mark.e2e
+
+READ_AT_MOST = 64 << 20
+
+
+@pytest.fixture
+def canary() -> str:
+    return f"canary-{secrets.token_hex(8)}"
+
+
+def _in_files(folder: Path, secret: str) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                if secret.encode() in file.read(READ_AT_MOST):
+                    yield str(path)
+
+
+def _in_command_lines(secret: str) -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found = secret.encode() in path.read_bytes()
+        except OSError:
+            continue
+        if found:
+            yield str(path)
+
+
+def _in_answers(lab: RunLab, name: str, secret: str) -> Iterator[str]:
+    questions = (
+        ("inspect", name, "--json"),
+        ("inspect", name),
+        ("events", name, "--json"),
+        ("events", "--json"),
+        ("ps", "--all", "--json"),
+        ("ps", "--all"),
+        ("node", "list", "--json"),
+    )
+    for question in questions:
+        answer = lab.cli(*question).succeeded()
+        if secret in answer.output + answer.errors:
+            yield " ".join(question)
+
+
+def _in_docker(lab: RunLab, name: str, secret: str) -> Iterator[str]:
+    if (container := lab.container(name)) and secret in lab.dockerd.docker("inspect", container):
+        yield "docker inspect"
+
+
+def _in_the_shims_answers(lab: RunLab, secret: str) -> Iterator[str]:
+    paths = ("/v1/node", "/v1/node/metrics", "/metrics", "/v1/tasks", "/v1/allocations")
+    for path in paths:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as shim, shim.makefile("rb") as file:
+            shim.connect(str(lab.shim.socket))
+            shim.sendall(f"GET {path} HTTP/1.0\r\nHost: shim\r\n\r\n".encode())
+            answer = file.read()
+        assert b" 200 OK" in answer.partition(b"\r\n")[0]
+        if secret.encode() in answer:
+            yield path
+
+
+def _leaks(lab: RunLab, name: str, secret: str) -> list[str]:
+    logs = (lab.shim.daemon.log, lab.controller.daemon.log)
+    return [
+        *_in_files(lab.shim.data, secret),
+        *(str(log) for log in logs if secret in log.read_text(errors="replace")),
+        *_in_command_lines(secret),
+        *_in_docker(lab, name, secret),
+        *_in_answers(lab, name, secret),
+        *_in_the_shims_answers(lab, secret),
+    ]
+
+
+def test_the_value_of_a_variable_reaches_the_job_alone(lab: RunLab, canary: str) -> None:
+    test = f'[ -n "$TOKEN" ] && echo "has it"; {UNTIL_ASKED}; exit 3'
+    lab.start("env-canary", env={"TOKEN": canary}, commands=[test])
+    lab.wait_for_log("env-canary", b"has it")
+    assert _leaks(lab, "env-canary", canary) == []
+    lab.shim.restart()
+    lab.let_go("env-canary")
+    lab.wait_for("env-canary", "failed")
+    assert _leaks(lab, "env-canary", canary) == []
+
+
+def test_a_secret_that_its_job_prints_is_nowhere_on_disk(
+    lab: RunLab, canary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", canary)
+    tell = 'echo "it is $TOKEN"; echo "$TOKEN" >&2; echo told'
+    lab.start("told-canary", secrets=["TOKEN"], commands=[f"{tell}; {UNTIL_ASKED}; exit 3"])
+    lab.wait_for_log("told-canary", b"told")
+    assert _leaks(lab, "told-canary", canary) == []
+    lab.controller.restart()
+    lab.shim.restart()
+    lab.let_go("told-canary")
+    lab.wait_for("told-canary", "failed")
+    assert _leaks(lab, "told-canary", canary) == []
+    assert b"it is ***" in lab.log("told-canary")
+
+
+def test_a_registry_password_reaches_the_pull_alone(lab: RunLab, canary: str) -> None:
+    auth = {"username": "anna", "password": canary}
+    lab.start("auth-canary", commands=[UNTIL_ASKED], registry_auth=auth)
+    assert _leaks(lab, "auth-canary", canary) == []
+    lab.let_go("auth-canary")
+    lab.wait_for("auth-canary", "done")
+    assert _leaks(lab, "auth-canary", canary) == []
+
+
+def test_a_failed_pull_does_not_tell_the_password(lab: RunLab, canary: str) -> None:
+    auth = {"username": "anna", "password": canary}
+    image = "127.0.0.1:1/private:1"
+    result = lab.apply("pull-canary", image=image, commands=["true"], registry_auth=auth)
+    assert result.status == 1
+    assert canary not in result.output + result.errors
+    assert _leaks(lab, "pull-canary", canary) == []
+
+
+def test_a_password_can_be_taken_from_the_environment(
+    lab: RunLab, canary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGISTRY_PASSWORD", canary)
+    auth = {"username": "anna", "password": "${REGISTRY_PASSWORD}"}
+    lab.apply("taken-canary", commands=["true"], registry_auth=auth).succeeded()
+    assert _leaks(lab, "taken-canary", canary) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"registry_auth": "CANARY"},
+        {"registry_auth": {"username": "anna", "password": ["CANARY"]}},
+        {"registry_auth": {"username": "anna", "passwort": "CANARY"}},
+        {"registry_auth": ["CANARY"]},
+        {"env": {"TOKEN": ["CANARY"]}},
+        {"env": ["BAD NAME=CANARY"]},
+        {"env": "TOKEN=CANARY"},
+        {"env": [{"TOKEN": "CANARY"}]},
+    ],
+)
+def test_a_refusal_does_not_repeat_a_secret(
+    lab: RunLab, canary: str, fields: dict[str, object]
+) -> None:
+    file = lab.write(commands=["true"], **fields)
+    file.write_text(file.read_text().replace("CANARY", canary))
+    result = lab.cli("apply", "-f", file)
+    assert result.status == 2
+    assert str(file) in result.errors
+    assert canary not in result.output + result.errors
+    assert canary not in lab.controller.daemon.log.read_text(errors="replace")
+
+
+def test_what_the_controller_keeps_is_its_own(lab: RunLab) -> None:
+    modes = {
+        path.name: oct(path.stat().st_mode & 0o077) for path in (lab.controller.data, *_files(lab))
+    }
+    assert set(modes.values()) == {"0o0"}, modes
+
+
+def _files(lab: RunLab) -> list[Path]:
+    return [path for path in lab.controller.data.iterdir() if path.is_file()]

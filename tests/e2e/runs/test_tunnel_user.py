@@ -1,0 +1,87 @@
+"""What a stolen key of the controller is good for: the sockets of its group, and nothing else.
+
+sshd cannot refuse TCP from the node without refusing unix sockets too: that is left to a firewall
+rule by owner, and shown here so that nobody takes it for granted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncssh
+import pytest
+
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.lab import RunLab
+from tests.support.ssh_daemon import SshDaemon
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def tunnel(lab: RunLab) -> AsyncIterator[asyncssh.SSHClientConnection]:
+    """A connection as the controller makes them."""
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    await asyncio.to_thread(lab.sshd.authorize, key.export_public_key().decode())
+    known = asyncssh.import_known_hosts(f"[127.0.0.1]:{lab.sshd.port} {lab.sshd.host_key}\n")
+    async with asyncssh.connect(
+        "127.0.0.1",
+        lab.sshd.port,
+        username=lab.sshd.user,
+        client_keys=[key],
+        known_hosts=known,
+        config=None,
+        agent_path=None,
+    ) as connection:
+        yield connection
+
+
+async def test_it_reaches_the_shim(lab: RunLab, tunnel: asyncssh.SSHClientConnection) -> None:
+    reader, writer = await tunnel.open_unix_connection(str(lab.shim.socket))
+    writer.write(b"GET /v1/health HTTP/1.0\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.0 200")
+    writer.close()
+
+
+async def test_it_runs_no_command(tunnel: asyncssh.SSHClientConnection) -> None:
+    result = await tunnel.run("id", check=False)
+    assert result.exit_status != 0
+    assert "uid=" not in str(result.stdout)
+
+
+async def test_it_gets_no_shell_and_no_terminal(tunnel: asyncssh.SSHClientConnection) -> None:
+    result = await tunnel.run(None, input="id\n", check=False)
+    assert result.exit_status != 0
+    assert "uid=" not in str(result.stdout)
+    with pytest.raises(asyncssh.ChannelOpenError):
+        await tunnel.run("id", term_type="xterm")
+
+
+async def test_it_gets_no_files(tunnel: asyncssh.SSHClientConnection) -> None:
+    with pytest.raises((asyncssh.SFTPError, asyncssh.ChannelOpenError)):
+        await tunnel.start_sftp_client()
+
+
+async def test_it_does_not_reach_the_docker_engine(
+    dockerd: DockerDaemon, tunnel: asyncssh.SSHClientConnection
+) -> None:
+    with pytest.raises(asyncssh.ChannelOpenError):
+        await tunnel.open_unix_connection(str(dockerd.socket))
+
+
+async def test_it_may_not_listen_on_the_node(
+    lab: RunLab, tunnel: asyncssh.SSHClientConnection
+) -> None:
+    with pytest.raises(asyncssh.ChannelListenError):
+        await tunnel.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 9)
+    with pytest.raises(asyncssh.ChannelListenError):
+        await tunnel.forward_remote_path(str(lab.shim.socket.parent / "mine"), "/nowhere")
+
+
+async def test_tcp_from_the_node_is_left_to_its_firewall(
+    sshd: SshDaemon, tunnel: asyncssh.SSHClientConnection
+) -> None:
+    reader, writer = await tunnel.open_connection("127.0.0.1", sshd.port)
+    assert (await reader.read(4)) == b"SSH-"
+    writer.close()

@@ -1,0 +1,150 @@
+"""What people get wrong is answered in sentences: where, what, and what would be right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from tests.support.lab import RunLab
+from tests.support.processes import CommandResult, run_cli
+from tests.support.ssh_daemon import free_port
+
+pytestmark = pytest.mark.e2e
+
+
+def _refused(result: CommandResult, *words: str, status: int = 1) -> None:
+    assert result.status == status
+    assert result.output == ""
+    assert result.errors.startswith("fairlead: ")
+    assert "Traceback" not in result.errors
+    for word in words:
+        assert word in result.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("type: task\ncomands: [x]\n", ("wrong.yaml:2", "comands", "did you mean commands")),
+        ("type: job\n", ("wrong.yaml:1", "type", "task")),
+        ("commands: [x]\n", ("wrong.yaml", "type", "missing")),
+        (
+            "type: task\ncommands: [x]\nresources:\n  cpu: 1\n  memory: 16QB\n",
+            ("wrong.yaml:5", "resources.memory", "16QB", "8GB"),
+        ),
+        ("type: task\ncommands: [x]\nentrypoint: [y]\n", ("entrypoint", "commands")),
+        ("type: task\ncommands: [x]\nmax_duration: soon\n", (":3", "max_duration", "90m")),
+        ("type: task\ncommands: [x\n", ("wrong.yaml:",)),
+        ("type: task\ntype: task\n", ("wrong.yaml:2", "twice")),
+        ("", ("wrong.yaml",)),
+        ("[]\n", ("wrong.yaml",)),
+    ],
+)
+def test_a_wrong_file_is_explained(lab: RunLab, text: str, words: tuple[str, ...]) -> None:
+    file = lab.folder / "wrong.yaml"
+    file.write_text(text)
+    _refused(lab.cli("apply", "-f", file), *words, status=2)
+
+
+def test_a_file_that_is_not_there_is_named(lab: RunLab) -> None:
+    _refused(lab.cli("apply", "-f", "/no/such.yaml"), "/no/such.yaml", status=2)
+
+
+def test_commands_in_an_image_without_a_shell(lab: RunLab, noshell_image: str) -> None:
+    result = lab.apply("shellless", image=noshell_image, commands=["echo hi"])
+    assert result.status == 1
+    assert "entrypoint: [" in result.errors
+    assert "Traceback" not in result.errors
+    message = lab.attempts("shellless")[0]["message"]
+    assert "entrypoint" in message
+
+
+def test_a_host_key_that_is_not_known_is_shown_to_be_compared(lab: RunLab) -> None:
+    _refused(lab.add_node("n2"), lab.sshd.fingerprint, "--accept-host-key")
+    assert [node["name"] for node in lab.get("/v1/nodes")["nodes"]] == ["n1"]
+
+
+def test_a_host_key_that_is_not_the_accepted_one_is_refused_with_both(lab: RunLab) -> None:
+    other = asyncssh.generate_private_key("ssh-ed25519").get_fingerprint()
+    refused = lab.add_node("n2", "--accept-host-key", other)
+    _refused(refused, lab.sshd.fingerprint, other)
+
+
+def test_a_node_that_does_not_answer_is_not_added(lab: RunLab) -> None:
+    port = str(free_port())
+    refused = lab.cli("node", "add", "n2", "--host", "127.0.0.1", "--port", port)
+    _refused(refused, f"127.0.0.1 port {port}")
+
+
+@pytest.mark.parametrize("algorithm", ["ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa"])
+def test_a_changed_host_key_keeps_the_node_out_and_shows_both(lab: RunLab, algorithm: str) -> None:
+    other = asyncssh.generate_private_key(algorithm)
+    pinned = other.export_public_key().decode().strip()
+    lab.add_node("n2", "--host-key", pinned).succeeded()
+    try:
+        said = lab.wait_for_node(lambda node: node["message"], "n2")
+        node = lab.node("n2")
+        listed = lab.cli("node", "list", "--json").succeeded().output
+    finally:
+        lab.cli("node", "remove", "n2").succeeded()
+    assert node["status"] == "unreachable"
+    for fingerprint in (lab.sshd.fingerprint, other.get_fingerprint()):
+        assert fingerprint in said
+        assert fingerprint in listed
+
+
+def test_a_shim_that_is_not_there_is_told_in_the_list(lab: RunLab) -> None:
+    elsewhere = replace(lab, shim_socket=Path("/run/no-such/shim.sock"))
+    elsewhere.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
+    try:
+        said = lab.wait_for_node(lambda node: node["message"], "n2")
+    finally:
+        lab.cli("node", "remove", "n2").succeeded()
+    assert "/run/no-such/shim.sock" in said
+
+
+def test_a_user_that_may_not_log_in_is_told_about_the_key(lab: RunLab) -> None:
+    stranger = replace(lab, tunnel_user="nobody")
+    stranger.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
+    try:
+        said = lab.wait_for_node(lambda node: node["message"], "n2")
+    finally:
+        lab.cli("node", "remove", "n2").succeeded()
+    assert "fairlead node key" in said
+
+
+@pytest.mark.parametrize("command", [("ps",), ("inspect", "x"), ("node", "list"), ("events",)])
+def test_without_the_right_token_nothing_is_told(lab: RunLab, command: tuple[str, ...]) -> None:
+    url = lab.controller.url
+    wrong = {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": "f" * 43, "FAIRLEAD_TOKEN_FILE": ""}
+    _refused(run_cli(*command, env=wrong), "FAIRLEAD_TOKEN")
+    none = {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": "", "FAIRLEAD_TOKEN_FILE": ""}
+    _refused(run_cli(*command, env=none), "no token")
+
+
+def test_a_controller_that_is_not_there(lab: RunLab) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    env = {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": lab.controller.token}
+    file = lab.write(commands=["true"])
+    for command in (("ps",), ("apply", "-f", file), ("logs", "-f", "x"), ("stop", "x")):
+        _refused(run_cli(*command, env=env, timeout=30), url)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("inspect", "no-such"), ("logs", "no-such"), ("stop", "no-such"), ("events", "no-such")],
+)
+def test_a_run_that_does_not_exist_is_named(lab: RunLab, command: tuple[str, ...]) -> None:
+    _refused(lab.cli(*command), "no-such", "fairlead ps")
+
+
+def test_a_node_that_does_not_exist_is_named(lab: RunLab) -> None:
+    for verb in ("drain", "resume", "remove"):
+        _refused(lab.cli("node", verb, "no-such"), "no-such", "fairlead node list")
+
+
+def test_an_unknown_option_or_command_is_named(lab: RunLab) -> None:
+    _refused(lab.cli("ps", "--everything"), "--everything", status=2)
+    _refused(lab.cli("destroy"), "destroy", status=2)

@@ -1,0 +1,71 @@
+"""Somebody with a key of their own, the command `fairlead`, and OpenSSH's programs."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.waiting import wait_until
+
+Done = subprocess.CompletedProcess[bytes]
+
+
+@dataclass
+class Visitor:
+    lab: RunLab
+    folder: Path
+    key: Path
+
+    @classmethod
+    def with_a_key(cls, lab: RunLab, folder: Path, patch: pytest.MonkeyPatch) -> Visitor:
+        """The commands of `lab` send and use this key alone from now on."""
+        key = folder / "id_ed25519"
+        make_key(key)
+        patch.setenv("FAIRLEAD_SSH_KEY", str(key))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        return cls(lab, folder, key)
+
+    @contextlib.contextmanager
+    def run(self, name: str, **fields: Any) -> Iterator[None]:
+        """A run whose job goes on meanwhile and that can be logged in to."""
+        fields.setdefault("commands", [UNTIL_ASKED])
+        self.lab.start(name, **fields)
+        try:
+            wait_until(lambda: "ssh" in self.lab.attempts(name)[-1]["ports"], 20, "an SSH port")
+            yield
+        finally:
+            self.lab.cli("stop", name, "--abort")
+
+    def config(self, name: str, *options: str) -> Path:
+        path = self.folder / f"{name}.config"
+        path.write_text(self.lab.cli("ssh-config", name, *options).succeeded().output)
+        return path
+
+    def ssh(self, name: str, *arguments: str, stdin: bytes = b"") -> Done:
+        return self.openssh("ssh", "-F", str(self.config(name)), *arguments, stdin=stdin)
+
+    def openssh(self, *argv: str, stdin: bytes = b"") -> Done:
+        return subprocess.run(argv, input=stdin, capture_output=True, timeout=60, check=False)
+
+    @contextlib.contextmanager
+    def connected(self, name: str, *options: str) -> Iterator[None]:
+        """A connection that runs nothing and forwards what the options say."""
+        argv = ["ssh", "-F", str(self.config(name)), "-N", *options, name]
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as process:
+            try:
+                yield
+            finally:
+                process.terminate()
+                process.wait(20)
+
+
+def make_key(path: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
+    subprocess.run(command, check=True, timeout=20)

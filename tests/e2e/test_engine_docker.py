@@ -1,0 +1,219 @@
+"""The Docker engine against a real dockerd: the contract of all engines, and its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shim.engines.base import ContainerSpec, Engine, EngineUnavailable, ImageError
+from shim.engines.docker import DockerEngine
+from shim.schemas import NetworkMode
+from shim.settings import Settings
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+_FAKE_ENTRYPOINT = '#!/bin/sh\nexec /bin/sh "$2/script"\n'
+
+
+class DockerWorld:
+    """The runtime's place is taken by a script that runs the task's script."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "work"
+        self.folder.mkdir()
+        runtime = folder / "runtime"
+        (runtime / "bin").mkdir(parents=True)
+        entrypoint = runtime / "bin" / "fairlead-entrypoint"
+        entrypoint.write_text(_FAKE_ENTRYPOINT)
+        entrypoint.chmod(0o755)
+        self.settings = Settings(
+            data=folder / "data", socket=folder / "shim.sock", gid=0, runtime=runtime
+        )
+        self._engines: list[DockerEngine] = []
+
+    @property
+    def engine(self) -> DockerEngine:
+        return self._engines[0]
+
+    async def again(self, install: str = "install-1") -> DockerEngine:
+        engine = DockerEngine(self.settings, install)
+        await engine.open()
+        self._engines.append(engine)
+        return engine
+
+    async def close(self) -> None:
+        for engine in self._engines:
+            await engine.close()
+
+
+@pytest.fixture
+async def docker_world(
+    dockerd: DockerDaemon, busybox_image: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[DockerWorld]:
+    monkeypatch.setenv("DOCKER_HOST", dockerd.url)
+    await asyncio.to_thread(dockerd.docker, "tag", busybox_image, "busybox:latest")
+    folder = Path(tempfile.mkdtemp(prefix="fe-", dir="/tmp"))
+    world = DockerWorld(folder)
+    await world.again()
+    yield world
+    await world.close()
+    await asyncio.to_thread(dockerd.remove_containers)
+    shutil.rmtree(folder)
+
+
+class TestDockerEngine(EngineContract):
+    @pytest.fixture
+    def world(self, docker_world: DockerWorld) -> World:
+        return docker_world
+
+
+async def test_two_shims_on_one_engine_do_not_see_each_others_tasks(
+    docker_world: DockerWorld,
+) -> None:
+    await docker_world.engine.create(spec(docker_world, "t1", "exit 0"))
+    other = await docker_world.again("install-2")
+    await other.remove("t1")
+    assert (await other.list(), len(await docker_world.engine.list())) == ((), 1)
+
+
+async def test_a_container_gets_its_limits_its_group_and_a_read_only_runtime(
+    docker_world: DockerWorld, dockerd: DockerDaemon
+) -> None:
+    await docker_world.engine.create(spec(docker_world, "t1", "exit 0"))
+    (found,) = msgspec.json.decode(
+        await asyncio.to_thread(dockerd.docker, "inspect", "fairlead-t1")
+    )
+    host: dict[str, Any] = found["HostConfig"]
+    writable = {mount["Destination"]: mount["RW"] for mount in found["Mounts"]}
+    assert (host["NanoCpus"], host["Memory"], host["Privileged"]) == (500_000_000, 64 << 20, False)
+    assert (host["GroupAdd"], host["RestartPolicy"]["Name"]) == (["0"], "")
+    assert writable == {
+        "/opt/fairlead/runtime": False,
+        "/opt/fairlead/task": True,
+        "/opt/fairlead/run": True,
+    }
+
+
+async def test_a_task_that_uses_too_much_memory_is_said_to_be_out_of_memory(
+    docker_world: DockerWorld,
+) -> None:
+    wanted = spec(docker_world, "t1", "a=x; while :; do a=$a$a$a$a; done")
+    container_id = await docker_world.engine.create(wanted)
+    await docker_world.engine.start(container_id)
+    async with asyncio.timeout(DEADLINE):
+        ended = await docker_world.engine.wait(container_id)
+    assert (ended.exit_code, ended.oom_killed) == (137, True)
+
+
+async def test_a_run_has_one_network_that_the_next_shim_knows_and_that_goes_with_it(
+    docker_world: DockerWorld, dockerd: DockerDaemon
+) -> None:
+    engine = docker_world.engine
+    await engine.ensure_network("run-1")
+    container_id = await engine.create(_bridged(docker_world, "t1", "run-1"))
+    await engine.start(container_id)
+    assert (await engine.wait(container_id)).exit_code == 0
+    network = await _network_of(dockerd, "t1")
+    other = await docker_world.again()
+    await other.ensure_network("run-1")
+    await other.create(_bridged(docker_world, "t2", "run-1"))
+    assert await _network_of(dockerd, "t2") == network
+    for task_id in ("t1", "t2"):
+        await other.remove(task_id)
+    await other.remove_network("run-1")
+    await other.remove_network("run-1")
+    await _until(lambda: network not in _networks(dockerd))
+
+
+async def test_two_runs_never_share_a_network(
+    docker_world: DockerWorld, dockerd: DockerDaemon
+) -> None:
+    for number in (1, 2):
+        await docker_world.engine.ensure_network(f"run-{number}")
+        wanted = _bridged(docker_world, f"t{number}", f"run-{number}")
+        await docker_world.engine.create(wanted)
+    assert await _network_of(dockerd, "t1") != await _network_of(dockerd, "t2")
+
+
+async def test_a_spare_network_that_was_pruned_is_made_again(
+    docker_world: DockerWorld, dockerd: DockerDaemon
+) -> None:
+    engine = docker_world.engine
+    await _until(lambda: "fairlead-" in _networks(dockerd))
+    await asyncio.to_thread(dockerd.docker, "network", "prune", "-f")
+    await engine.ensure_network("run-1")
+    container_id = await engine.create(_bridged(docker_world, "t1", "run-1"))
+    await engine.start(container_id)
+    assert (await engine.wait(container_id)).exit_code == 0
+
+
+def _bridged(world: DockerWorld, task_id: str, run_id: str) -> ContainerSpec:
+    return msgspec.structs.replace(
+        spec(world, task_id, "exit 0"),
+        run_id=run_id,
+        network_mode=NetworkMode.BRIDGE,
+        hostname="fair-wind",
+    )
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, condition)
+
+
+def _networks(dockerd: DockerDaemon) -> str:
+    return dockerd.docker("network", "ls")
+
+
+async def _network_of(dockerd: DockerDaemon, task_id: str) -> str:
+    look = ("inspect", "-f", "{{.HostConfig.NetworkMode}}", f"fairlead-{task_id}")
+    return await asyncio.to_thread(dockerd.docker, *look)
+
+
+@pytest.mark.parametrize(
+    ("reference", "advice"),
+    [
+        ("Not A Name", "not a valid image name"),
+        ("127.0.0.1:9/none:1", "cannot be reached from this node"),
+    ],
+)
+async def test_a_pull_that_cannot_work_says_why(
+    docker_world: DockerWorld, reference: str, advice: str
+) -> None:
+    with pytest.raises(ImageError, match=advice):
+        await docker_world.engine.pull(reference, None, lambda progress: None)
+
+
+async def test_exits_are_told_also_after_the_engine_was_killed_and_came_back(
+    docker_world: DockerWorld, dockerd: DockerDaemon
+) -> None:
+    engine: Engine = docker_world.engine
+    wanted = spec(docker_world, "t1", "while [ ! -e go ]; do sleep 0.05; done; exit 4")
+    container_id = await engine.create(wanted)
+    await engine.start(container_id)
+    waiter = asyncio.create_task(_wait_patiently(engine, container_id))
+    with ThreadPoolExecutor(1) as threads:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(threads, dockerd.kill9)
+        (docker_world.folder / "t1" / "job" / "go").touch()
+        await loop.run_in_executor(threads, dockerd.start)
+    async with asyncio.timeout(30):
+        assert await waiter == 4
+
+
+async def _wait_patiently(engine: Engine, container_id: str) -> int | None:
+    while True:
+        try:
+            return (await engine.wait(container_id)).exit_code
+        except EngineUnavailable:
+            await engine.ready()

@@ -1,0 +1,122 @@
+"""`fairlead-shim` with real engines: a job goes on, whatever becomes of the shim."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from shim.client import ShimClient
+from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus, TerminateRequest
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.processes import ShimProcess
+from tests.support.testbed import ShimFactory
+from tests.support.waiting import eventually, wait_until
+
+pytestmark = pytest.mark.e2e
+
+RUN, FENCE = "run-1", Fence(1, 1)
+
+
+@asynccontextmanager
+async def client_of(shim: ShimProcess) -> AsyncIterator[ShimClient]:
+    connector = aiohttp.UnixConnector(str(shim.socket))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        yield ShimClient(session)
+
+
+def request(image: str, *, whole_node: bool = False) -> TaskRequest:
+    return TaskRequest(
+        run_id=RUN,
+        run_name="fair-wind",
+        allocation_id="place-1",
+        image=image,
+        resources=TaskResources(cpu=0.5, memory=128 << 20, whole_node=whole_node),
+    )
+
+
+async def until(client: ShimClient, task_id: str, status: TaskStatus) -> TaskInfo:
+    async with asyncio.timeout(30), aclosing(client.events()) as events:
+        await anext(events)
+        info = await client.task(task_id)
+        while info.status is not status:
+            info = (await anext(events)).task or info
+        return info
+
+
+@pytest.fixture(params=["docker", "process"])
+async def shim(request: pytest.FixtureRequest, shim_process: ShimFactory) -> ShimProcess:
+    return await asyncio.to_thread(shim_process, request.param)
+
+
+async def test_a_task_outlives_kill_nine_of_its_shim(shim: ShimProcess, busybox_image: str) -> None:
+    async with client_of(shim) as client:
+        await client.put_task("t1", request(busybox_image), fence=FENCE)
+        before = await until(client, "t1", TaskStatus.RUNNING)
+        runner = Path(before.runner_socket)
+        await eventually(runner.exists, timeout=30)
+    created = os.stat(runner).st_ctime_ns
+    await asyncio.to_thread(shim.restart)
+    async with client_of(shim) as client:
+        after = await client.task("t1")
+        assert (after.status, after.container_id) == (TaskStatus.RUNNING, before.container_id)
+        assert after.times == before.times
+        assert os.stat(runner).st_ctime_ns == created
+        await client.terminate("t1", TerminateRequest(grace=5), run_id=RUN, fence=FENCE)
+        ended = await until(client, "t1", TaskStatus.TERMINATED)
+        await client.remove_task("t1", run_id=RUN, fence=FENCE)
+        await client.release_allocation("place-1", run_id=RUN, fence=FENCE)
+        node = await client.node()
+    assert ended.exit_record is not None
+    assert (node.cpu_allocated, node.unlabelled) == (0.0, ())
+    folders = (runner.parent, shim.socket.parent / "tasks")
+    assert [os.listdir(folder) for folder in folders] == [[], []]
+
+
+async def test_sigterm_of_the_shim_leaves_the_task_running(
+    shim: ShimProcess, busybox_image: str
+) -> None:
+    async with client_of(shim) as client:
+        await client.put_task("t1", request(busybox_image), fence=FENCE)
+        before = await until(client, "t1", TaskStatus.RUNNING)
+    assert await asyncio.to_thread(shim.stop) == 0
+    await asyncio.to_thread(shim.start)
+    async with client_of(shim) as client:
+        after = await client.task("t1")
+    assert (after.status, after.container_id) == (TaskStatus.RUNNING, before.container_id)
+
+
+async def test_a_container_with_the_hosts_network_cannot_reach_the_shim(
+    shim_process: ShimFactory, dockerd: DockerDaemon, busybox_image: str
+) -> None:
+    shim = await asyncio.to_thread(shim_process, "docker")
+    async with client_of(shim) as client:
+        await client.put_task("t1", request(busybox_image, whole_node=True), fence=FENCE)
+        await until(client, "t1", TaskStatus.RUNNING)
+    look = f"ls /opt/fairlead/run /run {shim.socket.parent} 2>&1; true"
+
+    def seen_with_runner() -> str:
+        seen = dockerd.docker("exec", "fairlead-t1", "sh", "-c", look)
+        return seen if "runner.sock" in seen else ""
+
+    seen = await asyncio.to_thread(wait_until, seen_with_runner, 30)
+    assert "shim.sock" not in seen
+    mode = await asyncio.to_thread(
+        dockerd.docker, "inspect", "-f", "{{.HostConfig.NetworkMode}}", "fairlead-t1"
+    )
+    assert mode == "host"
+
+
+async def test_the_shared_folders_belong_to_the_group_alone(
+    shim: ShimProcess, busybox_image: str
+) -> None:
+    async with client_of(shim) as client:
+        await client.put_task("t1", request(busybox_image), fence=FENCE)
+        info = await until(client, "t1", TaskStatus.RUNNING)
+    folders = (shim.socket.parent / "tasks" / info.id, shim.data / "tasks" / "t1" / "job")
+    assert [oct(os.stat(folder).st_mode & 0o7777) for folder in folders] == ["0o2770"] * 2

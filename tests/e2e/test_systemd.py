@@ -1,0 +1,59 @@
+"""The shim under systemd: the unit is right, and systemd hears what it waits for."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from shim.systemd import ALIVE, READY, STOPPING
+from tests.support.daemons import run
+from tests.support.processes import ShimProcess
+from tests.support.ssh_daemon import CHECKOUT
+
+pytestmark = pytest.mark.e2e
+
+UNIT = CHECKOUT / "packer" / "systemd" / "fairlead-shim.service"
+OWN_MOUNTS = ("ProtectSystem", "PrivateTmp", "ProtectHome", "ReadOnlyPaths", "PrivateDevices")
+
+
+def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
+    units = tmp_path / "etc" / "systemd" / "system"
+    program = tmp_path / "opt/fairlead/venv/bin/fairlead-shim"
+    for folder in (units, program.parent):
+        folder.mkdir(parents=True)
+    program.touch(mode=0o755)
+    for name in ("docker.service", "sysinit.target", "basic.target", "shutdown.target"):
+        (units / name).write_text("[Unit]\nDefaultDependencies=no\n")
+    (units / "docker.service").write_text(
+        "[Service]\nExecStart=/opt/fairlead/venv/bin/fairlead-shim\n"
+    )
+    (units / UNIT.name).write_text(UNIT.read_text())
+    said = run(["systemd-analyze", "verify", f"--root={tmp_path}", UNIT.name])
+    assert [line for line in said.splitlines() if UNIT.name in line] == []
+
+
+def test_the_unit_shares_its_mounts_with_dockerd() -> None:
+    settings = {line.partition("=")[0] for line in UNIT.read_text().splitlines()}
+    assert settings.isdisjoint(OWN_MOUNTS)
+
+
+def test_systemd_hears_that_the_shim_is_ready_alive_and_stopping(testbed_folder: Path) -> None:
+    folder = testbed_folder / "systemd"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(folder / "notify"))
+        manager.settimeout(20)
+        env = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "200000"}
+        shim = ShimProcess(folder / "n", "memory", env=env)
+        try:
+            shim.start()
+            heard = {manager.recv(100) for _ in range(6)}
+            assert shim.stop() == 0
+            last = b""
+            while last != STOPPING.encode():
+                last = manager.recv(100)
+        finally:
+            shim.close()
+    assert heard == {READY.encode(), ALIVE.encode()}

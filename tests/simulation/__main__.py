@@ -1,0 +1,89 @@
+"""`./dev sim`: many worlds, a summary, and for each failure the line that shows it again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from tests.simulation.world import Outcome, simulate
+
+MOST_SHOWN = 10
+
+
+def main() -> int:
+    _hash_the_same_way_always()
+    options = _options()
+    if not options.verbose:
+        logging.getLogger("controller").addHandler(logging.NullHandler())
+    if options.seed is not None:
+        return _report([_tell(options.seed)] if options.verbose else [simulate(options.seed)], 0.0)
+    start = secrets.randbelow(10**9) if options.start is None else options.start
+    print(f"seeds {start} to {start + options.seeds - 1}", flush=True)
+    began = time.monotonic()
+    seeds = range(start, start + options.seeds)
+    if options.workers == 1:
+        outcomes = [simulate(seed) for seed in seeds]
+    else:
+        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+            outcomes = list(pool.map(simulate, seeds))
+    return _report(outcomes, time.monotonic() - began)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="how many worlds")
+    parser.add_argument("--start", type=int, help="the first seed; without it a fresh one")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--verbose", action="store_true", help="with --seed: the controller's log")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    return parser.parse_args()
+
+
+def _hash_the_same_way_always() -> None:
+    """The order of a set of strings must not differ from one process to the next."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+
+
+class _VirtualTime(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{asyncio.get_running_loop().time():10.3f} {super().format(record)}"
+
+
+def _tell(seed: int) -> Outcome:
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(_VirtualTime("%(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG, handlers=[handler])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    return simulate(seed)
+
+
+def _report(outcomes: list[Outcome], seconds: float) -> int:
+    failed = [outcome for outcome in outcomes if outcome.violations]
+    for outcome in failed:
+        print(f"seed {outcome.seed}: {len(outcome.violations)} violations")
+        for violation in outcome.violations[:MOST_SHOWN]:
+            print(f"  {violation.at:9.3f} s  {violation.text}")
+        print(f"  ./dev sim --seed {outcome.seed}")
+    runs = sum(outcome.runs for outcome in outcomes)
+    hours = sum(outcome.virtual_seconds for outcome in outcomes) / 3600
+    controllers = sum(outcome.controllers for outcome in outcomes)
+    print(
+        f"{len(outcomes)} seeds, {runs} runs, {controllers} lives of controllers, {hours:.1f} h of "
+        f"virtual time in {seconds:.1f} s: {len(failed)} with violations"
+    )
+    for outcome in outcomes if len(outcomes) == 1 else ():
+        print(f"story {outcome.digest:08x}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

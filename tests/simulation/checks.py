@@ -1,0 +1,257 @@
+"""What must hold after every commit, whatever happened before it.
+
+Each check compares the controller's committed account with the truth, which only the simulation
+knows: what really ran, wrote and ended. A breach is a `Violation`, not an exception, so that the
+story goes on and the world stays the one that the seed gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from controller.lifecycle.history import Event, EventKind
+from controller.lifecycle.model import Allocation, Attempt, Job, Resources, RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import (
+    ALLOCATION_MOVES,
+    ATTEMPT_MOVES,
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    RUN_MOVES,
+    AllocationState,
+    AttemptStatus,
+)
+from controller.store.base import Changes
+from runner.schemas.frames import Decoder, Stream
+from shim.schemas import TaskInfo
+from tests.simulation.container import Container
+from tests.simulation.node import SimulatedNode
+from tests.simulation.verdicts import undeserved
+
+OVERLAP_SECONDS = 60.0
+"""How long two containers of one job may run while a node that was given up is being cleared."""
+
+
+class Violation(msgspec.Struct, frozen=True):
+    at: float
+    """Virtual seconds since the start."""
+    text: str
+
+
+class Checks:
+    def __init__(
+        self, nodes: Mapping[str, SimulatedNode], log_folder: Path, now: Callable[[], float]
+    ) -> None:
+        self.violations: list[Violation] = []
+        self.runs: dict[str, RunState] = {}
+        self.containers: dict[str, Container] = {}
+        """By attempt id: everything that was ever started."""
+        self.node_ids: dict[str, str] = {}
+        """The controller's id of a node by its name."""
+        self.stops_asked: set[str] = set()
+        self.unreliable: set[str] = set()
+        """Ids of nodes that were rebooted or were away for long."""
+        self.lost: set[str] = set()
+        """Ids of tasks that their node has forgotten."""
+        self._nodes = nodes
+        self._log_folder = log_folder
+        self._now = now
+        self._said: set[str] = set()
+        self._overlaps: dict[str, float] = {}
+
+    def violated(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.violations.append(Violation(self._now(), text))
+
+    def committed(self, changes: Changes) -> None:
+        for event in changes.events:
+            self._check_event(event)
+        for run_id, (_, after) in changes.runs.items():
+            self._check_moves(self.runs.get(run_id), after)
+            self._check_run(after)
+            self.runs[run_id] = after
+        self._check_capacity()
+        self._check_overlaps()
+
+    # -- SimulatedNode's watcher --------------------------------------------------------------
+
+    def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None:
+        if info.id in self.containers:
+            self.violated(f"attempt {info.id} got a second container, on {node.name}")
+        self.containers[info.id] = made
+        for _, attempt in _attempts(self.runs.values()):
+            final = attempt.status in FINAL_ATTEMPT_STATUSES and not attempt.cleanup_unknown
+            if attempt.id == info.id and final:
+                self.violated(f"the container of {attempt.id} started after the attempt was final")
+
+    def task_lost(self, task_id: str) -> None:
+        self.lost.add(task_id)
+
+    # -- one run ------------------------------------------------------------------------------
+
+    def _check_event(self, event: Event) -> None:
+        moves: dict[EventKind, Mapping[str, Iterable[str]]] = {
+            EventKind.RUN: {str(k): v for k, v in RUN_MOVES.items()},
+            EventKind.ATTEMPT: {str(k): v for k, v in ATTEMPT_MOVES.items()},
+            EventKind.ALLOCATION: {str(k): v for k, v in ALLOCATION_MOVES.items()},
+        }
+        table = moves.get(event.kind)
+        if table is None or event.from_status is None or event.to_status is None:
+            return
+        if event.to_status not in set(table[event.from_status]):
+            self.violated(f"illegal move: {event.kind} {event.from_status} → {event.to_status}")
+
+    def _check_moves(self, before: RunState | None, after: RunState) -> None:
+        if before is None:
+            return
+        run = after.run
+        if before.run.status in FINAL_RUN_STATUSES and (before.run.status, before.run.reason) != (
+            run.status,
+            run.reason,
+        ):
+            self.violated(f"run {run.name} changed from {before.run.status} to {run.status}")
+        now = {attempt.id: attempt for _, attempt in _attempts([after])}
+        for _, old in _attempts([before]):
+            new = now.get(old.id)
+            if new is None:
+                self.violated(f"attempt {old.id} vanished")
+            elif old.status in FINAL_ATTEMPT_STATUSES and _verdict(old) != _verdict(new):
+                self.violated(f"final attempt {old.id}: {_verdict(old)} → {_verdict(new)}")
+            elif old.reason is not None and old.reason is not new.reason:
+                self.violated(f"attempt {old.id} changed its reason from {old.reason}")
+        places = {place.id: place for place in after.allocations}
+        for place in before.allocations:
+            if place.state is AllocationState.RELEASED and places[place.id].state != place.state:
+                self.violated(f"allocation {place.id} came back after its release")
+
+    def _check_run(self, state: RunState) -> None:
+        run = state.run
+        attempts = list(_attempts([state]))
+        live = [attempt for _, attempt in attempts if attempt.status not in FINAL_ATTEMPT_STATUSES]
+        if run.status in FINAL_RUN_STATUSES and live:
+            self.violated(f"run {run.name} is final with live attempt {live[0].id}")
+        for job in state.jobs:
+            lives = [a.id for a in job.attempts if a.status not in FINAL_ATTEMPT_STATUSES]
+            if len(lives) > 1:
+                self.violated(f"job {job.id} has live attempts {', '.join(lives)}")
+        known = self.runs.get(run.id)
+        finals = {a.id for _, a in _attempts([known] if known else []) if _is_final(a)}
+        for job, attempt in attempts:
+            ends = _is_final(attempt) or attempt.status is AttemptStatus.TERMINATING
+            if ends != (attempt.reason is not None):
+                self.violated(f"attempt {attempt.id} is {attempt.status}, reason {attempt.reason}")
+            if _is_final(attempt) and attempt.id not in finals:
+                self._check_ended(job, attempt)
+        for place in state.allocations:
+            if place.state is AllocationState.RELEASED:
+                self._check_released(state, place)
+
+    def _check_released(self, state: RunState, place: Allocation) -> None:
+        for _, attempt in _attempts([state]):
+            container = self.containers.get(attempt.id)
+            if attempt.allocation_id != place.id or container is None:
+                continue
+            if not container.ended.is_set():
+                self.violated(f"the place of {attempt.id} was released while its job ran")
+
+    def _check_ended(self, job: Job, attempt: Attempt) -> None:
+        container = self.containers.get(attempt.id)
+        found = undeserved(
+            job,
+            attempt,
+            container,
+            asked=job.id in self.stops_asked,
+            unreliable=attempt.node_id in self.unreliable,
+            lost=attempt.id in self.lost,
+        )
+        if found is not None:
+            self.violated(f"attempt {attempt.id}: {found}")
+        self._check_log(attempt, container)
+
+    def _check_log(self, attempt: Attempt, container: Container | None) -> None:
+        written = b"" if container is None else container.output
+        stored = self._stored(attempt.id)
+        if stored is None:
+            self.violated(f"the stored log of {attempt.id} has a gap or a system line")
+        elif not written.startswith(stored):
+            self.violated(f"the stored log of {attempt.id} is not what the job wrote")
+        elif stored != written and not self._may_lack_output(attempt):
+            self.violated(
+                f"{len(written) - len(stored)} of {len(written)} bytes of the log of {attempt.id} "
+                f"were lost ({attempt.reason})"
+            )
+
+    def _may_lack_output(self, attempt: Attempt) -> bool:
+        """Its node or its files were lost: what had not been sent may be gone."""
+        reasons = (attempt.reason, *attempt.later_reasons)
+        lost = attempt.cleanup_unknown or attempt.id in self.lost
+        return lost or Reason.INSTANCE_UNREACHABLE in reasons
+
+    def _stored(self, attempt_id: str) -> bytes | None:
+        folder = self._log_folder / attempt_id[:2] / attempt_id
+        payloads = []
+        for path in sorted(folder.glob("*.seg")):
+            for frame in Decoder().feed(path.read_bytes()):
+                if frame.stream not in (Stream.STDOUT, Stream.STDERR):
+                    return None
+                payloads.append(frame.payload)
+        return b"".join(payloads)
+
+    # -- all of them --------------------------------------------------------------------------
+
+    def _check_capacity(self) -> None:
+        places: dict[str, list[Allocation]] = {}
+        for state in self.runs.values():
+            for place in state.allocations:
+                if place.state is not AllocationState.RELEASED:
+                    places.setdefault(place.node_id, []).append(place)
+        for node in self._nodes.values():
+            held = places.get(self.node_ids.get(node.name, ""), [])
+            gpus = [uuid for place in held for uuid in place.gpus]
+            if len(gpus) != len(set(gpus)):
+                self.violated(f"a GPU of {node.name} is held twice: {sorted(gpus)}")
+            capacity, used = node.ledger.capacity, node.ledger.used()
+            self._check_fits(f"allocations on {node.name}", [p.resources for p in held], node)
+            if used.cpu > capacity.cpu or used.memory > capacity.memory:
+                self.violated(f"the shim of {node.name} gave more than it has")
+
+    def _check_fits(self, what: str, held: list[Resources], node: SimulatedNode) -> None:
+        capacity = node.ledger.capacity
+        cpu, memory = sum(need.cpu for need in held), sum(need.memory for need in held)
+        if cpu > capacity.cpu + 1e-6:
+            self.violated(f"{what}: {cpu} of {capacity.cpu} CPU")
+        if memory > capacity.memory:
+            self.violated(f"{what}: {memory} of {capacity.memory} bytes of memory")
+
+    def _check_overlaps(self) -> None:
+        jobs = {attempt.id: job.id for job, attempt in _attempts(self.runs.values())}
+        running: dict[str, list[str]] = {}
+        for node in self._nodes.values():
+            if not node.serving or node.weather.silent or node.weather.refusing:
+                continue
+            for info, _ in node.containers():
+                running.setdefault(jobs.get(info.id, info.id), []).append(node.name)
+        twice = {job_id: names for job_id, names in running.items() if len(names) > 1}
+        self._overlaps = {job_id: self._overlaps.get(job_id, self._now()) for job_id in twice}
+        for job_id, since in self._overlaps.items():
+            if self._now() - since > OVERLAP_SECONDS:
+                self.violated(f"job {job_id} runs on {' and '.join(sorted(twice[job_id]))}")
+
+
+def _attempts(states: Iterable[RunState]) -> Iterator[tuple[Job, Attempt]]:
+    for state in states:
+        for job in state.jobs:
+            for attempt in job.attempts:
+                yield job, attempt
+
+
+def _is_final(attempt: Attempt) -> bool:
+    return attempt.status in FINAL_ATTEMPT_STATUSES
+
+
+def _verdict(attempt: Attempt) -> tuple[object, ...]:
+    return attempt.status, attempt.reason, attempt.finished_at

@@ -1,0 +1,229 @@
+"""The simulated way to a node, behind the same Protocols as the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from controller.links.base import LinkError
+from runner.client import PortStream, RunnerUnavailable
+from runner.schemas import RunnerHealth, StatusEvent, SubmitRequest
+from shim.client import ShimUnavailable
+from shim.schemas import (
+    DrainRequest,
+    Event,
+    EventType,
+    Fence,
+    Health,
+    NodeInfo,
+    TaskInfo,
+    TaskRequest,
+    TerminateRequest,
+)
+from tests.simulation.container import Container
+from tests.simulation.network import CONNECT_SECONDS, Weather, Wire
+from tests.simulation.node import NobodyListens, SimulatedNode
+
+T = TypeVar("T")
+
+MOST_PIECE_BYTES = 5000
+
+
+class SimulatedLink:
+    def __init__(self, node: SimulatedNode) -> None:
+        self._node = node
+
+    async def connect(self) -> SimulatedConnection:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._node.weather.carry()
+                await self._node.weather.carry()
+        except TimeoutError:
+            raise LinkError("no answer to the connection attempt") from None
+        if self._node.weather.refusing:
+            raise LinkError("connection refused")
+        return SimulatedConnection(self._node)
+
+
+class SimulatedConnection:
+    def __init__(self, node: SimulatedNode) -> None:
+        self._node = node
+        self._wire = node.wire()
+        self.shim = SimulatedShim(node, self._wire)
+
+    def runner(self, socket_path: str) -> SimulatedRunner:
+        if self._wire.closed.is_set():
+            raise LinkError("the connection is closed")
+        return SimulatedRunner(self._node, self._wire, socket_path)
+
+    async def forget_runner(self, socket_path: str) -> None:
+        await asyncio.sleep(0)
+
+    async def wait_closed(self) -> None:
+        await self._wire.closed.wait()
+
+    async def close(self) -> None:
+        self._wire.cut()
+
+
+class SimulatedShim:
+    def __init__(self, node: SimulatedNode, wire: Wire) -> None:
+        self._node = node
+        self._wire = wire
+
+    async def health(self) -> Health:
+        return await self._ask(self._node.health)
+
+    async def node(self) -> NodeInfo:
+        return await self._ask(self._node.node)
+
+    async def put_task(
+        self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
+    ) -> TaskInfo:
+        put = self._node.put_task
+        return await self._ask(partial(put, task_id, request, fence=fence, incarnation=incarnation))
+
+    async def tasks(self) -> tuple[TaskInfo, ...]:
+        return await self._ask(self._node.list_tasks)
+
+    async def task(self, task_id: str) -> TaskInfo:
+        return await self._ask(partial(self._node.task, task_id))
+
+    async def terminate(
+        self,
+        task_id: str,
+        order: TerminateRequest,
+        *,
+        run_id: str,
+        fence: Fence,
+        incarnation: int,
+    ) -> TaskInfo:
+        end = self._node.terminate
+        return await self._ask(
+            partial(end, task_id, order, run_id=run_id, fence=fence, incarnation=incarnation)
+        )
+
+    async def remove_task(
+        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None:
+        remove = self._node.remove_task
+        await self._ask(
+            partial(remove, task_id, run_id=run_id, fence=fence, incarnation=incarnation)
+        )
+
+    async def release_allocation(
+        self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None:
+        release = self._node.release_allocation
+        await self._ask(
+            partial(release, allocation_id, run_id=run_id, fence=fence, incarnation=incarnation)
+        )
+
+    async def drain(self, request: DrainRequest) -> NodeInfo:
+        return await self._ask(partial(self._node.drain, request))
+
+    async def clear_gpu(self, uuid: str) -> NodeInfo:
+        raise NotImplementedError("simulated GPUs do not break")
+
+    def events(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+        weather = self._node.weather
+        return self._wire.stream(
+            lambda: _shaken(self._node.events(after), weather), ShimUnavailable
+        )
+
+    @asynccontextmanager
+    async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[SimulatedLog]:
+        async def read() -> bytes:
+            return self._node.log(task_id, offset)
+
+        yield SimulatedLog(self._wire, await self._ask(read), self._node.weather)
+
+    async def _ask(self, serve: Callable[[], Awaitable[T]]) -> T:
+        return await self._wire.ask(serve, ShimUnavailable)
+
+
+class SimulatedLog:
+    """Bytes of the answer's body, cut anywhere."""
+
+    def __init__(self, wire: Wire, body: bytes, weather: Weather) -> None:
+        self._wire = wire
+        self._body = body
+        self._weather = weather
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        async for piece in self._wire.stream(self._cut, ShimUnavailable):
+            yield piece
+
+    async def _cut(self) -> AsyncIterator[bytes]:
+        at = 0
+        while at < len(self._body):
+            size = self._weather.chance.randint(1, MOST_PIECE_BYTES)
+            yield self._body[at : at + size]
+            at += size
+
+
+class SimulatedRunner:
+    def __init__(self, node: SimulatedNode, wire: Wire, socket: str) -> None:
+        self._node = node
+        self._wire = wire
+        self._socket = socket
+
+    async def health(self) -> RunnerHealth:
+        return await self._ask(lambda container: container.health())
+
+    async def submit(self, request: SubmitRequest) -> StatusEvent:
+        return await self._ask(lambda container: container.submit(request))
+
+    async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent:
+        raise NotImplementedError("simulated jobs have no code")
+
+    async def run(self) -> StatusEvent:
+        return await self._ask(lambda container: container.run())
+
+    async def notice(self, id: str, text: str) -> None:
+        await self._ask(lambda container: container.notice(id, text))
+
+    async def ack(self, offset: int) -> int:
+        return await self._ask(lambda container: container.ack(offset))
+
+    async def stop(self, *, signal: str | None = None, grace: float = 10.0) -> StatusEvent:
+        return await self._ask(lambda container: container.stop(signal=signal, grace=grace))
+
+    def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
+        return self._wire.stream(lambda: self._container().status_events(after), RunnerUnavailable)
+
+    def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
+        return self._wire.stream(lambda: self._container().follow_logs(offset), RunnerUnavailable)
+
+    async def connect_port(self, port: int) -> PortStream:
+        raise NotImplementedError("simulated jobs listen nowhere")
+
+    async def _ask(self, serve: Callable[[Container], Awaitable[T]]) -> T:
+        async def on_node() -> T:
+            return await serve(self._container())
+
+        return await self._wire.ask(on_node, RunnerUnavailable)
+
+    def _container(self) -> Container:
+        try:
+            return self._node.container_at(self._socket)
+        except NobodyListens:
+            raise RunnerUnavailable("there is no such socket") from None
+
+
+async def _shaken(events: AsyncIterator[Event], weather: Weather) -> AsyncIterator[Event]:
+    """Some twice, some after their successor: a shim may say more than it must."""
+    held: Event | None = None
+    async for event in events:
+        if event.type is EventType.TASK and held is None and weather.happens(weather.reordering):
+            held = event
+            continue
+        yield event
+        if event.type is EventType.TASK and weather.happens(weather.duplicates):
+            yield event
+        if held is not None:
+            yield held
+            held = None

@@ -1,0 +1,428 @@
+"""A simulated node: what its shim keeps on disk, and what becomes of its containers.
+
+The rules about fences, places and event cursors are the real shim's own modules; the engine and the
+network are simulated. Records survive a shim's restart and a reboot, containers only the former.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+
+from controller.clock import Clock
+from shim.allocations import Capacity, Ledger
+from shim.client import ShimError, ShimUnavailable
+from shim.errors import ShimProblem, conflict, not_found
+from shim.events import EventLog
+from shim.fences import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
+from shim.schemas import (
+    DrainRequest,
+    EngineKind,
+    Event,
+    Fence,
+    GpuInfo,
+    Health,
+    NodeInfo,
+    PullProgress,
+    TaskInfo,
+    TaskRequest,
+    TaskStatus,
+    TaskTimes,
+    TerminateRequest,
+)
+from tests.simulation.container import Container
+from tests.simulation.network import Weather, Wire
+from tests.simulation.script import Start, start_of
+
+PULL_SECONDS = (0.5, 8.0)
+SLOW_PULL_SECONDS = (60.0, 400.0)
+
+
+class Watcher(Protocol):
+    """What a node tells the simulation itself, beside the wire. Nobody but the checks listens."""
+
+    def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None: ...
+
+    def task_lost(self, task_id: str) -> None: ...
+
+
+class SimulatedTask:
+    def __init__(self, info: TaskInfo, request: TaskRequest) -> None:
+        self.info = info
+        self.request = request
+        self.container: Container | None = None
+        self.stop: TerminateRequest | None = None
+        self.stop_ordered = asyncio.Event()
+        self.driver: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.info.status is TaskStatus.TERMINATED
+
+
+class SimulatedNode:
+    def __init__(
+        self,
+        name: str,
+        capacity: Capacity,
+        gpus: tuple[GpuInfo, ...],
+        clock: Clock,
+        chance: Random,
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+        watcher: Watcher,
+    ) -> None:
+        self.name = name
+        self.weather = Weather(chance)
+        self.tasks: dict[str, SimulatedTask] = {}
+        self.ledger = Ledger(capacity, gpus)
+        self.boot_id = self._fresh("boot", chance)
+        self.install_id = self._fresh("install", chance)
+        self.draining = False
+        self._fences = FenceBook()
+        self._images: set[str] = set()
+        self._clock = clock
+        self._chance = chance
+        self._spawn = spawn
+        self._watcher = watcher
+        self._wires: list[Wire] = []
+        self._events = EventLog(self._fresh("epoch", chance))
+        self._serving = asyncio.Event()
+        self._serving.set()
+
+    # -- what happens to it -------------------------------------------------------------------
+
+    def wire(self) -> Wire:
+        self._wires = [wire for wire in self._wires if not wire.closed.is_set()]
+        wire = Wire(self.weather, self._spawn)
+        self._wires.append(wire)
+        return wire
+
+    def cut(self) -> None:
+        for wire in self._wires:
+            wire.cut()
+
+    def stop_shim(self) -> None:
+        self._serving.clear()
+        self._events.close()
+
+    def start_shim(self) -> None:
+        if not self._serving.is_set():
+            self._events = EventLog(self._fresh("epoch", self._chance))
+            self._serving.set()
+
+    @property
+    def serving(self) -> bool:
+        return self._serving.is_set()
+
+    def power_off(self) -> None:
+        self.stop_shim()
+        self.cut()
+        self.weather.refusing = True
+        for task in self.tasks.values():
+            if task.container is not None:
+                task.container.kill()
+
+    def power_on(self) -> None:
+        self.boot_id = self._fresh("boot", self._chance)
+        self.weather.refusing = False
+        self.start_shim()
+
+    def lose(self, task_id: str) -> None:
+        """Its record and its files are gone from the disk, and so is its container."""
+        task = self.tasks.pop(task_id)
+        if task.driver is not None:
+            task.driver.cancel()
+        if task.container is not None:
+            task.container.kill()
+        self.ledger.release(task.info.allocation_id)
+        self._watcher.task_lost(task_id)
+
+    def wipe(self) -> None:
+        """Installed anew: nothing is left of what it was."""
+        for task_id in list(self.tasks):
+            self.lose(task_id)
+        self.ledger = Ledger(self.ledger.capacity, self.ledger.gpus())
+        self._fences = FenceBook()
+        self._images = set()
+        self.install_id = self._fresh("install", self._chance)
+
+    def containers(self) -> list[tuple[TaskInfo, Container]]:
+        """Those in which something runs."""
+        return [
+            (task.info, task.container)
+            for task in self.tasks.values()
+            if task.container is not None and not task.container.ended.is_set()
+        ]
+
+    # -- the shim's API -----------------------------------------------------------------------
+
+    async def health(self) -> Health:
+        self._answer()
+        return Health(
+            version="simulated",
+            api_versions=("v1",),
+            boot_id=self.boot_id,
+            install_id=self.install_id,
+            epoch=self._events.epoch,
+        )
+
+    async def node(self) -> NodeInfo:
+        self._answer()
+        capacity, used = self.ledger.capacity, self.ledger.used()
+        return NodeInfo(
+            hostname=self.name,
+            engine=EngineKind.MEMORY,
+            engine_version=None,
+            isolation=True,
+            cpu=capacity.cpu,
+            memory=capacity.memory,
+            disk=capacity.disk,
+            cpu_allocated=used.cpu,
+            memory_allocated=used.memory,
+            disk_allocated=used.disk,
+            addresses=(),
+            gpus=self.ledger.gpus(),
+            draining=self.draining,
+        )
+
+    async def drain(self, request: DrainRequest) -> NodeInfo:
+        self._answer()
+        self.draining = request.draining
+        self._events.node_changed()
+        return await self.node()
+
+    async def list_tasks(self) -> tuple[TaskInfo, ...]:
+        self._answer()
+        return tuple(task.info for task in self.tasks.values())
+
+    async def task(self, task_id: str) -> TaskInfo:
+        self._answer()
+        return self._known(task_id).info
+
+    async def put_task(
+        self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
+    ) -> TaskInfo:
+        self._answer()
+        with _refusals():
+            self._fences.check(request.run_id, fence, incarnation)
+            known = self.tasks.get(task_id)
+            if known is not None:
+                if known.request != request:
+                    raise conflict(f"task {task_id} exists already, with another body")
+                self._fences.raise_to(request.run_id, fence, incarnation)
+                return known.info
+            self._fences.check_revival(request.run_id, task_id, self._clock.now())
+            if self.draining and self.ledger.get(request.allocation_id) is None:
+                raise ShimProblem(409, "draining", "the node is draining")
+            self._check_idle(request.allocation_id)
+            allocation = self.ledger.plan(task_id, request)
+        self._fences.raise_to(request.run_id, fence, incarnation)
+        self.ledger.hold(allocation)
+        info = TaskInfo(
+            id=task_id,
+            run_id=request.run_id,
+            run_name=request.run_name,
+            allocation_id=request.allocation_id,
+            status=TaskStatus.PENDING,
+            image=request.image,
+            incarnation=incarnation,
+            runner_socket=f"/run/{self.name}/{task_id}/runner.sock",
+            gpus=allocation.gpus,
+            times=TaskTimes(submitted_at=self._clock.now()),
+        )
+        task = self.tasks[task_id] = SimulatedTask(info, request)
+        self._events.task_changed(info)
+        task.driver = self._spawn(self._drive(task))
+        return info
+
+    async def terminate(
+        self,
+        task_id: str,
+        order: TerminateRequest,
+        *,
+        run_id: str,
+        fence: Fence,
+        incarnation: int,
+    ) -> TaskInfo:
+        task = self._spoken_for(task_id, run_id, fence, incarnation)
+        if not task.ended and (task.stop is None or order.grace < task.stop.grace):
+            task.stop = order
+            task.stop_ordered.set()
+        return task.info
+
+    async def remove_task(
+        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None:
+        task = self._spoken_for(task_id, run_id, fence, incarnation)
+        if not task.ended:
+            raise ShimError("not_terminated", f"task {task_id} is {task.info.status}", 409)
+        now = self._clock.now()
+        self._fences.forget(run_id, task_id, now + KEPT_AFTER_LAST_TASK, now)
+        self.ledger.without_task(task.info.allocation_id, task_id)
+        del self.tasks[task_id]
+        self._events.task_removed(task_id)
+
+    async def release_allocation(
+        self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None:
+        self._answer()
+        with _refusals():
+            self._fences.check(run_id, fence, incarnation)
+            allocation = self.ledger.get(allocation_id)
+            if allocation is None:
+                raise not_found(f"there is no allocation {allocation_id}")
+            if allocation.run_id != run_id:
+                raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
+            self._check_idle(allocation_id)
+        self.ledger.release(allocation_id)
+        self._events.node_changed()
+
+    async def events(self, after: str | None) -> AsyncIterator[Event]:
+        self._answer()
+        async for event in self._events.follow(after):
+            yield event
+
+    def log(self, task_id: str, offset: int) -> bytes:
+        self._answer()
+        container = self._known(task_id).container
+        return b"" if container is None else container.log_from(offset)
+
+    def container_at(self, socket: str) -> Container:
+        for task in self.tasks.values():
+            if task.info.runner_socket == socket and task.container is not None:
+                return task.container
+        raise NobodyListens(socket)
+
+    def _answer(self) -> None:
+        if not self._serving.is_set():
+            raise ShimUnavailable("connection refused")
+
+    def _known(self, task_id: str) -> SimulatedTask:
+        if task_id not in self.tasks:
+            raise ShimError("not_found", f"there is no task {task_id}", 404)
+        return self.tasks[task_id]
+
+    def _spoken_for(
+        self, task_id: str, run_id: str, fence: Fence, incarnation: int
+    ) -> SimulatedTask:
+        self._answer()
+        with _refusals():
+            self._fences.check(run_id, fence, incarnation)
+            self._fences.raise_to(run_id, fence, incarnation)
+            if task_id not in self.tasks:
+                now = self._clock.now()
+                self._fences.forget(run_id, task_id, now + UNKNOWN_REMEMBERED, now)
+        return self._known(task_id)
+
+    def _check_idle(self, allocation_id: str) -> None:
+        for task in self.tasks.values():
+            if task.info.allocation_id == allocation_id and not task.ended:
+                raise conflict(f"allocation {allocation_id} is in use by task {task.info.id}")
+
+    # -- the life of a task -------------------------------------------------------------------
+
+    async def _drive(self, task: SimulatedTask) -> None:
+        stop = asyncio.ensure_future(task.stop_ordered.wait())
+        work = asyncio.ensure_future(self._set_up(task))
+        try:
+            await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        finally:
+            stop.cancel()
+        if not work.done():
+            work.cancel()
+            assert task.stop is not None
+            await self._finish(task, task.stop.reason, task.stop.message)
+        elif (refused := work.result()) is not None:
+            await self._finish(task, *refused)
+        else:
+            await self._watch(task)
+
+    async def _set_up(self, task: SimulatedTask) -> tuple[str, str] | None:
+        """None when the container was started, else why it was not."""
+        chance, start = self._chance, start_of(task.request.image)
+        await self._enter(task, TaskStatus.PREPARING)
+        await asyncio.sleep(chance.uniform(0.01, 0.5))
+        await self._enter(task, TaskStatus.PULLING)
+        if task.request.image not in self._images:
+            slow = start is Start.SLOW_PULL
+            await asyncio.sleep(chance.uniform(*(SLOW_PULL_SECONDS if slow else PULL_SECONDS)))
+            self._change(task, pull=PullProgress(downloaded=1, total=1))
+            if start is Start.NO_SUCH_IMAGE:
+                return "image_pull_failed", "there is no such image"
+            self._images.add(task.request.image)
+        await self._enter(task, TaskStatus.CREATING)
+        await asyncio.sleep(chance.uniform(0.05, 1.0))
+        if start is Start.CANNOT_CREATE:
+            return "creating_container_error", "the engine refused the container"
+        await self._serving.wait()
+        task.container = Container(task.info.id, start, self._clock, chance, self._spawn)
+        self._watcher.container_started(self, task.info, task.container)
+        await self._enter(task, TaskStatus.RUNNING)
+        return None
+
+    async def _watch(self, task: SimulatedTask) -> None:
+        container = task.container
+        assert container is not None
+        stopper = self._spawn(self._stop_when_asked(task, container))
+        await container.ended.wait()
+        stopper.cancel()
+        reason, message = None, None
+        if task.stop is not None:
+            reason, message = task.stop.reason, task.stop.message
+        elif container.record is None and container.exit_code != 0:
+            reason, message = "container_exited_with_error", "the container ended by itself"
+        record = container.record
+        await self._finish(
+            task,
+            reason,
+            message,
+            exit_code=container.exit_code,
+            exit_record=None if record is None else msgspec.json.encode(record).decode(),
+        )
+
+    async def _stop_when_asked(self, task: SimulatedTask, container: Container) -> None:
+        await task.stop_ordered.wait()
+        if task.stop is not None and task.stop.grace > 0:
+            container.terminate()
+            await asyncio.sleep(task.stop.grace)
+        container.kill()
+
+    async def _finish(
+        self, task: SimulatedTask, reason: str | None, message: str | None, **more: object
+    ) -> None:
+        await self._enter(task, TaskStatus.TERMINATED, reason=reason, message=message, **more)
+
+    async def _enter(self, task: SimulatedTask, status: TaskStatus, **more: object) -> None:
+        await self._serving.wait()
+        times = msgspec.structs.replace(task.info.times, **{f"{status}_at": self._clock.now()})
+        self._change(task, status=status, times=times, **more)
+
+    def _change(self, task: SimulatedTask, **changes: object) -> None:
+        version = task.info.version + 1
+        task.info = msgspec.structs.replace(task.info, version=version, **changes)
+        self._events.task_changed(task.info)
+
+    @staticmethod
+    def _fresh(kind: str, chance: Random) -> str:
+        return f"{kind}-{chance.getrandbits(32):08x}"
+
+
+class NobodyListens(Exception):
+    pass
+
+
+class _refusals:
+    """The shim's problems as its client raises them."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, ShimProblem):
+            raise ShimError(error.code, error.message, error.status, error.field) from error

@@ -1,0 +1,52 @@
+"""Some worlds on every check: the same ones always, and some that nobody has seen before.
+
+They run in processes of their own, with a fixed hash seed, so that the line printed for a failure
+shows the same failure again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+
+import pytest
+
+FIXED_SEEDS = 40
+FRESH_SEEDS = 20
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.mark.parametrize(
+    ("start", "seeds"),
+    [
+        pytest.param(0, FIXED_SEEDS, id="fixed"),
+        pytest.param(secrets.randbelow(10**9), FRESH_SEEDS, id="fresh"),
+    ],
+)
+def test_the_controller_keeps_its_promises_whatever_its_nodes_do(start: int, seeds: int) -> None:
+    told = f"./dev sim --start {start} --seeds {seeds}"
+    done = _simulate(f"--start={start}", f"--seeds={seeds}")
+    assert done.returncode == 0, f"{told}\n{done.stdout}{done.stderr}"
+
+
+def test_one_seed_gives_one_story() -> None:
+    first, second = _simulate("--seed=3"), _simulate("--seed=3")
+    assert "story" in first.stdout
+    assert first.stdout == second.stdout
+
+
+def test_two_seeds_give_two_stories() -> None:
+    assert _simulate("--seed=3").stdout != _simulate("--seed=4").stdout
+
+
+def _simulate(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *options],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )

@@ -1,0 +1,87 @@
+"""The simulation's own ground: time that jumps, lives that end without cleanup."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from tests.simulation.virtual import Deadlock, Life, VirtualLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop(Random(1))
+    yield loop
+    loop.close()
+
+
+def test_a_day_of_sleep_takes_no_time(loop: VirtualLoop) -> None:
+    loop.run_until_complete(asyncio.sleep(86_400.0))
+    assert loop.time() == pytest.approx(86_400.0)
+
+
+def test_waiting_for_what_can_never_happen_is_a_deadlock(loop: VirtualLoop) -> None:
+    waiting = loop.create_task(asyncio.Event().wait())
+    with pytest.raises(Deadlock):
+        loop.run_until_complete(waiting)
+    waiting.cancel()
+    loop.run_until_complete(asyncio.wait({waiting}))
+
+
+def test_a_killed_life_takes_no_further_step_and_cleans_nothing_up(loop: VirtualLoop) -> None:
+    life, story = Life("victim"), list[str]()
+
+    async def victim() -> None:
+        try:
+            await asyncio.sleep(1.0)
+            story.append("first second")
+            await asyncio.sleep(1.0)
+            story.append("second second")
+        finally:
+            story.append("cleanup")
+
+    async def killer() -> list[str]:
+        loop.spawn(life, victim())
+        await asyncio.sleep(1.5)
+        loop.kill(life)
+        await asyncio.sleep(10.0)
+        left = list(story)
+        await loop.bury(life)
+        return left
+
+    assert loop.run_until_complete(killer()) == ["first second"]
+
+
+def test_what_a_dead_life_waited_for_wakes_nobody(loop: VirtualLoop) -> None:
+    life, woken = Life("victim"), list[str]()
+
+    async def killer() -> list[str]:
+        bell = asyncio.Event()
+
+        async def victim() -> None:
+            await bell.wait()
+            woken.append("victim")
+
+        loop.spawn(life, victim())
+        await asyncio.sleep(1.0)
+        loop.kill(life)
+        bell.set()
+        await asyncio.sleep(1.0)
+        left = list(woken)
+        await loop.bury(life)
+        return left
+
+    assert loop.run_until_complete(killer()) == []
+
+
+def test_work_for_threads_is_done_and_its_error_arrives(loop: VirtualLoop) -> None:
+    async def work() -> list[int]:
+        results = [await loop.run_in_executor(None, pow, n, 2) for n in range(50)]
+        with pytest.raises(ZeroDivisionError):
+            await loop.run_in_executor(None, lambda: 1 // 0)
+        return results
+
+    assert loop.run_until_complete(work()) == [n * n for n in range(50)]

@@ -1,0 +1,119 @@
+"""Finds what blocks an event loop: slow callbacks, and calls of ours that may block.
+
+A slow callback is one that kept the loop for longer than `LIMIT` seconds. The time in which the
+kernel let others run is not counted, so that a busy machine accuses nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from asyncio import events
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import requests
+
+LIMIT = 0.25
+_WAITED_AGAIN_AFTER = 0.05
+_OURS = ("shim", "runner", "controller", "entrypoint")
+_BLOCKING: tuple[tuple[Any, str], ...] = (
+    (time, "sleep"),
+    (os, "fsync"),
+    (os, "fdatasync"),
+    (os, "sync"),
+    (os, "waitpid"),
+    (socket, "getaddrinfo"),
+    (socket, "create_connection"),
+    (subprocess.Popen, "wait"),
+    (subprocess.Popen, "communicate"),
+    (requests.Session, "request"),
+    (threading.Thread, "join"),
+)
+
+
+class _RunQueue:
+    """How long the kernel kept this thread waiting for a processor."""
+
+    def __init__(self) -> None:
+        self._file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._readable = self._file.exists()
+
+    def seconds(self) -> float:
+        return int(self._file.read_text().split()[1]) / 1e9 if self._readable else 0.0
+
+
+class BlockingCalls:
+    """What was found; `watch` one test at a time."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        with self._time_callbacks(), self._guard_calls():
+            yield
+
+    @contextmanager
+    def _time_callbacks(self) -> Iterator[None]:
+        original = events.Handle._run
+        queue = _RunQueue()
+        queue_seconds, read_at = queue.seconds(), time.monotonic()
+
+        def run_timed(handle: events.Handle) -> None:
+            nonlocal queue_seconds, read_at
+            start = time.monotonic()
+            if start - read_at > _WAITED_AGAIN_AFTER:
+                queue_seconds, read_at = queue.seconds(), start
+            original(handle)
+            taken = time.monotonic() - start
+            if taken > LIMIT:
+                waited = queue.seconds() - queue_seconds
+                if taken - waited > LIMIT:
+                    self.found.append(f"{handle!r} kept the event loop for {taken - waited:.2f} s")
+
+        with mock.patch.object(events.Handle, "_run", run_timed):
+            yield
+
+    @contextmanager
+    def _guard_calls(self) -> Iterator[None]:
+        patches = [
+            mock.patch.object(owner, name, self._guarded(getattr(owner, name), name))
+            for owner, name in _BLOCKING
+        ]
+        for patch in patches:
+            patch.start()
+        try:
+            yield
+        finally:
+            for patch in patches:
+                patch.stop()
+
+    def _guarded(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if asyncio._get_running_loop() is not None and (caller := _our_caller()):
+                self.found.append(f"{caller} called {name} in the event loop")
+            return function(*args, **kwargs)
+
+        return guarded
+
+
+def _our_caller() -> str | None:
+    """Where our code, not a test or a library's own thread, asked for the blocking call."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "run_timed":
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] in _OURS:
+            return f"{module}:{frame.f_lineno} ({frame.f_code.co_name})"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -1,0 +1,137 @@
+"""Child processes of a test: started by name, watched and ended by their pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.support.leaks import outlasting
+from tests.support.waiting import wait_until
+
+
+class DaemonFailed(AssertionError):
+    """A daemon ended or did not become ready; the text holds the end of its log."""
+
+
+class Daemon:
+    """One process that is started, killed and started again with the same arguments."""
+
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        outlasts_tests: bool = False,
+    ) -> None:
+        self.argv = [str(part) for part in argv]
+        self.log = log
+        self.env = {**os.environ, **(env or {})}
+        self._outlasts_tests = outlasts_tests
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.argv[0]} was not started"
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def spawn(self) -> None:
+        assert not self.is_alive(), f"{self.argv[0]} runs already"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.env,
+                start_new_session=True,
+            )
+        if self._outlasts_tests:
+            outlasting.add(str(self.pid))
+
+    def wait_ready(self, ready: Callable[[], object], timeout: float = 20) -> None:
+        def ready_or_dead() -> object:
+            return not self.is_alive() or ready()
+
+        try:
+            wait_until(ready_or_dead, timeout)
+        except TimeoutError:
+            self.kill9()
+            raise DaemonFailed(
+                f"not ready within {timeout} s: {self.argv}\n{self.tail()}"
+            ) from None
+        if not self.is_alive():
+            raise DaemonFailed(f"ended at once: {self.argv}\n{self.tail()}")
+
+    def wait(self, timeout: float = 20) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill9(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self, timeout: float = 20) -> int:
+        """SIGTERM; the exit status. Raises DaemonFailed when it does not end in time."""
+        assert self._process is not None
+        if self.is_alive():
+            self.signal(signal.SIGTERM)
+        try:
+            return self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill9()
+            raise DaemonFailed(f"ignored SIGTERM: {self.argv}\n{self.tail()}") from None
+
+    def tail(self, lines: int = 40) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def run(
+    argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+) -> str:
+    """The command's output. Raises DaemonFailed with all it said when it fails."""
+    command = [str(part) for part in argv]
+    done = subprocess.run(
+        command,
+        input=stdin,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+        check=False,
+    )
+    output = done.stdout.decode(errors="replace")
+    if done.returncode:
+        raise DaemonFailed(f"{command} ended with {done.returncode}:\n{output}")
+    return output
+
+
+def processes_that_mention(text: str) -> list[int]:
+    """Pids whose command line holds `text`, such as a test's own folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if text.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def end_processes_that_mention(text: str) -> None:
+    for pid in processes_that_mention(text):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not processes_that_mention(text), what=f"processes of {text} to end")

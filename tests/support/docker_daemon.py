@@ -1,0 +1,115 @@
+"""A dockerd of our own: its own folder and socket, so that it meddles with no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tests.support.daemons import Daemon, end_processes_that_mention, run
+
+
+class DockerDaemon:
+    """Unless told otherwise with live-restore: containers outlive `kill9` and the next `start`.
+
+    There is no default bridge network (it would be shared with other engines of the machine):
+    name a network, `host` or `none`. `config` is added to daemon.json. `netns` names a network
+    namespace to live in: engines that share one undo each other's firewall rules.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        netns: str | None = None,
+        **config: object,
+    ) -> None:
+        self._folder = folder
+        self.socket = folder / "docker.sock"
+        self._pid_files = (folder / "docker.pid", folder / "exec/containerd/containerd.pid")
+        file = folder / "daemon.json"
+        file.write_text(json.dumps({**self._config(), **config}))
+        argv: list[str | Path] = ["dockerd", "--config-file", file]
+        if netns is not None:
+            argv = ["nsenter", f"--net=/run/netns/{netns}", *argv]
+        self._daemon = Daemon(argv, folder / "dockerd.log", env=env, outlasts_tests=True)
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"DOCKER_HOST": self.url}
+
+    @property
+    def pid(self) -> int:
+        return self._daemon.pid
+
+    def start(self) -> None:
+        for file in (*self._pid_files, self.socket):
+            file.unlink(missing_ok=True)
+        self._daemon.spawn()
+        self._daemon.wait_ready(self._answers, timeout=60)
+
+    def kill9(self) -> None:
+        """Containers live on; so does containerd, which is ended since a new one is started."""
+        self._daemon.kill9()
+        end_processes_that_mention(str(self._folder / "exec/containerd/containerd.toml"))
+
+    def restart(self) -> None:
+        """In order; without live-restore its containers end with it."""
+        self._daemon.stop(60)
+        self.start()
+
+    def docker(self, *args: str | Path, stdin: bytes | None = None) -> str:
+        """Output of the docker command against this engine."""
+        return run(["docker", *args], env=self.env, stdin=stdin).strip()
+
+    def import_image(self, name: str, root: Path, *options: str) -> str:
+        """Make an image of a folder, e.g. with options `--change`, `ENTRYPOINT [...]`."""
+        archive = shutil.make_archive(str(root), "tar", root)
+        self.docker("import", *options, archive, name)
+        return name
+
+    def remove_containers(self) -> None:
+        if containers := self.docker("ps", "-aq").split():
+            self.docker("rm", "-f", *containers)
+        ours = ["network", "ls", "-q", "--filter", "label=fairlead.install"]
+        if networks := self.docker(*ours).split():
+            self.docker("network", "rm", *networks)
+
+    def stop(self) -> None:
+        self.remove_containers()
+        self._daemon.stop()
+        end_processes_that_mention(f"{self._folder}/")
+        for mount in reversed(self._mounts()):
+            run(["umount", "--lazy", mount])
+
+    def _mounts(self) -> list[str]:
+        """A killed dockerd leaves its mounts behind, in the order in which they were made."""
+        points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        return [point for point in points if point.startswith(f"{self._folder}/")]
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+            client.settimeout(2)
+            client.connect(str(self.socket))
+            client.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b"200" in client.recv(64)
+        return False
+
+    def _config(self) -> dict[str, object]:
+        return {
+            "hosts": [self.url],
+            "data-root": str(self._folder / "data"),
+            "exec-root": str(self._folder / "exec"),
+            "pidfile": str(self._folder / "docker.pid"),
+            "bridge": "none",
+            "live-restore": True,
+            "log-driver": "json-file",
+            "default-address-pools": [{"base": "172.31.0.0/16", "size": 26}],
+        }

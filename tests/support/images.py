@@ -1,0 +1,68 @@
+"""Root folders of images that need no registry: one with busybox, one without a shell."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.support.daemons import run
+
+_BUSYBOX = Path("/bin/busybox")
+
+
+def busybox_root(folder: Path) -> Path:
+    """busybox under all its names, static; no Python, no glibc."""
+    programs = folder / "bin"
+    programs.mkdir(parents=True)
+    shutil.copy2(_BUSYBOX, programs / "busybox")
+    for applet in run([_BUSYBOX, "--list"]).split():
+        if applet != "busybox":
+            (programs / applet).symlink_to("busybox")
+    (folder / "tmp").mkdir(mode=0o777)
+    (folder / "tmp").chmod(0o1777)
+    return folder
+
+
+def noshell_root(folder: Path) -> Path:
+    """A single static program, /tool, and nothing else: no /bin, no /tmp, no /etc."""
+    folder.mkdir(parents=True)
+    source = Path(__file__).with_name("noshell.c")
+    run(["musl-gcc", "-static", "-Os", "-s", "-o", folder / "tool", source])
+    return folder
+
+
+def musl_root(folder: Path) -> Path:
+    """busybox beside a musl of its own and a program linked to that: `/tool`, as in `noshell`."""
+    root = busybox_root(folder)
+    libc = root / "lib/x86_64-linux-musl"
+    libc.mkdir(parents=True)
+    shutil.copy2("/lib/x86_64-linux-musl/libc.so", libc / "libc.so")
+    (root / "lib/ld-musl-x86_64.so.1").symlink_to("x86_64-linux-musl/libc.so")
+    source = Path(__file__).with_name("noshell.c")
+    run(["musl-gcc", "-Os", "-s", "-o", root / "tool", source])
+    return root
+
+
+def debian_archive(folder: Path, suite: str, *packages: str) -> Path:
+    """A root of a Debian release as a tar archive, kept in `folder` since it takes a while."""
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / ("-".join((suite, *packages)) + ".tar")
+    if not archive.exists():
+        fresh = archive.with_name(f".{archive.name}")
+        options = ["--quiet", "--mode=root", "--variant=minbase", "--format=tar"]
+        included = [f"--include={','.join(packages)}"] if packages else []
+        mirror = "http://deb.debian.org/debian"
+        run(["mmdebstrap", *options, *included, suite, fresh, mirror])
+        fresh.rename(archive)
+    return archive
+
+
+def preload_library(path: Path, marker: str) -> Path:
+    """A library that says `marker` on standard error in every process that loads it."""
+    source = path.with_suffix(".c")
+    source.write_text(
+        "#include <unistd.h>\n__attribute__((constructor)) static void loaded(void)\n"
+        f'{{ static const char said[] = "{marker}\\n"; (void)!write(2, said, sizeof said - 1); }}\n'
+    )
+    run(["gcc", "-shared", "-fPIC", "-nostartfiles", "-o", path, source])
+    return path

@@ -1,0 +1,362 @@
+"""A real shim on a real dockerd, killed at the steps of its tasks' lives.
+
+The moment is chosen by what the shim does, not by a clock: after the k-th change of its records,
+and a random few milliseconds later, so that every gap between two steps is met. The containers run
+a script that notes each of its starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from shim.client import ShimClient, ShimError, ShimUnavailable
+from shim.schemas import (
+    Fence,
+    GpuRequest,
+    SshRequest,
+    TaskInfo,
+    TaskRequest,
+    TaskResources,
+    TaskStatus,
+    TerminateRequest,
+    VolumeKind,
+    VolumeMount,
+)
+from tests.support import nvml
+from tests.support.daemons import run
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.inotify import Watch
+from tests.support.processes import ShimProcess
+
+T = TypeVar("T")
+FENCE = Fence(1, 1)
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZhaXJsZWFkLWtpbGwtbGFiLXB1YmxpYy1rZXktMDAx user@test"
+_DEADLINE = 60.0
+_MOST_CHANGES = 16
+_MOST_CHANGES_OF_A_PHASE = 4
+_PHASE_CHANCE = 0.3
+_MOST_DELAY = 0.15
+_SCRIPT = """#!/bin/sh
+echo start >> "$2/starts"
+trap 'exit 0' TERM
+sleep 100000 & wait
+"""
+
+
+@contextmanager
+def path_with(folder: Path) -> Iterator[None]:
+    """dockerd offers GPUs when it finds NVIDIA's hook; this one does nothing."""
+    hook = folder / "nvidia-container-runtime-hook"
+    hook.write_text("#!/bin/sh\nexit 0\n")
+    hook.chmod(0o755)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
+@dataclass
+class Findings:
+    kills: int = 0
+    lives: int = 0
+    moments: Counter[str] = field(default_factory=Counter)
+    restarts: list[float] = field(default_factory=list)
+    """Seconds from the start of the process to its first answer."""
+    violations: list[str] = field(default_factory=list)
+
+
+class KillLab:
+    def __init__(self, folder: Path, docker: DockerDaemon, image: str, seed: int) -> None:
+        self.docker, self.image, self.found = docker, image, Findings()
+        self.dice = random.Random(seed)
+        runtime = folder / "runtime"
+        (runtime / "bin").mkdir(parents=True)
+        self._script = runtime / "bin" / "fairlead-entrypoint"
+        self._script.write_text(_SCRIPT)
+        self._script.chmod(0o755)
+        library = nvml.build(folder)
+        nvml.StandIn(folder / "nvml", count=2)
+        self.volume = folder / "volume"
+        self.volume.mkdir()
+        self.keys = folder / "jump_keys"
+        env = {
+            **docker.env,
+            "LD_LIBRARY_PATH": str(library.parent),
+            nvml.STATE: str(folder / "nvml"),
+        }
+        options = ("--runtime", runtime, "--volume-prefix", folder, "--volume-prefix", "/dev")
+        limits = ("--memory", "16GB", "--cpus", "64", "--jump-keys", self.keys)
+        self.shim = ShimProcess(folder / "n", "docker", *options, *limits, env=env)
+        self.device = _loop_device(folder / "disk.img")
+        self._killer: threading.Thread | None = None
+        self._called_off = folder / "called-off"
+        self._called_off.mkdir()
+        self._phase = "start"
+
+    def be(self, script: str) -> None:
+        """What containers that start from now on do."""
+        self._script.write_text(f"#!/bin/sh\n{script}\n")
+
+    def finish(self) -> None:
+        """The shim as it is after the last kill, with nothing planned."""
+        self.call_off()
+        self.shim.restart()
+
+    def close(self) -> None:
+        self.call_off()
+        self.shim.close()
+        self.docker.remove_containers()
+        for mount in reversed(_mounts_below(self.shim.data)):
+            run(["umount", "--lazy", mount])
+        with suppress(Exception):
+            run(["losetup", "-d", self.device])
+
+    # -- killing ------------------------------------------------------------------------------
+
+    def start(self, *, armed: bool) -> None:
+        begin = time.perf_counter()
+        if not armed:
+            self.shim.start()
+        else:
+            self._arm(_MOST_CHANGES)
+            with suppress(AssertionError, TimeoutError):
+                self.shim.start()
+        if self.shim.daemon.is_alive():
+            self.found.restarts.append(time.perf_counter() - begin)
+
+    def _arm(self, most: int) -> None:
+        records = self.shim.data / "records"
+        kinds = ("node", "fences", "allocations", "tasks")
+        for kind in kinds:
+            (records / kind).mkdir(parents=True, exist_ok=True)
+        self.call_off()
+        watch = Watch([self._called_off, *(records / kind for kind in kinds)])
+        changes = self.dice.randrange(1, most)
+        delay = self.dice.random() * _MOST_DELAY
+        self._killer = threading.Thread(target=self._kill_after, args=(watch, changes, delay))
+        self._killer.start()
+
+    def call_off(self) -> None:
+        """No kill that was planned comes any more."""
+        if self._killer is not None:
+            (self._called_off / "new").touch()
+            (self._called_off / "new").rename(self._called_off / "now")
+            self._killer.join()
+            self._killer = None
+
+    def _kill_after(self, watch: Watch, changes: int, delay: float) -> None:
+        last = self._called_off
+        try:
+            for _ in range(changes):
+                last = watch.next()
+                if last.parent == self._called_off:
+                    return
+        finally:
+            watch.close()
+        threading.Event().wait(delay)
+        with suppress(ProcessLookupError, AssertionError):
+            os.kill(self.shim.pid, signal.SIGKILL)
+            self.found.kills += 1
+            self.found.moments[f"{self._phase}, after {last.parent.name}"] += 1
+
+    async def _insist(self, act: Callable[[ShimClient], Awaitable[T]]) -> T:
+        """The answer, whatever becomes of the shim meanwhile: what a controller does."""
+        async with asyncio.timeout(_DEADLINE):
+            while True:
+                connector = aiohttp.UnixConnector(str(self.shim.socket))
+                async with aiohttp.ClientSession(connector=connector) as session:
+                    try:
+                        return await act(ShimClient(session, timeout=20))
+                    except ShimUnavailable:
+                        await asyncio.to_thread(self._revive)
+
+    def _revive(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.shim.daemon.wait(0.2)
+        if not self.shim.daemon.is_alive():
+            self.start(armed=True)
+
+    async def _enter(self, phase: str) -> None:
+        """Now and then the kill is planned for this phase alone."""
+        self._phase = phase
+        if self._killer is not None and self.dice.random() < _PHASE_CHANCE:
+            await asyncio.to_thread(self._arm, _MOST_CHANGES_OF_A_PHASE)
+
+    # -- one life -----------------------------------------------------------------------------
+
+    def request(self, number: int, *, device: bool = True) -> TaskRequest:
+        gpu = GpuRequest(count=1, uuids=(nvml.uuid(number % 2),))
+        volumes = [VolumeMount(kind=VolumeKind.HOST, source=str(self.volume), target="/shared")]
+        if device:
+            volumes.append(VolumeMount(kind=VolumeKind.DEVICE, source=self.device, target="/data"))
+        return TaskRequest(
+            run_id=f"run-{number}",
+            run_name="fair-wind",
+            allocation_id=f"place-{number}",
+            image=self.image,
+            resources=TaskResources(cpu=0.1, memory=64 << 20, gpu=gpu),
+            volumes=tuple(volumes),
+            ssh=SshRequest(authorized_keys=(KEY,)),
+        )
+
+    async def live_once(self, number: int) -> None:
+        """One task from its PUT to the release of its place, through any number of kills."""
+        task_id, wanted = f"t{number}", self.request(number)
+        self.found.lives += 1
+        await self._enter("put")
+        await self._insist(lambda c: c.put_task(task_id, wanted, fence=FENCE))
+        await self._enter("setting up")
+        await self._until(task_id, TaskStatus.RUNNING)
+        await self._enter("running")
+        await self._check_owner(number, wanted)
+        order = TerminateRequest(grace=5, reason="terminated_by_user")
+        await self._enter("stopping")
+        await self._insist(lambda c: c.terminate(task_id, order, run_id=wanted.run_id, fence=FENCE))
+        ended = await self._until(task_id, TaskStatus.TERMINATED)
+        self._check_end(task_id, ended)
+        await self._enter("removing")
+        await self._gone(lambda c: c.remove_task(task_id, run_id=wanted.run_id, fence=FENCE))
+        await self._enter("releasing")
+        await self._gone(
+            lambda c: c.release_allocation(wanted.allocation_id, run_id=wanted.run_id, fence=FENCE)
+        )
+
+    async def _until(self, task_id: str, status: TaskStatus) -> TaskInfo:
+        async def look(client: ShimClient) -> TaskInfo:
+            events = client.events()
+            await anext(events)
+            info = await client.task(task_id)
+            while info.status not in (status, TaskStatus.TERMINATED):
+                event = await anext(events)
+                info = event.task if event.task and event.task.id == task_id else info
+            await events.aclose()
+            return info
+
+        info = await self._insist(look)
+        if info.status is not status:
+            self._broken(f"{task_id} is lost: {info.status} {info.reason} {info.message}")
+        return info
+
+    async def _check_owner(self, number: int, wanted: TaskRequest) -> None:
+        held = await self._insist(lambda c: c.allocations())
+        owners = Counter(gpu for allocation in held for gpu in allocation.gpus)
+        if max(owners.values()) > 1 or wanted.resources.gpu.uuids[0] not in owners:
+            self._broken(f"t{number}: owners of GPUs are {held}")
+        rival = self.request(number + 2, device=False)
+        try:
+            await self._insist(lambda c: c.put_task(f"rival{number}", rival, fence=FENCE))
+        except ShimError as error:
+            if error.code == "no_capacity":
+                return
+            self._broken(f"t{number}: a rival was refused for another reason: {error}")
+        else:
+            self._broken(f"t{number}: a rival got the GPU too")
+
+    def _check_end(self, task_id: str, ended: TaskInfo) -> None:
+        starts = self.shim.data / "tasks" / task_id / "job" / "starts"
+        count = len(starts.read_text().splitlines()) if starts.exists() else 0
+        if count > 1 or (count == 0 and ended.exit_code == 0):
+            self._broken(f"{task_id}: its container was started {count} times")
+        if ended.reason != "terminated_by_user":
+            self._broken(f"{task_id} ended otherwise: {ended.reason} {ended.message}")
+
+    async def _gone(self, act: Callable[[ShimClient], Awaitable[None]]) -> None:
+        try:
+            await self._insist(act)
+        except ShimError as error:
+            if error.code != "not_found":
+                self._broken(f"not removed: {error.code} {error}")
+
+    async def readopt(self, count: int, tries: int) -> list[float]:
+        """Seconds from the start of a killed shim to its first answer, with `count` containers."""
+        ids = [f"many{number}" for number in range(count)]
+        for number, task_id in enumerate(ids):
+            plain = msgspec.structs.replace(
+                self.request(1000 + number, device=False),
+                run_id="many",
+                resources=TaskResources(cpu=0.1, memory=64 << 20),
+            )
+            await self._insist(partial(_put, task_id=task_id, wanted=plain))
+        before = [await self._until(task_id, TaskStatus.RUNNING) for task_id in ids]
+        took = []
+        for _ in range(tries):
+            await asyncio.to_thread(self.shim.kill9)
+            begin = time.perf_counter()
+            await asyncio.to_thread(self.shim.start)
+            after = {info.id: info for info in await self._insist(lambda c: c.tasks())}
+            took.append(time.perf_counter() - begin)
+            for info in before:
+                if after[info.id].container_id != info.container_id:
+                    self._broken(f"{info.id} has another container after the restart")
+                if after[info.id].status is not TaskStatus.RUNNING:
+                    self._broken(f"{info.id} is {after[info.id].status} after the restart")
+        for task_id in ids:
+            await self._insist(partial(_kill, task_id=task_id))
+            await self._until(task_id, TaskStatus.TERMINATED)
+            await self._insist(partial(_remove, task_id=task_id))
+        return took
+
+    def check_leaks(self) -> None:
+        """Nothing of any life is left, seen from outside of the shim."""
+        for container in self.docker.docker("ps", "-aq").split():
+            self._broken(f"leaked container {container}")
+        networks = ["network", "ls", "-q", "--filter", "label=fairlead.install"]
+        if len(self.docker.docker(*networks).split()) > 1:
+            self._broken("leaked networks: more than the spare one")
+        data = self.shim.data
+        folders = [data / "tasks", self.shim.socket.parent / "tasks", data / "mounts"]
+        folders += [data / "records" / "tasks", data / "records" / "allocations"]
+        for folder in folders:
+            for path in folder.iterdir() if folder.exists() else ():
+                self._broken(f"leaked {path}")
+        if self.device in Path("/proc/self/mountinfo").read_text():
+            self._broken(f"leaked mount of {self.device}")
+        if self.keys.exists() and KEY.split()[1] in self.keys.read_text():
+            self._broken("leaked key")
+
+    def _broken(self, text: str) -> None:
+        self.found.violations.append(text)
+
+
+async def _put(client: ShimClient, task_id: str, wanted: TaskRequest) -> TaskInfo:
+    return await client.put_task(task_id, wanted, fence=FENCE)
+
+
+async def _kill(client: ShimClient, task_id: str) -> TaskInfo:
+    return await client.terminate(task_id, TerminateRequest(grace=0), run_id="many", fence=FENCE)
+
+
+async def _remove(client: ShimClient, task_id: str) -> None:
+    place = f"place-{1000 + int(task_id.removeprefix('many'))}"
+    await client.remove_task(task_id, run_id="many", fence=FENCE)
+    await client.release_allocation(place, run_id="many", fence=FENCE)
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    return [point for point in points if point.startswith(f"{folder}/")]
+
+
+def _loop_device(image: Path) -> str:
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    run(["mkfs.ext4", "-q", image])
+    return run(["losetup", "--find", "--show", image]).strip()

@@ -1,0 +1,117 @@
+"""The whole path as its users see it: command → controller → sshd → shim → engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from controller.cli.client import ControllerClient, run_path
+from runner.schemas.frames import Frame
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.processes import CommandResult, ControllerProcess, ShimProcess
+from tests.support.ssh_daemon import TUNNEL_USER, SshDaemon
+from tests.support.waiting import wait_until
+
+T = TypeVar("T")
+ENDED = ("done", "failed", "terminated")
+UNTIL_ASKED = "while [ ! -e /tmp/go ]; do sleep 0.05; done"
+"""A command of a job that waits for `RunLab.let_go`."""
+
+
+@dataclass
+class RunLab:
+    """A controller that knows one node, n1; `port` is where it finds the node's sshd."""
+
+    controller: ControllerProcess
+    shim: ShimProcess
+    dockerd: DockerDaemon
+    sshd: SshDaemon
+    port: int
+    folder: Path
+    image: str
+    tunnel_user: str = TUNNEL_USER
+    shim_socket: Path | None = None
+    """Where the controller is told to look for the shim, if not where it is."""
+
+    def write(self, **fields: Any) -> Path:
+        """A task's file; YAML is a superset of JSON, so values may be any JSON."""
+        task = {"type": "task", "image": self.image, **fields}
+        file = self.folder / "task.yaml"
+        file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in task.items()))
+        return file
+
+    def cli(self, *args: str | Path) -> CommandResult:
+        return self.controller.cli(*args)
+
+    def apply(self, name: str, *options: str, **fields: Any) -> CommandResult:
+        """Submitted and followed to the end."""
+        return self.cli("apply", "-f", self.write(**fields), "-n", name, *options)
+
+    def submit(self, name: str, *options: str, **fields: Any) -> None:
+        self.apply(name, "-d", *options, **fields).succeeded()
+
+    def start(self, name: str, **fields: Any) -> None:
+        """Submitted, and RUNNING."""
+        self.submit(name, **fields)
+        self.wait_for(name, "running")
+
+    def get(self, path: str, **query: object) -> Any:
+        return json.loads(self._client().get(path, **query))
+
+    def inspect(self, name: str) -> Any:
+        return self.get(run_path(name))
+
+    def attempts(self, name: str) -> Any:
+        return self.inspect(name)["jobs"][0]["attempts"]
+
+    def wait_for(self, name: str, *statuses: str, timeout: float = 60) -> Any:
+        """The run, once it has one of the statuses, which by default are the final ones."""
+        wanted = statuses or ENDED
+
+        def reached() -> Any:
+            run = self.inspect(name)
+            return run if run["status"] in wanted else None
+
+        return wait_until(reached, timeout, f"{name} to be {' or '.join(wanted)}")
+
+    def frames(self, name: str, *, follow: bool = False, offset: int = 0) -> list[Frame]:
+        """The log as it is stored now, or (follow) until the attempt has ended."""
+        client = self._client()
+        read = client.followed_frames if follow else client.stored_frames
+        return list(read(name, offset=offset))
+
+    def log(self, name: str) -> bytes:
+        return b"".join(frame.payload for frame in self.frames(name))
+
+    def wait_for_log(self, name: str, text: bytes, timeout: float = 60) -> None:
+        wait_until(lambda: text in self.log(name), timeout, f"{text!r} in the log of {name}")
+
+    def container(self, name: str) -> str:
+        """The id of the container of the run's latest attempt."""
+        attempt = self.attempts(name)[-1]["id"]
+        return self.dockerd.docker("ps", "-aq", "--no-trunc", "--filter", f"name={attempt}")
+
+    def inside(self, name: str, *command: str) -> str:
+        return self.dockerd.docker("exec", self.container(name), *command)
+
+    def let_go(self, *names: str) -> None:
+        for name in names:
+            self.inside(name, "touch", "/tmp/go")
+
+    def node(self, name: str = "n1") -> Any:
+        return next(node for node in self.get("/v1/nodes")["nodes"] if node["name"] == name)
+
+    def wait_for_node(self, test: Callable[[Any], T], name: str = "n1", timeout: float = 30) -> T:
+        return wait_until(lambda: test(self.node(name)), timeout, f"node {name}")
+
+    def add_node(self, name: str, *options: str | Path) -> CommandResult:
+        address: list[str | Path] = ["--host", "127.0.0.1", "--port", str(self.port)]
+        login: list[str | Path] = ["--user", self.tunnel_user]
+        login += ["--socket", self.shim_socket or self.shim.socket]
+        return self.cli("node", "add", name, *address, *login, *options)
+
+    def _client(self) -> ControllerClient:
+        return ControllerClient(self.controller.url, self.controller.token)

@@ -1,0 +1,109 @@
+"""Finds what a test leaves behind: tasks, file descriptors, threads and child processes.
+
+What a fixture of a wider scope than one test sets up may outlive the test: its scope says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from asyncio import runners
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from tests.support.waiting import wait_until
+
+_SETTLES_WITHIN = 2.0
+_NOBODYS_FILES = ("/dev/null", "/dev/urandom", "/dev/pts/", "/proc/", "pipe:[pytest]")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What the process holds at one moment; each set's members are readable."""
+
+    files: frozenset[str]
+    threads: frozenset[str]
+    children: frozenset[str]
+
+    def __sub__(self, other: Holdings) -> Holdings:
+        return Holdings(
+            self.files - other.files, self.threads - other.threads, self.children - other.children
+        )
+
+    def __or__(self, other: Holdings) -> Holdings:
+        return Holdings(
+            self.files | other.files, self.threads | other.threads, self.children | other.children
+        )
+
+    def describe(self) -> list[str]:
+        return [
+            *(f"leaked file {file}" for file in sorted(self.files)),
+            *(f"leaked thread {thread}" for thread in sorted(self.threads)),
+            *(f"leaked child process {pid} {_command(pid)}" for pid in sorted(self.children)),
+        ]
+
+
+outlasting: set[str] = set()
+"""Pids of daemons that belong to a session but may be restarted by one of its tests."""
+
+
+def holdings() -> Holdings:
+    return Holdings(frozenset(_files()), frozenset(_threads()), frozenset(_children()) - outlasting)
+
+
+def leaked_since(before: Holdings) -> list[str]:
+    """What is held now and was not before, after what ends by itself has had time to end."""
+
+    def settled() -> bool:
+        if not (holdings() - before).describe():
+            return True
+        gc.collect()
+        return False
+
+    with suppress(TimeoutError):
+        wait_until(settled, _SETTLES_WITHIN)
+        return []
+    return (holdings() - before).describe()
+
+
+@contextmanager
+def watched_tasks(leaked: list[str]) -> Iterator[None]:
+    """Notes the tasks that a closing event loop still had to cancel."""
+    cancel_all = runners._cancel_all_tasks  # type: ignore[attr-defined]
+
+    def note_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
+        leaked.extend(f"leaked task {task!r}" for task in asyncio.all_tasks(loop))
+        cancel_all(loop)
+
+    with mock.patch.object(runners, "_cancel_all_tasks", note_and_cancel):
+        yield
+
+
+def _files() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{number}")
+            if not target.startswith(_NOBODYS_FILES):
+                yield f"{number} → {target}"
+
+
+def _threads() -> Iterator[str]:
+    return (f"{thread.name} ({thread.native_id})" for thread in threading.enumerate())
+
+
+def _children() -> Iterator[str]:
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            yield from (task / "children").read_text().split()
+
+
+def _command(pid: str) -> str:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        return words.decode(errors="replace").strip()[:120] or "(ended, not waited for)"
+    return "(gone)"

@@ -1,0 +1,181 @@
+"""Our daemons and our command, run as their users run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemons import Daemon, end_processes_that_mention
+from tests.support.ssh_daemon import free_port
+
+_PROGRAMS = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a finished `fairlead` command said. `json` reads its standard output."""
+
+    argv: Sequence[str]
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.output)
+
+    def succeeded(self) -> CommandResult:
+        assert self.status == 0, (
+            f"{self.argv} ended with {self.status}:\n{self.output}{self.errors}"
+        )
+        return self
+
+
+def run_cli(
+    *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 120
+) -> CommandResult:
+    """Run `fairlead ARGS` to its end. It blocks: from a coroutine use asyncio.to_thread."""
+    argv = [str(_PROGRAMS / "fairlead"), *map(str, args)]
+    done = subprocess.run(
+        argv,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+        timeout=timeout,
+        check=False,
+    )
+    return CommandResult(
+        argv, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode()
+    )
+
+
+class ShimProcess:
+    """`fairlead-shim` with its data and sockets below one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: str,
+        *options: str | Path,
+        env: Mapping[str, str] | None = None,
+        outlasts_tests: bool = False,
+    ) -> None:
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+        self._folder = folder
+        self.data = folder / "data"
+        self.socket = folder / "run" / "shim.sock"
+        self.socket.parent.mkdir()
+        argv: list[str | Path] = [
+            _PROGRAMS / "fairlead-shim",
+            "--data",
+            self.data,
+            "--socket",
+            self.socket,
+        ]
+        self.daemon = Daemon(
+            [*argv, "--engine", engine, *options],
+            folder / "shim.log",
+            env=env,
+            outlasts_tests=outlasts_tests,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.daemon.pid
+
+    def start(self) -> None:
+        """Started and answering; a socket that a killed one left is not taken for an answer."""
+        self.socket.unlink(missing_ok=True)
+        self.daemon.spawn()
+        self.daemon.wait_ready(self.socket.exists)
+
+    def kill9(self) -> None:
+        self.daemon.kill9()
+
+    def restart(self) -> None:
+        self.kill9()
+        self.start()
+
+    def stop(self) -> int:
+        return self.daemon.stop()
+
+    def close(self) -> None:
+        """End the shim and what the process engine started."""
+        self.kill9()
+        end_processes_that_mention(f"{self._folder}/")
+
+
+class ControllerProcess:
+    """`fairlead controller` on a free port of the loopback, and the command as its admin."""
+
+    def __init__(self, folder: Path, *options: str | Path, outlasts_tests: bool = False) -> None:
+        folder.mkdir(parents=True)
+        self.data = folder / "data"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        argv: list[str | Path] = [_PROGRAMS / "fairlead", "controller", "--data", self.data]
+        listen = ["--listen", f"127.0.0.1:{self.port}"]
+        self.daemon = Daemon(
+            [*argv, *listen, *options], folder / "controller.log", outlasts_tests=outlasts_tests
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.daemon.pid
+
+    @property
+    def token(self) -> str:
+        return (self.data / "admin-token").read_text().strip()
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"FAIRLEAD_URL": self.url, "FAIRLEAD_TOKEN": self.token}
+
+    @property
+    def public_key(self) -> str:
+        """The SSH key with which it reaches nodes, for `SshDaemon.authorize`."""
+        return self.cli("node", "key").succeeded().output.strip()
+
+    def start(self) -> None:
+        self.daemon.spawn()
+        self.daemon.wait_ready(self._is_healthy)
+
+    def kill9(self) -> None:
+        self.daemon.kill9()
+
+    def restart(self) -> None:
+        self.kill9()
+        self.start()
+
+    def stop(self) -> int:
+        return self.daemon.stop()
+
+    def close(self) -> None:
+        self.kill9()
+
+    def cli(self, *args: str | Path, timeout: float = 120) -> CommandResult:
+        return run_cli(*args, env=self.env, timeout=timeout)
+
+    def spawn_cli(self, *args: str | Path) -> subprocess.Popen[bytes]:
+        """The command in the background, output in pipes; the caller waits for it and closes."""
+        return subprocess.Popen(
+            [str(_PROGRAMS / "fairlead"), *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **self.env},
+        )
+
+    def _is_healthy(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{self.url}/v1/health", timeout=2) as got:
+            return bool(got.status == 200)
+        return False

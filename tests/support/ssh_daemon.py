@@ -1,0 +1,129 @@
+"""A real sshd with the tunnel user of a node, hardened by the very block that nodes get."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import shutil
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tests.support.daemons import Daemon, run
+
+CHECKOUT = Path(__file__).parents[2]
+TUNNEL_USER = "fairlead-tunnel"
+JUMP_USER = "fairlead-jump"
+GROUP = "fairlead"
+_TUNNEL_MATCH = "Match User fairlead\n"
+_TUNNEL_KEYS = "/etc/ssh/fairlead_authorized_keys"
+_JUMP_KEYS = "/var/lib/fairlead-jump/authorized_keys"
+_CONFIG = """\
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host_key
+PidFile {folder}/sshd.pid
+AllowUsers {user} {jump_user}
+StrictModes no
+UsePAM no
+UseDNS no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+MaxStartups 100:30:200
+MaxSessions 1000
+LogLevel VERBOSE
+"""
+
+
+class SshDaemon:
+    """`authorize` lets a key in; `host_key` and `fingerprint` are what a client should pin."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port = free_port()
+        self.user = TUNNEL_USER
+        self._authorized = folder / "authorized_keys"
+        self.jump_keys = folder / "jump_keys"
+        make_tunnel_user()
+        make_jump_user()
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", folder / "host_key"])
+        public = folder / "host_key.pub"
+        self.host_key = public.read_text().strip()
+        self.fingerprint = run(["ssh-keygen", "-l", "-f", public]).split()[1]
+        self._authorized.touch(mode=0o644)
+        config = folder / "sshd_config"
+        main = _CONFIG.format(port=self.port, folder=folder, user=self.user, jump_user=JUMP_USER)
+        config.write_text(main + self._hardening())
+        Path("/run/sshd").mkdir(exist_ok=True)
+        program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
+        argv: list[str | Path] = [program, "-D", "-e", "-f", config]
+        self._daemon = Daemon(argv, folder / "sshd.log", outlasts_tests=True)
+
+    def _hardening(self) -> str:
+        """With a user and files of the tests' own: the machine may be a node as well."""
+        text = (CHECKOUT / "cloud-init/sshd_fairlead.conf").read_text()
+        for of_nodes, of_tests in (
+            (_TUNNEL_MATCH, f"Match User {TUNNEL_USER}\n"),
+            (_TUNNEL_KEYS, str(self._authorized)),
+            (_JUMP_KEYS, str(self.jump_keys)),
+        ):
+            assert of_nodes in text
+            text = text.replace(of_nodes, of_tests)
+        return text
+
+    @property
+    def log(self) -> str:
+        return self._daemon.tail(200)
+
+    def authorize(self, public_key: str) -> None:
+        with self._authorized.open("a") as keys:
+            keys.write(f"restrict,port-forwarding {public_key.strip()}\n")
+
+    def start(self) -> None:
+        self._daemon.spawn()
+        self._daemon.wait_ready(self._greets)
+
+    def stop(self) -> None:
+        """The listener and, since they would go on without it, every connection."""
+        connections = psutil.Process(self._daemon.pid).children(recursive=True)
+        self._daemon.stop()
+        for connection in connections:
+            with suppress(psutil.NoSuchProcess):
+                connection.kill()
+
+    def _greets(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 2) as client:
+            return client.recv(4) == b"SSH-"
+        return False
+
+
+def make_tunnel_user() -> None:
+    """A system user without a shell, whose password field is "*": sshd refuses locked ones."""
+    try:
+        grp.getgrnam(GROUP)
+    except KeyError:
+        run(["groupadd", "--system", GROUP])
+    try:
+        pwd.getpwnam(TUNNEL_USER)
+    except KeyError:
+        home = ["--no-create-home", "--home-dir", "/nonexistent"]
+        shell = ["--shell", "/usr/sbin/nologin", "--password", "*"]
+        run(["useradd", "--system", "--gid", GROUP, *home, *shell, TUNNEL_USER])
+
+
+def make_jump_user() -> None:
+    """In no group of ours: it opens the ports that its keys name, and nothing else."""
+    try:
+        pwd.getpwnam(JUMP_USER)
+    except KeyError:
+        home = ["--no-create-home", "--home-dir", "/nonexistent", "--gid", "nogroup"]
+        shell = ["--shell", "/usr/sbin/nologin", "--password", "*"]
+        run(["useradd", "--system", *home, *shell, JUMP_USER])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,148 @@
+"""A controller without nodes: real service, real turns, a store in memory, its API on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from controller.api.app import make_app
+from controller.blobs import BlobStore
+from controller.clock import SystemClock, system_chance
+from controller.configuration.plan import Defaults
+from controller.lifecycle.model import Node, RunState
+from controller.lifecycle.reports import NotPlaced, Placed
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
+from controller.links.base import LinkError, NodeConnection
+from controller.logs.store import LogStore
+from controller.pipelines.turns import Turns
+from controller.service import ControllerService
+from controller.service.access import Gate
+from controller.service.progress import PullBoard
+from controller.store.base import Changes
+from controller.store.memory import MemoryStore
+from controller.store.tokens import digest
+from controller.store.users import Role, StoredToken, User
+
+ADMIN_TOKEN = "admin-token-of-the-tests"
+USER_TOKEN = "user-token-of-the-tests"
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYlKFT8pCHPJ2cF"
+
+
+class NoPlace:
+    """A scheduler that says of everything why it waits."""
+
+    def place(
+        self, runs: Iterable[RunState], nodes: Iterable[Node], now: float
+    ) -> Sequence[Placed | NotPlaced]:
+        return [
+            NotPlaced(
+                run_id=state.run.id,
+                attempt_id=job.attempts[-1].id,
+                pending_reason="no node is connected",
+            )
+            for state in runs
+            for job in state.jobs
+            if job.attempts[-1].pending_reason is None
+        ]
+
+
+class PresentedKeys:
+    """Hosts and the key that each presents; the others do not answer."""
+
+    def __init__(self) -> None:
+        self.keys = {"node.example": HOST_KEY}
+
+    async def fetch(self, host: str, port: int) -> str:
+        if host not in self.keys:
+            raise LinkError(f"cannot reach sshd at {host}:{port}: connection refused")
+        return self.keys[host]
+
+
+class EndedLogs:
+    """Tells the followers of a log that its attempt is final."""
+
+    def __init__(self, logs: LogStore) -> None:
+        self._logs = logs
+
+    def committed(self, touched: Sequence[RunState]) -> None:
+        for state in touched:
+            for job in state.jobs:
+                for attempt in job.attempts:
+                    if attempt.status in FINAL_ATTEMPT_STATUSES:
+                        self._logs.finish(attempt.id)
+
+
+class Controller:
+    def __init__(self, store: MemoryStore, logs: LogStore, gate: Gate, blobs: BlobStore) -> None:
+        clock, chance = SystemClock(), system_chance()
+        self.logs = logs
+        self.turns = Turns(store, clock, chance, NoPlace())
+        self.turns.listen(EndedLogs(logs))
+        self.host_keys = PresentedKeys()
+        self.progress = PullBoard()
+        self.connections: dict[str, NodeConnection] = {}
+        self.service = ControllerService(
+            blobs=blobs,
+            turns=self.turns,
+            store=store,
+            logs=logs,
+            gate=gate,
+            clock=clock,
+            chance=chance,
+            defaults=Defaults(),
+            host_keys=self.host_keys,
+            progress=self.progress,
+            connect=self._connect,
+            node_key="ssh-ed25519 AAAA",
+        )
+
+    async def _connect(self, node_id: str) -> NodeConnection:
+        return self.connections[node_id]
+
+
+async def _gate(store: MemoryStore) -> Gate:
+    users = (
+        User(name="admin", role=Role.ADMIN, created_at=0.0),
+        User(name="ada", role=Role.USER, created_at=0.0),
+    )
+    tokens = (
+        StoredToken(id="t1", user="admin", digest=digest(ADMIN_TOKEN), created_at=0.0),
+        StoredToken(id="t2", user="ada", digest=digest(USER_TOKEN), created_at=0.0),
+    )
+    await store.commit(Changes(users=users, tokens=tokens))
+    return Gate(users, tokens)
+
+
+@pytest.fixture
+async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
+    store, logs = MemoryStore(), LogStore(tmp_path / "logs")
+    await store.open()
+    running = Controller(store, logs, await _gate(store), BlobStore(tmp_path / "blobs"))
+    turns = asyncio.create_task(running.turns.run())
+    yield running
+    turns.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await turns
+    await asyncio.to_thread(logs.close)
+    await store.close()
+
+
+@pytest.fixture
+async def server(controller: Controller) -> AsyncIterator[TestServer]:
+    started = TestServer(make_app(controller.service))
+    await started.start_server()
+    yield started
+    await started.close()
+
+
+@pytest.fixture
+async def api(server: TestServer) -> AsyncIterator[TestClient[Any, Any]]:
+    """As the admin."""
+    async with TestClient(server, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}) as client:
+        yield client

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from controller.store.base import StoreUnavailable
+from tests.unit.api.conftest import Controller
+
+
+async def shape_of(answer: Any) -> tuple[int, str, str | None]:
+    body = await answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message", "field"}
+    assert body["error"]["message"]
+    return answer.status, body["error"]["code"], body["error"]["field"]
+
+
+async def test_a_path_that_is_not_there_is_said_in_the_one_shape(api: TestClient[Any, Any]) -> None:
+    async with api.get("/v1/nothing") as answer:
+        assert await shape_of(answer) == (404, "not_found", None)
+
+
+async def test_a_wrong_method_is_said_with_what_is_allowed(api: TestClient[Any, Any]) -> None:
+    async with api.put("/v1/runs") as answer:
+        assert await shape_of(answer) == (405, "method_not_allowed", None)
+        assert "POST" in answer.headers["Allow"]
+
+
+async def test_a_body_that_is_too_large_is_refused(api: TestClient[Any, Any]) -> None:
+    async with api.post("/v1/runs", data=io.BytesIO(b"x" * (3 << 20))) as answer:
+        assert await shape_of(answer) == (413, "too_large", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{", (400, "not_json", None)),
+        (b'{"configuration": {"a": ' + b"[" * 100_000, (400, "not_json", None)),
+        (b"{}", (400, "invalid", "configuration")),
+        (b'{"configuration": []}', (400, "invalid", "configuration")),
+        (b'{"configuration": {}}', (400, "invalid_configuration", "type")),
+    ],
+)
+async def test_a_wrong_body_is_refused_by_its_field(
+    api: TestClient[Any, Any], body: bytes, expected: tuple[int, str, str | None]
+) -> None:
+    async with api.post("/v1/runs", data=body) as answer:
+        assert await shape_of(answer) == expected
+
+
+async def test_what_a_newer_client_says_beyond_the_body_is_ignored(
+    api: TestClient[Any, Any],
+) -> None:
+    configuration = {"type": "task", "commands": ["true"]}
+    async with api.post("/v1/runs", json={"configuration": configuration, "colour": 1}) as answer:
+        assert answer.status == 201
+    local = {"name": "here", "local_socket": "/run/fairlead/shim.sock", "colour": 1}
+    async with api.post("/v1/nodes", json=local) as answer:
+        assert answer.status == 201
+
+
+async def test_an_unknown_field_of_a_configuration_is_refused(api: TestClient[Any, Any]) -> None:
+    configuration = {"type": "task", "commands": ["true"], "colour": 1}
+    async with api.post("/v1/runs", json={"configuration": configuration}) as answer:
+        assert await shape_of(answer) == (400, "invalid_configuration", "colour")
+
+
+@pytest.mark.parametrize(
+    ("query", "field"), [("limit=0", "limit"), ("limit=many", "limit"), ("colour=red", "colour")]
+)
+async def test_a_wrong_query_is_refused_by_its_field(
+    api: TestClient[Any, Any], query: str, field: str
+) -> None:
+    async with api.get(f"/v1/runs?{query}") as answer:
+        assert await shape_of(answer) == (400, "invalid", field)
+
+
+async def test_an_unknown_run_is_named(api: TestClient[Any, Any]) -> None:
+    async with api.get("/v1/runs/nobody") as answer:
+        assert await shape_of(answer) == (404, "not_found", "run")
+        assert "nobody" in await answer.text()
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", "Basic YWRtaW4=", "Bearer ü"])
+async def test_without_a_known_token_nothing_is_answered(
+    server: TestServer, header: str | None
+) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    async with TestClient(server) as client, client.get("/v1/runs", headers=headers) as answer:
+        assert await shape_of(answer) == (401, "unauthenticated", None)
+        assert "FAIRLEAD_TOKEN" in await answer.text()
+
+
+async def test_health_needs_no_token(server: TestServer) -> None:
+    async with TestClient(server) as client, client.get("/v1/health") as answer:
+        assert (answer.status, (await answer.json())["status"]) == (200, "ok")
+
+
+async def test_a_store_that_is_away_is_said_and_may_be_tried_again(
+    api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(controller.service.runs, "page", away)
+    async with api.get("/v1/runs") as answer:
+        assert await shape_of(answer) == (503, "store_unavailable", None)
+
+
+async def test_what_was_not_foreseen_is_logged_and_shown_without_a_traceback(
+    api: TestClient[Any, Any],
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise KeyError("secret-detail")
+
+    monkeypatch.setattr(controller.service.runs, "page", broken)
+    async with api.get("/v1/runs") as answer:
+        assert await shape_of(answer) == (500, "internal", None)
+        assert "secret-detail" not in await answer.text()
+    assert "secret-detail" in caplog.text
+
+
+async def test_answers_are_json_that_ends_in_no_surprise(api: TestClient[Any, Any]) -> None:
+    async with api.get("/v1/nodes") as answer:
+        assert answer.content_type == "application/json"
+        assert json.loads(await answer.read()) == {"nodes": []}

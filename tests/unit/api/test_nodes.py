@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from controller.lifecycle.model import Allocation, NodeCapacity, NodeStatus, Resources
+from controller.lifecycle.reports import Placed
+from controller.lifecycle.statuses import AllocationState
+from controller.links.hostkeys import fingerprint
+from tests.unit.api.conftest import HOST_KEY, USER_TOKEN, Controller
+from tests.unit.api.test_errors import shape_of
+from tests.unit.api.test_runs import submit
+
+LOCAL = {"name": "here", "local_socket": "/run/fairlead/shim.sock"}
+REMOTE = {"name": "there", "host": "node.example"}
+
+
+async def added(api: TestClient[Any, Any], body: dict[str, Any]) -> dict[str, Any]:
+    async with api.post("/v1/nodes", json=body) as answer:
+        assert answer.status == 201, await answer.text()
+        node: dict[str, Any] = await answer.json()
+        return node
+
+
+async def test_a_local_node_is_added_and_listed(api: TestClient[Any, Any]) -> None:
+    node = await added(api, LOCAL)
+    assert (node["name"], node["status"], node["address"]) == (
+        "here",
+        "connecting",
+        "/run/fairlead/shim.sock",
+    )
+    async with api.get("/v1/nodes") as answer:
+        assert (await answer.json())["nodes"] == [node]
+
+
+async def test_an_unknown_host_key_is_refused_with_its_fingerprint(
+    api: TestClient[Any, Any],
+) -> None:
+    async with api.post("/v1/nodes", json=REMOTE) as answer:
+        assert await shape_of(answer) == (422, "host_key_unknown", "accept_host_key")
+        assert f"--accept-host-key {fingerprint(HOST_KEY)}" in await answer.text()
+
+
+async def test_another_host_key_than_the_accepted_is_refused_with_both_fingerprints(
+    api: TestClient[Any, Any],
+) -> None:
+    async with api.post("/v1/nodes", json={**REMOTE, "accept_host_key": "SHA256:xyz"}) as answer:
+        assert await shape_of(answer) == (422, "host_key_mismatch", "accept_host_key")
+        text = await answer.text()
+    assert fingerprint(HOST_KEY) in text
+    assert "SHA256:xyz" in text
+
+
+async def test_the_key_with_the_accepted_fingerprint_is_pinned(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    node = await added(api, {**REMOTE, "accept_host_key": fingerprint(HOST_KEY)})
+    assert node["host_key_fingerprint"] == fingerprint(HOST_KEY)
+    assert controller.turns.nodes[node["id"]].address.host_key == HOST_KEY
+
+
+async def test_a_given_host_key_is_pinned_without_asking_the_host(
+    api: TestClient[Any, Any],
+) -> None:
+    body = {"name": "away", "host": "nobody.example", "host_key": f"{HOST_KEY} a comment"}
+    node = await added(api, body)
+    assert node["host_key_fingerprint"] == fingerprint(HOST_KEY)
+
+
+async def test_a_host_that_does_not_answer_is_said(api: TestClient[Any, Any]) -> None:
+    async with api.post("/v1/nodes", json={"name": "x", "host": "nobody.example"}) as answer:
+        assert await shape_of(answer) == (503, "node_unreachable", "host")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"name": "No"}, "name"),
+        ({"name": "n"}, "host"),
+        ({"name": "n", "host": "h", "local_socket": "/s"}, "host"),
+        ({"name": "n", "local_socket": "relative"}, "local_socket"),
+        ({"name": "n", "host": "h", "socket": "relative"}, "socket"),
+        ({"name": "n", "host": "-oProxyCommand=x"}, "host"),
+        ({"name": "n", "host": "h", "port": 0}, "port"),
+        ({"name": "n", "host": "h", "host_key": "not a key"}, "host_key"),
+        ({"name": "n", "host": "h", "accept_host_key": "md5:1"}, "accept_host_key"),
+        (
+            {"name": "n", "host": "h", "host_key": HOST_KEY, "accept_host_key": "SHA256:x"},
+            "accept_host_key",
+        ),
+    ],
+)
+async def test_a_wrong_node_is_refused_by_its_field(
+    api: TestClient[Any, Any], body: dict[str, Any], field: str
+) -> None:
+    async with api.post("/v1/nodes", json=body) as answer:
+        assert await shape_of(answer) == (400, "invalid", field)
+
+
+async def test_a_nodes_name_is_unique(api: TestClient[Any, Any]) -> None:
+    await added(api, LOCAL)
+    async with api.post("/v1/nodes", json=LOCAL) as answer:
+        assert await shape_of(answer) == (409, "conflict", "name")
+
+
+async def test_a_drained_node_says_why_until_it_is_resumed(api: TestClient[Any, Any]) -> None:
+    await added(api, LOCAL)
+    async with api.post("/v1/nodes/here/drain", json={"reason": "new disk"}) as answer:
+        node = await answer.json()
+    assert (node["draining"], node["drain_reason"]) == (True, "new disk")
+    async with api.post("/v1/nodes/here/resume") as answer:
+        node = await answer.json()
+    assert (node["draining"], node["drain_reason"]) == (False, None)
+
+
+async def test_a_node_with_jobs_is_not_removed(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    node = await added(api, LOCAL)
+    run = await submit(api, name="busy")
+    job = run["jobs"][0]
+    allocation = Allocation(
+        id="a1",
+        run_id=run["id"],
+        job_id=job["id"],
+        node_id=node["id"],
+        state=AllocationState.HELD,
+        resources=Resources(cpu=2.0, memory=512),
+        created_at=0.0,
+    )
+    attempt_id = job["attempts"][0]["id"]
+    placed = Placed(run_id=run["id"], attempt_id=attempt_id, allocation=allocation)
+    await controller.turns.report(placed)
+    async with api.delete("/v1/nodes/here") as answer:
+        assert await shape_of(answer) == (409, "node_busy", "node")
+        assert "busy" in await answer.text()
+    async with api.get("/v1/nodes/here") as answer:
+        shown = await answer.json()
+    assert (shown["cpu_allocated"], shown["memory_allocated"], shown["runs"]) == (
+        2.0,
+        512,
+        ["busy"],
+    )
+    async with api.get("/v1/runs/busy") as answer:
+        assert (await answer.json())["jobs"][0]["attempts"][0]["node"] == "here"
+
+
+async def test_a_removed_node_is_gone(api: TestClient[Any, Any]) -> None:
+    await added(api, LOCAL)
+    async with api.delete("/v1/nodes/here") as answer:
+        assert answer.status == 200
+    async with api.get("/v1/nodes/here") as answer:
+        assert await shape_of(answer) == (404, "not_found", "node")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/nodes"),
+        ("POST", "/v1/nodes/here/drain"),
+        ("POST", "/v1/nodes/here/resume"),
+        ("POST", "/v1/nodes/here/gpus/GPU-0/clear"),
+        ("DELETE", "/v1/nodes/here"),
+    ],
+)
+async def test_only_an_admin_changes_nodes(server: TestServer, method: str, path: str) -> None:
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    body = LOCAL if path == "/v1/nodes" else {}
+    async with (
+        TestClient(server) as client,
+        client.request(method, path, json=body, headers=headers) as answer,
+    ):
+        assert await shape_of(answer) == (403, "forbidden", None)
+
+
+async def test_the_node_key_is_the_controllers(api: TestClient[Any, Any]) -> None:
+    async with api.get("/v1/node-key") as answer:
+        assert await answer.json() == {"public_key": "ssh-ed25519 AAAA"}
+
+
+async def test_a_run_that_no_node_could_ever_hold_is_refused(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    node = await added(api, LOCAL)
+    big = {"type": "task", "commands": ["x"], "resources": {"cpu": 64}}
+    async with api.post("/v1/runs", json={"configuration": big}) as answer:
+        assert answer.status == 201
+    small = msgspec.structs.replace(
+        controller.turns.nodes[node["id"]],
+        status=NodeStatus.CONNECTED,
+        capacity=NodeCapacity(cpu=4.0, memory=1 << 40),
+    )
+    await controller.turns.save_node(small, small.id)
+    async with api.post("/v1/runs", json={"configuration": big}) as answer:
+        assert await shape_of(answer) == (422, "cannot_fit", "resources")
+        assert "64 CPU" in await answer.text()

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aiohttp.test_utils import TestClient
+
+from controller.api.openapi import document
+from controller.api.table import ROUTES
+
+
+def refs(value: object) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*(refs(part) for part in value.values()))
+    if isinstance(value, list):
+        return set().union(*(refs(part) for part in value))
+    return set()
+
+
+async def test_the_document_lists_exactly_the_routes_that_are_served(
+    api: TestClient[Any, Any],
+) -> None:
+    async with api.get("/v1/openapi.json") as answer:
+        paths = (await answer.json())["paths"]
+    listed = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    served = {
+        (route.method, route.resource.canonical)
+        for route in api.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    assert listed == served - {("GET", "/v1/openapi.json")}
+
+
+def test_every_reference_of_the_document_is_in_it() -> None:
+    made = document(ROUTES)
+    names = {f"#/components/schemas/{name}" for name in made["components"]["schemas"]}
+    assert refs(made) == names
+
+
+def test_operations_have_names_of_their_own() -> None:
+    operations = [route.operation for route in ROUTES]
+    assert len(operations) == len(set(operations))
+
+
+def test_path_parameters_are_described() -> None:
+    for path, methods in document(ROUTES)["paths"].items():
+        for operation in methods.values():
+            described = [one["name"] for one in operation["parameters"] if one["in"] == "path"]
+            assert described == re.findall(r"{(\w+)}", path)

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+from aiohttp import WSMsgType
+from aiohttp.test_utils import TestClient, TestServer
+
+from controller.lifecycle.reports import StopRequested
+from controller.service.logs import follow_log
+from runner.schemas import LogsHeader
+from runner.schemas.frames import Decoder, Frame, Stream, encode
+from shim.schemas import PullProgress
+from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
+
+HELLO = {"type": "task", "commands": ["echo hello"]}
+
+
+async def submit(api: TestClient[Any, Any], **more: object) -> dict[str, Any]:
+    async with api.post("/v1/runs", json={"configuration": HELLO, **more}) as answer:
+        assert answer.status == 201, await answer.text()
+        run: dict[str, Any] = await answer.json()
+        return run
+
+
+async def error_of(answer: Any) -> tuple[int, str, str | None]:
+    body = await answer.json()
+    return answer.status, body["error"]["code"], body["error"]["field"]
+
+
+async def test_a_submitted_run_is_queued_with_its_reason(api: TestClient[Any, Any]) -> None:
+    run = await submit(api, name="hello")
+    assert (run["name"], run["user"], run["status"]) == ("hello", "admin", "submitted")
+    assert run["jobs"][0]["pending_reason"] == "no node is connected"
+
+
+async def test_a_run_without_a_name_gets_one_and_is_found_by_it(api: TestClient[Any, Any]) -> None:
+    first, second = await submit(api), await submit(api)
+    assert first["name"] != second["name"]
+    async with api.get(f"/v1/runs/{first['name']}") as answer:
+        assert (await answer.json())["id"] == first["id"]
+
+
+async def test_a_name_is_refused_while_a_live_run_has_it(api: TestClient[Any, Any]) -> None:
+    live = await submit(api, name="same")
+    async with api.post("/v1/runs", json={"configuration": HELLO, "name": "same"}) as answer:
+        assert await error_of(answer) == (409, "name_taken", "name")
+        assert live["id"] in await answer.text()
+
+
+async def test_a_name_is_free_again_when_its_run_has_ended(api: TestClient[Any, Any]) -> None:
+    first = await submit(api, name="same")
+    await api.post("/v1/runs/same/stop", json={})
+    second = await submit(api, name="same")
+    assert second["id"] != first["id"]
+    async with api.get("/v1/runs/same") as answer:
+        assert (await answer.json())["id"] == second["id"]
+
+
+async def test_the_same_client_key_gives_the_same_run(api: TestClient[Any, Any]) -> None:
+    runs = await asyncio.gather(*(submit(api, client_key="k") for _ in range(5)))
+    await api.post(f"/v1/runs/{runs[0]['id']}/stop", json={})
+    after_its_end = await submit(api, client_key="k")
+    assert {run["id"] for run in runs} == {after_its_end["id"]}
+
+
+async def test_a_client_key_used_for_another_configuration_is_refused(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api, client_key="k")
+    other = {"configuration": {**HELLO, "priority": 9}, "client_key": "k"}
+    async with api.post("/v1/runs", json=other) as answer:
+        assert await error_of(answer) == (409, "client_key_used", "client_key")
+
+
+async def test_a_wrong_configuration_is_refused_by_its_field(api: TestClient[Any, Any]) -> None:
+    wrong = {"configuration": {**HELLO, "resources": {"memory": "lots"}}}
+    async with api.post("/v1/runs", json=wrong) as answer:
+        assert await error_of(answer) == (400, "invalid_configuration", "resources.memory")
+
+
+async def test_secrets_of_a_configuration_are_in_no_answer(api: TestClient[Any, Any]) -> None:
+    secret = "hunter2-hunter2"
+    configuration = {
+        **HELLO,
+        "env": {"TOKEN": secret},
+        "registry_auth": {"username": "u", "password": secret},
+    }
+    async with api.post("/v1/runs", json={"configuration": configuration}) as answer:
+        assert secret not in await answer.text()
+    async with api.get("/v1/events") as answer:
+        assert secret not in await answer.text()
+
+
+async def test_a_stop_is_recorded_when_it_is_answered(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="hello")
+    async with api.post("/v1/runs/hello/stop", json={"abort": True}) as answer:
+        run = await answer.json()
+    assert (run["status"], run["termination_reason"]) == ("terminated", "aborted_by_user")
+    assert run["jobs"][0]["attempts"][0]["termination_reason"] == "aborted_by_user"
+
+
+async def test_stopping_a_run_that_has_ended_changes_nothing(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="hello")
+    answers = [await api.post("/v1/runs/hello/stop", json={}) for _ in range(2)]
+    first, second = [await answer.json() for answer in answers]
+    assert first == second
+
+
+async def test_a_user_may_not_stop_anothers_run(server: TestServer) -> None:
+    admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    ada = {"Authorization": f"Bearer {USER_TOKEN}"}
+    async with TestClient(server) as client:
+        body = {"configuration": HELLO, "name": "admins"}
+        await client.post("/v1/runs", json=body, headers=admin)
+        async with client.post("/v1/runs/admins/stop", json={}, headers=ada) as answer:
+            assert await error_of(answer) == (403, "forbidden", "run")
+        body = {"configuration": HELLO, "name": "adas"}
+        await client.post("/v1/runs", json=body, headers=ada)
+        async with client.post("/v1/runs/adas/stop", json={}, headers=admin) as answer:
+            assert answer.status == 200
+
+
+async def test_finished_runs_are_listed_on_demand_and_in_pages(api: TestClient[Any, Any]) -> None:
+    for name in ("a", "b", "c"):
+        await submit(api, name=name)
+    await api.post("/v1/runs/b/stop", json={})
+
+    async def names(**query: str) -> list[str]:
+        async with api.get("/v1/runs", params=query) as answer:
+            return [run["name"] for run in (await answer.json())["runs"]]
+
+    assert await names() == ["c", "a"]
+    assert await names(all="true", limit="2") == ["c", "b"]
+    async with api.get("/v1/runs/b") as answer:
+        last = (await answer.json())["id"]
+    assert await names(all="true", before=last) == ["a"]
+
+
+async def test_events_tell_a_runs_story_and_go_on_from_a_number(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="other")
+    await submit(api, name="hello")
+    async with api.get("/v1/events", params={"run": "hello"}) as answer:
+        story = (await answer.json())["events"]
+    assert (story[0]["kind"], story[0]["to_status"]) == ("run", "submitted")
+    assert {event["run_id"] for event in story} == {story[0]["run_id"]}
+    async with api.get("/v1/events", params={"after": str(story[-1]["seq"])}) as answer:
+        assert (await answer.json())["events"] == []
+
+
+async def test_a_watch_tells_the_state_at_once_and_ends_with_the_final_one(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    async with api.get("/v1/runs/hello/watch") as answer:
+        first = json.loads(await answer.content.readline())
+        controller.turns.post(StopRequested(run_id=run["id"], abort=False, by="admin"))
+        lines = [json.loads(line) async for line in answer.content]
+    assert first == {"run": run, "progress": {}}
+    assert lines[-1]["run"]["status"] == "terminated"
+
+
+async def test_a_watch_of_a_finished_run_is_one_line(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="hello")
+    await api.post("/v1/runs/hello/stop", json={})
+    async with api.get("/v1/runs/hello/watch") as answer:
+        lines = [json.loads(line) async for line in answer.content]
+    assert [line["run"]["status"] for line in lines] == ["terminated"]
+
+
+async def test_pull_progress_wakes_those_who_watch_its_run(controller: Controller) -> None:
+    changed = asyncio.Event()
+    watch = controller.progress.watch(changed)
+    watch.attend(["mine"])
+    controller.progress["others"] = PullProgress(downloaded=1, total=2)
+    assert not changed.is_set()
+    controller.progress["mine"] = PullProgress(downloaded=1, total=2)
+    assert changed.is_set()
+    watch.attend([])
+    changed.clear()
+    del controller.progress["mine"]
+    assert not changed.is_set()
+
+
+async def write_log(controller: Controller, attempt_id: str, *texts: bytes) -> None:
+    writer = await controller.logs.writer(attempt_id)
+    for text in texts:
+        frame = Frame(writer.end, 1, Stream.STDOUT, text)
+        await writer.append(encode(frame))
+    await writer.close()
+
+
+def payload(data: bytes) -> bytes:
+    return b"".join(frame.payload for frame in Decoder().feed(data))
+
+
+async def test_the_stored_log_is_read_from_an_offset(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    await write_log(controller, run["jobs"][0]["attempts"][0]["id"], b"hello ", b"world")
+    async with api.get("/v1/runs/hello/logs", params={"offset": "3"}) as answer:
+        assert payload(await answer.read()) == b"lo world"
+
+
+async def test_a_followed_log_comes_whole_and_closes_normally(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    attempt_id = run["jobs"][0]["attempts"][0]["id"]
+    await write_log(controller, attempt_id, b"hello ")
+    async with api.ws_connect("/v1/runs/hello/logs/ws") as socket:
+        header = msgspec.json.decode(await socket.receive_str(), type=LogsHeader)
+        received = payload(await socket.receive_bytes())
+        await write_log(controller, attempt_id, b"world")
+        controller.logs.wake(attempt_id)
+        received += payload(await socket.receive_bytes())
+        await controller.logs.complete(attempt_id)
+        end = await socket.receive()
+    assert (header.offset, received) == (0, b"hello world")
+    assert (end.type, socket.close_code) == (WSMsgType.CLOSE, 1000)
+
+
+async def test_the_log_of_an_attempt_that_never_ran_is_empty_and_ends(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api, name="hello")
+    await api.post("/v1/runs/hello/stop", json={})
+    async with api.ws_connect("/v1/runs/hello/logs/ws") as socket:
+        await socket.receive_str()
+        await socket.receive()
+    assert socket.close_code == 1000
+
+
+async def test_a_follower_that_comes_while_the_attempt_ends_comes_to_its_end(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    service = controller.service
+    attempt_id = run["jobs"][0]["attempts"][0]["id"]
+    pieces = follow_log(service.runs, service.logs, run["id"], attempt_id, 0)
+    await controller.turns.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
+    assert [piece async for piece in pieces] == []
+
+
+async def test_an_unknown_job_or_attempt_is_refused_before_the_stream(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api, name="hello")
+    for field in ("job", "attempt"):
+        async with api.get("/v1/runs/hello/logs", params={field: "7"}) as answer:
+            assert await error_of(answer) == (404, "not_found", field)
+        async with api.get("/v1/runs/hello/logs/ws", params={field: "7"}) as answer:
+            assert await error_of(answer) == (404, "not_found", field)
+
+
+async def test_streams_end_when_the_controller_stops(
+    api: TestClient[Any, Any], server: TestServer
+) -> None:
+    await submit(api, name="hello")
+    async with api.get("/v1/runs/hello/watch") as answer:
+        await answer.content.readline()
+        async with api.ws_connect("/v1/runs/hello/logs/ws") as socket:
+            await socket.receive_str()
+            closing = asyncio.create_task(server.close())
+            await socket.receive()
+            await closing
+    assert socket.close_code == 1001

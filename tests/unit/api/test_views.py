@@ -1,0 +1,177 @@
+"""The contract of `inspect --json`, written out once by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from controller.api.views import iso, run_summary, run_view
+from controller.lifecycle.model import (
+    Attempt,
+    Incarnation,
+    Job,
+    JobSpec,
+    Run,
+    RunState,
+    RunType,
+    Switch,
+)
+from controller.lifecycle.reasons import Reason, RunReason
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
+
+FULL = RunState(
+    run=Run(
+        id="r1",
+        name="wise-otter-1",
+        type=RunType.TASK,
+        user="ada",
+        status=RunStatus.FAILED,
+        reason=RunReason.JOB_FAILED,
+        message="a sentence",
+        incarnation=Incarnation(number=2, id="i2"),
+        switches=(Switch(reason="job_failed", attempt_id="a0", message=None, at=1.5),),
+        next_triggered_at=60.0,
+        submitted_at=0.0,
+        finished_at=100.0,
+    ),
+    jobs=(
+        Job(
+            id="j1",
+            group="main",
+            replica=0,
+            cookie=0,
+            index=0,
+            spec=JobSpec(image="busybox"),
+            attempts=(
+                Attempt(
+                    id="a1",
+                    job_id="j1",
+                    number=0,
+                    status=AttemptStatus.FAILED,
+                    incarnation=Incarnation(number=2, id="i2"),
+                    allocation_id="al1",
+                    node_id="n1",
+                    reason=Reason.CONTAINER_EXITED_WITH_ERROR,
+                    message="exit code 7",
+                    exit_code=7,
+                    gpus=("GPU-1",),
+                    ports={"22": 4022},
+                    ssh_host_key="ssh-ed25519 AAAA",
+                    submitted_at=0.0,
+                    provisioned_at=1.0,
+                    pulling_at=2.0,
+                    running_at=3.0004,
+                    finished_at=1767225600.0,
+                ),
+            ),
+        ),
+    ),
+)
+
+GOLDEN: dict[str, Any] = {
+    "id": "r1",
+    "name": "wise-otter-1",
+    "type": "task",
+    "user": "ada",
+    "status": "failed",
+    "termination_reason": "job_failed",
+    "message": "a sentence",
+    "incarnation": {"number": 2, "id": "i2"},
+    "occurrence": 1,
+    "next_triggered_at": "1970-01-01T00:01:00.000Z",
+    "suspended": False,
+    "parent_id": None,
+    "deployment": 0,
+    "switches": [
+        {
+            "reason": "job_failed",
+            "attempt_id": "a0",
+            "message": None,
+            "at": "1970-01-01T00:00:01.500Z",
+        }
+    ],
+    "jobs": [
+        {
+            "id": "j1",
+            "group": "main",
+            "replica": 0,
+            "cookie": 0,
+            "index": 0,
+            "rank": None,
+            "status": "failed",
+            "pending_reason": None,
+            "attempts": [
+                {
+                    "id": "a1",
+                    "status": "failed",
+                    "termination_reason": "container_exited_with_error",
+                    "message": "exit code 7",
+                    "exit_code": 7,
+                    "node": "n-one",
+                    "allocation_id": "al1",
+                    "incarnation": {"number": 2, "id": "i2"},
+                    "gpus": ["GPU-1"],
+                    "ports": {"22": 4022},
+                    "ssh_host_key": "ssh-ed25519 AAAA",
+                    "ready": False,
+                    "registered_at": None,
+                    "submitted_at": "1970-01-01T00:00:00.000Z",
+                    "provisioned_at": "1970-01-01T00:00:01.000Z",
+                    "pulling_at": "1970-01-01T00:00:02.000Z",
+                    "running_at": "1970-01-01T00:00:03.000Z",
+                    "finished_at": "2026-01-01T00:00:00.000Z",
+                }
+            ],
+        }
+    ],
+}
+
+
+def waiting(retry_at: float | None = None) -> RunState:
+    attempt = Attempt(
+        id="a1", job_id="j1", number=0, status=AttemptStatus.SUBMITTED, submitted_at=0.0
+    )
+    job = msgspec.structs.replace(FULL.jobs[0], attempts=(attempt,), retry_at=retry_at)
+    run = Run(
+        id="r1",
+        name="n",
+        type=RunType.TASK,
+        user="ada",
+        status=RunStatus.SUBMITTED,
+        submitted_at=0.0,
+    )
+    return RunState(run=run, jobs=(job,))
+
+
+def test_inspect_shows_exactly_the_contract() -> None:
+    shown = msgspec.json.encode(run_view(FULL, {"n1": "n-one"}))
+    assert msgspec.json.decode(shown) == GOLDEN
+
+
+def test_what_is_not_known_yet_is_null_or_empty_and_never_absent() -> None:
+    shown = msgspec.json.decode(msgspec.json.encode(run_view(waiting(), {})))
+    assert shown.keys() == GOLDEN.keys()
+    assert shown["jobs"][0].keys() == GOLDEN["jobs"][0].keys()
+    attempt = shown["jobs"][0]["attempts"][0]
+    assert attempt.keys() == GOLDEN["jobs"][0]["attempts"][0].keys()
+    assert (attempt["gpus"], attempt["ports"], attempt["node"]) == ([], {}, None)
+
+
+def test_a_node_that_was_removed_is_shown_by_its_id() -> None:
+    assert run_view(FULL, {}).jobs[0].attempts[0].node == "n1"
+
+
+def test_a_job_that_waits_for_its_next_attempt_is_pending_and_says_until_when() -> None:
+    job = run_view(waiting(retry_at=60.0), {}).jobs[0]
+    assert job.status == "pending"
+    assert "1970-01-01T00:01:00.000Z" in (job.pending_reason or "")
+
+
+def test_the_summary_names_nodes_and_exit_code() -> None:
+    summary = run_summary(FULL, {"n1": "n-one"})
+    assert (summary.nodes, summary.exit_code) == (("n-one",), 7)
+
+
+def test_times_are_rounded_to_milliseconds() -> None:
+    assert iso(0.9996) == "1970-01-01T00:00:01.000Z"

@@ -1,0 +1,263 @@
+"""The real command in a process of its own, against the real API; the node's part is played."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestServer
+
+from controller.lifecycle.model import Allocation, Attempt, Resources, RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import (
+    LogsComplete,
+    Placed,
+    RunnerExited,
+    RunnerStarted,
+    TaskAccepted,
+    TaskRemoved,
+    TaskSeen,
+)
+from controller.lifecycle.statuses import AllocationState
+from runner.schemas.frames import Frame, Stream, encode
+from tests.unit.api.conftest import ADMIN_TOKEN, Controller, controller, server
+
+__all__ = ["controller", "server"]
+
+ON_TERMINAL = (
+    "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "from controller.cli.main import main; main()"
+)
+PROGRAM = "from controller.cli.main import main; main()"
+DEADLINE_SECONDS = 20.0
+
+
+class Result(msgspec.Struct, frozen=True):
+    status: int
+    out: bytes
+    err: str
+
+
+class Command:
+    """One `fairlead` that runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.said = ""
+
+    async def hears(self, text: str) -> None:
+        """Wait until stderr has said this."""
+        assert self._process.stderr is not None
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while text not in self.said:
+                line = await self._process.stderr.readline()
+                assert line, f"it ended without saying {text!r}: {self.said}"
+                self.said += line.decode()
+
+    async def reads(self, size: int) -> bytes:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await self._process.stdout.readexactly(size)
+
+    def close_output(self) -> None:
+        """As `head` does when it has read enough."""
+        transport = self._process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]
+        transport.close()
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    async def ended(self) -> Result:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            out, err = await self._process.communicate()
+        self.said += err.decode()
+        assert "Traceback" not in self.said
+        assert self._process.returncode is not None
+        return Result(self._process.returncode, out, self.said)
+
+
+class Fairlead(Protocol):
+    async def __call__(self, *arguments: str, **env: str) -> Command: ...
+
+
+@pytest.fixture
+def environment(server: TestServer) -> dict[str, str]:
+    base = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")}
+    url = str(server.make_url("")).rstrip("/")
+    return base | {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": ADMIN_TOKEN}
+
+
+@pytest.fixture
+async def start(environment: dict[str, str]) -> AsyncIterator[Fairlead]:
+    """Starts commands as the admin; `env` adds to the environment, an empty value takes away."""
+    processes: list[asyncio.subprocess.Process] = []
+
+    async def started(*arguments: str, **env: str) -> Command:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            PROGRAM,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={name: value for name, value in (environment | env).items() if value},
+        )
+        processes.append(process)
+        return Command(process)
+
+    yield started
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+class Terminal:
+    """One `fairlead` whose stdin, stdout and stderr are a terminal."""
+
+    def __init__(self, process: asyncio.subprocess.Process, master: int) -> None:
+        self._process = process
+        self._master = master
+        self._shown = b""
+        self._more = asyncio.Event()
+        os.set_blocking(master, False)
+        asyncio.get_running_loop().add_reader(master, self._read)
+
+    def _read(self) -> None:
+        try:
+            self._shown += os.read(self._master, 65536)
+        except OSError:
+            asyncio.get_running_loop().remove_reader(self._master)
+        self._more.set()
+
+    async def shows(self, text: bytes) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while text not in self._shown:
+                self._more.clear()
+                await self._more.wait()
+
+    def types(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            status = await self._process.wait()
+        assert b"Traceback" not in self._shown
+        return status
+
+    async def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._master)
+        os.close(self._master)
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+@pytest.fixture
+async def start_on_terminal(
+    environment: dict[str, str],
+) -> AsyncIterator[Callable[..., Awaitable[Terminal]]]:
+    terminals: list[Terminal] = []
+
+    async def started(*arguments: str) -> Terminal:
+        master, slave = os.openpty()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            ON_TERMINAL,
+            *arguments,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**environment, "TERM": "xterm"},
+            start_new_session=True,
+        )
+        os.close(slave)
+        terminals.append(Terminal(process, master))
+        return terminals[-1]
+
+    yield started
+    for terminal in terminals:
+        await terminal.close()
+
+
+class PlayedNode:
+    """Reports what a node's daemons would, for the current attempt of a run's only job."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def _state(self, name: str) -> RunState:
+        return await self._controller.service.runs.get(name)
+
+    async def _current(self, name: str) -> tuple[str, Attempt]:
+        state = await self._state(name)
+        return state.run.id, state.jobs[0].attempts[-1]
+
+    async def runs(self, name: str) -> str:
+        """Place the attempt and start its commands; its id."""
+        run_id, attempt = await self._current(name)
+        ids = {"run_id": run_id, "attempt_id": attempt.id}
+        allocation = Allocation(
+            id=f"allocation-of-{attempt.id}",
+            run_id=run_id,
+            job_id=attempt.job_id,
+            node_id="n1",
+            state=AllocationState.HELD,
+            resources=Resources(),
+            created_at=0.0,
+        )
+        turns = self._controller.turns
+        await turns.report(Placed(allocation=allocation, **ids))
+        await turns.report(TaskAccepted(**ids))
+        await turns.report(self._seen(run_id, attempt.id, terminated=False))
+        await turns.report(RunnerStarted(at=1.0, **ids))
+        return attempt.id
+
+    async def prints(self, name: str, data: bytes, stream: Stream = Stream.STDOUT) -> None:
+        _, attempt = await self._current(name)
+        writer = await self._controller.logs.writer(attempt.id)
+        await writer.append(encode(Frame(writer.end, 1, stream, data)))
+        await writer.close()
+
+    async def ends(self, name: str, exit_code: int) -> None:
+        run_id, attempt = await self._current(name)
+        ids = {"run_id": run_id, "attempt_id": attempt.id}
+        reason = Reason.CONTAINER_EXITED_WITH_ERROR if exit_code else Reason.DONE_BY_RUNNER
+        turns = self._controller.turns
+        exited = RunnerExited(reason=reason, message=None, exit_code=exit_code, **ids)
+        await turns.report(exited)
+        await turns.report(self._seen(run_id, attempt.id, terminated=True))
+        await self._controller.logs.complete(attempt.id)
+        await turns.report(LogsComplete(**ids))
+        await turns.report(TaskRemoved(**ids))
+
+    @staticmethod
+    def _seen(run_id: str, attempt_id: str, *, terminated: bool) -> TaskSeen:
+        return TaskSeen(
+            run_id=run_id,
+            attempt_id=attempt_id,
+            container_started=True,
+            terminated=terminated,
+            runner_socket="/run/fairlead/runner.sock",
+        )
+
+
+@pytest.fixture
+def node(controller: Controller) -> PlayedNode:
+    return PlayedNode(controller)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    path = tmp_path / "task.yml"
+    path.write_text("type: task\nname: hello\ncommands: [echo hello]\n")
+    return str(path)

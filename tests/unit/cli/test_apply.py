@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from controller.api.app import make_app
+from controller.lifecycle.statuses import RunStatus
+from runner.schemas.frames import Stream
+from tests.unit.api.conftest import Controller
+from tests.unit.cli.conftest import Fairlead, PlayedNode, Terminal
+
+EVERY_BYTE = bytes(range(256)) * 3
+
+
+async def test_output_arrives_byte_for_byte_on_the_stream_it_was_written_to(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    command = await start("apply", "-f", task)
+    await command.hears("queued: no node is connected")
+    await node.runs("hello")
+    await node.prints("hello", EVERY_BYTE)
+    await node.prints("hello", b"to stderr\n", Stream.STDERR)
+    await node.prints("hello", b"no newline at the end")
+    await node.ends("hello", 0)
+    result = await command.ended()
+    assert result.out == EVERY_BYTE + b"no newline at the end"
+    assert "to stderr\n" in result.err
+    assert "fairlead: running on n1\n" in result.err
+    assert result.err.endswith("fairlead: hello: done: All jobs are done.\n")
+    assert result.status == 0
+
+
+async def test_the_jobs_exit_code_is_the_commands(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    command = await start("apply", "-f", task)
+    await command.hears("submitted hello")
+    await node.runs("hello")
+    await node.ends("hello", 7)
+    assert (await command.ended()).status == 7
+
+
+async def test_a_stopped_run_is_a_failure(
+    start: Fairlead, controller: Controller, task: str
+) -> None:
+    command = await start("apply", "-f", task)
+    await command.hears("submitted hello")
+    assert (await (await start("stop", "hello")).ended()).status == 0
+    result = await command.ended()
+    assert result.status == 1
+    assert "hello: terminated: stopped by admin" in result.err
+
+
+async def test_the_output_of_every_attempt_of_a_retried_job_arrives(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    path = tmp_path / "retried.yml"
+    path.write_text(
+        "type: task\nname: again\ncommands: [work]\nretry: {on_events: [error], max_failures: 1}\n"
+    )
+    command = await start("apply", "-f", str(path))
+    await command.hears("submitted again")
+    await node.runs("again")
+    await node.prints("again", b"first\n")
+    await node.ends("again", 1)
+    await node.runs("again")
+    await node.prints("again", b"second\n")
+    await node.ends("again", 0)
+    result = await command.ended()
+    assert (result.status, result.out) == (0, b"first\nsecond\n")
+
+
+async def test_a_lost_controller_costs_no_byte_and_doubles_none(
+    start: Fairlead, controller: Controller, node: PlayedNode, task: str, server: TestServer
+) -> None:
+    command = await start("apply", "-f", task)
+    await command.hears("submitted hello")
+    await node.runs("hello")
+    await node.prints("hello", b"before ")
+    assert await command.reads(7) == b"before "
+    port = server.port
+    assert port is not None
+    await server.close()
+    await node.prints("hello", b"while away ")
+    await command.hears("trying again")
+    again = TestServer(make_app(controller.service), port=port)
+    await again.start_server()
+    await node.prints("hello", b"after")
+    await node.ends("hello", 0)
+    result = await command.ended()
+    await again.close()
+    assert (result.status, result.out) == (0, b"while away after")
+
+
+async def test_an_interrupt_in_a_pipe_detaches_and_the_run_goes_on(
+    start: Fairlead, controller: Controller, node: PlayedNode, task: str
+) -> None:
+    command = await start("apply", "-f", task)
+    await command.hears("submitted hello")
+    await node.runs("hello")
+    await command.hears("running on n1")
+    command.interrupt()
+    result = await command.ended()
+    assert result.status == 130
+    assert "fairlead logs -f hello" in result.err
+    assert (await controller.service.runs.get("hello")).run.status is RunStatus.RUNNING
+
+
+async def test_detached_it_prints_the_runs_name_alone(start: Fairlead, task: str) -> None:
+    result = await (await start("apply", "-f", task, "-d", "-n", "other")).ended()
+    assert (result.status, result.out, result.err) == (0, b"other\n", "")
+
+
+async def test_a_taken_name_is_refused_with_the_run_that_has_it(start: Fairlead, task: str) -> None:
+    await (await start("apply", "-f", task, "-d")).ended()
+    result = await (await start("apply", "-f", task, "-d")).ended()
+    assert result.status == 1
+    assert result.err.startswith("fairlead: name: a live run is named hello already")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("type: task\ncommands: [a]\ncolour: red\n", "wrong.yml:3: colour: "),
+        (
+            "type: task\ncommands: [a]\nresources:\n  memory: lots\n",
+            "wrong.yml:4: resources.memory",
+        ),
+        ("type: [\n", "wrong.yml:2: "),
+        ("just text\n", "wrong.yml:1: "),
+    ],
+)
+async def test_a_wrong_file_is_one_sentence_with_its_line(
+    start: Fairlead, tmp_path: Path, content: str, expected: str
+) -> None:
+    path = tmp_path / "wrong.yml"
+    path.write_text(content)
+    result = await (await start("apply", "-f", str(path))).ended()
+    assert (result.status, result.out) == (2, b"")
+    assert expected in result.err
+    assert result.err.count("\n") == 1
+
+
+async def test_env_comes_from_the_option_and_from_here(
+    start: Fairlead, controller: Controller, task: str
+) -> None:
+    arguments = ("apply", "-f", task, "-d", "-e", "GIVEN=a=b", "-e", "TAKEN")
+    result = await (await start(*arguments, TAKEN="from here")).ended()
+    assert result.status == 0
+    state = await controller.service.runs.get("hello")
+    assert state.jobs[0].spec.env == {"GIVEN": "a=b", "TAKEN": "from here"}
+
+
+async def test_a_variable_that_is_not_set_is_named(start: Fairlead, task: str) -> None:
+    result = await (await start("apply", "-f", task, "-e", "NOT_SET_HERE")).ended()
+    assert result.status == 2
+    assert "NOT_SET_HERE" in result.err
+
+
+async def test_several_commands_may_follow_one_run(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    command = await start("apply", "-f", task)
+    await command.hears("submitted hello")
+    await node.runs("hello")
+    await node.prints("hello", b"same\n")
+    others = await asyncio.gather(*(start("logs", "-f", "hello") for _ in range(2)))
+    for other in others:
+        assert await other.reads(5) == b"same\n"
+    await node.ends("hello", 0)
+    assert [(await one.ended()).status for one in (command, *others)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [(b"y\n", RunStatus.TERMINATING), (b"\n", RunStatus.RUNNING)]
+)
+async def test_an_interrupt_at_a_terminal_asks_whether_to_stop(
+    start_on_terminal: Callable[..., Awaitable[Terminal]],
+    controller: Controller,
+    node: PlayedNode,
+    task: str,
+    answer: bytes,
+    expected: RunStatus,
+) -> None:
+    terminal = await start_on_terminal("apply", "-f", task)
+    await terminal.shows(b"queued: no node is connected")
+    await node.runs("hello")
+    await terminal.shows(b"running on n1")
+    terminal.types(b"\x03")
+    await terminal.shows(b"Stop hello? [y/N]")
+    terminal.types(answer)
+    assert await terminal.ended() == 130
+    assert (await controller.service.runs.get("hello")).run.status is expected

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.cli.commands.serve import parse_listen
+from controller.cli.errors import CliError
+from controller.links.hostkeys import fingerprint
+from runner.schemas.frames import Stream
+from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, Controller
+from tests.unit.cli.conftest import Fairlead, PlayedNode, Result
+
+
+async def of(start: Fairlead, *arguments: str, **env: str) -> Result:
+    return await (await start(*arguments, **env)).ended()
+
+
+async def test_a_controller_that_is_away_is_named_by_its_url(start: Fairlead) -> None:
+    result = await of(start, "ps", FAIRLEAD_URL="http://127.0.0.1:9")
+    assert result.status == 1
+    assert "cannot reach the controller at http://127.0.0.1:9" in result.err
+    assert "is it running?" in result.err
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+async def test_without_the_right_token_it_says_where_one_is(start: Fairlead, token: str) -> None:
+    result = await of(start, "ps", FAIRLEAD_TOKEN=token)
+    assert result.status == 1
+    assert "FAIRLEAD_TOKEN_FILE" in result.err
+
+
+async def test_the_token_may_come_from_a_file(start: Fairlead, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"{ADMIN_TOKEN}\n")
+    result = await of(start, "ps", FAIRLEAD_TOKEN="", FAIRLEAD_TOKEN_FILE=str(path))
+    assert (result.status, result.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FAIRLEAD_URL", "127.0.0.1"),
+        ("FAIRLEAD_TOKEN", "two words"),
+        ("FAIRLEAD_TOKEN", "schlüssel"),
+    ],
+)
+async def test_a_setting_that_cannot_be_right_is_named(
+    start: Fairlead, name: str, value: str
+) -> None:
+    result = await of(start, "ps", **{name: value})
+    assert result.status == 1
+    assert result.err.startswith(f"fairlead: {name}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("apply",), ("nonsense",), ("ps", "--nonsense"), ("logs", "x", "--offset", "-1")]
+)
+async def test_wrong_usage_is_status_2(start: Fairlead, arguments: tuple[str, ...]) -> None:
+    result = await of(start, *arguments)
+    assert result.status == 2
+    assert result.err.startswith("fairlead: ")
+
+
+async def test_an_unknown_run_is_status_1(start: Fairlead) -> None:
+    for command in ("inspect", "stop", "logs"):
+        result = await of(start, command, "nobody")
+        assert result.status == 1
+        assert "'nobody'" in result.err
+
+
+async def test_inspect_json_is_the_apis_document(
+    start: Fairlead, controller: Controller, task: str
+) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    result = await of(start, "inspect", "hello", "--json")
+    shown = json.loads(result.out)
+    assert list(shown)[:5] == ["id", "name", "type", "user", "status"]
+    assert shown["jobs"][0]["pending_reason"] == "no node is connected"
+
+
+async def test_ps_lists_what_lives_and_with_all_what_has_ended(start: Fairlead, task: str) -> None:
+    await of(start, "apply", "-f", task, "-d", "-n", "ended")
+    await of(start, "apply", "-f", task, "-d", "-n", "alive")
+    assert b"terminated" in (await of(start, "stop", "ended")).out
+    living = await of(start, "ps")
+    everything = await of(start, "ps", "-a", "--json")
+    assert b"alive" in living.out
+    assert b"ended" not in living.out
+    names = [run["name"] for run in json.loads(everything.out)["runs"]]
+    assert names == ["alive", "ended"]
+
+
+async def test_inspect_shows_attempts_and_why_a_job_waits(start: Fairlead, task: str) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    shown = (await of(start, "inspect", "hello")).out.decode()
+    assert "main/0" in shown
+    assert "waits: no node is connected" in shown
+
+
+async def test_events_tell_what_happened(start: Fairlead, task: str) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    told = (await of(start, "events", "hello")).out.decode()
+    assert "submitted by admin" in told
+    events = json.loads((await of(start, "events", "--json")).out)["events"]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_stored_logs_are_shown_from_an_offset(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    await node.runs("hello")
+    await node.prints("hello", b"out")
+    await node.prints("hello", b"err", Stream.STDERR)
+    result = await of(start, "logs", "hello", "--offset", "1")
+    assert (result.out, result.err) == (b"ut", "err")
+
+
+async def test_a_reader_that_leaves_early_is_no_error_to_talk_about(
+    start: Fairlead, node: PlayedNode, task: str, tmp_path: Path
+) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    await node.runs("hello")
+    await node.prints("hello", b"x" * 500_000)
+    command = await start("logs", "-f", "hello")
+    assert await command.reads(10) == b"x" * 10
+    command.close_output()
+    await node.ends("hello", 0)
+    result = await command.ended()
+    assert (result.status, result.err) == (141, "")
+
+
+async def test_a_node_is_added_listed_drained_and_removed(start: Fairlead) -> None:
+    assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
+    assert b"/run/shim.sock" in (await of(start, "node", "list")).out
+    assert (await of(start, "node", "drain", "n1", "--reason", "new disk")).status == 0
+    assert b"draining: new disk" in (await of(start, "node", "list")).out
+    resumed = await of(start, "node", "resume", "n1", "--json")
+    assert json.loads(resumed.out)["draining"] is False
+    assert (await of(start, "node", "remove", "n1")).status == 0
+    assert json.loads((await of(start, "node", "list", "--json")).out) == {"nodes": []}
+
+
+async def test_an_unknown_host_key_is_shown_with_how_to_accept_it(start: Fairlead) -> None:
+    result = await of(start, "node", "add", "n1", "--host", "node.example")
+    assert result.status == 1
+    assert f"--accept-host-key {fingerprint(HOST_KEY)}" in result.err
+
+
+async def test_the_controllers_key_is_shown_for_the_nodes(start: Fairlead) -> None:
+    assert (await of(start, "node", "key")).out == b"ssh-ed25519 AAAA\n"
+
+
+def test_what_was_not_foreseen_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(main, "make_app", broken)
+    monkeypatch.delenv("FAIRLEAD_DEBUG", raising=False)
+    assert main.run(["ps"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "FAIRLEAD_DEBUG=1" in shown
+
+
+@pytest.mark.parametrize("text", ["8700", "host", "host:", ":8700", "host:port", "host:70000"])
+def test_a_wrong_listen_address_is_refused(text: str) -> None:
+    with pytest.raises(CliError, match="HOST:PORT"):
+        parse_listen(text)
+
+
+def test_listen_addresses_may_be_ipv6() -> None:
+    assert parse_listen("[::1]:8700") == ("::1", 8700)
+    assert parse_listen("127.0.0.1:0") == ("127.0.0.1", 0)

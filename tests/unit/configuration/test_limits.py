@@ -1,0 +1,78 @@
+"""What could never run is refused when it is submitted, by its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.parse import parse
+from controller.configuration.plan import Defaults, to_run
+from runner.schemas.script import LONGEST_ARGUMENT, script
+
+
+def submit(**fields: Any) -> None:
+    written = {"type": "task", "commands": ["true"], **fields}
+    to_run(parse(written), written, Defaults())
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "sentence"),
+    [
+        ({"max_duration": 0}, "max_duration", "more than 0"),
+        ({"max_duration": "0s"}, "max_duration", "more than 0"),
+        ({"stop_duration": -5}, "stop_duration", "a duration such as"),
+        ({"stop_duration": "-5s"}, "stop_duration", "a duration such as"),
+        ({"resources": {"memory": "1KB"}}, "resources.memory", "at least 6MiB"),
+        ({"resources": {"memory": "6MB"}}, "resources.memory", "at least 6MiB"),
+        (
+            {"resources": {"memory": "1GiB", "shm_size": "2GiB"}},
+            "resources.shm_size",
+            "at most the job's memory",
+        ),
+        ({"resources": {"shm_size": "2GiB"}}, "resources.shm_size", "memory of 1073741824 bytes"),
+    ],
+)
+def test_what_could_never_run_is_refused_with_what_is_allowed(
+    fields: dict[str, Any], field: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        submit(**fields)
+
+    assert caught.value.field == field
+    assert sentence in caught.value.sentence()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_duration": "off"},
+        {"stop_duration": 0},
+        {"resources": {"memory": "6MiB", "shm_size": "6MiB"}},
+    ],
+)
+def test_what_lies_on_the_limit_is_accepted(fields: dict[str, Any]) -> None:
+    submit(**fields)
+
+
+AROUND = len("echo") + len(script(["", ""]))
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("env.A", lambda size: {"env": {"A": "x" * (size - 2)}}),
+        ("env.A", lambda size: {"env": {"A": "é" * ((size - 2) // 2)}}),
+        ("secrets.S", lambda size: {"secrets": {"S": "x" * (size - 2)}}),
+        ("commands", lambda size: {"commands": ["echo", "x" * (size - AROUND)]}),
+        ("entrypoint[1]", lambda size: {"commands": [], "entrypoint": ["a", "x" * size]}),
+    ],
+)
+def test_an_argument_that_linux_would_not_pass_on_is_refused(field: str, fields: Any) -> None:
+    submit(**fields(LONGEST_ARGUMENT))
+    with pytest.raises(ConfigurationError, match="131071 bytes") as caught:
+        submit(**fields(LONGEST_ARGUMENT + 2))
+
+    assert caught.value.field == field
+    assert "xxx" not in str(caught.value)

@@ -1,0 +1,174 @@
+"""What the user wrote, and the defaults where nothing was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.configuration.parse import parse
+from controller.configuration.plan import Defaults, Plan, public, to_run
+from controller.lifecycle.model import (
+    Band,
+    GpuNeed,
+    JobSpec,
+    RegistryCredentials,
+    Resources,
+    RetryEvent,
+    RetryPolicy,
+    RunPolicy,
+    RunType,
+    StopCriteria,
+)
+
+EVERYTHING = frozenset(RetryEvent)
+
+
+def planned(**fields: Any) -> Plan:
+    written = {"type": "task", "commands": ["echo hi"], **fields}
+    return to_run(parse(written), written, Defaults())
+
+
+def test_what_is_not_written_has_the_defaults_of_the_lifecycle() -> None:
+    plan = planned()
+
+    assert plan.type is RunType.TASK
+    assert plan.name is None
+    assert plan.policy == RunPolicy()
+    assert plan.jobs == (JobSpec(image=Defaults().image, commands=("echo hi",)),)
+
+
+def test_every_field_arrives() -> None:
+    plan = planned(
+        name="train",
+        image="busybox",
+        shell="/bin/sh",
+        env={"A": 1, "B": 2.5, "C": "x"},
+        working_dir="/w",
+        user=1000,
+        stop_signal="SIGINT",
+        restart_exit_code=75,
+        log_quota="2GiB",
+        fail_on_log_quota=True,
+        pull_policy="always",
+        registry_auth={"username": "u", "password": "p"},
+        max_duration="2h",
+        stop_duration="10s",
+        scheduling_timeout=0,
+        stop_criteria="master-done",
+        max_failed_jobs=1,
+        max_failed_attempts=2,
+        fail_on_job_restart=True,
+        restart_completed_jobs=True,
+        priority=7,
+        band="batch",
+        resources={"cpu": "2..", "memory": "8GB", "disk": "1TB..", "shm_size": "64MiB", "gpu": 2},
+    )
+
+    assert plan.name == "train"
+    assert plan.policy == RunPolicy(
+        max_duration=7200.0,
+        stop_duration=10.0,
+        scheduling_timeout=0.0,
+        stop_criteria=StopCriteria.MASTER_DONE,
+        max_failed_jobs=1,
+        max_failed_attempts=2,
+        fail_on_job_restart=True,
+        restart_completed_jobs=True,
+        priority=7,
+        band=Band.BATCH,
+    )
+    assert plan.jobs == (
+        JobSpec(
+            image="busybox",
+            commands=("echo hi",),
+            shell="/bin/sh",
+            env={"A": "1", "B": "2.5", "C": "x"},
+            working_dir="/w",
+            user="1000",
+            stop_signal="SIGINT",
+            restart_exit_code=75,
+            log_quota=2 << 30,
+            fail_on_log_quota=True,
+            pull_policy="always",
+            registry_auth=RegistryCredentials(username="u", password="p"),
+            resources=Resources(
+                cpu=2.0,
+                memory=8_000_000_000,
+                disk=1_000_000_000_000,
+                shm_size=64 << 20,
+                gpu=GpuNeed(count=2),
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "policy"),
+    [
+        (True, RetryPolicy(on_events=EVERYTHING, duration=3600.0)),
+        (False, RetryPolicy(on_events=frozenset())),
+        ({}, RetryPolicy(on_events=EVERYTHING)),
+        ({"duration": "off"}, RetryPolicy(on_events=EVERYTHING)),
+        (
+            {"on_events": ["error"], "duration": "1d", "max_failures": 3},
+            RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), duration=86400.0, max_failures=3),
+        ),
+        ({"max_preemptions": 0}, RetryPolicy(on_events=EVERYTHING, max_preemptions=0)),
+    ],
+)
+def test_retry_has_a_short_and_a_long_form(written: object, policy: RetryPolicy) -> None:
+    assert planned(retry=written).policy.retry == policy
+
+
+@pytest.mark.parametrize(
+    ("written", "need"),
+    [
+        (1, GpuNeed(count=1)),
+        ("2", GpuNeed(count=2)),
+        ("2..", GpuNeed(count=2)),
+        ("A100", GpuNeed(count=1, names=("A100",))),
+        ("A100:2", GpuNeed(count=2, names=("A100",))),
+        ("A100:80GB:2", GpuNeed(count=2, names=("A100",), min_memory=80_000_000_000)),
+        ("H100, H200:8", GpuNeed(count=8, names=("H100", "H200"))),
+        ("24GB", GpuNeed(count=1, min_memory=24_000_000_000)),
+        ("24GB..:2", GpuNeed(count=2, min_memory=24_000_000_000)),
+        (
+            {"name": ["L4"], "count": "2..", "memory": "24GB..", "compute_capability": 8.9},
+            GpuNeed(
+                count=2, names=("L4",), min_memory=24_000_000_000, min_compute_capability="8.9"
+            ),
+        ),
+    ],
+)
+def test_gpus_are_written_as_dstack_writes_them(written: object, need: GpuNeed) -> None:
+    assert planned(resources={"gpu": written}).jobs[0].resources.gpu == need
+
+
+def test_limits_that_are_off_are_off_even_if_the_default_is_not() -> None:
+    written = {"type": "task", "commands": ["a"], "max_duration": False}
+    plan = to_run(parse(written), written, Defaults(max_duration=5.0, scheduling_timeout=6.0))
+
+    assert (plan.policy.max_duration, plan.policy.scheduling_timeout) == (None, 6.0)
+
+
+@pytest.mark.parametrize("env", [{"TOKEN": "hunter2"}, ["TOKEN=hunter2"], "hunter2", ["hunter2"]])
+def test_what_is_shown_holds_no_secret(env: object) -> None:
+    written = {
+        "type": "task",
+        "env": env,
+        "registry_auth": {"username": "u", "password": "hunter2", "x": {"y": "hunter2"}},
+    }
+    shown = public(written)
+
+    assert shown["type"] == "task"
+    assert shown["registry_auth"] == {"username": "u", "password": "***", "x": "***"}
+    assert "TOKEN" in str(shown) or env in ("hunter2", ["hunter2"])
+    assert written["env"] == env
+
+
+def test_hidden_values_keep_their_names() -> None:
+    assert public({"env": {"A": "x"}})["env"] == {"A": "***"}
+    assert public({"env": ["A=x"]})["env"] == ["A=***"]
+    assert public({"env": "x"})["env"] == "***"
+    assert public({"registry_auth": "x"})["registry_auth"] == {}

@@ -1,0 +1,49 @@
+"""Schema, error texts and the reference page know the same fields."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controller.configuration import schema
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+
+
+def fields_of(struct: type[msgspec.Struct], prefix: str = "") -> set[str]:
+    return {prefix + field.name for field in msgspec.structs.fields(struct)}
+
+
+FIELDS = (
+    fields_of(schema.TaskConfiguration)
+    | fields_of(schema.ResourcesFields, "resources.")
+    | fields_of(schema.GpuFields, "resources.gpu.")
+    | fields_of(schema.RetryFields, "retry.")
+    | fields_of(schema.VolumeFields, "volumes.")
+    | fields_of(schema.RegistryAuthFields, "registry_auth.")
+    | fields_of(schema.RepoFields, "repos.")
+    | fields_of(schema.FileFields, "files.")
+)
+
+
+def test_every_field_says_what_it_may_hold() -> None:
+    assert set(schema.ALLOWED) == FIELDS
+
+
+def test_every_field_is_explained_in_the_reference_and_no_other() -> None:
+    explained = re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE)
+
+    assert sorted(explained) == sorted(FIELDS)
+
+
+@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL))
+def test_every_example_of_the_reference_is_right(block: str) -> None:
+    from controller.configuration.parse import parse
+    from controller.configuration.source import read, with_environment
+
+    data = read(block.encode(), name="example").data
+
+    assert parse(with_environment(data, {"HF_TOKEN": "x", "GITLAB_TOKEN": "y"}, {})).type == "task"

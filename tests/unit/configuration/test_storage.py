@@ -1,0 +1,117 @@
+"""Volumes, limits and capabilities, from the forms that people write to what a job gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.configuration.parse import ConfigurationError, parse
+from controller.configuration.plan import Defaults, to_run
+from controller.lifecycle.model import ContainerOptions, JobSpec, Ulimit, VolumeMount
+
+TASK: dict[str, Any] = {"type": "task", "commands": ["true"]}
+
+
+def job(**fields: Any) -> JobSpec:
+    written = TASK | fields
+    return to_run(parse(written), written, Defaults()).jobs[0]
+
+
+def refusal(**fields: Any) -> tuple[str, str]:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(TASK | fields)
+    return caught.value.field, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "mount"),
+    [
+        ("data:/data", VolumeMount(kind="named", source="data", target="/data")),
+        ("/mnt/d:/data", VolumeMount(kind="host", source="/mnt/d", target="/data")),
+        (
+            "/mnt/d:/data:ro",
+            VolumeMount(kind="host", source="/mnt/d", target="/data", read_only=True),
+        ),
+        (
+            {"name": "cache", "path": "/root/.cache"},
+            VolumeMount(kind="named", source="cache", target="/root/.cache"),
+        ),
+        (
+            {"instance_path": "/mnt/d", "path": "/data", "optional": True},
+            VolumeMount(kind="host", source="/mnt/d", target="/data", optional=True),
+        ),
+        (
+            {"device": "/dev/vdb", "path": "/data", "read_only": True},
+            VolumeMount(kind="device", source="/dev/vdb", target="/data", read_only=True),
+        ),
+        (
+            {"tmpfs": "64MiB", "path": "/scratch"},
+            VolumeMount(kind="tmpfs", target="/scratch", size=64 << 20),
+        ),
+    ],
+)
+def test_a_volume_is_written_in_one_line_or_in_full(written: Any, mount: VolumeMount) -> None:
+    assert job(volumes=[written]).volumes == (mount,)
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("data", "is not SOURCE:PATH"),
+        ("data:/data:rx", "is not SOURCE:PATH"),
+        ("data:data", "is not an absolute path in the container"),
+        ("data:/", "is not an absolute path in the container"),
+        ("Data:/data", "is not the name of a volume"),
+        ("/mnt/../etc:/data", "may not have '..' in it"),
+        ({"path": "/data"}, "needs exactly one of name, instance_path, device, tmpfs"),
+        ({"name": "a", "tmpfs": "1GB", "path": "/data"}, "needs exactly one of"),
+        ({"tmpfs": "1GB", "path": "/data", "read_only": True}, "say nothing about it"),
+        ({"name": "a", "path": "/data", "optional": True}, "so it cannot be optional"),
+        (7, "is not a volume"),
+    ],
+)
+def test_a_wrong_volume_is_refused_with_its_place_in_the_list(written: Any, sentence: str) -> None:
+    field, text = refusal(volumes=["ok:/ok", written])
+    assert (field, sentence in text) == ("volumes[1]", True)
+
+
+def test_a_misspelt_field_of_a_volume_is_named() -> None:
+    field, text = refusal(volumes=[{"nam": "a", "path": "/data"}])
+    assert (field, "did you mean name?" in text) == ("volumes.nam", True)
+
+
+def test_limits_and_capabilities_reach_the_job() -> None:
+    made = job(
+        ulimits={"memlock": "unlimited", "nofile": "1024:4096", "nproc": 99},
+        cap_add=["CAP_IPC_LOCK", "sys_ptrace"],
+        cap_drop=["ALL"],
+        privileged=True,
+        pids_limit=64,
+        read_only_root=True,
+    )
+    assert made.container == ContainerOptions(
+        ulimits=(
+            Ulimit(name="memlock", soft=-1, hard=-1),
+            Ulimit(name="nofile", soft=1024, hard=4096),
+            Ulimit(name="nproc", soft=99, hard=99),
+        ),
+        cap_add=("IPC_LOCK", "SYS_PTRACE"),
+        cap_drop=("ALL",),
+        privileged=True,
+        pids_limit=64,
+        read_only_root=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"ulimits": {"memlock": "much"}}, "ulimits"),
+        ({"ulimits": ["memlock"]}, "ulimits"),
+        ({"cap_add": ["sys ptrace"]}, "cap_add[0]"),
+        ({"pids_limit": 0}, "pids_limit"),
+    ],
+)
+def test_a_wrong_limit_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+    assert refusal(**fields)[0] == field

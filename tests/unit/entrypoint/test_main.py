@@ -1,0 +1,230 @@
+"""The entrypoint as the process it is: its own interpreter, signals, orphans, exit codes."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runner.client import RunnerClient, RunnerUnavailable
+from runner.schemas import ExitRecord
+from runner.schemas.frames import Decoder
+from tests.support.waiting import eventually
+from tests.unit.runner.harness import (
+    DEADLINE,
+    a_job,
+    a_session,
+    exit_of,
+    followed,
+    payload,
+    until_output,
+)
+
+Process = asyncio.subprocess.Process
+
+
+def arguments(folder: Path, *more: str) -> tuple[str, ...]:
+    paths = ("--task", str(folder / "task"), "--socket", str(folder / "runner.sock"))
+    return (sys.executable, "-m", "entrypoint.main", *paths, "--peers", "any", *more)
+
+
+@contextlib.asynccontextmanager
+async def an_entrypoint(
+    folder: Path, *more: str, env: dict[str, str] | None = None, wrapper: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Process, RunnerClient]]:
+    process = await asyncio.create_subprocess_exec(
+        *wrapper, *arguments(folder, *more), env={**os.environ, **(env or {})}
+    )
+    try:
+        async with a_session(folder / "runner.sock") as session:
+            client = RunnerClient(session)
+            await eventually((folder / "runner.sock").exists)
+            await client.health()
+            yield process, client
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def start(client: RunnerClient, *commands: str) -> None:
+    await client.submit(a_job(*commands))
+    await client.run()
+
+
+async def status_of(process: Process) -> int:
+    return await asyncio.wait_for(process.wait(), DEADLINE)
+
+
+def record_in(folder: Path) -> ExitRecord:
+    return msgspec.json.decode((folder / "task/exit.json").read_bytes(), type=ExitRecord)
+
+
+async def test_it_exits_with_the_code_of_the_job_once_its_log_was_read(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
+        await start(client, "echo hi; exit 7")
+        record = await exit_of(client)
+        await client.ack(record.log_end)
+        assert await status_of(process) == 7
+    assert not (tmp_path / "runner.sock").exists()
+
+
+async def test_it_exits_by_itself_when_nobody_reads(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "0.1") as (process, client):
+        await start(client, "echo hi; exit 3")
+        assert await status_of(process) == 3
+    assert record_in(tmp_path).exit_code == 3
+
+
+async def test_sigterm_stops_the_job_gracefully(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
+        await start(client, "trap 'echo bye; exit 9' TERM; echo ready; sleep 3600 & wait")
+        await until_output(client, b"ready\n")
+        process.send_signal(signal.SIGTERM)
+        assert await status_of(process) == 9
+    assert record_in(tmp_path).exit_code == 9
+
+
+async def test_a_follower_gets_the_last_words_of_a_job_stopped_by_sigterm(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
+        await start(client, "trap 'seq 1 200000; exit 0' TERM; echo ready; sleep 3600 & wait")
+        await until_output(client, b"ready\n")
+        following = asyncio.create_task(followed(client))
+        process.send_signal(signal.SIGTERM)
+        output = payload(await following)
+        assert await status_of(process) == 0
+    assert output.endswith(b"199999\n200000\n")
+
+
+async def test_sigterm_without_a_job_ends_it_with_a_record(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "3600") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert await status_of(process) == 125
+    assert record_in(tmp_path).message == "stopped before it started"
+
+
+async def test_orphans_are_reaped_and_the_job_keeps_its_code(tmp_path: Path) -> None:
+    orphans = "for i in $(seq 50); do (sh -c 'sleep 0.05 &') ; done; sleep 0.3; echo done"
+    async with an_entrypoint(tmp_path) as (process, client):
+        await start(client, orphans, "echo ready; exec sleep 3600")
+        await until_output(client, b"ready\n")
+        await eventually(lambda: children_of(process.pid) == 1)
+        await client.stop()
+        assert (await exit_of(client)).signal == "SIGTERM"
+
+
+def children_of(pid: int) -> int:
+    """Zombies too; a child hangs on the thread that has started it."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return sum(len(children.read_text().split()) for children in lists)
+
+
+async def test_many_short_jobs_with_orphans_all_keep_their_codes(tmp_path: Path) -> None:
+    for code in range(3):
+        folder = tmp_path / str(code)
+        folder.mkdir()
+        async with an_entrypoint(folder) as (process, client):
+            await start(client, f"for i in 1 2 3; do (true &) ; done; exit {code}")
+            record = await exit_of(client)
+            await client.ack(record.log_end)
+            assert await status_of(process) == code
+
+
+async def test_daemons_that_left_the_session_die_with_the_job(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "0") as (process, client):
+        await start(client, "setsid sleep 3600 >/dev/null 2>&1 & echo $!; echo ready; exit 4")
+        output = await until_output(client, b"ready\n")
+        assert await status_of(process) == 4
+    daemon = Path(f"/proc/{int(output.split()[0])}")
+    assert not await asyncio.to_thread(daemon.exists)
+
+
+async def test_killed_it_leaves_segments_that_can_be_read(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path) as (process, client):
+        await start(client, "seq 1 1000; echo ready; exec sleep 3600")
+        output = await until_output(client, b"ready\n")
+        pieces = client.follow_logs(0)
+        await anext(pieces)
+        job = (await client.status_events(3).__anext__()).pid
+        process.kill()
+        with pytest.raises(RunnerUnavailable):
+            await asyncio.wait_for(anext(pieces), DEADLINE)
+        assert job is not None
+        os.kill(job, signal.SIGKILL)
+    files = sorted((tmp_path / "task/logs").glob("*.seg"))
+    frames = Decoder().feed(b"".join(file.read_bytes() for file in files))
+    assert payload(frames) == output
+
+
+async def test_the_environment_of_the_job_is_the_images(tmp_path: Path) -> None:
+    env = {
+        "FAIRLEAD_ORIG_LD_LIBRARY_PATH": "/image/lib",
+        "FAIRLEAD_TOKEN": "secret",
+        "MALLOC_ARENA_MAX": "1",
+        "FROM_IMAGE": "yes",
+    }
+    async with an_entrypoint(tmp_path, env=env) as (_, client):
+        await client.submit(a_job(entrypoint=["env"], env={"MINE": "1"}))
+        await client.run()
+        lines = payload(await followed(client)).decode().splitlines()
+    assert {"LD_LIBRARY_PATH=/image/lib", "FROM_IMAGE=yes", "MINE=1"} <= set(lines)
+    assert not [line for line in lines if "ORIG" in line or "secret" in line or "MALLOC" in line]
+
+
+async def test_as_pid_1_it_reaps_kills_the_rest_and_keeps_the_code(tmp_path: Path) -> None:
+    wrapper = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    command = "(setsid sleep 3600 &); (true &); echo $$; echo ready; exit 6"
+    async with an_entrypoint(tmp_path, "--linger", "0", wrapper=wrapper) as (process, client):
+        await start(client, command)
+        assert await status_of(process) == 6
+    assert record_in(tmp_path).exit_code == 6
+
+
+async def test_it_idles_within_its_memory(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path) as (process, client):
+        await start(client, "echo ready; exec sleep 3600")
+        await until_output(client, b"ready\n")
+        status = await asyncio.to_thread(Path(f"/proc/{process.pid}/status").read_text)
+        await client.stop(grace=0)
+        await exit_of(client)
+    rss = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    assert int(rss) <= 45 * 1024
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--peers", "everybody"), "--peers"),
+        (("--linger", "-1"), "--linger"),
+        (("--log-quota", "5"), "--log-quota"),
+    ],
+)
+async def test_wrong_arguments_are_named(tmp_path: Path, more: tuple[str, ...], words: str) -> None:
+    status, said = await failed(arguments(tmp_path, *more))
+    assert status == 2
+    assert words in said
+    assert "Traceback" not in said
+
+
+async def test_folders_that_cannot_be_used_are_named_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "task").write_text("a file")
+    task = await failed(arguments(tmp_path))
+    (tmp_path / "task").unlink()
+    (tmp_path / "runner.sock").write_text("a file")
+    socket = await failed(arguments(tmp_path))
+    assert [status for status, _ in (task, socket)] == [2, 2]
+    assert "--task" in task[1]
+    assert "--socket" in socket[1]
+    assert "Traceback" not in task[1] + socket[1]
+
+
+async def failed(command: tuple[str, ...]) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await asyncio.wait_for(process.communicate(), DEADLINE)
+    assert process.returncode is not None
+    return process.returncode, said.decode()

@@ -1,0 +1,244 @@
+"""A run on a stage: tests say what is reported and ask what became of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller.lifecycle.effects import EffectKind, wanted
+from controller.lifecycle.history import Event
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Job,
+    JobSpec,
+    Resources,
+    RetryPolicy,
+    Run,
+    RunPolicy,
+    RunState,
+)
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import (
+    LogsComplete,
+    NodeDisconnected,
+    NodeGone,
+    Placed,
+    Report,
+    RunnerExited,
+    RunnerStarted,
+    StopRequested,
+    TaskAccepted,
+    TaskRemoved,
+    TaskSeen,
+    Tick,
+)
+from controller.lifecycle.statuses import AllocationState
+from controller.lifecycle.submission import PlannedJob, new_run
+from controller.lifecycle.turn import decide
+
+START = 1_000_000.0
+
+
+def planned(count: int, *, one_replica: bool = False, group: str = "main") -> list[PlannedJob]:
+    return [
+        PlannedJob(
+            group=group, replica=0 if one_replica else n, cookie=n, spec=JobSpec(image="busybox")
+        )
+        for n in range(count)
+    ]
+
+
+class Play:
+    """Time stands still unless `wait` moves it."""
+
+    def __init__(
+        self,
+        *,
+        jobs: int = 1,
+        one_replica: bool = False,
+        plan: list[PlannedJob] | None = None,
+        retry: RetryPolicy | None = None,
+        jitter: float = 0.0,
+        **policy: Any,
+    ) -> None:
+        self._ids = itertools.count(1)
+        self._jitter = jitter
+        self.now = START
+        self.events: list[Event] = []
+        self.wake_at: float | None = None
+        self.state: RunState = new_run(
+            name="play",
+            user="ada",
+            jobs=plan or planned(jobs, one_replica=one_replica),
+            now=self.now,
+            new_id=self.new_id,
+            policy=RunPolicy(retry=retry or RetryPolicy(), **policy),
+        )
+        self.send()
+
+    def new_id(self) -> str:
+        return f"id{next(self._ids)}"
+
+    # -- asking -----------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run:
+        return self.state.run
+
+    @property
+    def run_id(self) -> str:
+        return self.state.run.id
+
+    def job(self, n: int = 0) -> Job:
+        return self.state.jobs[n]
+
+    def attempt(self, n: int = 0, number: int = -1) -> Attempt:
+        return self.state.jobs[n].attempts[number]
+
+    def allocation(self, n: int = 0, number: int = -1) -> Allocation:
+        wanted_id = self.attempt(n, number).allocation_id
+        return next(a for a in self.state.allocations if a.id == wanted_id)
+
+    def wanted(self, n: int = 0) -> tuple[EffectKind, ...]:
+        return tuple(e.kind for e in wanted(self.run, self.attempt(n), self.now))
+
+    # -- reporting --------------------------------------------------------------------------
+
+    def send(self, *reports: Report) -> Play:
+        reports = reports or (Tick(run_id=self.run_id),)
+        decision = decide(self.state, reports, self.now, self.new_id, lambda: self._jitter)
+        self.state = decision.state
+        self.events.extend(decision.events)
+        self.wake_at = decision.wake_at
+        return self
+
+    def wait(self, seconds: float) -> Play:
+        self.now += seconds
+        return self.send()
+
+    def change_run(self, **changes: Any) -> Play:
+        """For what no report can do yet."""
+        self.state = replace(self.state, run=replace(self.state.run, **changes))
+        return self
+
+    def change_job(self, n: int, **changes: Any) -> Play:
+        jobs = list(self.state.jobs)
+        jobs[n] = replace(jobs[n], **changes)
+        self.state = replace(self.state, jobs=tuple(jobs))
+        return self
+
+    def placed(self, n: int = 0, node: str = "n1", gpus: tuple[str, ...] = ()) -> Placed:
+        allocation = Allocation(
+            id=self.new_id(),
+            run_id=self.run_id,
+            job_id=self.job(n).id,
+            node_id=node,
+            state=AllocationState.HELD,
+            resources=Resources(),
+            gpus=gpus,
+            created_at=self.now,
+        )
+        return Placed(run_id=self.run_id, attempt_id=self.attempt(n).id, allocation=allocation)
+
+    def accepted(self, n: int = 0) -> TaskAccepted:
+        return TaskAccepted(run_id=self.run_id, attempt_id=self.attempt(n).id)
+
+    def seen(self, n: int = 0, *, started: bool = True, **more: Any) -> TaskSeen:
+        return TaskSeen(
+            run_id=self.run_id,
+            attempt_id=self.attempt(n).id,
+            container_started=started,
+            terminated=more.pop("terminated", False),
+            runner_socket="/run/fairlead/runner.sock",
+            **more,
+        )
+
+    def started(self, n: int = 0) -> RunnerStarted:
+        return RunnerStarted(run_id=self.run_id, attempt_id=self.attempt(n).id, at=self.now)
+
+    def exited(
+        self,
+        n: int = 0,
+        reason: Reason = Reason.DONE_BY_RUNNER,
+        code: int | None = None,
+        message: str | None = None,
+    ) -> RunnerExited:
+        if code is None:
+            code = 0 if reason is Reason.DONE_BY_RUNNER else 1
+        return RunnerExited(
+            run_id=self.run_id,
+            attempt_id=self.attempt(n).id,
+            reason=reason,
+            exit_code=code,
+            message=message,
+        )
+
+    def logs_complete(self, n: int = 0) -> LogsComplete:
+        return LogsComplete(run_id=self.run_id, attempt_id=self.attempt(n).id)
+
+    def removed(self, n: int = 0) -> TaskRemoved:
+        return TaskRemoved(run_id=self.run_id, attempt_id=self.attempt(n).id)
+
+    def stop(self, *, abort: bool = False) -> StopRequested:
+        return StopRequested(run_id=self.run_id, abort=abort, by="ada")
+
+    def node_gone(
+        self,
+        node: str = "n1",
+        reason: Reason = Reason.INSTANCE_UNREACHABLE,
+        *,
+        confirmed: bool = False,
+    ) -> NodeGone:
+        return NodeGone(
+            run_id=self.run_id,
+            node_id=node,
+            reason=reason,
+            message="gone",
+            cleanup_confirmed=confirmed,
+        )
+
+    def link(self, *, down: bool, node: str = "n1") -> NodeDisconnected:
+        return NodeDisconnected(run_id=self.run_id, node_id=node, disconnected=down)
+
+    # -- whole stretches of a life ----------------------------------------------------------
+
+    def to_provisioning(self, n: int = 0, node: str = "n1") -> Play:
+        return self.send(self.placed(n, node))
+
+    def to_pulling(self, n: int = 0, node: str = "n1") -> Play:
+        return self.to_provisioning(n, node).send(self.accepted(n))
+
+    def to_container(self, n: int = 0, node: str = "n1") -> Play:
+        return self.to_pulling(n, node).send(self.seen(n))
+
+    def to_running(self, n: int = 0, node: str = "n1") -> Play:
+        return self.to_container(n, node).send(self.started(n))
+
+    def clean(self, n: int = 0) -> Play:
+        """The node's part of the end: container gone, logs read, task removed."""
+        ended = self.seen(n, started=self.attempt(n).container_started, terminated=True)
+        return self.send(ended).send(self.logs_complete(n)).send(self.removed(n))
+
+    def live_and_end(self, n: int = 0, reason: Reason = Reason.DONE_BY_RUNNER) -> Play:
+        """Runs and is final with this reason; a shim reports what a runner may not say."""
+        self.to_running(n)
+        if reason in RUNNER_SAYS:
+            self.send(self.exited(n, reason))
+        else:
+            self.send(self.seen(n, terminated=True, reason=reason))
+        return self.clean(n)
+
+
+RUNNER_SAYS = frozenset(
+    {
+        Reason.DONE_BY_RUNNER,
+        Reason.CONTAINER_EXITED_WITH_ERROR,
+        Reason.OUT_OF_MEMORY,
+        Reason.EXECUTOR_ERROR,
+        Reason.MAX_DURATION_EXCEEDED,
+        Reason.LOG_QUOTA_EXCEEDED,
+    }
+)

@@ -1,0 +1,93 @@
+"""What the outside is asked to do at each point of a life."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from controller.lifecycle.effects import EffectKind, wanted
+from controller.lifecycle.reasons import Reason
+from tests.unit.lifecycle.play import Play
+
+
+def test_nothing_is_wanted_for_a_job_that_waits_for_a_place() -> None:
+    assert Play().wanted() == ()
+
+
+def test_a_placed_job_is_sent_to_its_shim_until_that_has_it() -> None:
+    assert Play().to_provisioning().wanted() == (EffectKind.SUBMIT_TASK,)
+    assert Play().to_pulling().wanted() == ()
+
+
+def test_a_started_container_is_given_its_job() -> None:
+    assert Play().to_container().wanted() == (EffectKind.START_JOB,)
+
+
+def test_a_running_job_is_followed() -> None:
+    expected = (EffectKind.FOLLOW_RUNNER, EffectKind.COLLECT_LOGS)
+    assert Play().to_running().wanted() == expected
+
+
+def test_a_stopped_job_is_asked_first_and_terminated_when_its_grace_is_over() -> None:
+    play = Play(stop_duration=30.0).to_running()
+    play.send(play.stop())
+    assert play.wanted() == (
+        EffectKind.COLLECT_LOGS,
+        EffectKind.FOLLOW_RUNNER,
+        EffectKind.STOP_JOB,
+    )
+    play.wait(30)
+    assert play.wanted() == (EffectKind.COLLECT_LOGS, EffectKind.TERMINATE_TASK)
+
+
+def test_an_aborted_job_is_terminated_at_once() -> None:
+    play = Play().to_running()
+    play.send(play.stop(abort=True))
+    assert play.wanted() == (EffectKind.COLLECT_LOGS, EffectKind.TERMINATE_TASK)
+
+
+def test_a_pull_is_cancelled_by_terminating_the_task() -> None:
+    play = Play().to_pulling()
+    play.send(play.stop())
+    assert play.wanted() == (EffectKind.TERMINATE_TASK,)
+
+
+def test_a_job_that_ended_by_itself_is_left_to_end_its_container() -> None:
+    play = Play().to_running()
+    play.send(play.exited())
+    assert play.wanted() == (EffectKind.COLLECT_LOGS,)
+    play.send(play.logs_complete())
+    assert play.wanted() == ()
+
+
+def test_logs_are_read_from_the_shim_before_the_task_is_removed() -> None:
+    play = Play().to_running()
+    play.send(play.exited()).send(play.seen(terminated=True))
+    assert play.wanted() == (EffectKind.COLLECT_LOGS,)
+    play.send(play.logs_complete())
+    assert play.wanted() == (EffectKind.REMOVE_TASK,)
+    play.send(play.removed())
+    assert play.wanted() == ()
+
+
+def test_a_lost_attempt_is_cleaned_up_when_its_node_is_reached_again() -> None:
+    play = Play().to_running()
+    play.send(play.node_gone())
+
+    def kinds() -> list[EffectKind]:
+        return [e.kind for e in wanted(play.run, play.attempt(number=0), play.now)]
+
+    assert kinds() == [EffectKind.TERMINATE_TASK]
+    lost_id = play.attempt(number=0).id
+    seen = play.seen(terminated=True, reason=Reason.INSTANCE_UNREACHABLE)
+    play.send(replace(seen, attempt_id=lost_id))
+    assert kinds() == [EffectKind.COLLECT_LOGS]
+
+
+def test_an_effect_names_its_run_attempt_and_node() -> None:
+    play = Play().to_provisioning(node="n7")
+    (effect,) = wanted(play.run, play.attempt(), play.now)
+    assert (effect.run_id, effect.attempt_id, effect.node_id) == (
+        play.run_id,
+        play.attempt().id,
+        "n7",
+    )

@@ -1,0 +1,106 @@
+"""Sessions begin and end with their nodes, and whoever needs a node waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from controller.lifecycle.model import Node, NodeStatus
+from controller.links.base import NodeConnection, NodeLink
+from controller.nodes.supervisor import Nodes
+from controller.pipelines.submitted import JobSubmittedPipeline
+from controller.pipelines.turns import Turns
+from controller.store.memory import MemoryStore
+from shim.schemas import TaskInfo
+from tests.support.waiting import eventually
+from tests.unit.pipelines.fakes import HEALTH, FakeConnection
+from tests.unit.pipelines.parts import Clock, Ids, a_node, steady_chance
+
+
+class OneLinkEach:
+    def __init__(self) -> None:
+        self.connections: dict[str, FakeConnection] = {}
+
+    def link_to(self, node: Node) -> NodeLink:
+        return _Link(self, node.id)
+
+
+class _Link:
+    def __init__(self, links: OneLinkEach, node_id: str) -> None:
+        self._links = links
+        self._node_id = node_id
+
+    async def connect(self) -> NodeConnection:
+        connection = self._links.connections[self._node_id] = FakeConnection()
+        connection.shim.says = msgspec.structs.replace(HEALTH, install_id=self._node_id)
+        return connection
+
+
+class Deaf:
+    def connected(self, node_id: str) -> None: ...
+    def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+        raise AssertionError("there is no task")
+
+
+@contextlib.asynccontextmanager
+async def supervised(*nodes: Node) -> AsyncIterator[tuple[Turns, Nodes, OneLinkEach]]:
+    store, links = MemoryStore(), OneLinkEach()
+    await store.open()
+    turns = Turns(store, Clock(), steady_chance(), JobSubmittedPipeline(Ids()))
+    turns.restore((), nodes)
+    supervisor = Nodes(turns, links.link_to, Clock(), steady_chance())
+    tasks = [asyncio.create_task(turns.run()), asyncio.create_task(supervisor.run(Deaf()))]
+    try:
+        yield turns, supervisor, links
+    finally:
+        for task in reversed(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_every_known_node_is_connected_to() -> None:
+    async with supervised(a_node("n1"), a_node("n2")) as (turns, nodes, links):
+        assert await nodes.connection("n1") is links.connections["n1"]
+        assert await nodes.connection("n2") is links.connections["n2"]
+        assert {node.status for node in turns.nodes.values()} == {NodeStatus.CONNECTED}
+
+
+async def test_whoever_needs_a_node_that_is_still_to_come_waits_for_it() -> None:
+    async with supervised() as (turns, nodes, links):
+        waiting = asyncio.create_task(nodes.connection("n1"))
+        await turns.save_node(a_node("n1"), "n1")
+        assert await asyncio.wait_for(waiting, 10) is links.connections["n1"]
+
+
+async def test_a_removed_nodes_connection_is_closed() -> None:
+    async with supervised(a_node("n1")) as (turns, nodes, links):
+        await nodes.connection("n1")
+        await turns.save_node(None, "n1")
+        await eventually(links.connections["n1"].closed.is_set)
+        assert turns.nodes == {}
+
+
+async def test_stopping_closes_every_connection() -> None:
+    async with supervised(a_node("n1"), a_node("n2")) as (_, nodes, links):
+        await nodes.connection("n1")
+        await nodes.connection("n2")
+    assert all(connection.closed.is_set() for connection in links.connections.values())
+
+
+async def test_a_node_that_was_connected_in_the_last_life_begins_as_connecting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(self: _Link) -> NodeConnection:
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    monkeypatch.setattr(_Link, "connect", never)
+    async with supervised(a_node("n1", status=NodeStatus.CONNECTED)) as (turns, _, _links):
+        await eventually(lambda: turns.nodes["n1"].status is NodeStatus.CONNECTING)
+        await turns.settled()
+        assert turns.nodes["n1"].status is NodeStatus.CONNECTING

@@ -1,0 +1,260 @@
+"""A node's daemons as small fakes, each with the misbehaviour that its name says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from controller.links.base import LogPieces
+from runner.client import PortStream, RunnerUnavailable
+from runner.schemas import ExitRecord, RunnerHealth, RunnerState, StatusEvent, SubmitRequest
+from shim.client import ShimError
+from shim.schemas import (
+    DrainRequest,
+    Event,
+    EventType,
+    Fence,
+    Health,
+    NodeInfo,
+    TaskInfo,
+    TaskRequest,
+    TaskStatus,
+    TaskTimes,
+    TerminateRequest,
+)
+from tests.unit.pipelines.parts import NOW, node_info
+
+HEALTH = Health(version="1", api_versions=("v1",), boot_id="boot", install_id="inst", epoch="e")
+NOT_FOUND = ShimError("not_found", "no such task", 404)
+
+
+class _Pieces:
+    def __init__(self, data: Sequence[bytes]) -> None:
+        self._data = data
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        for piece in self._data:
+            yield piece
+
+
+class FakeShim:
+    """Behaves. `asked` notes every change that was ordered; `refusal` is raised by all of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.requests: list[TaskRequest] = []
+        self.orders: list[TerminateRequest] = []
+        self.fences: list[tuple[Fence, int]] = []
+        self.refusal: Exception | None = None
+        self.listing: dict[str, TaskInfo] = {}
+        self.log: list[bytes] = []
+        self.log_offsets: list[int] = []
+        self.log_failure: Exception | None = None
+        self.says = HEALTH
+        self.info = node_info()
+        self.stream: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+        self.silent = False
+        self.drained: list[DrainRequest] = []
+        self.listed = asyncio.Event()
+        self.may_list = asyncio.Event()
+        self.may_list.set()
+
+    def _order(self, verb: str, name: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.asked.append((verb, name))
+
+    async def health(self) -> Health:
+        return self.says
+
+    async def node(self) -> NodeInfo:
+        return self.info
+
+    async def put_task(
+        self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
+    ) -> TaskInfo:
+        self._order("put", task_id)
+        self.requests.append(request)
+        self.fences.append((fence, incarnation))
+        return TaskInfo(
+            id=task_id,
+            run_id=request.run_id,
+            run_name=request.run_name,
+            allocation_id=request.allocation_id,
+            status=TaskStatus.PENDING,
+            image=request.image,
+            times=TaskTimes(submitted_at=NOW),
+        )
+
+    async def tasks(self) -> Sequence[TaskInfo]:
+        self.listed.set()
+        await self.may_list.wait()
+        return tuple(self.listing.values())
+
+    async def task(self, task_id: str) -> TaskInfo:
+        if task_id not in self.listing:
+            raise NOT_FOUND
+        return self.listing[task_id]
+
+    async def terminate(
+        self,
+        task_id: str,
+        order: TerminateRequest,
+        *,
+        run_id: str,
+        fence: Fence,
+        incarnation: int,
+    ) -> TaskInfo:
+        self._order("terminate", task_id)
+        self.orders.append(order)
+        self.listing[task_id] = msgspec.structs.replace(
+            await self.task(task_id), status=TaskStatus.TERMINATED, reason=order.reason
+        )
+        return self.listing[task_id]
+
+    async def remove_task(
+        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None:
+        self._order("remove", task_id)
+        if self.listing.pop(task_id, None) is None:
+            raise NOT_FOUND
+
+    async def release_allocation(
+        self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
+    ) -> None:
+        self._order("release", allocation_id)
+
+    async def drain(self, request: DrainRequest) -> NodeInfo:
+        self.drained.append(request)
+        self.info = msgspec.structs.replace(self.info, draining=request.draining)
+        return self.info
+
+    async def clear_gpu(self, uuid: str) -> NodeInfo:
+        self._order("clear_gpu", uuid)
+        return self.info
+
+    async def events(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+        if self.silent:
+            return
+        yield Event(cursor="e.0", type=EventType.HEARTBEAT)
+        while (event := await self.stream.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    @asynccontextmanager
+    async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogPieces]:
+        self.log_offsets.append(offset)
+        if self.log_failure is not None:
+            raise self.log_failure
+        yield _Pieces(self.log)
+
+
+class FakeRunner:
+    """Behaves. `failures` are raised first, one by each call."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.submitted: list[SubmitRequest] = []
+        self.code: dict[str, bytes] = {}
+        self.failures: list[Exception] = []
+        self.acked: list[int] = []
+        self.acknowledged = asyncio.Event()
+        self.notices: list[tuple[str, str]] = []
+        self.notice_failures: list[Exception] = []
+        self.noticed = asyncio.Event()
+        self.ack_failure: Exception | None = None
+        self.stops: list[tuple[str | None, float]] = []
+        self.statuses: list[StatusEvent | Exception] = []
+        self.log: list[bytes | Exception | asyncio.Event] = []
+        self.log_offsets: list[int] = []
+        self.ports: dict[int, PortStream] = {}
+
+    def _note(self, verb: str) -> StatusEvent:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.asked.append(verb)
+        return status(RunnerState.RUNNING)
+
+    async def health(self) -> RunnerHealth:
+        raise RunnerUnavailable("nobody asks for it")
+
+    async def submit(self, request: SubmitRequest) -> StatusEvent:
+        answer = self._note("submit")
+        self.submitted.append(request)
+        waits = request.job.files or request.job.repos
+        return status(RunnerState.WAITING_FOR_CODE) if waits else answer
+
+    async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent:
+        assert not isinstance(content, bytes)
+        self.code[digest] = b"".join([piece async for piece in content])
+        return self._note("put_code")
+
+    async def run(self) -> StatusEvent:
+        return self._note("run")
+
+    async def notice(self, id: str, text: str) -> None:
+        if self.notice_failures:
+            raise self.notice_failures.pop(0)
+        self.notices.append((id, text))
+        self.noticed.set()
+
+    async def ack(self, offset: int) -> int:
+        if self.ack_failure is not None:
+            raise self.ack_failure
+        self.acked.append(offset)
+        self.acknowledged.set()
+        return offset
+
+    async def stop(self, *, signal: str | None = None, grace: float = 10.0) -> StatusEvent:
+        answer = self._note("stop")
+        self.stops.append((signal, grace))
+        return answer
+
+    async def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
+        for event in self.statuses:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    async def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
+        self.log_offsets.append(offset)
+        for piece in self.log:
+            if isinstance(piece, Exception):
+                raise piece
+            if isinstance(piece, asyncio.Event):
+                await piece.wait()
+            else:
+                yield piece
+
+    async def connect_port(self, port: int) -> PortStream:
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.ports[port]
+
+
+class FakeConnection:
+    def __init__(self, shim: FakeShim | None = None) -> None:
+        self.shim = shim or FakeShim()
+        self.the_runner = FakeRunner()
+        self.forgotten: list[str] = []
+        self.closed = asyncio.Event()
+
+    def runner(self, socket_path: str) -> FakeRunner:
+        return self.the_runner
+
+    async def forget_runner(self, socket_path: str) -> None:
+        self.forgotten.append(socket_path)
+
+    async def wait_closed(self) -> None:
+        await self.closed.wait()
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+def status(state: RunnerState, ended: ExitRecord | None = None) -> StatusEvent:
+    return StatusEvent(seq=1, at=NOW, state=state, exit=ended)

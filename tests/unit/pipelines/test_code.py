@@ -1,0 +1,86 @@
+"""The starter hands a job's uploads and secrets to its runner, and says so when they are gone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controller.blobs import BlobStore
+from controller.lifecycle import reports
+from controller.lifecycle.model import Files, Repo
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AttemptStatus
+from controller.pipelines import submission
+from controller.pipelines.convert import View
+from controller.pipelines.running import JobStarter
+from runner.schemas import RepoCredentials
+from tests.unit.pipelines.fakes import FakeConnection
+from tests.unit.pipelines.parts import Clock, NotedTurns, placed, view_of
+
+BLOBS = {hashlib.sha256(blob).hexdigest(): blob for blob in (b"diff", b"archive")}
+DIFF, ARCHIVE = BLOBS
+REPO = Repo(path="/r", url="https://h/r", commit="c" * 40, diff=DIFF, token="canary")
+
+
+def a_view() -> View:
+    state = placed(AttemptStatus.PULLING)
+    job = state.jobs[0]
+    files = (Files(path="/f", archive=ARCHIVE),)
+    spec = msgspec.structs.replace(job.spec, repos=(REPO,), files=files, secrets={"A": "b"})
+    jobs = (msgspec.structs.replace(job, spec=spec),)
+    return view_of(msgspec.structs.replace(state, jobs=jobs))
+
+
+async def _once(content: bytes) -> AsyncIterable[bytes]:
+    yield content
+
+
+@pytest.fixture
+async def blobs(tmp_path: Path) -> BlobStore:
+    store = BlobStore(tmp_path / "blobs")
+    for digest, content in BLOBS.items():
+        await store.put(digest, _once(content))
+    return store
+
+
+async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> None:
+    node, turns = FakeConnection(), NotedTurns()
+    view = a_view()
+    await JobStarter(turns, Clock(), blobs)(view, node)
+    assert node.the_runner.asked == ["submit", "put_code", "put_code", "run"]
+    assert node.the_runner.code == BLOBS
+    assert isinstance(turns.posted[0], reports.RunnerStarted)
+
+
+async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
+    node, turns = FakeConnection(), NotedTurns()
+    starter = JobStarter(turns, Clock(), blobs)
+    view = a_view()
+    await starter(view, node)
+    node.the_runner.code.clear()
+    await starter(view, node)
+    assert node.the_runner.code == BLOBS
+
+
+async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
+    node, turns = FakeConnection(), NotedTurns()
+    view = a_view()
+    await JobStarter(turns, Clock(), BlobStore(tmp_path / "empty"))(view, node)
+    (exited,) = turns.posted
+    assert isinstance(exited, reports.RunnerExited)
+    assert exited.reason is Reason.EXECUTOR_ERROR
+    assert "apply it again" in (exited.message or "")
+    assert node.the_runner.asked == ["submit"]
+
+
+def test_the_runner_is_told_all_about_the_code() -> None:
+    request = submission.submit_request(a_view())
+    (repo,) = request.job.repos
+    assert (repo.path, repo.url, repo.commit, repo.diff) == ("/r", "https://h/r", "c" * 40, DIFF)
+    assert request.repo_credentials == {"/r": RepoCredentials(token="canary")}
+    assert request.secrets == {"A": "b"}
+    assert "canary" not in repr(request)

@@ -1,0 +1,437 @@
+"""Each performer against a node that behaves, and against one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controller.blobs import BlobStore
+from controller.lifecycle import reports
+from controller.lifecycle.model import RegistryCredentials, RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AttemptStatus
+from controller.logs.store import LogStore
+from controller.pipelines import convert, running
+from controller.pipelines.performing import TryAgain
+from controller.pipelines.running import JobStarter, LogCollector, RunnerFollower, TaskSubmitter
+from controller.pipelines.terminating import JobStopper, TaskRemover, TaskTerminator
+from runner.client import RunnerError, RunnerUnavailable
+from runner.schemas import ExitRecord, RunnerState
+from runner.schemas.frames import Decoder, Frame, Stream, encode
+from shim.client import ShimError, ShimUnavailable
+from shim.schemas import Fence, TaskStatus
+from tests.unit.pipelines.fakes import NOT_FOUND, FakeConnection, status
+from tests.unit.pipelines.parts import (
+    NOW,
+    SOCKET,
+    Clock,
+    NotedTurns,
+    attempt_of,
+    placed,
+    task_of,
+    view_of,
+)
+
+FENCE = Fence(1, 7)
+NO_BLOBS = BlobStore(Path("/nonexistent"))
+CONFLICT = ShimError("conflict", "another body", 409)
+BROKEN = ShimError("bad_answer", "status 500", 500)
+EXIT = ExitRecord(reason="done_by_runner", exit_code=0, finished_at=NOW, log_end=30)
+
+
+@pytest.fixture
+async def logs(tmp_path: Path) -> AsyncIterator[LogStore]:
+    store = LogStore(tmp_path)
+    yield store
+    await asyncio.to_thread(store.close)
+
+
+@pytest.fixture
+def node() -> FakeConnection:
+    return FakeConnection()
+
+
+def frame(number: int) -> bytes:
+    return encode(Frame(10 * number, number, Stream.STDOUT, b"line %04d\n" % number))
+
+
+async def stored(logs: LogStore, state: RunState) -> bytes:
+    decoder = Decoder()
+    pieces = logs.read(attempt_of(state).id, 0)
+    return b"".join([f.payload async for piece in pieces for f in decoder.feed(piece)])
+
+
+# -- submit ---------------------------------------------------------------------------------
+
+
+async def test_the_shim_gets_the_task_with_fence_place_and_image(node: FakeConnection) -> None:
+    state = placed(AttemptStatus.PROVISIONING)
+    turns = NotedTurns()
+    await TaskSubmitter(turns, FENCE)(view_of(state), node)
+    (request,) = node.shim.requests
+    assert (request.run_id, request.allocation_id) == (state.run.id, state.allocations[0].id)
+    assert (request.image, node.shim.fences) == ("busybox", [(FENCE, 0)])
+    assert isinstance(turns.posted[0], reports.TaskAccepted)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ShimError("no_capacity", "full", 409),
+        ShimError("draining", "draining", 409),
+        ShimError("fenced", "older", 409),
+        BROKEN,
+    ],
+)
+async def test_a_refusal_that_can_pass_is_tried_again(
+    node: FakeConnection, refusal: ShimError
+) -> None:
+    turns = NotedTurns()
+    node.shim.refusal = refusal
+    with pytest.raises(TryAgain, match=refusal.message):
+        await TaskSubmitter(turns, FENCE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    assert turns.posted == []
+
+
+async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeConnection) -> None:
+    turns = NotedTurns()
+    node.shim.refusal = CONFLICT
+    await TaskSubmitter(turns, FENCE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    (refused,) = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert (refused.reason, refused.message) == (Reason.CREATING_CONTAINER_ERROR, "another body")
+
+
+def test_credentials_reach_the_request_and_no_text_of_it() -> None:
+    state = placed(AttemptStatus.PROVISIONING)
+    job = state.jobs[0]
+    auth = RegistryCredentials(username="ann", password="hunter2")
+    spec = msgspec.structs.replace(job.spec, registry_auth=auth)
+    state = msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
+    request = convert.task_request(view_of(state))
+    assert request.registry_auth is not None
+    assert request.registry_auth.password == "hunter2"
+    assert "hunter2" not in repr(request) + repr(state)
+
+
+# -- start ----------------------------------------------------------------------------------
+
+
+async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> None:
+    state = placed(AttemptStatus.PULLING)
+    turns = NotedTurns()
+    await JobStarter(turns, Clock(), NO_BLOBS)(view_of(state), node)
+    assert node.the_runner.asked == ["submit", "run"]
+    (request,) = node.the_runner.submitted
+    assert (request.job.run_name, request.job.commands) == ("hello", ("true",))
+    assert (request.job.job_count, request.job.attempt_id) == (1, attempt_of(state).id)
+    (started,) = turns.posted
+    assert isinstance(started, reports.RunnerStarted)
+    assert started.at == NOW
+
+
+async def test_a_runner_that_does_not_listen_yet_is_waited_for(
+    node: FakeConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "START_PAUSE_SECONDS", 0.0)
+    node.the_runner.failures = [RunnerUnavailable("not yet")] * 5
+    turns = NotedTurns()
+    await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+    assert isinstance(turns.posted[0], reports.RunnerStarted)
+
+
+async def test_a_runner_that_never_listens_is_unavailable(
+    node: FakeConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "START_PAUSE_SECONDS", 0.0)
+    node.the_runner.failures = [RunnerUnavailable("never")] * 1000
+    turns = NotedTurns()
+    with pytest.raises(RunnerUnavailable, match="never"):
+        await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+    assert turns.posted == []
+
+
+async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> None:
+    node.the_runner.failures = [RunnerError("bad_user", "no user ann", 422)]
+    turns = NotedTurns()
+    await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+    (exited,) = turns.posted
+    assert isinstance(exited, reports.RunnerExited)
+    assert exited.reason is Reason.EXECUTOR_ERROR
+    assert "no user ann" in (exited.message or "")
+
+
+async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> None:
+    node.the_runner.failures = [RunnerError("bad_answer", "HTTP status 500", 500)]
+    turns = NotedTurns()
+    with pytest.raises(TryAgain):
+        await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+    assert turns.posted == []
+
+
+async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeConnection) -> None:
+    view = view_of(placed(AttemptStatus.PULLING, runner_socket=None))
+    with pytest.raises(TryAgain, match="no runner yet"):
+        await JobStarter(NotedTurns(), Clock(), NO_BLOBS)(view, node)
+    assert node.the_runner.asked == []
+
+
+# -- follow ---------------------------------------------------------------------------------
+
+
+async def test_the_runners_exit_is_reported_once(node: FakeConnection) -> None:
+    node.the_runner.statuses = [
+        status(RunnerState.RUNNING),
+        status(RunnerState.SERVING_LOGS, EXIT),
+        status(RunnerState.SERVING_LOGS, EXIT),
+    ]
+    turns = NotedTurns()
+    await RunnerFollower(turns, Clock())(view_of(placed(AttemptStatus.RUNNING)), node)
+    (exited,) = turns.posted
+    assert isinstance(exited, reports.RunnerExited)
+    assert (exited.reason, exited.exit_code) == (Reason.DONE_BY_RUNNER, 0)
+
+
+def test_an_exit_record_with_a_reason_of_the_jobs_invention_is_an_executor_error() -> None:
+    forged = msgspec.structs.replace(EXIT, reason="preempted_by_me", message="x" * 5000)
+    report = convert.runner_exited("r", "a", forged)
+    assert report.reason is Reason.EXECUTOR_ERROR
+    assert len(report.message or "") == convert.MAX_MESSAGE
+    assert convert.exit_report("r", "a", "{damaged") is None
+
+
+async def test_a_status_stream_that_ends_too_early_is_followed_again(node: FakeConnection) -> None:
+    node.the_runner.statuses = [status(RunnerState.RUNNING)]
+    with pytest.raises(TryAgain, match="before the job did"):
+        await RunnerFollower(NotedTurns(), Clock())(view_of(placed(AttemptStatus.RUNNING)), node)
+
+
+async def test_a_runner_silent_for_its_limit_beside_a_healthy_shim_is_reported(
+    node: FakeConnection,
+) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    clock, turns = Clock(), NotedTurns()
+    follow = RunnerFollower(turns, clock)
+    node.the_runner.statuses = [RunnerUnavailable("gone")]
+    for seconds in (0.0, state.run.policy.limits.waiting_runner - 1):
+        clock.time = NOW + seconds
+        with pytest.raises(RunnerUnavailable):
+            await follow(view_of(state), node)
+    assert turns.posted == []
+    clock.time = NOW + state.run.policy.limits.waiting_runner
+    with pytest.raises(RunnerUnavailable):
+        await follow(view_of(state), node)
+    assert [type(report) for report in turns.posted] == [reports.RunnerSilent]
+
+
+async def test_the_time_without_a_connection_is_no_silence_of_the_runner(
+    node: FakeConnection,
+) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    clock, turns = Clock(), NotedTurns()
+    follow = RunnerFollower(turns, clock)
+    for connection in (node, FakeConnection()):
+        connection.the_runner.statuses = [RunnerUnavailable("cut")]
+        with pytest.raises(RunnerUnavailable):
+            await follow(view_of(state), connection)
+        clock.time += 10_000
+    assert turns.posted == []
+
+
+async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    clock, turns = Clock(), NotedTurns()
+    follow = RunnerFollower(turns, clock)
+    node.the_runner.statuses = [status(RunnerState.RUNNING), RunnerUnavailable("cut")]
+    for _ in range(3):
+        with pytest.raises(RunnerUnavailable):
+            await follow(view_of(state), node)
+        clock.time += 200
+    assert turns.posted == []
+
+
+# -- logs -----------------------------------------------------------------------------------
+
+
+async def test_a_log_is_stored_acknowledged_and_complete(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
+    node.the_runner.log = [frame(0) + frame(1)[:9], frame(1)[9:], frame(2)]
+    await LogCollector(turns, logs)(view_of(state), node)
+    assert await stored(logs, state) == b"line 0000\nline 0001\nline 0002\n"
+    assert node.the_runner.acked == [30]
+    assert await logs.is_complete(attempt_of(state).id)
+    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
+
+
+async def test_what_is_durable_is_acknowledged_while_the_job_still_runs(
+    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "SYNC_SECONDS", 0.0)
+    state = placed(AttemptStatus.RUNNING)
+    node.the_runner.log = [frame(0), node.the_runner.acknowledged, frame(1)]
+    await LogCollector(NotedTurns(), logs)(view_of(state), node)
+    assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (10, 20)
+
+
+async def test_a_cut_log_goes_on_where_it_stopped(node: FakeConnection, logs: LogStore) -> None:
+    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
+    collect = LogCollector(turns, logs)
+    node.the_runner.log = [frame(0), frame(1) + frame(2)[:15], RunnerUnavailable("cut")]
+    with pytest.raises(RunnerUnavailable):
+        await collect(view_of(state), node)
+    node.the_runner.log = [frame(2), frame(3)]
+    await collect(view_of(state), node)
+    assert node.the_runner.log_offsets == [0, 20]
+    assert await stored(logs, state) == b"".join(b"line %04d\n" % n for n in range(4))
+
+
+@pytest.mark.parametrize(
+    "failure", [RunnerError("too_slow", "nothing was taken", 4008), b"\0" * 64]
+)
+async def test_a_runner_whose_stream_goes_wrong_is_followed_again(
+    node: FakeConnection, logs: LogStore, failure: RunnerError | bytes
+) -> None:
+    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
+    collect = LogCollector(turns, logs)
+    node.the_runner.log = [frame(0), failure]
+    with pytest.raises(TryAgain):
+        await collect(view_of(state), node)
+    node.the_runner.log = [frame(1)]
+    await collect(view_of(state), node)
+    assert await stored(logs, state) == b"line 0000\nline 0001\n"
+
+
+async def test_a_log_that_cannot_be_acknowledged_is_not_called_complete(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
+    node.the_runner.log = [frame(0)]
+    node.the_runner.ack_failure = RunnerUnavailable("cut")
+    with pytest.raises(RunnerUnavailable):
+        await LogCollector(turns, logs)(view_of(state), node)
+    assert not await logs.is_complete(attempt_of(state).id)
+    assert turns.posted == []
+
+
+async def test_the_rest_of_a_log_is_read_from_the_shim_when_the_container_is_gone(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
+    collect = LogCollector(turns, logs)
+    node.the_runner.log = [frame(0), frame(1), RunnerUnavailable("gone")]
+    with pytest.raises(RunnerUnavailable):
+        await collect(view_of(state), node)
+    gone = view_of(placed(AttemptStatus.TERMINATING))
+    gone = msgspec.structs.replace(
+        gone, attempt=msgspec.structs.replace(attempt_of(state), container_gone=True)
+    )
+    node.shim.log = [frame(0) + frame(1) + frame(2)[:5], frame(2)[5:] + b"FLOG torn"]
+    await collect(gone, node)
+    assert node.shim.log_offsets == [20]
+    assert await stored(logs, state) == b"line 0000\nline 0001\nline 0002\n"
+    assert await logs.is_complete(attempt_of(state).id)
+
+
+async def test_a_log_that_the_job_damaged_is_complete_up_to_there(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
+    node.shim.log = [frame(0) + b"\0" * 64 + frame(1)]
+    await LogCollector(turns, logs)(view_of(state), node)
+    assert await stored(logs, state) == b"line 0000\n"
+    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
+
+
+async def test_a_log_of_a_task_that_the_shim_has_not_is_a_missing_task(
+    node: FakeConnection, logs: LogStore
+) -> None:
+    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
+    node.shim.log_failure = NOT_FOUND
+    await LogCollector(turns, logs)(view_of(state), node)
+    assert [type(report) for report in turns.posted] == [reports.TaskMissing]
+    assert not await logs.is_complete(attempt_of(state).id)
+
+
+async def test_a_complete_log_is_not_asked_for_again(node: FakeConnection, logs: LogStore) -> None:
+    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
+    await logs.complete(attempt_of(state).id)
+    await LogCollector(turns, logs)(view_of(state), node)
+    assert (node.shim.log_offsets, node.the_runner.log_offsets) == ([], [])
+    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
+
+
+# -- end ------------------------------------------------------------------------------------
+
+
+async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnection) -> None:
+    clock = Clock(NOW + 4)
+    stop = JobStopper(clock)
+    view = view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10))
+    await stop(view, node)
+    clock.time = NOW + 60
+    await stop(view, node)
+    assert node.the_runner.stops == [("SIGTERM", 6.0), ("SIGTERM", 0.0)]
+
+
+async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection) -> None:
+    node.the_runner.failures = [RunnerError("busy", "not now", 409)]
+    with pytest.raises(TryAgain, match="not now"):
+        await JobStopper(Clock())(
+            view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10)), node
+        )
+    assert node.the_runner.stops == []
+
+
+async def test_the_shim_ends_the_container_and_is_told_why(node: FakeConnection) -> None:
+    state = placed(AttemptStatus.TERMINATING, reason=Reason.ABORTED_BY_USER, message="by ann")
+    turns = NotedTurns()
+    node.shim.listing[attempt_of(state).id] = task_of(state)
+    await TaskTerminator(turns, FENCE)(view_of(state), node)
+    (order,) = node.shim.orders
+    assert (order.grace, order.reason, order.message) == (0.0, "aborted_by_user", "by ann")
+    seen = turns.posted[-1]
+    assert isinstance(seen, reports.TaskSeen)
+    assert seen.terminated
+
+
+async def test_ending_a_task_that_is_gone_reports_it_missing(node: FakeConnection) -> None:
+    turns = NotedTurns()
+    await TaskTerminator(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
+    assert [type(report) for report in turns.posted] == [reports.TaskMissing]
+
+
+@pytest.mark.parametrize("performer", [TaskTerminator, TaskRemover])
+async def test_a_shim_that_refuses_the_end_is_asked_again(
+    node: FakeConnection, performer: type[TaskTerminator] | type[TaskRemover]
+) -> None:
+    turns = NotedTurns()
+    node.shim.refusal = CONFLICT
+    with pytest.raises(TryAgain, match="another body"):
+        await performer(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
+    node.shim.refusal = ShimUnavailable("cut")
+    with pytest.raises(ShimUnavailable):
+        await performer(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
+    assert turns.posted == []
+
+
+@pytest.mark.parametrize("still_there", [True, False])
+async def test_task_and_place_are_given_back_also_when_the_task_is_gone_already(
+    node: FakeConnection, still_there: bool
+) -> None:
+    state = placed(AttemptStatus.TERMINATING, container_gone=True)
+    turns = NotedTurns()
+    if still_there:
+        node.shim.listing[attempt_of(state).id] = task_of(state, TaskStatus.TERMINATED)
+    await TaskRemover(turns, FENCE)(view_of(state), node)
+    assert node.shim.asked == [
+        ("release", state.allocations[0].id),
+        ("remove", attempt_of(state).id),
+    ]
+    assert node.forgotten == [SOCKET]
+    assert [type(report) for report in turns.posted] == [reports.TaskRemoved]

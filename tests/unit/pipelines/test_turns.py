@@ -1,0 +1,499 @@
+"""Turns over stores that behave and stores that do not: nothing is said before it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from controller.lifecycle import turn
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import (
+    LogsComplete,
+    NodeDisconnected,
+    RunnerExited,
+    StopRequested,
+    TaskRemoved,
+    TaskSeen,
+    Tick,
+)
+from controller.lifecycle.statuses import AttemptStatus, IllegalMove, RunStatus
+from controller.lifecycle.turn import Decision
+from controller.pipelines import turns as turns_module
+from controller.pipelines.submitted import JobSubmittedPipeline
+from controller.pipelines.turns import NameTaken, Turns
+from controller.store.base import Changes, LeaseLost, Store, StoreUnavailable
+from controller.store.failing import DiskFull, SlowCommit, TakenOver
+from controller.store.memory import MemoryDatabase, MemoryStore
+from tests.unit.pipelines.parts import (
+    SOCKET,
+    Clock,
+    Ids,
+    a_node,
+    attempt_of,
+    placed,
+    steady_chance,
+    submitted,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "COMMIT_RETRY_SECONDS", 0.0)
+
+
+@pytest.fixture
+async def database() -> MemoryDatabase:
+    return MemoryDatabase()
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.told: list[RunState] = []
+
+    def committed(self, touched: Sequence[RunState]) -> None:
+        self.told.extend(touched)
+
+
+class CountedCommits(DiskFull):
+    full = False
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.commits: list[Changes] = []
+        self.failures = 0
+
+    async def commit(self, changes: Changes) -> None:
+        try:
+            await super().commit(changes)
+        except StoreUnavailable:
+            self.failures += 1
+            raise
+        self.commits.append(changes)
+
+
+@contextlib.asynccontextmanager
+async def working(
+    database: MemoryDatabase, around: Callable[[Store], Store] = lambda store: store
+) -> AsyncIterator[tuple[Turns, Listener, asyncio.Task[None]]]:
+    inner = MemoryStore(database)
+    store = around(inner)
+    await store.open()
+    snapshot = await store.load()
+    chance = steady_chance()
+    turns = Turns(store, Clock(), chance, JobSubmittedPipeline(Ids()))
+    listener = Listener()
+    turns.restore(snapshot.runs, snapshot.nodes)
+    turns.listen(listener)
+    loop = asyncio.create_task(turns.run())
+    try:
+        yield turns, listener, loop
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await store.close()
+
+
+async def until_committed(turns: Turns, run_id: str | None, wanted: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10), turns.watch(run_id) as changed:
+        while not wanted():
+            await changed.wait()
+            changed.clear()
+
+
+# -- admitting ------------------------------------------------------------------------------
+
+
+async def test_an_admitted_run_is_durable_and_live_when_the_caller_is_told(
+    database: MemoryDatabase,
+) -> None:
+    async with working(database) as (turns, listener, _):
+        state = submitted()
+        await turns.admit(state)
+        assert database.runs[state.run.id] is turns.runs[state.run.id]
+        assert [told.run.id for told in listener.told] == [state.run.id]
+        assert turns.live_run_named("hello") == state.run.id
+
+
+async def test_nobody_is_told_before_the_commit(database: MemoryDatabase) -> None:
+    stores: list[SlowCommit] = []
+
+    def slow(inner: Store) -> Store:
+        stores.append(SlowCommit(inner))
+        return stores[0]
+
+    async with working(database, slow) as (turns, listener, _):
+        state = submitted()
+        admitting = asyncio.create_task(turns.admit(state))
+        await stores[0].waiting.wait()
+        assert (turns.runs, listener.told, admitting.done()) == ({}, [], False)
+        stores[0].go_on.set()
+        await admitting
+        assert state.run.id in turns.runs
+        assert state.run.id in database.runs
+
+
+async def test_a_name_belongs_to_one_live_run_even_while_it_is_being_committed(
+    database: MemoryDatabase,
+) -> None:
+    async with working(database) as (turns, _, _loop):
+        first = asyncio.create_task(turns.admit(submitted()))
+        await asyncio.sleep(0)
+        with pytest.raises(NameTaken):
+            await turns.admit(submitted())
+        await first
+        with pytest.raises(NameTaken):
+            await turns.admit(submitted())
+
+
+async def test_a_finished_run_gives_its_name_back(database: MemoryDatabase) -> None:
+    async with working(database) as (turns, listener, _):
+        state = submitted()
+        await turns.admit(state)
+        await turns.report(StopRequested(run_id=state.run.id, abort=True, by="ann"))
+        assert turns.runs == {}
+        assert listener.told[-1].run.status is RunStatus.TERMINATED
+        await turns.admit(submitted())
+        assert turns.live_run_named("hello") != state.run.id
+
+
+async def test_a_run_that_could_not_be_committed_never_was(database: MemoryDatabase) -> None:
+    async with working(database, DiskFull) as (turns, listener, _):
+        state = submitted()
+        with pytest.raises(StoreUnavailable, match="full"):
+            await turns.admit(state)
+        assert (turns.runs, database.runs, listener.told) == ({}, {}, [])
+        assert turns.live_run_named("hello") is None
+        with pytest.raises(StoreUnavailable, match="full"):
+            await turns.admit(submitted())
+
+
+async def test_a_caller_who_leaves_during_the_commit_does_not_free_the_name(
+    database: MemoryDatabase,
+) -> None:
+    stores: list[SlowCommit] = []
+
+    def slow(inner: Store) -> Store:
+        stores.append(SlowCommit(inner))
+        return stores[0]
+
+    async with working(database, slow) as (turns, _, _loop):
+        state = submitted()
+        admitting = asyncio.create_task(turns.admit(state))
+        await stores[0].waiting.wait()
+        admitting.cancel()
+        await asyncio.gather(admitting, return_exceptions=True)
+        with pytest.raises(NameTaken):
+            await turns.admit(submitted())
+        stores[0].go_on.set()
+        await turns.settled()
+        assert turns.live_run_named("hello") == state.run.id
+
+
+async def test_a_caller_who_leaves_before_the_turn_frees_the_name(
+    database: MemoryDatabase,
+) -> None:
+    stores: list[SlowCommit] = []
+
+    def slow(inner: Store) -> Store:
+        stores.append(SlowCommit(inner))
+        return stores[0]
+
+    async with working(database, slow) as (turns, _, _loop):
+        turns.set_node(a_node(), "n1")
+        await stores[0].waiting.wait()
+        admitting = asyncio.create_task(turns.admit(submitted()))
+        await asyncio.sleep(0)
+        admitting.cancel()
+        await asyncio.gather(admitting, return_exceptions=True)
+        stores[0].go_on.set()
+        await turns.settled()
+        assert (database.runs, turns.live_run_named("hello")) == ({}, None)
+
+
+# -- reporting ------------------------------------------------------------------------------
+
+
+async def test_a_submitted_job_is_placed_in_the_same_commit(database: MemoryDatabase) -> None:
+    stores: list[CountedCommits] = []
+
+    def counted(inner: Store) -> Store:
+        stores.append(CountedCommits(inner))
+        return stores[0]
+
+    async with working(database, counted) as (turns, _, _loop):
+        await turns.save_node(a_node(), "n1")
+        await turns.admit(submitted())
+    (change,) = stores[0].commits[-1].runs.values()
+    assert change[0] is None
+    assert attempt_of(change[1]).status is AttemptStatus.PROVISIONING
+    assert change[1].allocations[0].node_id == "n1"
+
+
+async def test_a_waiting_job_is_placed_when_a_node_comes(database: MemoryDatabase) -> None:
+    async with working(database) as (turns, _, _loop):
+        state = submitted()
+        await turns.admit(state)
+        assert attempt_of(turns.runs[state.run.id]).pending_reason
+        await turns.save_node(a_node(), "n1")
+        await turns.settled()
+        assert attempt_of(turns.runs[state.run.id]).node_id == "n1"
+        assert [live.run.id for live in turns.runs_on("n1")] == [state.run.id]
+
+
+async def test_reports_outlive_a_failed_commit(database: MemoryDatabase) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    database.runs[state.run.id] = state
+    stores: list[CountedCommits] = []
+
+    def counted(inner: Store) -> Store:
+        stores.append(CountedCommits(inner))
+        return stores[0]
+
+    async with working(database, counted) as (turns, listener, _):
+        await turns.settled()
+        stores[0].full = True
+        with pytest.raises(StoreUnavailable):
+            await turns.report(
+                RunnerExited(
+                    run_id=state.run.id,
+                    attempt_id=attempt_of(state).id,
+                    reason=Reason.DONE_BY_RUNNER,
+                    exit_code=0,
+                )
+            )
+        with pytest.raises(StoreUnavailable):
+            await turns.settled()
+        assert stores[0].failures >= 2
+        assert attempt_of(turns.runs[state.run.id]).status is AttemptStatus.RUNNING
+        told = len(listener.told)
+        stores[0].full = False
+        await until_committed(turns, state.run.id, lambda: len(listener.told) > told)
+        assert attempt_of(turns.runs[state.run.id]).status is AttemptStatus.TERMINATING
+        assert attempt_of(database.runs[state.run.id]).reason is Reason.DONE_BY_RUNNER
+
+
+async def test_node_changes_outlive_a_failed_commit_and_the_newest_wins(
+    database: MemoryDatabase,
+) -> None:
+    stores: list[CountedCommits] = []
+
+    def counted(inner: Store) -> Store:
+        stores.append(CountedCommits(inner))
+        return stores[0]
+
+    async with working(database, counted) as (turns, _, _loop):
+        stores[0].full = True
+        with pytest.raises(StoreUnavailable):
+            await turns.save_node(a_node(message="old"), "n1")
+        turns.set_node(a_node(message="new"), "n1")
+        stores[0].full = False
+        await turns.settled()
+        await turns.settled()
+        assert database.nodes["n1"].message == "new"
+
+
+async def test_what_was_placed_in_a_failed_commit_is_placed_again(
+    database: MemoryDatabase,
+) -> None:
+    stores: list[CountedCommits] = []
+
+    def counted(inner: Store) -> Store:
+        stores.append(CountedCommits(inner))
+        return stores[0]
+
+    async with working(database, counted) as (turns, _, _loop):
+        state = submitted()
+        await turns.admit(state)
+        stores[0].full = True
+        with pytest.raises(StoreUnavailable):
+            await turns.save_node(a_node(), "n1")
+        stores[0].full = False
+        await until_committed(
+            turns, state.run.id, lambda: attempt_of(turns.runs[state.run.id]).node_id == "n1"
+        )
+        assert attempt_of(database.runs[state.run.id]).status is AttemptStatus.PROVISIONING
+
+
+async def test_a_report_about_a_run_that_is_not_live_changes_nothing(
+    database: MemoryDatabase,
+) -> None:
+    async with working(database) as (turns, listener, _):
+        await turns.report(StopRequested(run_id="0" * 16, abort=False, by="ann"))
+        assert (turns.runs, listener.told, database.events) == ({}, [], [])
+
+
+async def test_a_run_goes_from_running_to_done_by_what_is_reported(
+    database: MemoryDatabase,
+) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    database.runs[state.run.id] = state
+    run_id, attempt_id = state.run.id, attempt_of(state).id
+    async with working(database) as (turns, _, _loop):
+        turns.post(RunnerExited(run_id=run_id, attempt_id=attempt_id, reason=Reason.DONE_BY_RUNNER))
+        turns.post(
+            TaskSeen(
+                run_id=run_id,
+                attempt_id=attempt_id,
+                container_started=True,
+                terminated=True,
+                runner_socket=SOCKET,
+            )
+        )
+        turns.post(LogsComplete(run_id=run_id, attempt_id=attempt_id))
+        await turns.report(TaskRemoved(run_id=run_id, attempt_id=attempt_id))
+        assert turns.runs == {}
+        assert turns.runs_on("n1") == []
+    assert database.runs[state.run.id].run.status is RunStatus.DONE
+
+
+# -- deadlines ------------------------------------------------------------------------------
+
+
+def node_reached(state: RunState) -> NodeDisconnected:
+    """Until then a restored run's start limits stand still."""
+    node_id = attempt_of(state).node_id
+    assert node_id is not None
+    return NodeDisconnected(run_id=state.run.id, node_id=node_id, disconnected=False)
+
+
+async def test_a_restored_run_has_its_start_limits_anew_once_its_node_is_reached(
+    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = placed(AttemptStatus.PROVISIONING)
+    database.runs[state.run.id] = state
+    clock = Clock()
+    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    limit = state.run.policy.limits.waiting_instance
+    clock.time += 2 * limit
+    async with working(database) as (turns, _, _loop):
+        turns.post(node_reached(state))
+        await turns.settled()
+        clock.time += limit - 1
+        turns.post(Tick(run_id=state.run.id))
+        await turns.settled()
+        assert attempt_of(turns.runs[state.run.id]).reason is None
+
+
+async def test_a_deadline_that_passes_is_decided_without_a_report(
+    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = placed(AttemptStatus.PROVISIONING)
+    database.runs[state.run.id] = state
+    clock = Clock()
+    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    async with working(database) as (turns, _, _loop):
+        turns.post(node_reached(state))
+        await turns.settled()
+        assert attempt_of(turns.runs[state.run.id]).status is AttemptStatus.PROVISIONING
+        clock.time += state.run.policy.limits.waiting_instance + 1
+        await turns.settled()
+        await turns.settled()
+        ended = attempt_of(turns.runs[state.run.id])
+        assert ended.reason is Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
+
+
+async def test_a_run_that_reports_much_keeps_one_deadline(database: MemoryDatabase) -> None:
+    state = placed(AttemptStatus.PROVISIONING)
+    database.runs[state.run.id] = state
+    async with working(database) as (turns, _, _loop):
+        turns.post(node_reached(state))
+        for _ in range(20):
+            turns.post(StopRequested(run_id="other", abort=False, by="ann"))
+            turns._inbox.setdefault(state.run.id, [])
+            await turns.settled()
+        assert len(turns._deadlines) == 1
+
+
+# -- the end --------------------------------------------------------------------------------
+
+
+async def test_a_controller_that_was_taken_over_stops_and_tells_everybody(
+    database: MemoryDatabase,
+) -> None:
+    async with working(database, TakenOver) as (turns, listener, loop):
+        with pytest.raises(LeaseLost):
+            await turns.admit(submitted())
+        with pytest.raises(LeaseLost):
+            await loop
+        with pytest.raises(LeaseLost):
+            await turns.admit(submitted("other"))
+        assert (database.runs, listener.told) == ({}, [])
+
+
+async def test_a_controller_that_stops_leaves_no_caller_waiting(database: MemoryDatabase) -> None:
+    stores: list[SlowCommit] = []
+
+    def slow(inner: Store) -> Store:
+        stores.append(SlowCommit(inner))
+        return stores[0]
+
+    async with working(database, slow) as (turns, _, loop):
+        in_commit = asyncio.create_task(turns.admit(submitted("first")))
+        await stores[0].waiting.wait()
+        queued = asyncio.create_task(turns.admit(submitted("second")))
+        await asyncio.sleep(0)
+        loop.cancel()
+        for waiting in (in_commit, queued):
+            with pytest.raises(StoreUnavailable, match="stopping"):
+                await waiting
+
+
+async def test_a_restarted_controller_decides_every_live_run_anew(
+    database: MemoryDatabase,
+) -> None:
+    state = submitted()
+    async with working(database) as (turns, _, _loop):
+        await turns.save_node(a_node(), "n1")
+        await turns.admit(state)
+    async with working(database) as (turns, listener, _):
+        await turns.settled()
+        assert [told.run.id for told in listener.told] == [state.run.id]
+        assert [live.run.id for live in turns.runs_on("n1")] == [state.run.id]
+        with pytest.raises(NameTaken):
+            await turns.admit(submitted())
+
+
+async def test_watchers_of_a_run_a_node_and_anything_are_woken_each_for_their_own(
+    database: MemoryDatabase,
+) -> None:
+    state = submitted()
+    async with (
+        working(database) as (turns, _, _loop),
+        turns.watch(state.run.id) as of_run,
+        turns.watch("n1") as of_node,
+        turns.watch(None) as of_all,
+    ):
+        await turns.admit(state)
+        assert (of_run.is_set(), of_node.is_set(), of_all.is_set()) == (True, False, True)
+        of_run.clear()
+        of_all.clear()
+        await turns.save_node(a_node(draining=True), "n1")
+        assert (of_node.is_set(), of_all.is_set()) == (True, True)
+
+
+async def test_a_fault_in_one_runs_decision_does_not_stop_the_others(
+    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(database) as (turns, _, work):
+        faulty, sound = submitted("faulty"), submitted("sound")
+        await turns.admit(faulty)
+        await turns.admit(sound)
+        decide = turn.decide
+
+        def decide_or_fail(state: RunState, *rest: Any) -> Decision:
+            if state.run.id == faulty.run.id:
+                raise IllegalMove("run", RunStatus.DONE, RunStatus.RUNNING)
+            return decide(state, *rest)
+
+        monkeypatch.setattr(turns_module, "decide", decide_or_fail)
+        for state in (faulty, sound):
+            await turns.report(StopRequested(run_id=state.run.id, abort=True, by="ann"))
+        assert faulty.run.id in turns.runs
+        assert sound.run.id not in turns.runs
+        assert not work.done()
+    assert "run faulty" in caplog.text

@@ -1,0 +1,301 @@
+"""Repositories come to their commit with their diff, by the image's git and by our own alike."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterable, AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from controller.cli import gitfolder
+from runner.children import Children
+from runner.code.git import Git, ImageGit, RuntimeGit
+from runner.code.helper import Helpers
+from runner.code.preparing import CodePreparer
+from runner.code.store import CodeStore, wanted_blobs
+from runner.errors import CannotStart
+from runner.schemas import IfExists, Repo, RepoCredentials, SubmitRequest
+from runner.scratch import Scratch
+from tests.support.git_server import GitServer, commit, git, serving
+from tests.unit.runner.code.hostile import file, tar
+from tests.unit.runner.harness import a_job
+
+TOKEN = "token-3f9c2a"
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[GitServer]:
+    async with serving(GitServer(tmp_path / "served")) as running:
+        yield running
+
+
+@pytest.fixture
+async def work(server: GitServer, tmp_path: Path) -> Path:
+    """A clone with two commits that are on the server."""
+    server.make("project")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    await asyncio.to_thread(_fill, folder, server)
+    return folder
+
+
+def _fill(folder: Path, server: GitServer) -> None:
+    git(folder, "init", "-q")
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "model.bin").write_bytes(bytes(range(256)))
+    (folder / "old.txt").write_text("old\n")
+    (folder / "run.sh").write_text("echo\n")
+    (folder / ".gitignore").write_text("*.log\n")
+    commit(folder, "first")
+    (folder / "train.py").write_text("print(1)\nprint(2)\n")
+    commit(folder, "second")
+    git(folder, "push", "-q", str(server.root / "project"), "main")
+    git(folder, "remote", "add", "origin", server.url("project"))
+    git(folder, "fetch", "-q", str(server.root / "project"), "main:refs/remotes/origin/main")
+
+
+@pytest.fixture(params=["image", "runtime"])
+def my_git(request: pytest.FixtureRequest, scratch: Scratch) -> Git:
+    helpers = Helpers(Children(), dict(os.environ), None)
+    program = shutil.which("git")
+    assert program is not None
+    if request.param == "image":
+        return ImageGit(program, shutil.which("ssh"), helpers, scratch)
+    return RuntimeGit(shutil.which("ssh"), helpers, scratch)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Scratch:
+    (tmp_path / "memory").mkdir()
+    return Scratch("a1", None, (tmp_path / "memory",))
+
+
+async def _pieces(*pieces: bytes) -> AsyncIterable[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+async def prepared(
+    tmp_path: Path,
+    my_git: Git,
+    repo: Repo,
+    blobs: tuple[bytes, ...] = (),
+    keys: RepoCredentials | None = None,
+) -> Path:
+    (tmp_path / "task").mkdir(exist_ok=True)
+    store = CodeStore(tmp_path / "task")
+    job = a_job("true", repos=[repo]).job
+    request = SubmitRequest(job=job, repo_credentials={repo.path: keys} if keys else {})
+    store.expect(wanted_blobs(job))
+    for blob in blobs:
+        await store.receive(hashlib.sha256(blob).hexdigest(), _pieces(blob))
+    await CodePreparer(store, my_git, str(tmp_path / "job"), None).prepare(request)
+    return tmp_path / "job" / repo.path
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = (0o120000, os.fsencode(os.readlink(path)))
+        elif path.is_file() and not name.startswith(".git/"):
+            found[name] = (path.stat().st_mode & 0o111, path.read_bytes())
+    return found
+
+
+async def test_the_folder_is_as_it_is_on_the_users_machine(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    """Text, binary, new, deleted, renamed and executable files, links, names with odd letters,
+    files without a last newline, and a commit that the server does not have."""
+    (work / "committed.txt").write_text("only here\n")
+    await asyncio.to_thread(commit, work, "not pushed")
+    (work / "train.py").write_text("print(1)\nprint(3)")
+    (work / "model.bin").write_bytes(bytes(reversed(range(256))) * 40)
+    (work / "new.bin").write_bytes(os.urandom(5000))
+    (work / "Ümläut name.txt").write_text("x\n")
+    (work / "empty").touch()
+    (work / "old.txt").unlink()
+    (work / "run.sh").chmod(0o755)
+    (work / "link").symlink_to("train.py")
+    (work / "noise.log").write_text("ignored")
+    found = await asyncio.to_thread(gitfolder.look_at, work)
+    assert found is not None
+    assert found.url == server.url("project")
+    assert found.commit == git(work, "rev-parse", "origin/main")
+    diff = await asyncio.to_thread(gitfolder.difference, found.root, found.commit)
+    digest = hashlib.sha256(diff).hexdigest()
+    repo = Repo(path="repo", url=found.url, commit=found.commit, diff=digest)
+    made = await prepared(tmp_path, my_git, repo, (diff,))
+    expected = contents(work)
+    del expected["noise.log"]
+    assert contents(made) == expected
+    assert git(made, "rev-parse", "HEAD") == found.commit
+
+
+async def test_an_older_commit_can_be_asked_for(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    first = git(work, "rev-parse", "HEAD~1")
+    repo = Repo(path="r", url=server.url("project"), commit=first)
+    made = await prepared(tmp_path, my_git, repo)
+    assert git(made, "rev-parse", "HEAD") == first
+    assert (made / "train.py").read_text() == "print(1)\n"
+    assert git(made, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("branch", ["main", "v1", None])
+async def test_a_branch_a_tag_or_the_default_is_found(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path, branch: str | None
+) -> None:
+    git(work, "tag", "v1")
+    git(work, "push", "-q", str(server.root / "project"), "v1")
+    repo = Repo(path="r", url=server.url("project"), branch=branch)
+    made = await prepared(tmp_path, my_git, repo)
+    assert git(made, "rev-parse", "HEAD") == git(work, "rev-parse", "HEAD")
+    assert (made / "train.py").read_text() == "print(1)\nprint(2)\n"
+
+
+async def test_a_token_opens_a_private_repository_and_is_gone_afterwards(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path, scratch: Scratch
+) -> None:
+    server.token = TOKEN
+    repo = Repo(path="r", url=server.url("project"), branch="main")
+    made = await prepared(tmp_path, my_git, repo, keys=RepoCredentials(token=TOKEN))
+    assert (made / "train.py").exists()
+    assert list(scratch.folder.iterdir()) == []
+    for path in (tmp_path / "job").rglob("*"):
+        assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
+    assert not [request for request in server.requests if TOKEN in request]
+
+
+@pytest.mark.parametrize("token", [None, "wrong-7c21"])
+async def test_without_the_right_token_it_is_refused_and_nothing_is_left(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path, token: str | None
+) -> None:
+    server.token = TOKEN
+    repo = Repo(path="r", url=server.url("project"), branch="main")
+    keys = None if token is None else RepoCredentials(token=token)
+    with pytest.raises(CannotStart, match="cannot be fetched") as caught:
+        await prepared(tmp_path, my_git, repo, keys=keys)
+    assert (token or TOKEN) not in str(caught.value)
+    assert list((tmp_path / "job" / "r").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"commit": "0" * 40}, "cannot be fetched"),
+        ({"branch": "nowhere"}, "cannot be fetched"),
+        ({"url": "http://127.0.0.1:1/gone"}, "cannot be fetched"),
+        ({"url": "ext::sh -c touch% /tmp/made"}, "is not a URL"),
+        ({"url": "--upload-pack=/bin/sh"}, "is not a URL"),
+        ({"branch": "--upload-pack=x"}, "is not the name of a branch"),
+        ({"commit": "HEAD"}, "is not a full commit id"),
+    ],
+)
+async def test_what_cannot_be_fetched_is_said_in_a_sentence(
+    server: GitServer,
+    work: Path,
+    my_git: Git,
+    tmp_path: Path,
+    fields: dict[str, str],
+    words: str,
+) -> None:
+    repo = Repo(**{"path": "r", "url": server.url("project"), **fields})  # type: ignore[arg-type]
+    with pytest.raises(CannotStart, match=words) as caught:
+        await prepared(tmp_path, my_git, repo)
+    assert "Traceback" not in str(caught.value)
+
+
+async def test_a_diff_that_does_not_fit_is_refused(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    diff = (
+        b"diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-no\n+x\n"
+    )
+    digest = hashlib.sha256(diff).hexdigest()
+    repo = Repo(path="r", url=server.url("project"), branch="main", diff=digest)
+    with pytest.raises(CannotStart, match="local changes cannot be applied"):
+        await prepared(tmp_path, my_git, repo, (diff,))
+
+
+async def test_a_diff_cannot_write_outside_of_the_repository(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    diff = (
+        b"diff --git a/../../outside b/../../outside\nnew file mode 100644\n"
+        b"--- /dev/null\n+++ b/../../outside\n@@ -0,0 +1 @@\n+x\n"
+    )
+    digest = hashlib.sha256(diff).hexdigest()
+    repo = Repo(path="r", url=server.url("project"), branch="main", diff=digest)
+    with pytest.raises(CannotStart, match="local changes cannot be applied"):
+        await prepared(tmp_path, my_git, repo, (diff,))
+    assert "outside" not in os.listdir(tmp_path) + os.listdir(tmp_path.parent)
+
+
+async def test_a_folder_that_is_not_empty_is_refused_or_left_alone(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    (tmp_path / "job" / "r").mkdir(parents=True)
+    (tmp_path / "job" / "r" / "mine").write_text("mine")
+    url = server.url("project")
+    with pytest.raises(CannotStart, match="is not empty"):
+        await prepared(tmp_path, my_git, Repo(path="r", url=url, branch="main"))
+    skipped = Repo(path="r", url=url, branch="main", if_exists=IfExists.SKIP)
+    made = await prepared(tmp_path, my_git, skipped)
+    assert contents(made) == {"mine": (0, b"mine")}
+    assert server.requests == []
+
+
+async def test_an_archive_is_a_repository_too(my_git: Git, tmp_path: Path) -> None:
+    blob = tar(file("a/b.txt", b"1"))
+    repo = Repo(path="r", archive=hashlib.sha256(blob).hexdigest())
+    made = await prepared(tmp_path, my_git, repo, (blob,))
+    assert (made / "a/b.txt").read_bytes() == b"1"
+
+
+async def test_a_hostile_archive_leaves_nothing_behind(my_git: Git, tmp_path: Path) -> None:
+    blob = tar(file("fine"), file("../evil"))
+    repo = Repo(path="r", archive=hashlib.sha256(blob).hexdigest())
+    with pytest.raises(CannotStart, match="leaves the archive"):
+        await prepared(tmp_path, my_git, repo, (blob,))
+    assert list((tmp_path / "job" / "r").iterdir()) == []
+
+
+async def test_a_fetch_that_hangs_ends_when_the_job_is_stopped(my_git: Git, tmp_path: Path) -> None:
+    came, enough = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await enough.wait()
+        writer.close()
+
+    silent = await asyncio.start_server(hang, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/x"
+    fetching = asyncio.create_task(prepared(tmp_path, my_git, Repo(path="r", url=url)))
+    async with asyncio.timeout(20):
+        await came.wait()
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        enough.set()
+        silent.close()
+        await silent.wait_closed()
+    assert _children_of_this_process() == []
+
+
+def _children_of_this_process() -> list[str]:
+    done = subprocess.run(
+        ["ps", "-o", "args=", "--ppid", str(os.getpid())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in done.stdout.splitlines() if "git" in line or "fetching" in line]

@@ -1,0 +1,333 @@
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.schemas.frames import HEADER_SIZE, BadFrame, Decoder, Frame, Stream
+from runner.segments import MAX_FRAME_PAYLOAD, LogReader, SegmentLog
+from tests.unit.runner.harness import frames_of, payload
+
+KIB = 1 << 10
+Open = Callable[..., SegmentLog]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Open]:
+    logs: list[SegmentLog] = []
+
+    def make(**options: int) -> SegmentLog:
+        logs.append(SegmentLog(tmp_path / "logs", **options))  # type: ignore[arg-type]
+        return logs[-1]
+
+    yield make
+    for log in logs:
+        log.close()
+
+
+def read_all(reader: LogReader) -> list[Frame]:
+    try:
+        return [frame for piece in iter(reader.read, b"") for frame in frames_of(piece)]
+    finally:
+        reader.close()
+
+
+def written(log: SegmentLog, count: int, size: int) -> bytes:
+    text = b"".join(str(i).zfill(size).encode() for i in range(count))
+    for begin in range(0, len(text), size):
+        log.append(Stream.STDOUT, text[begin : begin + size])
+    return text
+
+
+def test_a_reader_gets_what_was_written_across_segments(open_log: Open) -> None:
+    log = open_log(segment_size=4 * KIB)
+    text = written(log, 300, 100)
+    assert len(log.segments) > 5
+    frames = read_all(log.reader(0))
+    assert payload(frames) == text
+    assert [frame.offset for frame in frames] == list(range(0, len(text), 100))
+
+
+def test_a_reader_starts_in_the_middle_of_a_frame(open_log: Open) -> None:
+    log = open_log(segment_size=4 * KIB)
+    text = written(log, 100, 100)
+    frames = read_all(log.reader(1234))
+    assert frames[0].offset == 1234
+    assert payload(frames) == text[1234:]
+
+
+def test_segments_are_named_by_the_offset_they_start_at(open_log: Open, tmp_path: Path) -> None:
+    log = open_log(segment_size=4 * KIB)
+    written(log, 300, 100)
+    for path in (tmp_path / "logs").glob("*.seg"):
+        first = next(Decoder().feed(path.read_bytes()))
+        assert path.stem == f"{first.offset:020d}"
+
+
+def test_a_waiting_reader_finds_what_comes_later(open_log: Open) -> None:
+    log = open_log()
+    reader = log.reader(0)
+    assert reader.read() == b""
+    log.append(Stream.STDERR, b"late")
+    assert payload(frames_of(reader.read())) == b"late"
+    at_end_before_the_end = reader.at_end
+    log.finish()
+    assert (at_end_before_the_end, reader.at_end) == (False, True)
+    reader.close()
+
+
+def test_a_long_output_is_split_into_frames(open_log: Open) -> None:
+    log = open_log()
+    text = bytes(range(256)) * 4096
+    log.append(Stream.STDOUT, text)
+    frames = read_all(log.reader(0))
+    assert len(frames) == len(text) // MAX_FRAME_PAYLOAD
+    assert payload(frames) == text
+
+
+def test_above_the_quota_the_oldest_go_and_a_marker_counts_them(open_log: Open) -> None:
+    log = open_log(segment_size=4 * KIB, quota=16 * KIB)
+    text = written(log, 1000, 100)
+    assert 0 < log.start < log.end == len(text)
+    frames = read_all(log.reader(50))
+    assert frames[0].stream is Stream.MARKER
+    assert (frames[0].offset, frames[0].end) == (50, log.start)
+    assert payload(frames[1:]) == text[log.start :]
+
+
+def test_the_files_alone_tell_what_was_dropped(open_log: Open, tmp_path: Path) -> None:
+    log = open_log(segment_size=4 * KIB, quota=16 * KIB)
+    text = written(log, 1000, 100)
+    files = sorted((tmp_path / "logs").glob("*.seg"))
+    frames = frames_of(b"".join(file.read_bytes() for file in files))
+    assert frames[0].stream is Stream.MARKER
+    assert (frames[0].offset, frames[0].end) == (0, log.start)
+    assert payload(frames[1:]) == text[log.start :]
+
+
+def test_a_reader_within_a_dropped_segment_finishes_it(open_log: Open) -> None:
+    log = open_log(segment_size=4 * KIB, quota=16 * KIB)
+    log.append(Stream.STDOUT, b"first")
+    reader = log.reader(0)
+    first = frames_of(reader.read())
+    written(log, 1000, 100)
+    frames = first + read_all(reader)
+    assert frames[0].payload == b"first"
+    assert all(a.end == b.offset for a, b in pairwise(frames))
+    assert frames[-1].end == log.end
+
+
+def test_a_torn_tail_is_cut_and_writing_goes_on(open_log: Open, tmp_path: Path) -> None:
+    log = open_log()
+    log.append(Stream.STDOUT, b"whole")
+    log.append(Stream.STDOUT, b"torn")
+    log.close()
+    path = tmp_path / "logs" / f"{0:020d}.seg"
+    path.write_bytes(path.read_bytes()[:-2])
+    again = open_log()
+    assert again.end == len(b"whole")
+    again.append(Stream.STDOUT, b"-next")
+    assert payload(read_all(again.reader(0))) == b"whole-next"
+
+
+def test_reopening_keeps_start_end_and_marker(open_log: Open) -> None:
+    log = open_log(segment_size=4 * KIB, quota=16 * KIB)
+    text = written(log, 1000, 100)
+    log.close()
+    again = open_log(segment_size=4 * KIB, quota=16 * KIB)
+    assert (again.start, again.end) == (log.start, log.end)
+    assert payload(read_all(again.reader(again.start))) == text[log.start :]
+
+
+def test_what_cannot_be_written_is_counted_by_a_marker(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    log.append(Stream.STDOUT, b"before")
+
+    def full(fd: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.segments.write_all", full)
+        log.append(Stream.STDOUT, b"lost1")
+        log.append(Stream.STDOUT, b"lost2")
+    assert log.end == 16
+    log.append(Stream.STDOUT, b"after")
+    frames = read_all(log.reader(0))
+    assert [(f.offset, f.end, f.stream) for f in frames] == [
+        (0, 6, Stream.STDOUT),
+        (6, 16, Stream.MARKER),
+        (16, 21, Stream.STDOUT),
+    ]
+
+
+def test_bytes_lost_at_the_very_end_are_told_to_readers(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    log.append(Stream.STDOUT, b"before")
+
+    def full(fd: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("runner.segments.write_all", full)
+    log.append(Stream.STDOUT, b"lost")
+    log.finish()
+    reader = log.reader(0)
+    frames = [*frames_of(reader.read()), *frames_of(reader.read())]
+    assert [(f.end, f.stream) for f in frames] == [(6, Stream.STDOUT), (10, Stream.MARKER)]
+    assert reader.at_end
+    reader.close()
+
+
+def test_a_segment_that_the_job_shortened_is_an_error_not_a_hang(
+    open_log: Open, tmp_path: Path
+) -> None:
+    log = open_log()
+    log.append(Stream.STDOUT, b"output")
+    (tmp_path / "logs" / f"{0:020d}.seg").write_bytes(b"")
+    reader = log.reader(0)
+    with pytest.raises(BadFrame, match="shorter"):
+        reader.read()
+    reader.close()
+
+
+ON_A_SMALL_DISK = """
+import pathlib, subprocess, sys
+from runner.schemas.frames import Stream
+from runner.segments import SegmentLog
+
+disk = pathlib.Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
+log = SegmentLog(disk / "logs", segment_size=65536)
+for number in range(40_000):
+    log.append(Stream.STDOUT, b"%099d\\n" % number)
+filler = disk / "filler"
+try:
+    filler.write_bytes(bytes(1 << 20))
+except OSError:
+    pass
+for number in range(40_000, 50_000):
+    log.append(Stream.STDOUT, b"%099d\\n" % number)
+filler.unlink()
+log.append(Stream.STDOUT, b"the end\\n")
+for path in sorted((disk / "logs").glob("*.seg")):
+    sys.stdout.buffer.write(path.read_bytes())
+"""
+
+
+def test_a_disk_that_is_full_in_earnest_tears_nothing_and_keeps_the_newest(tmp_path: Path) -> None:
+    """In a mount namespace of its own."""
+    raw = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", ON_A_SMALL_DISK, tmp_path],
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    frames = frames_of(raw)
+    end = len(b"the end\n")
+    assert (frames[-1].payload, frames[-1].end) == (b"the end\n", 50_000 * 100 + end)
+    assert all(a.end <= b.offset for a, b in pairwise(frames))
+    assert sum(frame.dropped for frame in frames) >= 50_000 * 100 - (1 << 20)
+    for frame in frames[:-1]:
+        text = b"%099d\n" % (frame.offset // 100)
+        assert frame.stream is Stream.MARKER or frame.payload == text
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=60),
+    share=st.floats(0, 1),
+    segment_size=st.integers(HEADER_SIZE + 1, 8000),
+)
+def test_any_offset_of_any_log_reads_the_rest_exactly(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], share: float, segment_size: int
+) -> None:
+    log = SegmentLog(tmp_path_factory.mktemp("log") / "logs", segment_size=segment_size)
+    text = b""
+    for number, size in enumerate(sizes):
+        piece = bytes([number % 256]) * size
+        text += piece
+        log.append(Stream.STDOUT, piece)
+    offset = int(share * len(text))
+    assert payload(read_all(log.reader(offset))) == text[offset:]
+    log.close()
+
+
+def test_a_reader_takes_no_more_at_once_than_it_asked_for(open_log: Open) -> None:
+    log = open_log()
+    text = bytes(range(256)) * (16 * KIB)
+    log.append(Stream.STDOUT, text)
+    log.append(Stream.STDOUT, b"end")
+    reader = log.reader(0)
+    pieces = list(iter(lambda: reader.read(100 * KIB), b""))
+    reader.close()
+    assert max(map(len, pieces)) <= 100 * KIB + HEADER_SIZE
+    assert payload(frames_of(b"".join(pieces))) == text + b"end"
+
+
+def test_reaching_the_limit_is_told_once(open_log: Open) -> None:
+    log, told = open_log(), []
+    log.limit(1 << 20, lambda: told.append(log.end))
+    for _ in range(40):
+        log.append(Stream.STDOUT, bytes(64 * KIB))
+    assert len(told) == 1
+    assert log.end - log.start <= 1 << 20
+
+
+def test_a_small_limit_lets_only_a_small_part_go_at_once(open_log: Open) -> None:
+    log = open_log()
+    log.limit(1 << 20)
+    for _ in range(400):
+        log.append(Stream.STDOUT, bytes(KIB * 10))
+    assert log.end - log.start >= 3 << 18
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+def test_a_disk_that_fills_up_in_the_middle_of_a_frame_tears_nothing(
+    open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_cut: bool
+) -> None:
+    log = open_log()
+    log.append(Stream.STDOUT, b"before")
+
+    def half(fd: int, data: bytes) -> None:
+        os.write(fd, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(fd: int, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.segments.write_all", half)
+        if not can_cut:
+            patch.setattr("os.ftruncate", refuse)
+        log.append(Stream.STDOUT, b"lost")
+    log.append(Stream.STDOUT, b"after")
+    frames = read_all(log.reader(0))
+    assert [(f.offset, f.end, f.stream) for f in frames] == [
+        (0, 6, Stream.STDOUT),
+        (6, 10, Stream.MARKER),
+        (10, 15, Stream.STDOUT),
+    ]
+
+
+def test_a_disk_that_stays_full_takes_only_one_segment_of_the_log_for_each_try(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(segment_size=4 * KIB)
+    written(log, 300, 100)
+    segments = len(log.segments)
+
+    def full(fd: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.segments.write_all", full)
+        log.append(Stream.STDOUT, b"lost")
+    assert len(log.segments) >= segments - 1

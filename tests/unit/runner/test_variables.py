@@ -1,0 +1,129 @@
+"""What a job is told: in our names always, in others' when it asks (LIFECYCLE.md, section 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from runner import variables
+from runner.schemas import ClusterInfo, GangInfo
+from runner.variables import Paths
+from tests.unit.runner.harness import a_job
+
+CLUSTER = ClusterInfo(
+    ips=("10.0.0.1", "10.0.0.2"), master_ip="10.0.0.1", rank=1, gpus_per_node=4, ssh_port=2222
+)
+GANG = GangInfo(incarnation="f00d", incarnation_number=3, size=5, group_size=2, rank=1)
+
+
+def told(
+    cluster: ClusterInfo | None = None, paths: Paths | None = None, **fields: Any
+) -> dict[str, str]:
+    request = msgspec.structs.replace(a_job("true", **fields), cluster=cluster)
+    return variables.variables(request, "/w", paths or Paths())
+
+
+def names(env: dict[str, str], prefix: str) -> dict[str, str]:
+    return {k.removeprefix(prefix): v for k, v in env.items() if k.startswith(prefix)}
+
+
+def test_a_job_of_one_node_is_told_nothing_of_a_cluster() -> None:
+    alone = {"RUN_ID", "RUN_NAME", "JOB_ID", "ATTEMPT_ID", "GROUP_NAME", "JOB_COOKIE"}
+    alone |= {"JOB_INDEX", "JOB_COUNT", "GROUP_JOB_COUNT", "WORKING_DIR"}
+    assert {f"FAIRLEAD_{name}" for name in alone} == told().keys()
+
+
+def test_folders_and_files_are_told_if_they_were_made() -> None:
+    paths = Paths(repo_dir="/r", output_dir="/o", secrets_dir="/s", hostfile="/h")
+    env = names(told(paths=paths), "FAIRLEAD_")
+    made = {"REPO_DIR": "/r", "OUTPUT_DIR": "/o", "SECRETS_DIR": "/s", "MPI_HOSTFILE": "/h"}
+    assert made.items() <= env.items()
+
+
+def test_several_nodes_know_all_of_each_other() -> None:
+    env = names(told(CLUSTER, job_count=2), "FAIRLEAD_")
+    assert {
+        "NODES_IPS": "10.0.0.1\n10.0.0.2",
+        "MASTER_NODE_IP": "10.0.0.1",
+        "NODE_RANK": "1",
+        "NODES_NUM": "2",
+        "GPUS_PER_NODE": "4",
+        "GPUS_NUM": "8",
+    }.items() <= env.items()
+
+
+def test_a_gang_knows_its_incarnation() -> None:
+    env = names(told(CLUSTER, job_count=2, gang=msgspec.to_builtins(GANG)), "FAIRLEAD_")
+    assert {
+        "INCARNATION": "f00d",
+        "INCARNATION_NUMBER": "3",
+        "GANG_SIZE": "5",
+        "GROUP_GANG_SIZE": "2",
+        "GANG_RANK": "1",
+    }.items() <= env.items()
+
+
+def test_a_reserved_job_has_no_rank() -> None:
+    reserved = msgspec.structs.replace(GANG, rank=None)
+    env = told(job_count=2, gang=msgspec.to_builtins(reserved), env_style=["ytsaurus"])
+    assert not [name for name in env if name.endswith("GANG_RANK")]
+
+
+def test_scripts_for_ytsaurus_find_their_names() -> None:
+    fields: dict[str, Any] = {"job_count": 7, "group_job_count": 3, "cookie": 2, "index": 5}
+    env = told(gang=msgspec.to_builtins(GANG), env_style=["ytsaurus"], **fields)
+    assert names(env, "YT_") == {
+        "OPERATION_INCARNATION": "f00d",
+        "GANG_SIZE": "5",
+        "TASK_GANG_SIZE": "2",
+        "GANG_RANK": "1",
+        "TASK_JOB_COUNT": "3",
+        "JOB_COUNT": "7",
+        "JOB_COOKIE": "2",
+    }
+
+
+def test_scripts_for_torch_find_their_names() -> None:
+    theirs = {"MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE"}
+    env = told(CLUSTER, job_count=2, env_style=["torch"])
+    found = {name: env[name] for name in theirs}
+    assert found == {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "NPROC_PER_NODE": "4",
+    }
+
+
+def test_torch_runs_on_one_node_too() -> None:
+    env = told(env_style=["torch"])
+    assert (env["MASTER_ADDR"], env["NNODES"], env["NODE_RANK"]) == ("127.0.0.1", "1", "0")
+
+
+def test_scripts_for_dstack_find_their_names() -> None:
+    env = told(CLUSTER, Paths(repo_dir="/r", hostfile="/h"), job_count=2, env_style=["dstack"])
+    assert names(env, "DSTACK_") == {
+        "RUN_ID": "r1",
+        "RUN_NAME": "hello",
+        "JOB_ID": "j1",
+        "REPO_DIR": "/r",
+        "WORKING_DIR": "/w",
+        "NODES_IPS": "10.0.0.1\n10.0.0.2",
+        "MASTER_NODE_IP": "10.0.0.1",
+        "NODE_RANK": "1",
+        "NODES_NUM": "2",
+        "GPUS_PER_NODE": "4",
+        "GPUS_NUM": "8",
+        "MPI_HOSTFILE": "/h",
+    }
+
+
+def test_styles_add_up() -> None:
+    env = told(env_style=["dstack", "torch"])
+    assert {"FAIRLEAD_RUN_ID", "DSTACK_RUN_ID", "MASTER_ADDR"} <= env.keys()
+
+
+def test_the_hostfile_has_a_line_for_each_node_with_its_slots() -> None:
+    assert variables.hostfile(CLUSTER) == "10.0.0.1 slots=4\n10.0.0.2 slots=4\n"

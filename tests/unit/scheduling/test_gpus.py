@@ -1,0 +1,102 @@
+"""The scheduler's choice of GPUs, and its count of blocks, agree with the shim's."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.lifecycle.model import GpuNeed, NodeCapacity, NodeGpu, Resources
+from controller.pipelines.convert import capacity, near
+from controller.scheduling.fit import in_blocks
+from controller.scheduling.gpus import choose, is_called
+from shim.blocks import Blocks
+from shim.gpus import choose as shims
+from shim.schemas import GpuInfo, GpuLink, GpuRequest, TaskResources
+from tests.unit.pipelines.parts import node_info
+from tests.unit.shim.gpus.parts import gpu, in_pairs, linked, mig
+
+GIB = 1 << 30
+
+
+def as_seen(gpus: tuple[GpuInfo, ...]) -> list[NodeGpu]:
+    return [NodeGpu(uuid=g.uuid, name=g.name, memory=g.memory, near=near(g, gpus)) for g in gpus]
+
+
+@given(
+    st.sets(st.integers(0, 7), min_size=1),
+    st.integers(1, 8),
+    st.lists(st.sampled_from(list(GpuLink)), min_size=28, max_size=28),
+)
+def test_the_choice_is_as_tight_as_the_shims(
+    free: set[int], count: int, links: list[GpuLink]
+) -> None:
+    pairs = dict(zip(combinations(range(8), 2), links, strict=True))
+    gpus = linked(8, lambda one, other: pairs[min(one, other), max(one, other)])
+    units = tuple(gpus[index] for index in sorted(free))
+    count = min(count, len(units))
+    seen = as_seen(units)
+    mine = {one.uuid for one in choose(seen, seen, count)}
+    theirs = shims.choose(units, units, count)
+    assert shims.tightness([g for g in units if g.uuid in mine]) == shims.tightness(
+        [g for g in units if g.uuid in theirs]
+    )
+
+
+def test_a_single_gpu_is_taken_from_a_broken_pair() -> None:
+    gpus = linked(8, in_pairs)
+    seen = as_seen((*gpus[:4], gpus[5], *gpus[6:]))
+    assert [one.uuid for one in choose(seen, seen, 1)] == ["GPU-5"]
+
+
+def test_instances_of_one_gpu_are_the_nearest() -> None:
+    seen = as_seen((mig(0, 0), mig(1, 0), mig(1, 1)))
+    assert [one.uuid for one in choose(seen, seen, 2)] == ["MIG-1-0", "MIG-1-1"]
+
+
+def test_instances_are_chosen_among_in_bounded_time() -> None:
+    seen = as_seen(tuple(mig(parent, i) for parent in range(8) for i in range(7)))
+    assert len(choose(seen, seen, 6)) == 6
+
+
+def test_what_is_broken_or_held_is_not_given() -> None:
+    gpus = (gpu(0), gpu(1, healthy=False, message="cordoned"), gpu(2, held=True))
+    seen = capacity(node_info(gpus=gpus)).gpus
+    assert [(one.healthy, one.message) for one in seen] == [
+        (True, None),
+        (False, "cordoned"),
+        (False, None),
+    ]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 MIG 1g.10gb"])
+@pytest.mark.parametrize("asked", ["H100", "h100", "MIG", "H1", "100"])
+def test_both_know_a_gpu_by_the_same_names(name: str, asked: str) -> None:
+    assert is_called(name, asked) == shims.is_called(name, asked)
+
+
+@given(
+    st.sampled_from([1, 2, 4, 8]),
+    st.floats(0.1, 40),
+    st.integers(1, 80 * GIB),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_both_count_blocks_alike(
+    count: int, cpu: float, memory: int, gpus: int, whole: bool
+) -> None:
+    node = NodeCapacity(
+        cpu=30.0, memory=64 * GIB, blocks=count, gpus=tuple(as_seen(linked(8, in_pairs)))
+    )
+    need = Resources(cpu=cpu, memory=memory, gpu=GpuNeed(count=gpus), whole_node=whole)
+    wanted = TaskResources(cpu=cpu, memory=memory, gpu=GpuRequest(count=gpus), whole_node=whole)
+    mine = in_blocks(need, node)
+    theirs = Blocks(count, cpu=30.0, memory=64 * GIB, gpus=8).round_up(wanted)
+    assert (mine.cpu, mine.memory, mine.gpu.count, mine.whole_node) == (
+        theirs.cpu,
+        theirs.memory,
+        theirs.gpu.count,
+        theirs.whole_node,
+    )

@@ -1,0 +1,79 @@
+"""Whose fault an error is, and which GPU the next job does not get."""
+
+from __future__ import annotations
+
+import pytest
+
+from shim.gpus import health
+from shim.gpus.base import Recovery, Vitals
+from tests.unit.shim.gpus.parts import gpu
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 68, 109])
+@pytest.mark.parametrize("recovery", [None, Recovery.NONE, Recovery.GPU_RESET])
+def test_an_xid_of_the_application_never_cordons(number: int, recovery: Recovery | None) -> None:
+    assert not health.judge_xid(number, recovery).cordon
+
+
+@pytest.mark.parametrize("recovery", list(Recovery))
+def test_any_other_xid_is_what_the_driver_says_it_is(recovery: Recovery) -> None:
+    assert health.judge_xid(94, recovery).cordon is (recovery is not Recovery.NONE)
+
+
+def test_without_the_drivers_verdict_an_unknown_xid_cordons() -> None:
+    assert health.judge_xid(48, None).cordon
+    assert health.judge_xid(99999, None).cordon
+
+
+def test_a_gpu_that_fell_off_the_bus_is_cordoned_whatever_the_driver_says() -> None:
+    assert health.judge_xid(79, Recovery.NONE).cordon
+
+
+@pytest.mark.parametrize(
+    ("now", "key"),
+    [
+        (Vitals(recovery=Recovery.DRAIN_AND_RESET), "recovery"),
+        (Vitals(recovery=Recovery.UNKNOWN), "recovery"),
+        (Vitals(recovery=Recovery.NONE, remap_failed=True), "remap-failed"),
+        (Vitals(remap_pending=True), "remap-pending"),
+        (Vitals(ecc_uncorrected=1), "ecc"),
+    ],
+)
+def test_a_reading_of_broken_hardware_cordons(now: Vitals, key: str) -> None:
+    finding = health.judge_vitals(None, now)
+    assert finding is not None
+    assert (finding.key, finding.cordon) == (key, True)
+
+
+def test_new_ecc_errors_that_the_driver_has_contained_are_only_told() -> None:
+    before = Vitals(recovery=Recovery.NONE, ecc_uncorrected=1)
+    finding = health.judge_vitals(before, Vitals(recovery=Recovery.NONE, ecc_uncorrected=3))
+    assert finding is not None
+    assert (finding.words, finding.cordon) == ("2 new uncorrected ECC error(s)", False)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        Vitals(),
+        Vitals(recovery=Recovery.NONE, remap_pending=True),
+        Vitals(recovery=Recovery.NONE, ecc_uncorrected=7),
+    ],
+)
+def test_what_was_so_before_and_asks_for_nothing_is_not_told(now: Vitals) -> None:
+    assert health.judge_vitals(None, now) is None
+    assert health.judge_vitals(now, now) is None
+
+
+def test_memory_is_held_by_processes_or_by_what_they_left() -> None:
+    assert health.who_holds(Vitals(processes=(7, 8))) == "its memory is still held by process 7, 8"
+    assert health.who_holds(Vitals(memory_used=2 << 30)) == "2048 MiB of its memory are still held"
+    assert health.who_holds(Vitals(memory_used=300 << 20)) is None
+
+
+def test_the_line_names_gpu_and_cause_and_what_follows() -> None:
+    line = health.line(gpu(3), health.judge_xid(79, None))
+    assert line == (
+        "[gpu-health] GPU 3 (NVIDIA H100, GPU-3): XID 79 (the GPU has fallen off the bus); "
+        "no new job gets this GPU"
+    )

@@ -1,0 +1,113 @@
+"""A node in memory: the machine outlives the shim, so a test can kill the shim and start it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shim.allocations import Capacity
+from shim.engines.base import Engine
+from shim.engines.memory import MemoryEngine, MemoryHost
+from shim.events import EventLog
+from shim.gpus import Gpus, NoGpus
+from shim.records import MemoryRecords, RecordBooks, TaskRecord
+from shim.schemas import (
+    Event,
+    Fence,
+    GpuInfo,
+    TaskInfo,
+    TaskRequest,
+    TaskResources,
+    TaskStatus,
+)
+from shim.service import Identity, Service, disk_threads
+from shim.settings import Settings
+from shim.tasks import Speaker
+
+RUN = "run-1"
+SPEAKER = Speaker(RUN, Fence(1, 1), 0)
+CAPACITY = Capacity(cpu=4.0, memory=8 << 30, disk=100 << 30)
+DEADLINE = 5.0
+
+GPU = GpuInfo(uuid="GPU-a", index=0, name="H100", memory=80 << 30, compute_capability="9.0")
+
+
+def request(**changes: Any) -> TaskRequest:
+    base = TaskRequest(
+        run_id=RUN,
+        run_name="fair-wind",
+        allocation_id="place-1",
+        image="busybox",
+        resources=TaskResources(cpu=1.0, memory=1 << 30),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def settings(folder: Path) -> Settings:
+    return Settings(data=folder / "data", socket=folder / "run" / "shim.sock", gid=-1)
+
+
+class Node:
+    """What survives a crash of the shim: the host's containers and the records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = settings(folder)
+        self.settings.data.mkdir(parents=True, exist_ok=True)
+        self.host = MemoryHost()
+        self.books = RecordBooks.in_memory()
+        self.gpus: Gpus = NoGpus()
+        self.blocks: int | None = None
+
+    @property
+    def task_records(self) -> dict[str, TaskRecord]:
+        assert isinstance(self.books.tasks, MemoryRecords)
+        return self.books.tasks.kept
+
+    @asynccontextmanager
+    async def shim(self, engine: Engine | None = None) -> AsyncIterator[Service]:
+        threads = disk_threads()
+        service = await self._open(engine or MemoryEngine(self.host), threads)
+        try:
+            yield service
+        finally:
+            await service.close()
+            threads.shutdown()
+
+    async def _open(self, engine: Engine, threads: ThreadPoolExecutor) -> Service:
+        identity = await Identity.load(self.settings, threads)
+        return await Service.open(
+            self.settings,
+            engine,
+            self.gpus,
+            CAPACITY,
+            identity,
+            threads,
+            self.books,
+            self.blocks,
+        )
+
+
+async def until_event(events: EventLog, wanted: Callable[[Event], bool]) -> Event:
+    async with asyncio.timeout(DEADLINE):
+        async for event in events.follow(f"{events.epoch}.0"):
+            if wanted(event):
+                return event
+    raise AssertionError("the events ended")
+
+
+async def until(service: Service, task_id: str, status: TaskStatus) -> TaskInfo:
+    """The task's state once it has reached `status`."""
+    if service.supervisor.info(task_id).status is status:
+        return service.supervisor.info(task_id)
+    event = await until_event(
+        service.events,
+        lambda e: e.task is not None and e.task.id == task_id and e.task.status is status,
+    )
+    assert event.task is not None
+    return event.task

@@ -1,0 +1,233 @@
+"""The API over a real unix socket, through the client that everybody uses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from shim.app import Routes, make_app
+from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
+from shim.schemas import (
+    DrainRequest,
+    EngineKind,
+    EventType,
+    Fence,
+    TaskStatus,
+    TerminateRequest,
+)
+from tests.unit.shim.parts import RUN, Node, request
+
+FENCE = Fence(1, 1)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+async def session(node: Node) -> AsyncIterator[aiohttp.ClientSession]:
+    socket = node.settings.socket
+    socket.parent.mkdir(parents=True)
+    async with node.shim() as service:
+        runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.UnixSite(runner, str(socket)).start()
+        connector = aiohttp.UnixConnector(str(socket))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield session
+        service.events.close()
+        await runner.cleanup()
+
+
+@pytest.fixture
+def client(session: aiohttp.ClientSession) -> ShimClient:
+    return ShimClient(session)
+
+
+async def test_health_names_this_life_and_this_install(client: ShimClient) -> None:
+    health = await client.health()
+    assert health.api_versions == ("v1",)
+    assert health.epoch.startswith("1-")
+    assert len(health.install_id) == 32
+
+
+async def test_the_node_says_what_it_has_and_what_is_taken(client: ShimClient) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    info = await client.node()
+    assert (info.engine, info.isolation) == (EngineKind.MEMORY, False)
+    assert (info.cpu, info.cpu_allocated, info.memory_allocated) == (4.0, 1.0, 1 << 30)
+
+
+async def test_a_task_is_followed_by_events_from_its_put_to_its_removal(
+    client: ShimClient, node: Node
+) -> None:
+    seen: list[str] = []
+    async with asyncio.timeout(5), aclosing(client.events()) as events:
+        first = await anext(events)
+        await client.put_task("t1", request(), fence=FENCE)
+        async for event in events:
+            if event.task is not None and event.task.status.value not in seen[-1:]:
+                seen.append(event.task.status.value)
+            if event.task is not None and event.task.status is TaskStatus.RUNNING:
+                node.host.containers["c-t1"].end(0)
+            if event.task is not None and event.task.status is TaskStatus.TERMINATED:
+                await client.remove_task("t1", run_id=RUN, fence=FENCE)
+            if event.type is EventType.REMOVED:
+                break
+    assert first.type is EventType.HEARTBEAT
+    assert seen == ["pending", "preparing", "creating", "running", "terminated"]
+
+
+async def test_terminate_remove_and_release_end_a_task_for_good(client: ShimClient) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    async with asyncio.timeout(5), aclosing(client.events("none")) as events:
+        assert (await anext(events)).type is EventType.RESYNC
+        await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
+        async for event in events:
+            if event.task is not None and event.task.status is TaskStatus.TERMINATED:
+                break
+    await client.remove_task("t1", run_id=RUN, fence=FENCE)
+    await client.release_allocation("place-1", run_id=RUN, fence=FENCE)
+    assert (await client.tasks(), await client.allocations()) == ((), ())
+    with pytest.raises(ShimError) as caught:
+        await client.put_task("t1", request(), fence=FENCE)
+    assert (caught.value.status, caught.value.code) == (409, "terminated")
+
+
+async def test_logs_are_served_raw_from_the_segment_that_holds_the_offset(
+    client: ShimClient, node: Node
+) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    logs = node.settings.job_folder("t1") / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for start, data in ((0, b"old"), (10, b"new"), (20, b"last")):
+        (logs / f"{start:020d}.seg").write_bytes(data)
+    async with client.logs("t1", offset=15) as stream:
+        body = b"".join([piece async for piece in stream.pieces()])
+    assert (stream.start, body) == (10, b"newlast")
+
+
+async def test_an_error_of_the_reader_of_a_log_stays_what_it_is(client: ShimClient) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    with pytest.raises(OSError, match="disk full"):
+        async with client.logs("t1"):
+            raise OSError("disk full")
+
+
+async def test_draining_is_remembered_and_refuses_new_places(client: ShimClient) -> None:
+    info = await client.drain(DrainRequest(draining=True))
+    with pytest.raises(ShimError) as caught:
+        await client.put_task("t1", request(), fence=FENCE)
+    assert (info.draining, caught.value.code) == (True, "draining")
+
+
+@pytest.mark.parametrize("missing", ["Fairlead-Fence", "Fairlead-Incarnation", "Fairlead-Run"])
+async def test_a_missing_fence_header_is_named(
+    session: aiohttp.ClientSession, missing: str
+) -> None:
+    headers = {"Fairlead-Fence": "1.1", "Fairlead-Incarnation": "0", "Fairlead-Run": RUN}
+    del headers[missing]
+    async with session.delete(f"{BASE_URL}/v1/tasks/t1", headers=headers) as response:
+        body = await response.json()
+    assert (response.status, body["error"]["field"]) == (400, missing)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"{", "body"),
+        (b"[]", "body"),
+        (b'{"run_id":1}', "run_id"),
+        (
+            b'{"run_id":"r","run_name":"n","allocation_id":"a","image":"i",'
+            b'"resources":{"cpu":"many","memory":1}}',
+            "resources.cpu",
+        ),
+    ],
+)
+async def test_a_body_that_is_wrong_names_the_field(
+    session: aiohttp.ClientSession, body: bytes, field: str
+) -> None:
+    headers = {"Fairlead-Fence": "1.1", "Fairlead-Incarnation": "0", "Fairlead-Run": RUN}
+    async with session.put(f"{BASE_URL}/v1/tasks/t1", data=body, headers=headers) as response:
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (400, "invalid")
+    assert answer["error"]["field"] == field
+
+
+async def test_every_error_has_the_one_shape(session: aiohttp.ClientSession) -> None:
+    answers = []
+    for method, path in (("GET", "/nowhere"), ("POST", "/v1/health"), ("GET", "/v1/tasks/none")):
+        async with session.request(method, BASE_URL + path) as response:
+            answers.append((response.status, set((await response.json())["error"])))
+    assert answers == [(s, {"code", "message", "field"}) for s in (404, 405, 404)]
+
+
+async def test_the_description_names_every_route(session: aiohttp.ClientSession) -> None:
+    async with session.get(f"{BASE_URL}/v1/openapi.json") as response:
+        document = await response.json()
+    described = {(method, path) for path, ops in document["paths"].items() for method in ops}
+    served = {(route.method.lower(), route.path) for route in Routes(None).table()}  # type: ignore[arg-type]
+    assert served - described == {("get", "/v1/openapi.json")}
+    assert described <= served
+    assert "TaskRequest" in document["components"]["schemas"]
+
+
+async def test_nobody_at_the_socket_is_unavailable(tmp_path: Path) -> None:
+    connector = aiohttp.UnixConnector(str(tmp_path / "none.sock"))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        with pytest.raises(ShimUnavailable):
+            await ShimClient(session).health()
+
+
+async def test_what_every_route_answers_is_what_the_description_says(
+    client: ShimClient, session: aiohttp.ClientSession
+) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    async with session.get(f"{BASE_URL}/v1/openapi.json") as answer:
+        described = await answer.json()
+    for path, operations in described["paths"].items():
+        if "get" not in operations or path == "/v1/events":
+            continue
+        content = operations["get"]["responses"]["2XX"]["content"]
+        async with session.get(BASE_URL + path.replace("{id}", "t1")) as answer:
+            assert (path, answer.status, answer.content_type) == (path, 200, *content)
+            if answer.content_type == "application/json":
+                schema = content["application/json"]["schema"]
+                check_described(await answer.json(), schema, described, path)
+
+
+def check_described(value: Any, schema: Any, described: Any, where: str) -> None:
+    """Every field of the answer is in the schema, and every required one in the answer."""
+    while "$ref" in schema:
+        schema = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if isinstance(value, list) and "items" in schema:
+        for each in value:
+            check_described(each, schema["items"], described, where)
+    elif isinstance(value, dict) and "properties" in schema:
+        assert set(value) <= set(schema["properties"]), where
+        assert set(schema.get("required", ())) <= set(value), where
+        for name, each in value.items():
+            check_described(each, schema["properties"][name], described, f"{where}.{name}")
+
+
+async def test_a_reader_of_events_that_goes_away_is_one_line_for_developers(
+    client: ShimClient, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "shim.app")
+    answer = await session.get(f"{BASE_URL}/v1/events")
+    await answer.content.readline()
+    answer.close()
+    async with asyncio.timeout(5):
+        while "the reader has gone away" not in caplog.text:
+            await client.drain(DrainRequest(draining=True))
+    assert "Traceback" not in caplog.text

@@ -1,0 +1,165 @@
+"""`fairlead-shim` as it is started: what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import grp
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shim.errors import StartError
+from shim.main import _gid as gid_of
+from shim.node import parse_size
+from tests.support.waiting import wait_until
+
+DEADLINE = 15.0
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fs-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def shim(*options: str, data: str = "data", socket: str = "run/shim.sock") -> object:
+        argv = [sys.executable, "-m", "shim.main", "--engine", "memory", *options]
+        paths = ["--data", str(folder / data), "--socket", str(folder / socket)]
+        process = subprocess.Popen(
+            [*argv, *paths], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
+        started.append(process)
+        return process
+
+    yield shim  # type: ignore[misc]
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ready(folder: Path) -> Path:
+    socket = folder / "run" / "shim.sock"
+    wait_until(socket.exists, timeout=DEADLINE)
+    return socket
+
+
+def refusal(process: subprocess.Popen[str]) -> str:
+    errors = process.communicate(timeout=DEADLINE)[1]
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    return errors.strip().splitlines()[-1]
+
+
+def test_sigterm_ends_the_shim_and_removes_its_socket(folder: Path, start: Start) -> None:
+    process = start()
+    socket = ready(folder)
+    process.send_signal(signal.SIGTERM)
+    assert (process.wait(DEADLINE), socket.exists()) == (0, False)
+
+
+def test_only_owner_and_group_may_use_the_socket(folder: Path, start: Start) -> None:
+    start()
+    modes = [stat.S_IMODE(os.stat(path).st_mode) for path in (ready(folder), folder / "data")]
+    assert [oct(mode) for mode in modes] == ["0o660", "0o700"]
+
+
+def test_a_socket_that_a_killed_shim_left_is_taken_over(folder: Path, start: Start) -> None:
+    first = start()
+    socket = ready(folder)
+    first.kill()
+    first.wait(DEADLINE)
+    before = socket.stat().st_ino
+    start()
+    wait_until(lambda: socket.stat().st_ino != before, timeout=DEADLINE)
+    assert socket.is_socket()
+
+
+def test_a_second_shim_on_the_same_data_is_refused(folder: Path, start: Start) -> None:
+    start()
+    ready(folder)
+    assert "another shim works on this folder" in refusal(start(socket="run/other.sock"))
+
+
+def test_a_second_shim_on_the_same_socket_is_refused(folder: Path, start: Start) -> None:
+    start()
+    ready(folder)
+    assert "another process listens there" in refusal(start(data="other"))
+
+
+def test_a_file_at_the_sockets_place_is_refused(folder: Path, start: Start) -> None:
+    (folder / "precious").write_text("data")
+    assert "no socket lies there" in refusal(start(socket="precious"))
+    assert (folder / "precious").read_text() == "data"
+
+
+def test_a_path_too_long_for_the_tasks_sockets_is_refused(start: Start) -> None:
+    assert "choose a shorter folder" in refusal(start(socket="x" * 60 + "/shim.sock"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--memory", "lots"), ("--memory", "5"), ("--disk", "-1"), ("--cpus", "0")],
+)
+def test_a_wrong_capacity_is_refused_by_name(start: Start, option: str, value: str) -> None:
+    assert refusal(start(f"{option}={value}")).startswith(f"fairlead-shim: {option}")
+
+
+def test_a_group_that_was_asked_for_has_to_be_there(start: Start) -> None:
+    refused = refusal(start("--group", "nosuch"))
+    assert refused == "fairlead-shim: --group nosuch: there is no such group"
+
+
+def test_a_missing_default_group_is_only_warned_of_with_its_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nobody(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(grp, "getgrnam", nobody)
+    assert gid_of(None) == os.getegid()
+    assert "cannot reach them" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["precious", "precious/data"])
+def test_data_that_is_no_folder_is_refused_in_words(folder: Path, start: Start, name: str) -> None:
+    (folder / "precious").write_text("data")
+    refused = refusal(start(data=name))
+    assert refused.startswith(f"fairlead-shim: --data {folder / name}: ")
+    assert "is not a folder" in refused
+    assert "Errno" not in refused
+
+
+def test_an_engine_that_does_not_answer_is_named(folder: Path) -> None:
+    paths = ["--data", str(folder / "data"), "--socket", str(folder / "run" / "shim.sock")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shim.main", "--engine", "docker", *paths],
+        env={**os.environ, "DOCKER_HOST": f"unix://{folder}/none.sock"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert f"the Docker engine at unix://{folder}/none.sock does not answer" in refusal(process)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8GB", 8 << 30), ("512MiB", 512 << 20), ("1.5g", 3 << 29), ("4096", 4096), ("1 TB", 1 << 40)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text, "--memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "0", "-1GB", "8 bananas"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(StartError, match="--memory"):
+        parse_size(text, "--memory")

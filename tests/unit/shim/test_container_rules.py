@@ -1,0 +1,109 @@
+"""What a container may be given on a node, and who it starts as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shim import container_rules, options
+from shim.errors import ShimProblem, StartError
+from shim.schemas import ContainerOptions, Ulimit
+
+
+def refusal(allow: bool = False, **fields: Any) -> tuple[int, str | None]:
+    with pytest.raises(ShimProblem) as caught:
+        container_rules.check(ContainerOptions(**fields), allow_privileged=allow)
+    return caught.value.status, caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"privileged": True}, "container.privileged"),
+        ({"cap_add": ("SYS_ADMIN",)}, "container.cap_add"),
+        ({"cap_add": ("ALL",)}, "container.cap_add"),
+    ],
+)
+def test_root_of_the_node_is_given_only_where_its_operator_allows_it(
+    fields: dict[str, Any], field: str
+) -> None:
+    assert refusal(**fields) == (403, field)
+    container_rules.check(ContainerOptions(**fields), allow_privileged=True)
+
+
+def test_harmless_wishes_are_granted_everywhere() -> None:
+    wishes = ContainerOptions(
+        cap_add=("SYS_PTRACE", "IPC_LOCK"),
+        cap_drop=("ALL",),
+        ulimits=(Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="nofile", soft=1, hard=2)),
+        pids_limit=1,
+        read_only_root=True,
+    )
+    container_rules.check(wishes, allow_privileged=False)
+    assert container_rules.HARMLESS < container_rules.CAPABILITIES
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"cap_add": ("SYS_MAGIC",)}, "container.cap_add"),
+        ({"cap_drop": ("SYS_MAGIC",)}, "container.cap_add"),
+        ({"ulimits": (Ulimit(name="magic", soft=1, hard=1),)}, "container.ulimits"),
+        ({"ulimits": (Ulimit(name="nofile", soft=2, hard=1),)}, "container.ulimits"),
+        ({"ulimits": (Ulimit(name="nofile", soft=-1, hard=1),)}, "container.ulimits"),
+        ({"pids_limit": 0}, "container.pids_limit"),
+    ],
+)
+def test_what_no_node_could_give_is_refused_also_where_all_is_allowed(
+    fields: dict[str, Any], field: str
+) -> None:
+    assert refusal(allow=True, **fields) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("given", "of_image", "first"),
+    [
+        (ContainerOptions(), "anna", "0:0"),
+        (ContainerOptions(user="ben", cap_drop=("NET_RAW",)), "anna", "0:0"),
+        (ContainerOptions(user="ben", cap_drop=("ALL",)), "anna", "ben"),
+        (ContainerOptions(cap_drop=("SETUID",)), "anna", "anna"),
+        (ContainerOptions(cap_drop=("SETGID",)), "", "0:0"),
+    ],
+)
+def test_a_container_that_cannot_change_users_starts_as_the_jobs(
+    given: ContainerOptions, of_image: str, first: str
+) -> None:
+    assert container_rules.first_user(given, of_image) == first
+
+
+def test_proxies_are_handed_on_in_both_spellings() -> None:
+    environment = {"http_proxy": "http://p:1", "NO_PROXY": "localhost", "PATH": "/bin"}
+    assert options.proxy_variables(environment) == {
+        "HTTP_PROXY": "http://p:1",
+        "http_proxy": "http://p:1",
+        "NO_PROXY": "localhost",
+        "no_proxy": "localhost",
+    }
+
+
+def test_a_proxys_password_is_handed_to_nobody() -> None:
+    with pytest.raises(StartError, match="HTTPS_PROXY holds a password") as caught:
+        options.proxy_variables({"HTTPS_PROXY": "http://me:hunter2@p:1"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["90", "70:90", "x:1", "101:5", "-1:0"])
+def test_marks_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(StartError, match="--image-gc"):
+        options.watermarks(text)
+
+
+def test_marks_are_percent() -> None:
+    assert (options.watermarks("90:70"), options.watermarks("off")) == ((0.9, 0.7), None)
+
+
+@pytest.mark.parametrize("text", ["mnt", "/mnt/../etc"])
+def test_prefixes_that_are_no_places_are_refused(text: str) -> None:
+    with pytest.raises(StartError, match="--volume-prefix"):
+        options.volume_prefixes([text])

@@ -1,0 +1,103 @@
+"""Who owns a network at any time: one without an owner would never be removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from shim.engines.base import EngineError
+from shim.engines.docker_networks import RunNetworks
+from tests.support.waiting import eventually
+
+DEADLINE = 5.0
+
+
+class Api:
+    """Networks as the engine has them."""
+
+    def __init__(self) -> None:
+        self.existing: set[str] = set()
+
+    def networks(
+        self, names: list[str] | None = None, filters: dict[str, str] | None = None
+    ) -> list[dict[str, str]]:
+        wanted = None if names is None else {name.strip("^$") for name in names}
+        return [{"Name": name} for name in self.existing if wanted is None or name in wanted]
+
+    def create_network(self, name: str, driver: str, labels: dict[str, str]) -> None:
+        self.existing.add(name)
+
+    def remove_network(self, name: str) -> None:
+        self.existing.remove(name)
+
+
+class World:
+    def __init__(self) -> None:
+        self.api = Api()
+        self.networks = RunNetworks(self._call, "fairlead.install=i")
+        self.engine_goes_on = asyncio.Event()
+        self.engine_goes_on.set()
+        self.broken = False
+
+    async def _call(self, act: Callable[[], Any]) -> Any:
+        """An act that has been given to a thread is done, whether or not anybody still waits."""
+        answer = act()
+        await self.engine_goes_on.wait()
+        if self.broken:
+            raise EngineError("the engine is ill")
+        return answer
+
+    async def cancel_in_the_middle(self, run_id: str) -> None:
+        self.engine_goes_on.clear()
+        starting = asyncio.create_task(self.networks.ensure(run_id))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert starting.cancelled()
+        self.engine_goes_on.set()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    await made.networks.open(made.api, ())
+    yield made
+    await made.networks.close()
+
+
+@pytest.mark.parametrize("has_spare", [False, True])
+async def test_a_start_cancelled_while_it_gets_its_network_leaves_none_behind(
+    world: World, has_spare: bool
+) -> None:
+    if has_spare:
+        await eventually(lambda: len(world.api.existing) == 1, DEADLINE)
+    for number in range(5):
+        await world.cancel_in_the_middle(f"run-{number}")
+        await world.networks.remove(f"run-{number}")
+    await eventually(lambda: len(world.api.existing) == 1, DEADLINE)
+
+
+async def test_a_start_after_a_cancelled_one_gets_the_network_that_was_being_made(
+    world: World,
+) -> None:
+    await world.cancel_in_the_middle("run")
+    await world.networks.ensure("run")
+    name = world.networks.name_of("run")
+    await world.networks.ensure("run")
+    assert world.networks.name_of("run") == name
+    assert name in world.api.existing
+
+
+async def test_an_engine_that_fails_is_said_and_the_next_start_gets_a_network(
+    world: World,
+) -> None:
+    world.broken = True
+    with pytest.raises(EngineError, match="ill"):
+        await world.networks.ensure("run")
+    world.broken = False
+    await world.networks.ensure("run")
+    assert world.networks.name_of("run") in world.api.existing

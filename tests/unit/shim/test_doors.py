@@ -1,0 +1,102 @@
+"""Callers reach a runner by a name that its job cannot bend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from shim.arrival import arrival
+from shim.schemas import TaskStatus
+from tests.support.waiting import eventually
+from tests.unit.shim.parts import SPEAKER, Node, until
+from tests.unit.shim.test_tasks import put
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def listen(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(path))
+    server.listen()
+    return server
+
+
+async def test_the_door_leads_to_the_first_socket_whatever_the_job_puts_there_later(
+    node: Node, tmp_path: Path
+) -> None:
+    async with node.shim() as service:
+        await put(service)
+        door = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
+        inner = node.settings.socket_folder("t1") / "runner.sock"
+        with listen(inner), listen(tmp_path / "other.sock"):
+            await eventually(door.exists)
+            first = inode(door)
+            assert first == inode(inner)
+            inner.unlink()
+            inner.symlink_to(tmp_path / "other.sock")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+                caller.connect(str(door))
+    async with node.shim() as service:
+        await until(service, "t1", TaskStatus.RUNNING)
+        assert inode(door) == first
+
+
+@pytest.mark.parametrize("kind", ["symlink", "file", "fifo"])
+async def test_what_is_no_socket_gets_no_door(
+    node: Node, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with node.shim() as service:
+        await put(service)
+        door = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
+        inner = node.settings.socket_folder("t1") / "runner.sock"
+        with listen(tmp_path / "other.sock"):
+            if kind == "symlink":
+                inner.symlink_to(tmp_path / "other.sock")
+            elif kind == "file":
+                inner.touch()
+            else:
+                os.mkfifo(inner)
+            await eventually(lambda: "cannot be reached" in caplog.text)
+    assert names(door.parent) == []
+
+
+async def test_a_door_goes_with_its_task_and_strays_go_at_the_next_start(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        door = Path((await until(service, "t1", TaskStatus.RUNNING)).runner_socket)
+        with listen(node.settings.socket_folder("t1") / "runner.sock"):
+            await eventually(door.exists)
+        (door.parent / "stray.sock").touch()
+    async with node.shim() as service:
+        await until(service, "t1", TaskStatus.RUNNING)
+        assert names(door.parent) == ["t1.sock"]
+        node.host.containers["c-t1"].end(0)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await service.supervisor.remove("t1", SPEAKER)
+    assert names(door.parent) == []
+
+
+async def test_a_file_that_comes_by_renaming_has_arrived_too(tmp_path: Path) -> None:
+    waiting = asyncio.create_task(arrival(tmp_path, "wanted"))
+    await asyncio.sleep(0)
+    (tmp_path / "other").touch()
+    (tmp_path / "other").rename(tmp_path / "wanted")
+    async with asyncio.timeout(5):
+        await waiting
+    with pytest.raises(FileNotFoundError):
+        await arrival(tmp_path / "nowhere", "wanted")

@@ -1,0 +1,117 @@
+"""A task's end is told once its container is gone, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shim.engines.base import EngineError
+from shim.engines.memory import MemoryEngine
+from shim.errors import ShimProblem
+from shim.records import MemoryRecords, TaskRecord
+from shim.schemas import TaskStatus, TerminateRequest
+from tests.support.waiting import eventually
+from tests.unit.shim.parts import SPEAKER, Node, request, until
+from tests.unit.shim.test_tasks import put
+
+ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+class StubbornEngine(MemoryEngine):
+    """Refuses one act so many times, and one other for ever."""
+
+    def __init__(self, node: Node, act: str, times: int, fails: str = "") -> None:
+        super().__init__(node.host)
+        self.left = times
+        self._act, self._fails = act, fails
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name.startswith("_") or name not in (self._act, self._fails):
+            return found
+
+        async def refuse(*args: Any) -> Any:
+            if name == self._fails:
+                raise EngineError(f"{name} is broken")
+            if self.left == 0:
+                return await found(*args)
+            self.left -= 1
+            raise EngineError(f"{name} does not work now")
+
+        return refuse
+
+
+async def test_a_place_is_free_only_once_the_container_could_be_removed(node: Node) -> None:
+    engine = StubbornEngine(node, "remove", 2, fails="start")
+    async with node.shim(engine) as service:
+        await put(service)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+        assert (node.host.containers, engine.left) == ({}, 0)
+    assert ended.message == "start is broken"
+
+
+async def test_while_it_cannot_be_removed_the_place_is_not_given_back(node: Node) -> None:
+    engine = StubbornEngine(node, "remove", 1 << 30, fails="start")
+    async with node.shim(engine) as service:
+        await put(service)
+        await eventually(lambda: engine.left < 1 << 30)
+        with pytest.raises(ShimProblem, match="in use by task t1"):
+            await service.supervisor.release("place-1", SPEAKER)
+        assert service.supervisor.info("t1").status is not TaskStatus.TERMINATED
+
+
+async def test_a_kill_that_the_engine_refuses_is_asked_for_again(node: Node) -> None:
+    engine = StubbornEngine(node, "kill", 2)
+    async with node.shim(engine) as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.exit_code) == ("aborted_by_user", 137)
+
+
+async def test_two_terminations_at_once_are_one(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        stop = service.supervisor.terminate
+        later = TerminateRequest(grace=60.0, reason="terminated_by_user")
+        await asyncio.gather(stop("t1", ABORT, SPEAKER), stop("t1", later, SPEAKER))
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == "aborted_by_user"
+    assert node.host.log.count("kill c-t1") == 1
+
+
+class MoodyRecords(MemoryRecords[TaskRecord]):
+    is_full = False
+
+    async def save(self, key: str, record: TaskRecord) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        await super().save(key, record)
+
+
+async def test_an_end_that_could_not_be_written_is_written_once_there_is_space(
+    node: Node,
+) -> None:
+    moody = MoodyRecords()
+    node.books = type(node.books)(moody, node.books.allocations, node.books.fences)
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        moody.is_full = True
+        node.host.containers["c-t1"].end(0)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        assert moody.kept["t1"].info.status is TaskStatus.RUNNING
+        moody.is_full = False
+        await eventually(lambda: moody.kept["t1"].info.status is TaskStatus.TERMINATED)
+        again, new = await service.supervisor.put("t1", request(), SPEAKER)
+    assert (again.status, new) == (TaskStatus.TERMINATED, False)

@@ -1,0 +1,157 @@
+"""The memory and the process engine keep the promises that Docker's has to keep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shim.engines import procfs
+from shim.engines.base import ContainerState, Engine
+from shim.engines.memory import MemoryContainer, MemoryEngine, MemoryHost
+from shim.engines.process import ProcessEngine
+from shim.service import disk_threads
+from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
+from tests.support.waiting import eventually
+
+RUN_SCRIPT = ("/bin/sh", "-c", 'exec /bin/sh "$2/script"', "entrypoint")
+
+
+class MemoryWorld:
+    """Understands of a script what the contract needs: `exit N`, and what a trap does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._host = MemoryHost()
+        self._host.on_start = self._play
+        self.engine: Engine = MemoryEngine(self._host)
+
+    async def again(self) -> Engine:
+        return MemoryEngine(self._host)
+
+    @staticmethod
+    def _play(container: MemoryContainer) -> None:
+        folder = Path(container.spec.job_folder)
+        script = (folder / "script").read_text().splitlines()[-1]
+        if trap := re.match(r"trap '(?:exit (\d+))?' TERM", script):
+            container.stop_code = int(trap[1]) if trap[1] else None
+        (folder / "ready").touch()
+        if ended := re.match(r"exit (\d+)", script):
+            container.end(int(ended[1]))
+
+
+class ProcessWorld:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._threads = disk_threads()
+        self._engines: list[ProcessEngine] = []
+
+    @property
+    def engine(self) -> ProcessEngine:
+        return self._engines[0]
+
+    async def again(self) -> ProcessEngine:
+        engine = ProcessEngine(self.folder / "data", "install", self._threads, RUN_SCRIPT)
+        await engine.open()
+        self._engines.append(engine)
+        return engine
+
+    async def close(self) -> None:
+        for engine in self._engines:
+            for found in await engine.list():
+                await engine.remove(found.task_id)
+        self._threads.shutdown()
+
+
+class TestMemoryEngine(EngineContract):
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> World:
+        return MemoryWorld(tmp_path)
+
+
+@pytest.fixture
+async def processes(tmp_path: Path) -> AsyncIterator[ProcessWorld]:
+    world = ProcessWorld(tmp_path)
+    await world.again()
+    yield world
+    await world.close()
+
+
+class TestProcessEngine(EngineContract):
+    @pytest.fixture
+    def world(self, processes: ProcessWorld) -> World:
+        return processes
+
+
+async def test_a_process_started_just_before_the_crash_is_found_by_its_mark(
+    processes: ProcessWorld,
+) -> None:
+    wanted = spec(processes, "t1", "ready; wait_forever")
+    await processes.engine.create(wanted)
+    state_file = processes.folder / "data" / "processes" / "t1" / "state.json"
+    before = state_file.read_bytes()
+    await processes.engine.start("t1")
+    state_file.write_bytes(before)
+    other = await processes.again()
+    assert [found.state for found in await other.list()] == [ContainerState.RUNNING]
+
+
+async def test_a_descendant_that_left_the_session_dies_with_its_task(
+    processes: ProcessWorld,
+) -> None:
+    script = "setsid sh -c 'echo $$ > child; exec sleep 60' & ready; wait_forever"
+    await processes.engine.create(spec(processes, "t1", script))
+    await processes.engine.start("t1")
+    child = processes.folder / "t1" / "job" / "child"
+    await eventually(lambda: child.exists() and child.read_text(), timeout=DEADLINE)
+    pid = int(child.read_text())
+    await processes.engine.kill("t1")
+    await processes.engine.wait("t1")
+    await eventually(lambda: _is_gone(pid), timeout=DEADLINE)
+    assert _is_gone(pid)
+
+
+async def test_a_task_does_not_inherit_what_was_set_for_the_shim(
+    processes: ProcessWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRLEAD_TOKEN", "s3cret")
+    await processes.engine.create(spec(processes, "t1", "env > environment; exit 0"))
+    await processes.engine.start("t1")
+    await processes.engine.wait("t1")
+    text = await asyncio.to_thread((processes.folder / "t1" / "job" / "environment").read_text)
+    assert "PATH=" in text
+    assert "s3cret" not in text
+
+
+async def test_the_end_that_nobody_saw_is_told_by_the_exit_record(
+    processes: ProcessWorld,
+) -> None:
+    script = "ready; echo '{\"exit_code\":9}' > exit.json; wait_forever"
+    await processes.engine.create(spec(processes, "t1", script))
+    await processes.engine.start("t1")
+    record = processes.folder / "t1" / "job" / "exit.json"
+    await eventually(lambda: record.exists() and record.read_text(), timeout=DEADLINE)
+    other = await processes.again()
+    await other.kill("t1")
+    assert (await other.wait("t1")).exit_code == 9
+
+
+async def test_a_pid_that_was_reused_is_never_signalled() -> None:
+    own = os.getpid()
+    started = procfs.start_time(own)
+    assert started is not None
+    procfs.send_signal(own, started - 1, signal.SIGKILL)
+    await procfs.wait_end(own, started - 1)
+    assert procfs.start_time(own) == started
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

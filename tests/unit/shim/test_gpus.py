@@ -1,0 +1,153 @@
+"""GPUs in a whole shim: who is told, what is given, what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shim.errors import ShimProblem
+from shim.gpus import MemoryGpus, watch
+from shim.gpus.base import Vitals
+from shim.schemas import (
+    GpuRequest,
+    TaskInfo,
+    TaskRequest,
+    TaskResources,
+    TaskStatus,
+    TerminateRequest,
+)
+from shim.service import Service
+from tests.support.waiting import eventually
+from tests.unit.shim.parts import GPU, SPEAKER, Node, request, until
+
+OTHER = msgspec.structs.replace(GPU, uuid="GPU-b", index=1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "READ_EVERY", 0.01)
+
+
+@pytest.fixture
+def gpus() -> MemoryGpus:
+    return MemoryGpus(GPU, OTHER)
+
+
+@pytest.fixture
+def node(tmp_path: Path, gpus: MemoryGpus) -> Node:
+    made = Node(tmp_path)
+    made.gpus = gpus
+    return made
+
+
+def wants(count: int = 1, place: str = "place-1", **gpu: object) -> TaskRequest:
+    need = msgspec.convert({"count": count, **gpu}, GpuRequest)
+    resources = TaskResources(cpu=1.0, memory=1 << 30, gpu=need)
+    return request(allocation_id=place, resources=resources)
+
+
+async def running(service: Service, task_id: str, wanted: TaskRequest) -> TaskInfo:
+    await service.supervisor.put(task_id, wanted, SPEAKER)
+    return await until(service, task_id, TaskStatus.RUNNING)
+
+
+async def ended(service: Service, task_id: str) -> None:
+    await service.supervisor.terminate(task_id, TerminateRequest(grace=0), SPEAKER)
+    await until(service, task_id, TaskStatus.TERMINATED)
+
+
+async def test_only_the_task_that_has_the_gpu_is_told(node: Node, gpus: MemoryGpus) -> None:
+    async with node.shim() as service:
+        await running(service, "t1", wants(uuids=["GPU-a"]))
+        await running(service, "t2", wants(place="place-2", uuids=["GPU-b"]))
+        gpus.raise_xid("GPU-a", 13)
+        gpus.raise_xid("GPU-a", 13)
+        gpus.raise_xid("GPU-a", 79)
+        supervisor = service.supervisor
+        await eventually(lambda: len(supervisor.info("t1").notices) == 2)
+        first, second = supervisor.info("t1").notices
+        assert (first.id, second.id) == ("GPU-a:xid-13", "GPU-a:xid-79")
+        assert "XID 79" in second.text
+        assert supervisor.info("t2").notices == ()
+
+
+async def test_a_notice_outlives_the_shim_and_is_not_doubled(node: Node, gpus: MemoryGpus) -> None:
+    async with node.shim() as service:
+        await running(service, "t1", wants(uuids=["GPU-a"]))
+        gpus.raise_xid("GPU-a", 79)
+        await eventually(lambda: bool(service.supervisor.info("t1").notices))
+        before = service.supervisor.info("t1").notices
+    async with node.shim() as service:
+        assert service.supervisor.info("t1").notices == before
+        assert [gpu.healthy for gpu in service.supervisor.ledger.gpus()] == [False, True]
+
+
+async def test_a_broken_gpu_is_refused_by_name_and_left_out_of_a_choice(
+    node: Node, gpus: MemoryGpus
+) -> None:
+    async with node.shim() as service:
+        gpus.raise_xid("GPU-a", 79)
+        ledger = service.supervisor.ledger
+        await eventually(lambda: not ledger.gpus()[0].healthy)
+        with pytest.raises(ShimProblem, match=r"GPU-a \(cordoned: XID 79"):
+            await service.supervisor.put("t1", wants(uuids=["GPU-a"]), SPEAKER)
+        assert (await running(service, "t2", wants())).gpus == ("GPU-b",)
+        await service.supervisor.clear_gpu("GPU-a")
+        assert (await running(service, "t3", wants(place="place-3"))).gpus == ("GPU-a",)
+        with pytest.raises(ShimProblem, match="no cordoned GPU"):
+            await service.supervisor.clear_gpu("GPU-a")
+
+
+async def test_a_gpu_that_its_last_job_still_holds_is_not_given(
+    node: Node, gpus: MemoryGpus
+) -> None:
+    async with node.shim() as service:
+        await running(service, "t1", wants(2))
+        gpus.readings["GPU-a"] = Vitals(processes=(4711,), memory_used=40 << 30)
+        shown = (await service.node()).gpus
+        assert [(one.held, one.allocation_id) for one in shown] == [(False, "place-1")] * 2
+        await ended(service, "t1")
+        await service.supervisor.release("place-1", SPEAKER)
+        assert [one.held for one in (await service.node()).gpus] == [True, False]
+        with pytest.raises(ShimProblem, match="its memory is still held by process 4711"):
+            await service.supervisor.put("t2", wants(2, "place-2"), SPEAKER)
+        del gpus.readings["GPU-a"]
+        ledger = service.supervisor.ledger
+        await eventually(lambda: not ledger.gpus()[0].held)
+        assert (await running(service, "t2", wants(2, "place-2"))).gpus == ("GPU-a", "GPU-b")
+
+
+async def test_the_next_task_of_an_allocation_waits_for_its_own_memory_too(
+    node: Node, gpus: MemoryGpus
+) -> None:
+    async with node.shim() as service:
+        await running(service, "t1", wants(1, uuids=["GPU-a"]))
+        await ended(service, "t1")
+        gpus.readings["GPU-a"] = Vitals(memory_used=40 << 30)
+        with pytest.raises(ShimProblem, match="40960 MiB of its memory are still held"):
+            await service.supervisor.put("t2", wants(1, uuids=["GPU-a"]), SPEAKER)
+        del gpus.readings["GPU-a"]
+        assert (await running(service, "t2", wants(1, uuids=["GPU-a"]))).gpus == ("GPU-a",)
+
+
+async def test_a_change_of_what_is_offered_is_an_event(node: Node, gpus: MemoryGpus) -> None:
+    async with node.shim() as service:
+        before = service.events.cursor
+        gpus.raise_xid("GPU-a", 79)
+        events = service.events.follow(before)
+        kinds = [(await anext(events)).type for _ in range(2)]
+        await events.aclose()
+        assert kinds == ["heartbeat", "node"]
+
+
+async def test_a_split_node_says_so(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.gpus = MemoryGpus(GPU, OTHER)
+    node.blocks = 2
+    async with node.shim() as service:
+        assert (await service.node()).blocks == 2
+        info = await running(service, "t1", wants(0))
+        (allocation,) = service.supervisor.allocations
+        assert (allocation.cpu, len(info.gpus)) == (2.0, 1)

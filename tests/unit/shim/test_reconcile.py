@@ -1,0 +1,191 @@
+"""The shim is killed at every point of a task's way; what comes back is the same task, run once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shim.engines.memory import FailingEngine, MemoryEngine
+from shim.records import MemoryRecords
+from shim.schemas import TaskStatus, TerminateRequest
+from tests.unit.shim.parts import RUN, SPEAKER, Node, request, until
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+KILL_POINTS = [
+    ("ensure_network", False),
+    ("ensure_network", True),
+    ("create", False),
+    ("create", True),
+    ("start", False),
+    ("start", True),
+    ("wait", False),
+]
+
+
+@pytest.mark.parametrize(("act", "after"), KILL_POINTS)
+async def test_a_shim_killed_between_two_steps_goes_on_with_the_same_container(
+    node: Node, act: str, after: bool
+) -> None:
+    hang = HangingEngine(MemoryEngine(node.host), act, after=after)
+    async with node.shim(hang.engine) as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        async with asyncio.timeout(5):
+            await hang.reached.wait()
+    async with node.shim() as service:
+        running = await until(service, "t1", TaskStatus.RUNNING)
+        assert [c.starts for c in node.host.containers.values()] == [1]
+        assert [a.id for a in service.supervisor.allocations] == ["place-1"]
+        node.host.containers["c-t1"].end(3)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (running.container_id, ended.exit_code) == ("c-t1", 3)
+
+
+class HangingEngine:
+    """Reaches `act` and never comes back from it: the moment at which the shim is killed."""
+
+    def __init__(self, inner: MemoryEngine, act: str, *, after: bool) -> None:
+        self.reached = asyncio.Event()
+        self._gate = asyncio.Event()
+        self._inner, self._act, self._after = inner, act, after
+
+    @property
+    def engine(self) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name != self._act:
+            return found
+
+        async def act(*args: Any) -> Any:
+            if self._after:
+                await found(*args)
+            self.reached.set()
+            await self._gate.wait()
+
+        return act
+
+
+async def test_a_container_that_ended_while_the_shim_was_away_is_not_started_again(
+    node: Node,
+) -> None:
+    hang = HangingEngine(MemoryEngine(node.host), "start", after=True)
+    async with node.shim(hang.engine) as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        async with asyncio.timeout(5):
+            await hang.reached.wait()
+    container = node.host.containers["c-t1"]
+    container.end(5)
+    async with node.shim() as service:
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.exit_code, container.starts) == (5, 1)
+
+
+async def test_a_stop_that_was_ordered_before_the_crash_is_carried_out_after_it(
+    node: Node,
+) -> None:
+    node.host.ignores_stop = True
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        await until(service, "t1", TaskStatus.RUNNING)
+        order = TerminateRequest(grace=0.05, reason="terminated_by_user")
+        await service.supervisor.terminate("t1", order, SPEAKER)
+    async with node.shim() as service:
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.exit_code) == ("terminated_by_user", 137)
+
+
+async def test_a_lost_record_is_rebuilt_from_the_containers_labels(node: Node) -> None:
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        before = await until(service, "t1", TaskStatus.RUNNING)
+    node.books = type(node.books).in_memory()
+    async with node.shim() as service:
+        after = service.supervisor.info("t1")
+        allocations = service.supervisor.allocations
+        again = await service.supervisor.put("t1", request(), SPEAKER)
+    assert (after.status, after.container_id) == (TaskStatus.RUNNING, before.container_id)
+    assert [(a.id, a.run_id, a.cpu) for a in allocations] == [("place-1", RUN, 1.0)]
+    assert again[1] is False
+
+
+async def test_a_container_that_vanished_ends_its_task(node: Node) -> None:
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        await until(service, "t1", TaskStatus.RUNNING)
+    node.host.containers.clear()
+    async with node.shim() as service:
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.exit_code) == ("container_exited_with_error", None)
+
+
+async def test_what_explains_itself_in_no_way_is_listed_and_not_touched(node: Node) -> None:
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        await until(service, "t1", TaskStatus.RUNNING)
+    container = node.host.containers["c-t1"]
+    container.spec = msgspec.structs.replace(container.spec, record="unreadable")
+    node.task_records.clear()
+    (node.settings.data / "tasks" / "old").mkdir()
+    async with node.shim() as service:
+        leftovers = (await service.node()).unlabelled
+        tasks = service.supervisor.infos
+    assert tasks == ()
+    assert [text.split("/")[-1] for text in leftovers] == [
+        "container c-t1",
+        "old",
+        "t1",
+        "t1",
+    ]
+    assert container.starts == 1
+
+
+async def test_a_version_only_grows_over_restarts(node: Node) -> None:
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        first = await until(service, "t1", TaskStatus.RUNNING)
+        first_epoch = service.events.epoch
+    async with node.shim() as service:
+        assert service.supervisor.info("t1").version > first.version
+        assert service.events.epoch != first_epoch
+
+
+async def test_a_released_allocation_stays_released(node: Node) -> None:
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        await until(service, "t1", TaskStatus.RUNNING)
+        node.host.containers["c-t1"].end(0)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await service.supervisor.release("place-1", SPEAKER)
+    async with node.shim() as service:
+        assert (service.supervisor.allocations, len(service.supervisor.infos)) == ((), 1)
+
+
+async def test_a_lost_allocation_record_is_rebuilt_while_its_task_lives(node: Node) -> None:
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        await until(service, "t1", TaskStatus.RUNNING)
+    assert isinstance(node.books.allocations, MemoryRecords)
+    node.books.allocations.kept.clear()
+    async with node.shim() as service:
+        assert [a.id for a in service.supervisor.allocations] == ["place-1"]
+
+
+async def test_a_fault_of_the_shims_own_ends_the_task_with_a_message(node: Node) -> None:
+    failing: Any = FailingEngine(MemoryEngine(node.host), "wait", RuntimeError("bug"))
+    async with node.shim(failing) as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.message) == (
+        "creating_container_error",
+        "the shim failed: bug",
+    )

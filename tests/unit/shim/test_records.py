@@ -1,0 +1,90 @@
+"""Records outlive crashes; a damaged one never stops the shim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shim.records import (
+    DiskRecords,
+    FailingRecords,
+    FenceRecord,
+    MemoryRecords,
+    Records,
+    hash_of,
+)
+from shim.schemas import Fence, RegistryAuth
+from tests.unit.shim.parts import request
+
+RECORD = FenceRecord(run_id="r", fence=Fence(1, 2), incarnation=3)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+@pytest.fixture(params=["disk", "memory"])
+def records(
+    request: pytest.FixtureRequest, tmp_path: Path, executor: ThreadPoolExecutor
+) -> Records[FenceRecord]:
+    if request.param == "memory":
+        return MemoryRecords()
+    book = DiskRecords(tmp_path / "fences", FenceRecord, executor)
+    (tmp_path / "fences").mkdir()
+    return book
+
+
+async def test_what_was_saved_is_loaded(records: Records[FenceRecord]) -> None:
+    await records.save("r", RECORD)
+    assert (await records.load()).records == {"r": RECORD}
+
+
+async def test_what_was_deleted_is_gone_and_may_be_deleted_again(
+    records: Records[FenceRecord],
+) -> None:
+    await records.save("r", RECORD)
+    await records.delete("r")
+    await records.delete("r")
+    assert (await records.load()).records == {}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"nonsense", b"fairlead1 00\n{}", b"\xff" * 100],
+    ids=["empty", "text", "checksum", "binary"],
+)
+async def test_a_damaged_record_is_reported_and_set_aside(
+    tmp_path: Path, executor: ThreadPoolExecutor, damage: bytes
+) -> None:
+    book = DiskRecords(tmp_path, FenceRecord, executor)
+    await book.save("good", RECORD)
+    (tmp_path / "bad.json").write_bytes(damage)
+    loaded = await book.load()
+    assert (loaded.records, loaded.damaged) == ({"good": RECORD}, ("bad",))
+    assert (await book.load()).damaged == ()
+
+
+async def test_a_half_written_file_is_no_record(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    book = DiskRecords(tmp_path, FenceRecord, executor)
+    (tmp_path / ".r.json.new").write_bytes(b"fairlead1 ")
+    loaded = await book.load()
+    assert (loaded.records, loaded.damaged) == ({}, ())
+
+
+async def test_a_full_disk_refuses_to_keep_anything() -> None:
+    book: FailingRecords[FenceRecord] = FailingRecords()
+    with pytest.raises(OSError, match="No space left"):
+        await book.save("r", RECORD)
+
+
+def test_credentials_do_not_change_a_bodys_hash() -> None:
+    secret = request(registry_auth=RegistryAuth(username="u", password="p"))
+    assert hash_of(secret) == hash_of(request())
+    assert hash_of(request(image="other")) != hash_of(request())

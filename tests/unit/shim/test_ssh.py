@@ -1,0 +1,197 @@
+"""SSH into tasks on a node in memory: keys, ports, and what the jump user may reach and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncssh
+import msgspec
+import pytest
+
+from shim.errors import ShimProblem
+from shim.keys import Visit, public_key, render
+from shim.schemas import NetworkMode, SshMode, SshRequest, TaskResources, TaskStatus
+from shim.service import Service
+from tests.unit.shim.parts import DEADLINE, SPEAKER, Node, request, until, until_event
+
+ANNA = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPVyTRMIwzFz9YG3FyO9s0bnv5UZTB8JQcqSMUpLCfq anna@home"
+BEN = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIU2Wo2tRuDI0SdJ4jGEtIRTtBEfrkUwwGI9VkHNuhjK ben"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    made = Node(tmp_path)
+    made.settings = msgspec.structs.replace(made.settings, jump_keys=tmp_path / "jump_keys")
+    return made
+
+
+def jump_keys(node: Node) -> str:
+    assert node.settings.jump_keys is not None
+    return node.settings.jump_keys.read_text()
+
+
+async def until_keys(node: Node, service: Service, wanted: Callable[[str], bool]) -> str:
+    """Each announcement is followed by the file a moment later."""
+    async with asyncio.timeout(DEADLINE):
+        async for _ in service.events.follow(f"{service.events.epoch}.0", heartbeat=0.01):
+            text = await asyncio.to_thread(jump_keys, node)
+            if wanted(text):
+                return text
+    raise AssertionError("the events ended")
+
+
+async def put(service: Service, task_id: str, *keys: str, mode: SshMode = SshMode.AUTO) -> None:
+    ssh = SshRequest(authorized_keys=keys, mode=mode)
+    body = request(ssh=ssh, allocation_id=f"place-{task_id}")
+    await service.supervisor.put(task_id, body, SPEAKER)
+
+
+async def until_port(service: Service, task_id: str) -> int:
+    event = await until_event(
+        service.events,
+        lambda e: e.task is not None and e.task.id == task_id and "ssh" in e.task.ports,
+    )
+    assert event.task is not None
+    return event.task.ports["ssh"]
+
+
+async def test_a_task_gets_a_host_key_that_is_published_and_a_port(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service, "t1", ANNA, mode=SshMode.EMBEDDED)
+        port = await until_port(service, "t1")
+        info = service.supervisor.info("t1")
+        folder = node.settings.job_folder("t1")
+        told = json.loads(await asyncio.to_thread((folder / "ssh.json").read_bytes))
+        key = folder / "ssh_host_ed25519_key"
+        mode = stat.S_IMODE((await asyncio.to_thread(key.stat)).st_mode)
+    assert node.host.containers["c-t1"].spec.publish == 10022
+    assert told == {
+        "address": "0.0.0.0",
+        "port": 10022,
+        "authorized_keys": [ANNA],
+        "mode": "embedded",
+    }
+    public = asyncssh.read_private_key(key).export_public_key().decode().split()
+    assert (mode, port) == (0o640, 40001)
+    assert info.ssh_host_key == " ".join(public[:2])
+
+
+async def test_a_task_with_the_nodes_network_listens_on_its_loopback_alone(node: Node) -> None:
+    async with node.shim() as service:
+        resources = TaskResources(cpu=4.0, memory=1 << 30, whole_node=True)
+        body = request(ssh=SshRequest(authorized_keys=(ANNA,)), resources=resources)
+        await service.supervisor.put("t1", body, SPEAKER)
+        running = await until(service, "t1", TaskStatus.RUNNING)
+        path = node.settings.job_folder("t1") / "ssh.json"
+        told = json.loads(await asyncio.to_thread(path.read_bytes))
+    assert running.network_mode is NetworkMode.HOST
+    assert (told["address"], told["port"]) == ("127.0.0.1", running.ports["ssh"])
+    assert 20000 <= running.ports["ssh"] < 32768
+    assert node.host.containers["c-t1"].spec.publish is None
+
+
+async def test_the_jobs_of_a_run_reach_each_other_at_one_port_by_the_runs_key_alone(
+    node: Node,
+) -> None:
+    async with node.shim() as service:
+        ssh = SshRequest(authorized_keys=(ANNA,), cluster_key=BEN)
+        resources = TaskResources(cpu=4.0, memory=1 << 30, whole_node=True)
+        await service.supervisor.put("t1", request(ssh=ssh, resources=resources), SPEAKER)
+        await until(service, "t1", TaskStatus.RUNNING)
+        path = node.settings.job_folder("t1") / "ssh.json"
+        told = json.loads(await asyncio.to_thread(path.read_bytes))
+        lent = await until_keys(node, service, lambda text: text != "")
+    assert (told["address"], told["port"]) == ("0.0.0.0", 10022)
+    assert told["authorized_keys"] == [ANNA, BEN]
+    assert BEN.split()[1] not in lent
+
+
+async def test_a_node_without_ssh_keygen_runs_jobs_that_did_not_ask_for_ssh_by_name(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    async with node.shim() as service:
+        await put(service, "t1", ANNA)
+        await put(service, "t2", ANNA, mode=SshMode.EMBEDDED)
+        running = await until(service, "t1", TaskStatus.RUNNING)
+        refused = await until(service, "t2", TaskStatus.TERMINATED)
+    assert (running.ssh_host_key, running.ports) == (None, {})
+    assert refused.message is not None
+    assert "install openssh-client" in refused.message
+
+
+async def test_the_jump_user_reaches_a_tasks_port_while_it_lives_and_not_longer(
+    node: Node,
+) -> None:
+    async with node.shim() as service:
+        assert jump_keys(node) == ""
+        await put(service, "t1", ANNA)
+        port = await until_port(service, "t1")
+        lent = await until_keys(node, service, lambda text: text != "")
+        node.host.containers["c-t1"].end(0)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await until_keys(node, service, lambda text: text == "")
+    key = " ".join(ANNA.split()[:2])
+    assert lent == (f'restrict,port-forwarding,permitopen="127.0.0.1:{port}" {key} fairlead\n')
+
+
+async def test_what_a_crash_left_is_gone_before_the_shim_answers_and_what_lives_is_back(
+    node: Node,
+) -> None:
+    async with node.shim() as service:
+        await put(service, "t1", ANNA)
+        await put(service, "t2", BEN)
+        await until_keys(node, service, lambda text: text.count("\n") == 2)
+        before = service.supervisor.info("t1")
+    node.host.containers["c-t2"].end(0)
+    assert node.settings.jump_keys is not None
+    node.settings.jump_keys.write_text(f"{BEN}\n")
+    async with node.shim() as service:
+        text = await until_keys(node, service, lambda text: "permitopen" in text)
+        after = service.supervisor.info("t1")
+    assert text.count("\n") == 1
+    assert ANNA.split()[1] in text
+    assert after.ssh_host_key == before.ssh_host_key
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "ssh-ed25519",
+        "ssh-ed25519 not-base64 anna",
+        f'command="sh" {ANNA}',
+        f"{ANNA}\n{BEN}",
+        ANNA.replace("ssh-ed25519", "ssh-rsa"),
+        "ssh-dss AAAAB3NzaC1kc3MAAAAA",
+        f"ssh-ed25519 {'A' * 5000}",
+    ],
+)
+async def test_what_is_no_plain_public_key_is_refused_by_its_place(node: Node, line: str) -> None:
+    async with node.shim() as service:
+        with pytest.raises(ShimProblem) as caught:
+            await put(service, "t1", ANNA, line)
+    assert caught.value.field == "ssh.authorized_keys[1]"
+    assert public_key(line) is None
+
+
+def test_a_key_of_several_tasks_is_one_line_since_sshd_takes_the_first() -> None:
+    visits = [Visit(port=2, keys=(ANNA, BEN)), Visit(port=1, keys=(ANNA,))]
+    anna, ben = (" ".join(line.split()[:2]) for line in (ANNA, BEN))
+    assert render(visits) == (
+        f'restrict,port-forwarding,permitopen="127.0.0.1:1",permitopen="127.0.0.1:2" {anna} '
+        f"fairlead\n"
+        f'restrict,port-forwarding,permitopen="127.0.0.1:2" {ben} fairlead\n'
+    )
+
+
+async def test_a_task_without_ssh_has_no_key_no_port_and_no_file(node: Node) -> None:
+    async with node.shim() as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        running = await until(service, "t1", TaskStatus.RUNNING)
+    assert (running.ssh_host_key, running.ports) == (None, {})
+    assert not (node.settings.job_folder("t1") / "ssh.json").exists()

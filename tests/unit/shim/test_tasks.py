@@ -1,0 +1,332 @@
+"""A task's way from its PUT to its removal, on a node in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shim.engines.base import EngineError, ImageInfo
+from shim.engines.memory import FailingEngine, MemoryEngine
+from shim.errors import ShimProblem
+from shim.gpus import MemoryGpus
+from shim.records import FailingRecords, RecordBooks
+from shim.schemas import (
+    EventType,
+    Fence,
+    GpuRequest,
+    NetworkMode,
+    PullPolicy,
+    RegistryAuth,
+    TaskResources,
+    TaskStatus,
+    TerminateRequest,
+)
+from shim.service import Service
+from shim.tasks import Speaker
+from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, request, until, until_event
+
+ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def put(service: Service, task_id: str = "t1", **changes: Any) -> None:
+    await service.supervisor.put(task_id, request(**changes), SPEAKER)
+
+
+async def refused(
+    service: Service, task_id: str, speaker: Speaker = SPEAKER, **changes: Any
+) -> str:
+    with pytest.raises(ShimProblem) as caught:
+        await service.supervisor.put(task_id, request(**changes), speaker)
+    return caught.value.code
+
+
+async def test_a_task_goes_through_its_states_and_ends_with_its_exit_code(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        running = await until(service, "t1", TaskStatus.RUNNING)
+        node.host.containers["c-t1"].end(7)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (running.network_mode, running.container_id) == (NetworkMode.BRIDGE, "c-t1")
+    assert (ended.exit_code, ended.reason) == (7, "container_exited_with_error")
+    assert running.version < ended.version
+
+
+async def test_the_exit_record_takes_the_place_of_a_reason(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        (node.settings.job_folder("t1") / "exit.json").write_text('{"exit_code":7}')
+        node.host.containers["c-t1"].end(7, oom_killed=True)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.exit_record) == (None, '{"exit_code":7}')
+
+
+async def test_a_container_killed_for_its_memory_says_so(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        node.host.containers["c-t1"].end(137, oom_killed=True)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.exit_code) == ("out_of_memory", 137)
+
+
+async def test_the_same_body_is_the_same_task_and_another_is_a_conflict(node: Node) -> None:
+    async with node.shim() as service:
+        first = await service.supervisor.put("t1", request(), SPEAKER)
+        again = await service.supervisor.put("t1", request(), SPEAKER)
+        other = await refused(service, "t1", image="other")
+    assert (first[1], again[1], other) == (True, False, "conflict")
+
+
+async def test_an_allocation_in_use_takes_no_second_task(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        assert await refused(service, "t2") == "conflict"
+
+
+async def test_the_next_attempt_gets_the_allocation_of_the_one_that_ended(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await put(service, "t2")
+        await until(service, "t2", TaskStatus.RUNNING)
+        assert service.supervisor.allocations[0].task_ids == ("t1", "t2")
+
+
+async def test_an_older_fence_is_refused(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        old = Speaker(RUN, Fence(1, 0), 0)
+        assert await refused(service, "t1", old) == "fenced"
+
+
+async def test_an_older_incarnation_may_end_its_own_task_and_start_none(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        newer = Speaker(RUN, Fence(1, 1), 1)
+        await service.supervisor.put("t2", request(allocation_id="place-2"), newer)
+        assert await refused(service, "t3", SPEAKER, allocation_id="place-3") == "fenced"
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        with pytest.raises(ShimProblem, match="older"):
+            await service.supervisor.terminate("t2", ABORT, SPEAKER)
+
+
+async def test_a_task_terminated_before_it_came_is_refused_when_it_comes(node: Node) -> None:
+    async with node.shim() as service:
+        with pytest.raises(ShimProblem, match="no task t1"):
+            await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        assert await refused(service, "t1") == "terminated"
+
+
+async def test_a_removed_task_does_not_come_back_even_after_a_restart(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await service.supervisor.remove("t1", SPEAKER)
+        await service.supervisor.release("place-1", SPEAKER)
+    async with node.shim() as service:
+        assert await refused(service, "t1") == "terminated"
+
+
+async def test_removal_leaves_nothing_but_the_allocation(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        node.host.containers["c-t1"].end(0)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await service.supervisor.remove("t1", SPEAKER)
+        removed = await until_event(service.events, lambda e: e.type is EventType.REMOVED)
+        assert (removed.task_id, service.supervisor.infos) == ("t1", ())
+        assert [a.task_ids for a in service.supervisor.allocations] == [()]
+        assert (node.host.containers, node.host.networks) == ({}, set())
+        assert not node.settings.task_folder("t1").exists()
+        assert not node.settings.socket_folder("t1").exists()
+
+
+async def test_a_network_stays_while_another_task_of_the_run_uses_it(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await put(service, "t2", allocation_id="place-2")
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await until(service, "t2", TaskStatus.RUNNING)
+        await service.supervisor.remove("t1", SPEAKER)
+        assert node.host.networks == {RUN}
+
+
+async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        with pytest.raises(ShimProblem, match="terminate it first"):
+            await service.supervisor.remove("t1", SPEAKER)
+        with pytest.raises(ShimProblem, match="in use by task t1"):
+            await service.supervisor.release("place-1", SPEAKER)
+
+
+async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(node: Node) -> None:
+    node.host.ignores_stop = True
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        soon = TerminateRequest(grace=0.05, reason="terminated_by_user")
+        await service.supervisor.terminate("t1", soon, SPEAKER)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert node.host.log == ["stop c-t1", "kill c-t1"]
+    assert (ended.exit_code, ended.reason) == (137, "terminated_by_user")
+
+
+async def test_an_abort_brings_the_kill_forward_but_the_first_reason_stays(node: Node) -> None:
+    node.host.ignores_stop = True
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        slow = TerminateRequest(grace=3600.0, reason="terminated_by_user")
+        await service.supervisor.terminate("t1", slow, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == "terminated_by_user"
+
+
+async def test_a_pull_is_cancelled_by_terminate(node: Node) -> None:
+    node.host.pull_gate.clear()
+    async with node.shim() as service:
+        await put(service, image="big")
+        await until(service, "t1", TaskStatus.PULLING)
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.message, ended.exit_code) == ("aborted_by_user", "asked", None)
+
+
+async def test_an_image_that_does_not_exist_fails_the_pull(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service, image="none")
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.message) == ("image_pull_failed", "image none does not exist")
+
+
+async def test_a_pull_without_progress_fails(node: Node) -> None:
+    node.host.pull_gate.clear()
+    node.settings = msgspec.structs.replace(node.settings, pull_stall=0.05)
+    async with node.shim() as service:
+        await put(service, image="big")
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == "image_pull_failed"
+    assert "no progress" in (ended.message or "")
+
+
+async def test_a_pull_that_must_not_happen_does_not(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service, image="none", pull_policy=PullPolicy.NEVER)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, node.host.log) == ("image_pull_failed", [])
+
+
+async def test_credentials_lost_with_a_restart_are_asked_for_and_used(node: Node) -> None:
+    node.host.registry["private"] = (ImageInfo(id="sha256:p"), "s3cret")
+    node.host.pull_gate.clear()
+    wanted = request(image="private", registry_auth=RegistryAuth(username="u", password="s3cret"))
+    async with node.shim() as service:
+        await service.supervisor.put("t1", wanted, SPEAKER)
+        await until(service, "t1", TaskStatus.PULLING)
+    assert b"s3cret" not in msgspec.json.encode(node.task_records)
+    node.host.pull_gate.set()
+    async with node.shim() as service:
+        await until_event(service.events, lambda e: bool(e.task and e.task.needs_credentials))
+        await service.supervisor.put("t1", wanted, SPEAKER)
+        running = await until(service, "t1", TaskStatus.RUNNING)
+    assert running.needs_credentials is False
+
+
+async def test_a_draining_node_takes_only_tasks_of_allocations_that_it_holds(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        service.supervisor.draining = True
+        assert await refused(service, "t2", allocation_id="place-2") == "draining"
+        await put(service, "t3")
+        await until(service, "t3", TaskStatus.RUNNING)
+
+
+async def test_a_whole_node_means_host_networking(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service, resources=TaskResources(cpu=1.0, memory=1 << 30, whole_node=True))
+        running = await until(service, "t1", TaskStatus.RUNNING)
+    assert (running.network_mode, node.host.networks) == (NetworkMode.HOST, set())
+
+
+async def test_the_chosen_gpus_reach_the_task_and_its_container(node: Node) -> None:
+    node.gpus = MemoryGpus(GPU)
+    async with node.shim() as service:
+        one = TaskResources(cpu=1.0, memory=1 << 30, gpu=GpuRequest(count=1))
+        await put(service, resources=one)
+        running = await until(service, "t1", TaskStatus.RUNNING)
+    assert (running.gpus, node.host.containers["c-t1"].spec.gpus) == (("GPU-a",), ("GPU-a",))
+
+
+async def test_a_full_disk_refuses_the_task_and_keeps_nothing(node: Node) -> None:
+    memory = RecordBooks.in_memory()
+    node.books = RecordBooks(FailingRecords(), memory.allocations, memory.fences)
+    async with node.shim() as service:
+        assert await refused(service, "t1") == "storage"
+        assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
+        assert (await memory.allocations.load()).records == {}
+
+
+@pytest.mark.parametrize("act", ["ensure_network", "create", "start"])
+async def test_an_engine_that_refuses_ends_the_task_and_leaves_no_container(
+    node: Node, act: str
+) -> None:
+    engine: Any = FailingEngine(MemoryEngine(node.host), act, EngineError("refused by the engine"))
+    async with node.shim(engine) as service:
+        await put(service)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.message) == ("creating_container_error", "refused by the engine")
+    assert node.host.containers == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"image": " "}, "image"),
+        ({"run_id": "../up"}, "run_id"),
+        ({"allocation_id": ""}, "allocation_id"),
+        ({"resources": TaskResources(cpu=0, memory=1 << 30)}, "resources.cpu"),
+        ({"resources": TaskResources(cpu=1, memory=1)}, "resources.memory"),
+        ({"resources": TaskResources(cpu=1, memory=1 << 30, disk=-1)}, "resources.disk"),
+    ],
+)
+async def test_a_wrong_field_is_named(node: Node, changes: dict[str, Any], field: str) -> None:
+    async with node.shim() as service:
+        with pytest.raises(ShimProblem) as caught:
+            await put(service, "t1", **changes)
+    assert (caught.value.status, caught.value.field) == (400, field)
+
+
+async def test_an_id_that_would_leave_its_folder_is_refused(node: Node) -> None:
+    async with node.shim() as service:
+        with pytest.raises(ShimProblem, match="id must be"):
+            await put(service, "../../etc")
+
+
+async def test_many_tasks_at_once_never_hold_more_than_there_is(node: Node) -> None:
+    async with node.shim() as service:
+        results = await asyncio.gather(
+            *(put(service, f"t{n}", allocation_id=f"place-{n}") for n in range(8)),
+            return_exceptions=True,
+        )
+        refusals = [r.code for r in results if isinstance(r, ShimProblem)]
+        assert (refusals, len(service.supervisor.allocations)) == (["no_capacity"] * 4, 4)

@@ -1,0 +1,171 @@
+"""What no event tells is found out, and systemd hears that the shim is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shim.engines.base import Exit, Found
+from shim.engines.memory import MemoryEngine, MemoryHost
+from shim.records import MemoryRecords
+from shim.schemas import TaskStatus
+from shim.service import Service
+from shim.systemd import ALIVE, READY, Systemd
+from shim.upkeep import Upkeep
+from tests.support.waiting import eventually
+from tests.unit.shim.parts import SPEAKER, Node, request, until
+from tests.unit.shim.test_tasks import put
+
+
+class DeafEngine(MemoryEngine):
+    """Its first wait for a container never hears of the end."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.host)
+        self.waits = 0
+
+    async def wait(self, container_id: str) -> Exit:
+        self.waits += 1
+        if self.waits == 1:
+            await asyncio.Event().wait()
+        return await super().wait(container_id)
+
+
+class SilentEngine(MemoryEngine):
+    """Answers everything but the list of its containers, and that only at the start."""
+
+    lists = 0
+
+    async def list(self) -> tuple[Found, ...]:
+        self.lists += 1
+        if self.lists > 1:
+            await asyncio.Event().wait()
+        return await super().list()
+
+
+class SlowEngine(MemoryEngine):
+    """Its list, once there is something to list, is told later than it was made."""
+
+    def __init__(self, host: MemoryHost) -> None:
+        super().__init__(host)
+        self.listed, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def list(self) -> tuple[Found, ...]:
+        found = await super().list()
+        if found:
+            self.listed.set()
+            await self.answers.wait()
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.setblocking(False)
+        yield listener
+
+
+@asynccontextmanager
+async def brisk_upkeep(service: Service, systemd: Systemd | None = None) -> AsyncIterator[None]:
+    upkeep = Upkeep(service.supervisor, systemd, pause=0.01)
+    try:
+        yield
+    finally:
+        await upkeep.close()
+
+
+async def heard(manager: socket.socket) -> bytes:
+    async with asyncio.timeout(5):
+        return await asyncio.get_running_loop().sock_recv(manager, 100)
+
+
+async def test_an_end_that_no_event_told_is_found_out(node: Node) -> None:
+    async with node.shim(DeafEngine(node)) as service, brisk_upkeep(service):
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        node.host.containers["c-t1"].end(3)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.exit_code == 3
+
+
+async def test_a_task_that_runs_is_left_alone(node: Node) -> None:
+    async with node.shim() as service, brisk_upkeep(service):
+        await put(service)
+        running = await until(service, "t1", TaskStatus.RUNNING)
+        for _ in range(3):
+            assert await service.supervisor.compare(frozenset({"t1"})) == frozenset()
+        assert service.supervisor.info("t1") == running
+
+
+async def test_a_task_that_is_removed_while_its_containers_are_listed_is_no_leftover(
+    node: Node,
+) -> None:
+    engine = SlowEngine(node.host)
+    async with node.shim(engine) as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        node.host.containers["c-t1"].end(0)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        async with asyncio.timeout(5):
+            comparing = asyncio.create_task(service.supervisor.compare(frozenset()))
+            await engine.listed.wait()
+            await service.supervisor.remove("t1", SPEAKER)
+            engine.answers.set()
+            await comparing
+        await service.supervisor.release("place-1", SPEAKER)
+        assert service.supervisor.unexplained == ()
+
+
+async def test_a_leftover_that_somebody_removes_is_reported_no_more(node: Node) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+    node.task_records.clear()
+    assert isinstance(node.books.allocations, MemoryRecords)
+    node.books.allocations.kept.clear()
+    container = node.host.containers["c-t1"]
+    container.spec = msgspec.structs.replace(container.spec, record="unreadable")
+    async with node.shim() as service, brisk_upkeep(service):
+        assert [a.id for a in service.supervisor.allocations] == ["place-1"]
+        node.host.containers.clear()
+        await eventually(lambda: service.supervisor.allocations == ())
+        assert service.supervisor.unexplained == ()
+        await service.supervisor.put("t2", request(), SPEAKER)
+
+
+async def test_the_watchdog_is_fed_even_while_the_engine_hangs(
+    node: Node, manager: socket.socket, tmp_path: Path
+) -> None:
+    systemd = Systemd({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"})
+    engine = SilentEngine(node.host)
+    async with node.shim(engine) as service, brisk_upkeep(service, systemd):
+        fed = [await heard(manager) for _ in range(3)]
+    assert fed == [ALIVE.encode()] * 3
+
+
+async def test_systemd_is_told_at_an_abstract_address_too() -> None:
+    name = f"fairlead-test-{id(object())}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0{name}")
+        Systemd({"NOTIFY_SOCKET": f"@{name}"}).tell(READY)
+        assert listener.recv(100) == READY.encode()
+
+
+def test_without_systemd_nothing_is_told_and_nobody_watches(tmp_path: Path) -> None:
+    nobody = Systemd({})
+    nobody.tell(READY)
+    gone = Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "30000000"})
+    gone.tell(READY)
+    assert (nobody.watchdog, gone.watchdog) == (None, 30.0)

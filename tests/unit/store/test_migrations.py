@@ -1,0 +1,100 @@
+"""The schema's history ends where `tables` says it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from controller.store import schema, tables
+from controller.store.base import StoreUnusable
+from controller.store.sqlite import SqliteDatabase
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> SqliteDatabase:
+    database = SqliteDatabase(tmp_path)
+    database.enter("a test")
+    return database
+
+
+def scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    return ScriptDirectory.from_config(config)
+
+
+def test_an_empty_database_is_brought_to_exactly_the_schema_of_the_tables(
+    database: SqliteDatabase,
+) -> None:
+    engine = database.writer()
+    assert schema.upgrade(engine) == tables.SCHEMA_VERSION
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        differences = compare_metadata(context, tables.metadata)
+    database.leave()
+
+    assert differences == []
+
+
+def test_the_schema_version_is_the_last_migration() -> None:
+    assert scripts().get_heads() == [tables.SCHEMA_VERSION]
+
+
+def test_the_migrations_are_one_line_of_steps() -> None:
+    steps = list(scripts().walk_revisions())
+
+    assert [step.down_revision for step in steps[:-1]] == [step.revision for step in steps[1:]]
+    assert steps[-1].down_revision is None
+
+
+def test_migrating_twice_changes_nothing(database: SqliteDatabase) -> None:
+    engine = database.writer()
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(tables.installation.insert().values(id="x", epoch=3, created_at=1.0))
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        identity = schema.identify(connection, new_id="y", now=2.0)
+    database.leave()
+
+    assert identity == (3, "x")
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(
+    database: SqliteDatabase,
+) -> None:
+    engine = database.writer()
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+
+    with pytest.raises(StoreUnusable, match=r"'9999'.*newer version"):
+        schema.upgrade(engine)
+    with engine.begin() as connection:
+        version = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    database.leave()
+    assert version == "9999"
+
+
+def test_a_migration_that_is_cut_off_leaves_the_database_empty(
+    database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = database.writer()
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def cut(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if "CREATE TABLE attempts" in statement:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        schema.upgrade(engine)
+    with engine.begin() as connection:
+        left = sa.inspect(connection).get_table_names()
+    database.leave()
+    assert left == []

@@ -1,0 +1,296 @@
+"""What only the store in a database can promise: durability, privacy, an unblocked event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from controller.lifecycle.model import RunState
+from controller.lifecycle.statuses import RunStatus
+from controller.store import tables
+from controller.store.base import (
+    Changes,
+    LeaseHeld,
+    LeaseLost,
+    StoreUnavailable,
+    StoreUnusable,
+)
+from controller.store.lease import Lease
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+from tests.unit.store.samples import a_run, an_event, change, submission, with_status
+
+SECRET = "hunter2-is-secret"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def store(folder: Path) -> AsyncIterator[SqlStore]:
+    store = SqlStore(SqliteDatabase(folder))
+    await store.open()
+    yield store
+    await store.close()
+
+
+def a_connection(folder: Path) -> sqlite3.Connection:
+    return sqlite3.connect(folder / "controller.db", isolation_level=None, timeout=0.1)
+
+
+async def test_data_folder_and_files_are_their_owners_alone(store: SqlStore, folder: Path) -> None:
+    await store.commit(submission(a_run()))
+
+    files = ("controller.db", "controller.db-wal", "controller.db-shm", "controller.lock")
+    assert modes_in(folder) == {".": 0o700, **dict.fromkeys(files, 0o600)}
+
+
+def modes_in(folder: Path) -> dict[str, int]:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    return {".": stat.S_IMODE(folder.stat().st_mode), **modes}
+
+
+async def test_a_commit_is_on_the_disk_before_it_returns(store: SqlStore) -> None:
+    def settings() -> tuple[object, object, object]:
+        writer = store._opened(store._writer)
+        with writer.begin() as connection:
+            read = connection.exec_driver_sql
+            return (
+                read("PRAGMA journal_mode").scalar(),
+                read("PRAGMA synchronous").scalar(),
+                read("PRAGMA foreign_keys").scalar(),
+            )
+
+    thread = store._opened(store._writer_thread)
+    full = 2
+    assert await store._in(thread, settings) == ("wal", full, 1)
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+from tests.unit.store.samples import a_run, submission
+
+async def main():
+    store = SqlStore(SqliteDatabase(Path(sys.argv[1])))
+    boot = await store.open()
+    for number in range(10_000):
+        run_id = f"run-{boot.token}-{number}"
+        await store.commit(submission(a_run(run_id, submitted_at=float(number))))
+        print(run_id, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_kill_9_loses_no_acknowledged_commit_and_the_next_controller_starts_at_once(
+    folder: Path,
+) -> None:
+    acknowledged: list[str] = []
+    for _ in range(3):
+        writer = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WRITER, str(folder), stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        for _ in range(5):
+            acknowledged.append((await writer.stdout.readline()).decode().strip())
+        writer.kill()
+        rest = await writer.stdout.read()
+        acknowledged += [line for line in rest.decode().split("\n")[:-1] if line]
+        await writer.wait()
+    store = SqlStore(SqliteDatabase(folder))
+    boot = await store.open()
+    loaded = {state.run.id: state for state in (await store.load()).runs}
+    await store.close()
+
+    assert boot.token == 4
+    assert set(acknowledged) <= set(loaded)
+    assert all(state.jobs == a_run(run_id).jobs for run_id, state in loaded.items())
+
+
+async def test_a_failed_commit_changes_nothing(store: SqlStore, folder: Path) -> None:
+    old = a_run()
+    await store.commit(submission(old))
+    twice = Changes(
+        runs={"run1": (old, with_status(old, RunStatus.DONE)), "run2": (None, old)},
+        events=(an_event(),),
+    )
+
+    with pytest.raises(StoreUnusable, match="UNIQUE"):
+        await store.commit(twice)
+    assert await store.find_run("run1") == old
+    assert await store.events() == []
+
+
+async def test_a_locked_database_is_unavailable_and_the_same_commit_works_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.store.sqlite.BUSY_TIMEOUT_SECONDS", 0.01)
+    store = SqlStore(SqliteDatabase(folder))
+    await store.open()
+    other = a_connection(folder)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.commit(submission(a_run()))
+    other.execute("ROLLBACK")
+    other.close()
+    await store.commit(submission(a_run()))
+    found = await store.find_run("run1")
+    await store.close()
+
+    assert found == a_run()
+
+
+async def test_a_full_disk_is_unavailable_and_loses_nothing(store: SqlStore, folder: Path) -> None:
+    kept = a_run("kept")
+    await store.commit(submission(kept))
+
+    def allow(pages: int) -> None:
+        with store._opened(store._writer).begin() as connection:
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+
+    thread = store._opened(store._writer_thread)
+    await store._in(thread, lambda: allow(1))
+    many = [a_run(f"run{number}") for number in range(500)]
+    with pytest.raises(StoreUnavailable, match="full"):
+        await store.commit(submission(*many))
+    assert (await store.load()).runs == (kept,)
+    await store._in(thread, lambda: allow(1 << 30))
+    await store.commit(submission(*many))
+    assert len((await store.load()).runs) == 501
+
+
+async def test_the_event_loop_goes_on_while_the_database_is_slow(store: SqlStore) -> None:
+    release = threading.Event()
+    started = threading.Event()
+
+    def slow(connection: sa.Connection) -> None:
+        started.set()
+        assert release.wait(timeout=10)
+
+    writing = asyncio.create_task(store._write(slow))
+    await asyncio.to_thread(started.wait, 10)
+    assert await store.find_run("nobody") is None
+    assert not writing.done()
+    release.set()
+    await writing
+
+
+async def test_only_rows_that_changed_are_written(store: SqlStore) -> None:
+    old = a_run()
+    await store.commit(submission(old))
+    statements: list[str] = []
+    writer = store._opened(store._writer)
+    sa.event.listen(
+        writer, "before_cursor_execute", lambda c, cursor, sql, *rest: statements.append(sql)
+    )
+    await store.commit(change(old, with_status(old, RunStatus.TERMINATING)))
+
+    tables_written = [sql.split()[1] for sql in statements if sql.startswith(("UPDATE", "INSERT"))]
+    assert tables_written == ["runs"]
+
+
+async def test_a_controller_that_was_replaced_can_not_commit(store: SqlStore, folder: Path) -> None:
+    other = a_connection(folder)
+    other.execute("UPDATE leases SET token = token + 1, holder = 'somebody else'")
+    other.close()
+
+    with pytest.raises(LeaseLost, match="taken over"):
+        await store.commit(submission(a_run()))
+    with pytest.raises(LeaseLost, match="taken over"):
+        await store.renew_lease()
+    assert await store.find_run("run1") is None
+
+
+async def test_a_refused_controller_is_told_who_works_there(store: SqlStore, folder: Path) -> None:
+    second = SqlStore(SqliteDatabase(folder))
+
+    with pytest.raises(LeaseHeld, match=r"another controller \(process \d+ on .*--data"):
+        await second.open()
+
+
+@pytest.fixture
+def folder_with_garbage(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "controller.db").write_bytes(b"not a database, but long enough to be read" * 100)
+    return folder
+
+
+async def test_a_file_that_is_no_database_is_refused_with_a_sentence(
+    folder_with_garbage: Path,
+) -> None:
+    store = SqlStore(SqliteDatabase(folder_with_garbage))
+
+    with pytest.raises(StoreUnusable, match="not a database"):
+        await store.open()
+
+
+async def test_a_folder_that_can_not_be_made_is_refused_with_a_sentence() -> None:
+    store = SqlStore(SqliteDatabase(Path("/dev/null/data")))
+
+    with pytest.raises(StoreUnusable, match="can't be used: Not a directory"):
+        await store.open()
+
+
+async def test_no_error_repeats_stored_values(store: SqlStore) -> None:
+    state = with_password(a_run())
+    await store.commit(submission(state))
+
+    with pytest.raises(StoreUnusable) as caught:
+        await store.commit(submission(state))
+    chain = caught.value, caught.value.__cause__
+    assert [error for error in chain if SECRET in f"{error}{error!r}"] == []
+
+
+def with_password(state: RunState) -> RunState:
+    spec = msgspec.structs.replace(state.jobs[0].spec, env={"TOKEN": SECRET})
+    return msgspec.structs.replace(state, jobs=(msgspec.structs.replace(state.jobs[0], spec=spec),))
+
+
+@pytest.fixture
+def lease_table() -> sa.Engine:
+    engine = sa.create_engine("sqlite://")
+    tables.metadata.create_all(engine)
+    return engine
+
+
+def test_without_an_os_lock_a_lease_is_taken_only_after_it_ran_out(lease_table: sa.Engine) -> None:
+    now = time.time()
+    first = Lease(holder="first", seconds=30.0, now=lambda: now)
+    second = Lease(holder="second", seconds=30.0, now=lambda: now + 29.0)
+    third = Lease(holder="third", seconds=30.0, now=lambda: now + 31.0)
+    with lease_table.begin() as connection:
+        assert first.take(connection, exclusive=False) == 1
+        with pytest.raises(LeaseHeld, match="first"):
+            second.take(connection, exclusive=False)
+        assert third.take(connection, exclusive=False) == 2
+        with pytest.raises(LeaseLost):
+            first.verify(connection)
+    lease_table.dispose()
+
+
+def test_a_lease_that_was_given_back_can_be_taken_at_once(lease_table: sa.Engine) -> None:
+    first = Lease(holder="first", seconds=30.0, now=lambda: 100.0)
+    second = Lease(holder="second", seconds=30.0, now=lambda: 100.0)
+    with lease_table.begin() as connection:
+        first.take(connection, exclusive=False)
+        first.give_back(connection)
+        assert second.take(connection, exclusive=False) == 2
+        first.give_back(connection)
+        second.verify(connection)
+    lease_table.dispose()
