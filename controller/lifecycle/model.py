@@ -26,6 +26,17 @@ class StopCriteria(StrEnum):
     MASTER_DONE = "master-done"
 
 
+class StartupOrder(StrEnum):
+    ANY = "any"
+    MASTER_FIRST = "master-first"
+    WORKERS_FIRST = "workers-first"
+
+
+class OnParentEnd(StrEnum):
+    TERMINATE = "terminate"
+    KEEP = "keep"
+
+
 class Band(StrEnum):
     PRODUCTION = "production"
     INTERACTIVE = "interactive"
@@ -54,6 +65,42 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.2
 
 
+class Operator(StrEnum):
+    EQ = "EQ"
+    NE = "NE"
+    EXISTS = "EXISTS"
+    NOT_EXISTS = "NOT_EXISTS"
+    GT = "GT"
+    GE = "GE"
+    LT = "LT"
+    LE = "LE"
+    IN = "IN"
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's attribute must be, or had better be when not `required` (LIFECYCLE.md 6).
+
+    `values` is empty for EXISTS and NOT_EXISTS, has one entry for all others but IN."""
+
+    attribute: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+    required: bool = True
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of one kind in a run (LIFECYCLE.md section 5).
+
+    `gang_size` None: no gang group; of its `nodes` jobs that many carry a rank, the rest are
+    reserved."""
+
+    name: str
+    nodes: int = 1
+    gang_size: int | None = None
+    share_nodes: bool = False
+    monitoring_by_rank: bool = False
+
+
 class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for that decides about the run's life."""
 
@@ -67,6 +114,11 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
     fail_on_job_restart: bool = False
     restart_completed_jobs: bool = False
     schedule: tuple[str, ...] = ()
+    """Cron expressions, in UTC."""
+    startup_order: StartupOrder = StartupOrder.ANY
+    on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
+    same_placement: bool = False
+    """`placement: cluster`: all jobs in one value of a fleet's placement attribute, gang or not."""
     priority: int = 50
     band: Band = Band.INTERACTIVE
     limits: Limits = Limits()
@@ -185,6 +237,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_quota: int | None = None
     """None: the runner's own."""
     fail_on_log_quota: bool = False
+    constraints: tuple[Constraint, ...] = ()
+    fleets: tuple[str, ...] = ()
+    """The names of the fleets that it may go to; empty: any."""
 
     def __repr__(self) -> str:
         """Without the values of `env` and `secrets`."""
@@ -224,6 +279,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     created_at: float
     released_at: float | None = None
+    placement: str | None = None
+    """The value of the fleet's placement attribute on its node, when it was taken."""
     monitoring_descriptor: str | None = None
 
 
@@ -292,6 +349,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     retry_at: float | None = None
     """When its next attempt is made, while a wait of section 3 is going."""
+    scaled_down: bool = False
+    """`scale` took this slot away; a later one may bring it back."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +364,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     occurrence: int = 1
     incarnation: Incarnation | None = None
     switches: tuple[Switch, ...] = ()
+    groups: tuple[Group, ...] = ()
+    """In the order of the configuration; empty for a run of one plain job."""
     next_triggered_at: float | None = None
     suspended: bool = False
     parent_id: str | None = None
@@ -325,6 +386,27 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     jobs: tuple[Job, ...]
     allocations: tuple[Allocation, ...] = ()
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """What one allocation of a user's took, from `start` to `end` (None: still): the scheduler's
+    fair turns are derived from these."""
+
+    user: str
+    gpus: int
+    cpu: float
+    start: float
+    end: float | None
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """A set of nodes. `placement` names the attribute whose value the nodes of one gang share;
+    None: the whole fleet is one place. `attributes` hold for all its nodes that don't say else."""
+
+    name: str
+    placement: str | None = None
+    attributes: dict[str, str] = {}
+    created_at: float
 
 
 class NodeStatus(StrEnum):
@@ -386,6 +468,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     status: NodeStatus = NodeStatus.CONNECTING
     draining: bool = False
     drain_reason: str | None = None
+    drain_deadline: float | None = None
+    """When what still runs there ends as node_drained."""
+    cordoned: bool = False
+    """Nothing new is placed there; what runs goes on, and nobody waits for it to end."""
+    cordon_reason: str | None = None
+    unfit: str | None = None
+    """Why the health gate does not let it take work; None: it may."""
     boot_id: str | None = None
     install_id: str | None = None
     capacity: NodeCapacity = NodeCapacity()

@@ -26,6 +26,86 @@ class StopRequested(_Report, frozen=True, kw_only=True):
     by: str
 
 
+class CompleteRequested(_Report, frozen=True, kw_only=True):
+    """End the run as done now."""
+
+    by: str
+
+
+class SuspendRequested(_Report, frozen=True, kw_only=True):
+    """No placement, retry, trigger or timeout any more; `abort_running` ends what runs, too."""
+
+    abort_running: bool
+    by: str
+
+
+class ResumeRequested(_Report, frozen=True, kw_only=True):
+    by: str
+
+
+class ScaleRequested(_Report, frozen=True, kw_only=True):
+    """Independent groups only: so many jobs shall there be; new ones are like the group's first."""
+
+    group: str
+    nodes: int
+    by: str
+
+
+class _JobRequest(_Report, frozen=True, kw_only=True):
+    job_id: str
+    by: str
+
+
+class JobAbortRequested(_JobRequest, frozen=True, kw_only=True):
+    """End this job's attempt at once; it comes back uncharged."""
+
+
+class JobAbandonRequested(_JobRequest, frozen=True, kw_only=True):
+    """The run goes on without this job."""
+
+
+class JobInterruptRequested(_JobRequest, frozen=True, kw_only=True):
+    """Ask the job to end by itself, with its `restart_exit_code` if it wants to come back."""
+
+
+class ParentEnded(_Report, frozen=True, kw_only=True):
+    """The run's parent has ended other than DONE."""
+
+    parent_id: str
+
+
+class Nominated(_AttemptReport, frozen=True, kw_only=True):
+    """The scheduler holds this place (state NOMINATED) for the attempt until its victims left."""
+
+    allocation: Allocation
+    pending_reason: str
+
+
+class NominationEnded(_AttemptReport, frozen=True, kw_only=True):
+    """The attempt waits in the queue again."""
+
+    cause: str
+
+
+class Preempted(_AttemptReport, frozen=True, kw_only=True):
+    """A strictly higher band needs this attempt's place."""
+
+    message: str
+
+
+class NodeDrained(_Report, frozen=True, kw_only=True):
+    """The drain's deadline has passed: what still runs there ends as node_drained."""
+
+    node_id: str
+    message: str
+
+
+class GangTooLarge(_Report, frozen=True, kw_only=True):
+    """The placement value of a gang's survivors can't hold the whole gang, busy or free."""
+
+    message: str
+
+
 class Placed(_AttemptReport, frozen=True, kw_only=True):
     """The scheduler holds this allocation for the attempt."""
 
@@ -121,6 +201,19 @@ class Tick(_Report, frozen=True, kw_only=True):
 
 Report = (
     StopRequested
+    | CompleteRequested
+    | SuspendRequested
+    | ResumeRequested
+    | ScaleRequested
+    | JobAbortRequested
+    | JobAbandonRequested
+    | JobInterruptRequested
+    | ParentEnded
+    | Nominated
+    | NominationEnded
+    | Preempted
+    | NodeDrained
+    | GangTooLarge
     | Placed
     | NotPlaced
     | TaskAccepted

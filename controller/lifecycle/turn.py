@@ -8,6 +8,7 @@ that goes down and up within one turn, where the last word counts).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -30,6 +31,18 @@ class Decision(msgspec.Struct, frozen=True):
     wake_at: float | None
 
 
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's decision must know of the world beside the run's own state."""
+
+    unusable_nodes: frozenset[str] = frozenset()
+    """Not connected, draining, cordoned, unfit or unknown: no place there outlives its attempt."""
+    nominated: frozenset[str] = frozenset()
+    """Allocations of this run on whose place another run's nomination lies."""
+
+
+NOTHING_ELSE: Final = Surroundings()
+
+
 def no_jitter() -> float:
     return 0.0
 
@@ -40,6 +53,7 @@ def decide(
     now: float,
     new_id: Callable[[], str],
     jitter: Callable[[], float] = no_jitter,
+    surroundings: Surroundings = NOTHING_ELSE,
 ) -> Decision:
     """`jitter` gives numbers in [-1, 1]; `new_id` a fresh id for each attempt that is made."""
     draft = Draft(state, now, new_id, jitter)
