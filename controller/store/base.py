@@ -12,8 +12,11 @@ from typing import Protocol
 import msgspec
 
 from controller.lifecycle.history import Event
-from controller.lifecycle.model import Allocation, Node, RunState
+from controller.lifecycle.model import Allocation, Fleet, Node, RunState, Use
 from controller.store.users import StoredToken, User
+
+USE_SECONDS = 10 * 86400.0
+"""With a half-life of a day, what lies farther back weighs less than a thousandth."""
 
 
 class StoreError(Exception):
@@ -45,6 +48,9 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """Grows each time the lease is taken."""
     installation_id: str
     schema_version: str
+    restored_at: float | None = None
+    """When the present epoch began, if that was by a restore: nodes may then have tasks of runs
+    that this store never knew."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +63,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[StoredToken, ...] = ()
     leftover_allocations: tuple[Allocation, ...] = ()
     """Places that finished runs still occupy (held or orphaned)."""
+    fleets: tuple[Fleet, ...] = ()
+    past_use: tuple[Use, ...] = ()
+    """What finished runs took within `USE_SECONDS`; live ones have their allocations."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +78,11 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     users: tuple[User, ...] = ()
     tokens: tuple[StoredToken, ...] = ()
+    removed_users: tuple[str, ...] = ()
+    """Their tokens go with them."""
+    removed_tokens: tuple[str, ...] = ()
+    fleets: dict[str, Fleet] = {}
+    removed_fleets: tuple[str, ...] = ()
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.lifecycle.history import Event
-from controller.lifecycle.model import Allocation, Attempt, Job, Node, Run
+from controller.lifecycle.model import Allocation, Attempt, Fleet, Job, Node, Run
 from controller.store import tables
 from controller.store.rows import RowCodec
 from controller.store.users import StoredToken, User
@@ -12,6 +12,7 @@ RUN = RowCodec(Run, tables.runs)
 JOB = RowCodec(Job, tables.jobs, without=frozenset({"attempts"}))
 ATTEMPT = RowCodec(Attempt, tables.attempts)
 ALLOCATION = RowCodec(Allocation, tables.allocations)
+FLEET = RowCodec(Fleet, tables.fleets)
 NODE = RowCodec(Node, tables.nodes)
 USER = RowCodec(User, tables.users)
 TOKEN = RowCodec(StoredToken, tables.tokens)

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
-from controller.lifecycle.model import Allocation, Node, RunState
+from controller.lifecycle.model import Allocation, Fleet, Node, RunState, Use
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
+from controller.lifecycle.using import use_of
 from controller.store.base import (
+    USE_SECONDS,
     Boot,
     Changes,
     LeaseHeld,
@@ -21,6 +25,8 @@ from controller.store.base import (
 from controller.store.tables import SCHEMA_VERSION
 from controller.store.users import StoredToken, User
 
+T = TypeVar("T")
+
 
 class MemoryDatabase:
     """`seize` stands for what `kill -9` does to a lock: the holder of the lease is gone."""
@@ -28,10 +34,12 @@ class MemoryDatabase:
     def __init__(self, installation_id: str = "installation") -> None:
         self.installation_id = installation_id
         self.epoch = 1
+        self.restored_at: float | None = None
         self.token = 0
         self.held = False
         self.runs: dict[str, RunState] = {}
         self.nodes: dict[str, Node] = {}
+        self.fleets: dict[str, Fleet] = {}
         self.users: dict[str, User] = {}
         self.tokens: dict[str, StoredToken] = {}
         self.events: list[StoredEvent] = []
@@ -41,8 +49,11 @@ class MemoryDatabase:
 
 
 class MemoryStore:
-    def __init__(self, database: MemoryDatabase | None = None) -> None:
+    def __init__(
+        self, database: MemoryDatabase | None = None, now: Callable[[], float] = time.time
+    ) -> None:
         self._database = database or MemoryDatabase()
+        self._now = now
         self._token: int | None = None
 
     async def open(self) -> Boot:
@@ -57,6 +68,7 @@ class MemoryStore:
             token=database.token,
             installation_id=database.installation_id,
             schema_version=SCHEMA_VERSION,
+            restored_at=database.restored_at,
         )
 
     async def load(self) -> Snapshot:
@@ -73,17 +85,35 @@ class MemoryStore:
                 for place in state.allocations
                 if _is_occupied(place)
             ),
+            fleets=tuple(sorted(database.fleets.values(), key=lambda fleet: fleet.name)),
+            past_use=tuple(self._past_use()),
         )
+
+    def _past_use(self) -> Iterator[Use]:
+        since = self._now() - USE_SECONDS
+        ended = [state for state in self._opened().runs.values() if _is_final(state)]
+        places = [(place, state.run.user) for state in ended for place in state.allocations]
+        for place, user in sorted(places, key=lambda entry: (entry[0].created_at, entry[0].id)):
+            if place.state is not AllocationState.NOMINATED and (
+                place.released_at is None or place.released_at > since
+            ):
+                yield use_of(place, user)
 
     async def commit(self, changes: Changes) -> None:
         database = self._verified()
         for run_id, (_, new) in changes.runs.items():
             database.runs[run_id] = new
-        database.nodes.update(changes.nodes)
-        for node_id in changes.removed_nodes:
-            database.nodes.pop(node_id, None)
-        database.users.update({user.name: user for user in changes.users})
-        database.tokens.update({token.id: token for token in changes.tokens})
+        _put(database.fleets, changes.fleets, changes.removed_fleets)
+        _put(database.nodes, changes.nodes, changes.removed_nodes)
+        _put(database.users, {user.name: user for user in changes.users}, changes.removed_users)
+        orphans = [
+            token.id for token in database.tokens.values() if token.user in changes.removed_users
+        ]
+        _put(
+            database.tokens,
+            {token.id: token for token in changes.tokens},
+            (*changes.removed_tokens, *orphans),
+        )
         first = len(database.events) + 1
         database.events += [
             StoredEvent(seq=seq, event=event) for seq, event in enumerate(changes.events, first)
@@ -151,6 +181,12 @@ class MemoryStore:
     def _newest_first(self, wanted: Callable[[RunState], bool]) -> list[RunState]:
         runs = [state for state in self._opened().runs.values() if wanted(state)]
         return sorted(runs, key=_age, reverse=True)
+
+
+def _put(kept: dict[str, T], changed: Mapping[str, T], removed: Iterable[str]) -> None:
+    kept.update(changed)
+    for key in removed:
+        kept.pop(key, None)
 
 
 def _age(state: RunState) -> tuple[float, str]:

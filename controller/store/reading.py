@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from controller.lifecycle.model import Allocation, Attempt, Job, RunState
+from controller.lifecycle.model import Allocation, Attempt, Job, RunState, Use
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
+from controller.lifecycle.using import use_of
 from controller.store import codecs, tables
 from controller.store.base import Snapshot, StoredEvent
 
@@ -20,7 +21,7 @@ _FINAL = [status.value for status in FINAL_RUN_STATUSES]
 _runs = tables.runs.c
 
 
-def snapshot(connection: sa.Connection) -> Snapshot:
+def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
     live = sa.select(tables.runs).where(_runs.status.not_in(_FINAL))
     return Snapshot(
         runs=tuple(_assemble(connection, live.order_by(_runs.submitted_at, _runs.id))),
@@ -31,6 +32,11 @@ def snapshot(connection: sa.Connection) -> Snapshot:
         users=tuple(map(codecs.USER.value, _rows(connection, sa.select(tables.users)))),
         tokens=tuple(map(codecs.TOKEN.value, _rows(connection, sa.select(tables.tokens)))),
         leftover_allocations=_leftovers(connection),
+        fleets=tuple(
+            codecs.FLEET.value(row)
+            for row in _rows(connection, sa.select(tables.fleets).order_by(tables.fleets.c.name))
+        ),
+        past_use=tuple(_past_use(connection, used_since)),
     )
 
 
@@ -43,6 +49,22 @@ def _leftovers(connection: sa.Connection) -> tuple[Allocation, ...]:
         .order_by(places.c.id)
     )
     return tuple(map(codecs.ALLOCATION.value, _rows(connection, query)))
+
+
+def _past_use(connection: sa.Connection, since: float) -> Iterator[Use]:
+    places = tables.allocations
+    query = (
+        sa.select(places, _runs.user)
+        .join(tables.runs, places.c.run_id == _runs.id)
+        .where(
+            _runs.status.in_(_FINAL),
+            places.c.state != AllocationState.NOMINATED.value,
+            places.c.released_at.is_(None) | (places.c.released_at > since),
+        )
+        .order_by(places.c.created_at, places.c.id)
+    )
+    for row in connection.execute(query).mappings():
+        yield use_of(codecs.ALLOCATION.value(row), row["user"])
 
 
 def find_run(connection: sa.Connection, key: str) -> RunState | None:

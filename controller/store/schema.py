@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
@@ -50,10 +51,16 @@ def _migrate(connection: sa.Connection) -> None:
         ) from error
 
 
-def identify(connection: sa.Connection, *, new_id: str, now: float) -> tuple[int, str]:
-    """(epoch, installation id); both are made on the first start."""
+class Installation(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    epoch: int
+    restored_at: float | None
+
+
+def identify(connection: sa.Connection, *, new_id: str, now: float) -> Installation:
+    """Id and epoch are made on the first start."""
     row = connection.execute(sa.select(installation)).one_or_none()
     if row is not None:
-        return row.epoch, row.id
+        return Installation(id=row.id, epoch=row.epoch, restored_at=row.restored_at)
     connection.execute(installation.insert().values(id=new_id, epoch=1, created_at=now))
-    return 1, new_id
+    return Installation(id=new_id, epoch=1, restored_at=None)

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from controller.lifecycle.model import RunState
 from controller.store import reading, schema, writing
 from controller.store.base import (
+    USE_SECONDS,
     Boot,
     Changes,
     Snapshot,
@@ -74,18 +75,20 @@ class SqlStore:
         schema_version = schema.upgrade(self._writer)
         with self._writer.begin() as connection:
             token = self._lease.take(connection, exclusive=self._database.exclusive)
-            epoch, installation_id = schema.identify(
-                connection, new_id=secrets.token_hex(8), now=self._now()
-            )
+            installation = schema.identify(connection, new_id=secrets.token_hex(8), now=self._now())
         return Boot(
-            epoch=epoch,
+            epoch=installation.epoch,
             token=token,
-            installation_id=installation_id,
+            installation_id=installation.id,
             schema_version=schema_version,
+            restored_at=installation.restored_at,
         )
 
     async def load(self) -> Snapshot:
-        return await self._read(reading.snapshot)
+        used_since = self._now() - USE_SECONDS
+        return await self._read(
+            lambda connection: reading.snapshot(connection, used_since=used_since)
+        )
 
     async def commit(self, changes: Changes) -> None:
         await self._write(lambda connection: writing.write(connection, changes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = "0001"
+SCHEMA_VERSION = "0002"
 
 metadata = sa.MetaData(
     naming_convention={
@@ -66,6 +66,7 @@ installation = sa.Table(
     _id(),
     sa.Column("epoch", sa.BigInteger(), nullable=False),
     _time("created_at", nullable=False),
+    _time("restored_at"),
 )
 
 leases = sa.Table(
@@ -83,6 +84,7 @@ users = sa.Table(
     _id("name"),
     _word("role", nullable=False),
     _time("created_at", nullable=False),
+    sa.Column("rest", sa.Text(), nullable=False, server_default="{}"),
 )
 
 tokens = sa.Table(
@@ -95,6 +97,15 @@ tokens = sa.Table(
     _text("digest", nullable=False),
     _text("label", nullable=False),
     _time("created_at", nullable=False),
+)
+
+fleets = sa.Table(
+    "fleets",
+    metadata,
+    _id("name"),
+    _text("placement"),
+    _time("created_at", nullable=False),
+    _rest(),
 )
 
 nodes = sa.Table(
@@ -136,6 +147,7 @@ runs = sa.Table(
     sa.Index("ix_runs_submitted_at_id", "submitted_at", "id"),
     sa.Index("ix_runs_name_submitted_at", "name", "submitted_at"),
     sa.Index("ix_runs_status", "status"),
+    sa.Index("ix_runs_finished_at", "finished_at"),
     sa.Index("ix_runs_user_client_key", "user", "client_key"),
 )
 
@@ -194,6 +206,7 @@ allocations = sa.Table(
     _rest(),
     sa.Index("ix_allocations_run_id", "run_id"),
     sa.Index("ix_allocations_state", "state"),
+    sa.Index("ix_allocations_released_at", "released_at"),
 )
 
 events = sa.Table(

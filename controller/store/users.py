@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from controller.lifecycle.model import Band
+
 
 class Role(StrEnum):
     ADMIN = "admin"
@@ -16,6 +18,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: Role
     created_at: float
+    bands: tuple[Band, ...] = ()
+    """Granted beyond those that everybody may use."""
 
 
 class StoredToken(msgspec.Struct, frozen=True, kw_only=True):

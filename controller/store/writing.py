@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -52,13 +52,14 @@ def _bound(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
 
 def write(connection: sa.Connection, changes: Changes) -> None:
     _write_runs(connection, changes.runs.values())
+    _upsert(connection, codecs.FLEET, "name", changes.fleets.values())
+    _delete(connection, tables.fleets.c.name, changes.removed_fleets)
     _upsert(connection, codecs.NODE, "id", changes.nodes.values())
-    if changes.removed_nodes:
-        connection.execute(
-            tables.nodes.delete().where(tables.nodes.c.id.in_(changes.removed_nodes))
-        )
+    _delete(connection, tables.nodes.c.id, changes.removed_nodes)
     _upsert(connection, codecs.USER, "name", changes.users)
+    _delete(connection, tables.users.c.name, changes.removed_users)
     _upsert(connection, codecs.TOKEN, "id", changes.tokens)
+    _delete(connection, tables.tokens.c.id, changes.removed_tokens)
     if changes.events:
         rows = [codecs.EVENT.row(event) for event in changes.events]
         connection.execute(tables.events.insert(), rows)
@@ -85,6 +86,11 @@ def _write_runs(
             allocations.put(old_places.get(place.id), place)
     for batch in (runs, jobs, attempts, allocations):
         batch.write(connection)
+
+
+def _delete(connection: sa.Connection, key: sa.Column[str], values: Sequence[str]) -> None:
+    if values:
+        connection.execute(sa.delete(key.table).where(key.in_(values)))
 
 
 def _upsert(connection: sa.Connection, codec: RowCodec[T], key: str, values: Iterable[T]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from controller.lifecycle.model import Band, Fleet, Use
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes, LeaseHeld, Store, StoreUnavailable
 from controller.store.failing import Crash, CrashAfterCommit, DiskFull
@@ -201,6 +203,56 @@ async def test_users_and_tokens_come_back(store: Store) -> None:
 
     assert snapshot.users == (demoted,)
     assert snapshot.tokens == (token,)
+
+
+async def test_a_user_is_removed_with_the_tokens_and_a_token_alone(store: Store) -> None:
+    ada, bob = (User(name=name, role=Role.USER, created_at=1.0) for name in ("ada", "bob"))
+    tokens = [
+        StoredToken(id=f"t{number}", user=user, digest="d" * 64, created_at=1.0)
+        for number, user in enumerate(("ada", "ada", "bob", "bob"))
+    ]
+    await store.commit(Changes(users=(ada, bob), tokens=tuple(tokens)))
+    await store.commit(Changes(removed_users=("ada", "nobody"), removed_tokens=("t2",)))
+    snapshot = await store.load()
+
+    assert snapshot.users == (bob,)
+    assert snapshot.tokens == (tokens[3],)
+
+
+async def test_what_a_user_was_granted_comes_back(store: Store) -> None:
+    user = User(name="ada", role=Role.USER, created_at=1.0, bands=(Band.PRODUCTION,))
+    await store.commit(Changes(users=(user,)))
+
+    assert (await store.load()).users == (user,)
+
+
+async def test_fleets_are_added_changed_and_removed(store: Store) -> None:
+    racks = Fleet(name="racks", placement="rack", attributes={"zone": "a"}, created_at=1.0)
+    attic = Fleet(name="attic", created_at=2.0)
+    await store.commit(Changes(fleets={"racks": racks, "attic": attic}))
+    assert (await store.load()).fleets == (attic, racks)
+
+    changed = msgspec.structs.replace(racks, placement=None, attributes={})
+    await store.commit(Changes(fleets={"racks": changed}, removed_fleets=("attic", "nowhere")))
+    assert (await store.load()).fleets == (changed,)
+
+
+async def test_what_ended_runs_took_lately_is_loaded(store: Store) -> None:
+    now, day = time.time(), 86400.0
+    held = AllocationState.HELD
+    places = (
+        msgspec.structs.replace(a_place("run1", "old", state=held), released_at=now - 11 * day),
+        msgspec.structs.replace(a_place("run1", "new", state=held), released_at=now - day),
+        a_place("run1", "still", state=AllocationState.ORPHANED),
+        a_place("run1", "wanted", state=AllocationState.NOMINATED),
+    )
+    ended = msgspec.structs.replace(with_status(a_run("run1"), RunStatus.DONE), allocations=places)
+    await store.commit(submission(ended, a_run("run2")))
+
+    assert (await store.load()).past_use == (
+        Use(user="ada", gpus=2, cpu=2.5, start=100.0, end=now - day),
+        Use(user="ada", gpus=2, cpu=2.5, start=100.0, end=None),
+    )
 
 
 async def test_events_come_in_the_order_of_their_commits_and_can_be_resumed(store: Store) -> None:
