@@ -282,6 +282,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     placement: str | None = None
     """The value of the fleet's placement attribute on its node, when it was taken."""
     monitoring_descriptor: str | None = None
+    releasing: bool = False
+    """No attempt needs it any more, and its shim is being told so; until then it is occupied."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,6 +319,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     disconnected: bool = False
     cleanup_unknown: bool = False
+    creating_seen: bool = False
+    """The shim was creating its container, or further."""
     container_started: bool = False
     runner_exited: bool = False
     container_gone: bool = False

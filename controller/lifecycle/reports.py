@@ -142,6 +142,8 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     ports: dict[str, int] = {}
     ssh_host_key: str | None = None
     image_digest: str | None = None
+    creating: bool = False
+    """The image is there, the container is being created or was."""
 
 
 class TaskMissing(_AttemptReport, frozen=True, kw_only=True):
@@ -172,6 +174,12 @@ class LogsComplete(_AttemptReport, frozen=True, kw_only=True):
 
 class TaskRemoved(_AttemptReport, frozen=True, kw_only=True):
     """Task and allocation are gone from the shim: cleanup is confirmed."""
+
+
+class PlaceReleased(_Report, frozen=True, kw_only=True):
+    """The shim no longer holds this allocation, whose task was gone already."""
+
+    allocation_id: str
 
 
 class NodeDisconnected(_Report, frozen=True, kw_only=True):
@@ -225,6 +233,7 @@ Report = (
     | RunnerSilent
     | LogsComplete
     | TaskRemoved
+    | PlaceReleased
     | NodeDisconnected
     | NodeGone
     | Tick

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from controller.lifecycle.model import Attempt, Job, JobSpec, Run, RunPolicy, RunState, RunType
+from controller.lifecycle.model import (
+    Attempt,
+    Group,
+    Incarnation,
+    Job,
+    JobSpec,
+    Run,
+    RunPolicy,
+    RunState,
+    RunType,
+)
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 
 
@@ -19,11 +29,19 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
 
 
+class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group with what each of its jobs executes."""
+
+    group: Group
+    spec: JobSpec
+
+
 def new_run(
     *,
     name: str,
     user: str,
-    jobs: Sequence[PlannedJob],
+    jobs: Sequence[PlannedJob] = (),
+    groups: Sequence[PlannedGroup] = (),
     now: float,
     new_id: Callable[[], str],
     type: RunType = RunType.TASK,
@@ -34,33 +52,86 @@ def new_run(
 ) -> RunState:
     """A run that nobody has decided about yet: SUBMITTED, one SUBMITTED attempt for each job.
 
-    `configuration` is shown to people, so secrets must have been taken out of it. Raises ValueError
-    without jobs, or when two jobs share group and cookie.
+    Either single `jobs` or `groups` in the order of the configuration, of which each makes its
+    jobs. `configuration` is shown to people, so secrets must have been taken out of it. Raises
+    ValueError without jobs, when two jobs share group and cookie, and for a gang that cannot be.
     """
+    policy = policy or RunPolicy()
+    if jobs and groups:
+        raise ValueError("a run has either single jobs or groups")
+    _check_groups([planned.group for planned in groups], policy)
+    jobs = jobs or list(_jobs_of(groups))
     if not jobs:
         raise ValueError("a run needs at least one job")
     if len({(job.group, job.cookie) for job in jobs}) != len(jobs):
         raise ValueError("two jobs of a group have the same cookie")
+    has_gang = any(planned.group.gang_size is not None for planned in groups)
     run = Run(
         id=new_id(),
         name=name,
         type=type,
         user=user,
         status=RunStatus.SUBMITTED,
-        policy=policy or RunPolicy(),
+        incarnation=Incarnation(number=1, id=new_id()) if has_gang else None,
+        groups=tuple(planned.group for planned in groups),
+        policy=policy,
         configuration=dict(configuration or {}),
         client_key=client_key,
         parent_id=parent_id,
         submitted_at=now,
     )
-    made = tuple(_job(index, job, now, new_id) for index, job in enumerate(jobs))
+    made = tuple(_job(run, index, job, now, new_id) for index, job in enumerate(jobs))
     return RunState(run=run, jobs=made)
 
 
-def _job(index: int, planned: PlannedJob, now: float, new_id: Callable[[], str]) -> Job:
+def _check_groups(groups: Sequence[Group], policy: RunPolicy) -> None:
+    if len({group.name for group in groups}) != len(groups):
+        raise ValueError("groups: two groups have the same name")
+    for group in groups:
+        if group.nodes < 1:
+            raise ValueError(f"group {group.name}: nodes must be at least 1")
+        if group.gang_size is None:
+            continue
+        if not 1 <= group.gang_size <= group.nodes:
+            raise ValueError(
+                f"group {group.name}: gang.size must be between 1 and its {group.nodes} nodes"
+            )
+        for field in ("fail_on_job_restart", "restart_completed_jobs", "max_failed_jobs"):
+            if getattr(policy, field):
+                raise ValueError(f"{field}: not with a gang, whose jobs live and die together")
+
+
+def _jobs_of(groups: Sequence[PlannedGroup]) -> Iterator[PlannedJob]:
+    """All jobs of a gang are one replica, each of another group is one of its own."""
+    for planned in groups:
+        group = planned.group
+        for cookie in range(group.nodes):
+            replica = cookie if group.gang_size is None else 0
+            yield PlannedJob(group=group.name, replica=replica, cookie=cookie, spec=planned.spec)
+
+
+def first_rank(run: Run, group_name: str, cookie: int) -> int | None:
+    """A gang's first jobs are ranked, the rest reserved; a plain group beside a gang has ranks for
+    all its jobs; without a gang nobody has one."""
+    if run.incarnation is None:
+        return None
+    group = next(group for group in run.groups if group.name == group_name)
+    if group.gang_size is None or cookie < group.gang_size:
+        return cookie
+    return None
+
+
+def _job(run: Run, index: int, planned: PlannedJob, now: float, new_id: Callable[[], str]) -> Job:
     job_id = new_id()
+    rank = first_rank(run, planned.group, planned.cookie)
     attempt = Attempt(
-        id=new_id(), job_id=job_id, number=0, status=AttemptStatus.SUBMITTED, submitted_at=now
+        id=new_id(),
+        job_id=job_id,
+        number=0,
+        status=AttemptStatus.SUBMITTED,
+        incarnation=run.incarnation,
+        rank=rank,
+        submitted_at=now,
     )
     return Job(
         id=job_id,
@@ -68,6 +139,7 @@ def _job(index: int, planned: PlannedJob, now: float, new_id: Callable[[], str])
         replica=planned.replica,
         cookie=planned.cookie,
         index=index,
+        rank=rank,
         spec=planned.spec,
         attempts=(attempt,),
     )

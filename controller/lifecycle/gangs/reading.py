@@ -1,0 +1,119 @@
+"""What can be read off a run with gangs; nothing here changes anything.
+
+A run is a gang run when one of its groups has a `gang_size`. All its jobs then live in
+incarnations: each attempt carries one, an attempt of an older one is history. A *ranked* attempt has
+a rank (all of a plain group beside a gang do), a *reserved* one has none.
+
+The scheduler asks `waiting_ranked`, `anchors` and `waiting_reserved`; whoever starts jobs asks
+`ranked_hold_places`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from controller.lifecycle.model import Allocation, Attempt, Group, Job, Run, RunState
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
+
+
+def is_gang_run(run: Run) -> bool:
+    return run.incarnation is not None
+
+
+def group_of(run: Run, job: Job) -> Group | None:
+    return next((group for group in run.groups if group.name == job.group), None)
+
+
+def in_gang_group(run: Run, job: Job) -> bool:
+    """Its group is a gang, not a plain one beside a gang."""
+    group = group_of(run, job)
+    return group is not None and group.gang_size is not None
+
+
+def is_current(run: Run, attempt: Attempt) -> bool:
+    """Of the run's present occurrence and incarnation; always of the latter without gangs."""
+    return attempt.occurrence == run.occurrence and attempt.incarnation == run.incarnation
+
+
+def is_reserved(attempt: Attempt) -> bool:
+    """A job of a gang that runs without a rank."""
+    return attempt.incarnation is not None and attempt.rank is None
+
+
+def current_attempts(run: Run, jobs: Iterable[Job]) -> Iterator[Attempt]:
+    """The last attempt of each job that has one in the present incarnation."""
+    for job in jobs:
+        if job.attempts and is_current(run, job.attempts[-1]):
+            yield job.attempts[-1]
+
+
+def ranked_attempts(run: Run, jobs: Iterable[Job]) -> list[Attempt]:
+    """The ranked ones of the present incarnation, ended ones included, in the order of the jobs."""
+    if not is_gang_run(run):
+        return []
+    return [one for one in current_attempts(run, jobs) if one.rank is not None]
+
+
+def waiting_ranked(state: RunState) -> list[Attempt]:
+    """What is to be placed all or nothing: the ranked attempts that hold no place yet. Empty for a
+    run without a gang."""
+    ranked = ranked_attempts(state.run, state.jobs)
+    return [attempt for attempt in ranked if attempt.status is AttemptStatus.SUBMITTED]
+
+
+def waiting_reserved(state: RunState) -> list[Attempt]:
+    """What may be placed now, each on its own: the reserved attempts without a place, once all
+    ranked ones have theirs."""
+    if not ranked_hold_places(state.run, state.jobs):
+        return []
+    return [
+        attempt
+        for attempt in current_attempts(state.run, state.jobs)
+        if is_reserved(attempt) and attempt.status is AttemptStatus.SUBMITTED
+    ]
+
+
+def ranked_hold_places(run: Run, jobs: Iterable[Job]) -> bool:
+    """Whether every rank of the present incarnation has its place (or had it and has ended).
+
+    False while a switch waits and for a run without a gang."""
+    ranked = ranked_attempts(run, jobs)
+    return bool(ranked) and all(one.status is not AttemptStatus.SUBMITTED for one in ranked)
+
+
+def anchors(state: RunState) -> list[Allocation]:
+    """The places that the ranked attempts of the present incarnation hold: what `waiting_ranked`
+    waits for must lie in the same fleet and under the same `placement`. Empty: anywhere."""
+    ids = {one.allocation_id for one in ranked_attempts(state.run, state.jobs)}
+    return [a for a in state.allocations if a.id in ids and is_held(a)]
+
+
+def is_held(allocation: Allocation) -> bool:
+    """Held, and not about to be given back."""
+    return allocation.state is AllocationState.HELD and not allocation.releasing
+
+
+def is_there(attempt: Attempt) -> bool:
+    """For `reincarnation_timeout`: the shim reported `creating` or later, in this incarnation."""
+    return attempt.creating_seen or attempt.container_started or attempt.running_at is not None
+
+
+def is_whole(run: Run, jobs: Sequence[Job]) -> bool:
+    """Every rank of the present incarnation is, or was, there."""
+    ranked = ranked_attempts(run, jobs)
+    return bool(ranked) and all(is_there(one) or _is_done(one) for one in ranked)
+
+
+def _is_done(attempt: Attempt) -> bool:
+    return attempt.status is AttemptStatus.DONE
+
+
+def kept(state: RunState) -> list[Allocation]:
+    """Places that are held for a successor while no live attempt has them: reservable by nobody
+    else."""
+    live = {
+        job.attempts[-1].allocation_id
+        for job in state.jobs
+        if job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES
+    }
+    return [a for a in state.allocations if is_held(a) and a.id not in live]
