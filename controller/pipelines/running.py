@@ -57,19 +57,28 @@ class TaskSubmitter:
                 incarnation=view.incarnation_number,
             )
         except ShimError as error:
-            if error.code in PASSING_REFUSALS or error.status >= 500:
+            drained = error.code == "draining" and self._is_to_drain(attempt.node_id)
+            passing = error.code in PASSING_REFUSALS and not drained
+            if passing or error.status >= 500:
                 raise TryAgain(str(error)) from error
+            reason = Reason.NODE_DRAINED if drained else Reason.CREATING_CONTAINER_ERROR
             self._turns.post(
                 reports.TaskRefused(
                     run_id=view.state.run.id,
                     attempt_id=attempt.id,
-                    reason=Reason.CREATING_CONTAINER_ERROR,
+                    reason=reason,
                     message=error.message,
                 )
             )
             return
         for report in convert.task_reports(info):
             self._turns.post(report)
+
+    def _is_to_drain(self, node_id: str | None) -> bool:
+        """Placed before its node was told to drain, the job gets another place. A shim that has not
+        heard yet that it may work again is asked again."""
+        node = self._turns.nodes.get(node_id or "")
+        return node is not None and node.draining
 
 
 class JobStarter:

@@ -54,6 +54,8 @@ class Checks:
         self.stops_asked: set[str] = set()
         self.unreliable: set[str] = set()
         """Ids of nodes that were rebooted or were away for long."""
+        self.drains: dict[str, list[list[float]]] = {}
+        """From when to when somebody wanted a node drained, by its id, in Unix seconds."""
         self.lost: set[str] = set()
         """Ids of tasks that their node has forgotten."""
         self._nodes = nodes
@@ -166,11 +168,20 @@ class Checks:
             container,
             asked=job.id in self.stops_asked,
             unreliable=attempt.node_id in self.unreliable,
+            drained=self._was_drained(attempt),
             lost=attempt.id in self.lost,
         )
         if found is not None:
             self.violated(f"attempt {attempt.id}: {found}")
         self._check_log(attempt, container)
+
+    def _was_drained(self, attempt: Attempt) -> bool:
+        """At some time while the attempt held its place there."""
+        placed, ended = attempt.provisioned_at, attempt.terminating_at
+        if placed is None or ended is None:
+            return False
+        spans = self.drains.get(attempt.node_id or "", [])
+        return any(since <= ended and placed <= until for since, until in spans)
 
     def _check_log(self, attempt: Attempt, container: Container | None) -> None:
         written = b"" if container is None else container.output

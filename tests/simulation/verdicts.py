@@ -39,6 +39,7 @@ def undeserved(
     *,
     asked: bool,
     unreliable: bool,
+    drained: bool,
     lost: bool,
 ) -> str | None:
     """A sentence that says what is wrong, None when nothing is."""
@@ -46,6 +47,8 @@ def undeserved(
     if wrong_code is not None:
         return wrong_code
     if lost and attempt.reason in _OF_LOST_TASKS:
+        return None
+    if attempt.reason is Reason.NODE_DRAINED and drained:
         return None
     if _deserved(job, attempt, container, asked=asked, unreliable=unreliable):
         return None

@@ -162,9 +162,12 @@ class World:
         self.checks.unreliable.add(self.checks.node_ids.get(node.name, ""))
 
     async def drain(self, node: SimulatedNode, seconds: float) -> None:
+        wanted = [self._clock.now(), float("inf")]
+        self.checks.drains.setdefault(f"id-of-{node.name}", []).append(wanted)
         await self._set_draining(node, True)
         await asyncio.sleep(seconds)
         await self._set_draining(node, False)
+        wanted[1] = self._clock.now()
 
     # -- users --------------------------------------------------------------------------------
 

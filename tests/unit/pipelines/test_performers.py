@@ -30,6 +30,7 @@ from tests.unit.pipelines.parts import (
     SOCKET,
     Clock,
     NotedTurns,
+    a_node,
     attempt_of,
     placed,
     task_of,
@@ -104,6 +105,18 @@ async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeCon
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.CREATING_CONTAINER_ERROR, "another body")
+
+
+async def test_a_job_that_a_drained_node_no_longer_takes_loses_its_place(
+    node: FakeConnection,
+) -> None:
+    turns = NotedTurns()
+    turns.nodes["n1"] = a_node(draining=True)
+    node.shim.refusal = ShimError("draining", "the node is draining", 409)
+    await TaskSubmitter(turns, FENCE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    (refused,) = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert (refused.reason, refused.message) == (Reason.NODE_DRAINED, "the node is draining")
 
 
 def test_credentials_reach_the_request_and_no_text_of_it() -> None:
