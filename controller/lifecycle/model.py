@@ -7,6 +7,7 @@ from something else here: failures, preemptions, used resources are derived wher
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -237,6 +238,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_quota: int | None = None
     """None: the runner's own."""
     fail_on_log_quota: bool = False
+    stop_when_unheard: float | None = None
+    """`on_disconnect: stop`: so many seconds after the last word of a controller its node's shim
+    stops it."""
     constraints: tuple[Constraint, ...] = ()
     fleets: tuple[str, ...] = ()
     """The names of the fleets that it may go to; empty: any."""
@@ -284,6 +288,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     monitoring_descriptor: str | None = None
     releasing: bool = False
     """No attempt needs it any more, and its shim is being told so; until then it is occupied."""
+    victims: tuple[str, ...] = ()
+    """While NOMINATED: the allocations of others that must be gone before it can be held. Kept by
+    a nomination that ended, so that what was never held is told from what was."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -369,7 +376,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: Incarnation | None = None
     switches: tuple[Switch, ...] = ()
     groups: tuple[Group, ...] = ()
-    """In the order of the configuration; empty for a run of one plain job."""
+    """In the order of the configuration; empty for a run that was made of single jobs."""
     next_triggered_at: float | None = None
     suspended: bool = False
     parent_id: str | None = None
@@ -413,6 +420,10 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
+DEFAULT_FLEET: Final = Fleet(name="default", created_at=0.0)
+"""Always there: where nodes are that name no other."""
+
+
 class NodeStatus(StrEnum):
     """How the controller sees a node's link (LIFECYCLE.md section 7)."""
 
@@ -445,6 +456,8 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it may be given to a job: not broken, and nobody else's memory on it."""
     message: str | None = None
     """Why it is not healthy, for a person."""
+    missing: bool = False
+    """The node had it and does not name it any more."""
     near: dict[str, int] = {}
     """How near other GPUs of its node are, by UUID; greater is nearer."""
 
@@ -463,6 +476,22 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
 
 
+class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task on a node of which this controller knows nothing; its place is occupied."""
+
+    id: str
+    run_id: str
+    run_name: str
+    allocation_id: str
+    status: str
+    """As the shim names it."""
+    resources: Resources
+    gpus: tuple[str, ...] = ()
+    submitted_at: float
+    stopping: bool = False
+    """An admin has asked for its end."""
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
@@ -477,6 +506,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     cordoned: bool = False
     """Nothing new is placed there; what runs goes on, and nobody waits for it to end."""
     cordon_reason: str | None = None
+    quarantine: tuple[QuarantinedTask, ...] = ()
     unfit: str | None = None
     """Why the health gate does not let it take work; None: it may."""
     boot_id: str | None = None
