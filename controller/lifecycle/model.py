@@ -7,10 +7,17 @@ from something else here: failures, preemptions, used resources are derived wher
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
 
 import msgspec
 
+from controller.lifecycle.inventory import DEFAULT_FLEET as DEFAULT_FLEET
+from controller.lifecycle.inventory import Fleet as Fleet
+from controller.lifecycle.inventory import Node as Node
+from controller.lifecycle.inventory import NodeAddress as NodeAddress
+from controller.lifecycle.inventory import NodeCapacity as NodeCapacity
+from controller.lifecycle.inventory import NodeGpu as NodeGpu
+from controller.lifecycle.inventory import NodeStatus as NodeStatus
+from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reasons import RetryEvent as RetryEvent
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
@@ -271,6 +278,17 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution of a scheduled run that is over."""
+
+    number: int
+    status: RunStatus
+    reason: RunReason
+    message: str | None
+    started_at: float
+    finished_at: float
+
+
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """The place a job holds on a node."""
 
@@ -341,8 +359,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     running_at: float | None = None
     terminating_at: float | None = None
     finished_at: float | None = None
+    interrupt_requested_at: float | None = None
+    """Since when a user wants the job to end by itself so that it can come back."""
     limit_paused_since: float | None = None
-    """Since when the start limits stand still because the node is not healthy."""
+    """Since when its limit stands still: its node is not healthy, the run is suspended, or it waits
+    for its turn by `startup_order`."""
     limit_paused_total: float = 0.0
 
 
@@ -378,6 +399,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...] = ()
     """In the order of the configuration; empty for a run that was made of single jobs."""
     next_triggered_at: float | None = None
+    """When the next occurrence of a scheduled run starts; skipped when one is still going then."""
+    triggered_at: float | None = None
+    """When the present occurrence of a scheduled run started; None between occurrences."""
+    occurrences: tuple[Occurrence, ...] = ()
+    """The latest ones of a scheduled run that are over."""
+    ends_as: RunReason | None = None
+    """How a user ended a scheduled run, once the present occurrence is over."""
     suspended: bool = False
     parent_id: str | None = None
     deployment: int = 0
@@ -408,111 +436,3 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float
     start: float
     end: float | None
-
-
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of nodes. `placement` names the attribute whose value the nodes of one gang share;
-    None: the whole fleet is one place. `attributes` hold for all its nodes that don't say else."""
-
-    name: str
-    placement: str | None = None
-    attributes: dict[str, str] = {}
-    created_at: float
-
-
-DEFAULT_FLEET: Final = Fleet(name="default", created_at=0.0)
-"""Always there: where nodes are that name no other."""
-
-
-class NodeStatus(StrEnum):
-    """How the controller sees a node's link (LIFECYCLE.md section 7)."""
-
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    UNREACHABLE = "unreachable"
-    LOST = "lost"
-
-
-class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `local_socket` (same machine) or SSH to `host` with the pinned `host_key`."""
-
-    shim_socket: str
-    local_socket: bool = False
-    host: str | None = None
-    port: int = 22
-    user: str = "fairlead"
-    host_key: str | None = None
-    """OpenSSH public key line without comment: `ssh-ed25519 AAAA...`."""
-    jump_user: str = "fairlead-jump"
-    """As whom people come through the node's sshd to the SSH ports of their tasks."""
-
-
-class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
-    uuid: str
-    name: str
-    memory: int
-    compute_capability: str | None = None
-    healthy: bool = True
-    """Whether it may be given to a job: not broken, and nobody else's memory on it."""
-    message: str | None = None
-    """Why it is not healthy, for a person."""
-    missing: bool = False
-    """The node had it and does not name it any more."""
-    near: dict[str, int] = {}
-    """How near other GPUs of its node are, by UUID; greater is nearer."""
-
-
-class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node's shim last said it can allocate."""
-
-    cpu: float = 0.0
-    memory: int = 0
-    disk: int = 0
-    gpus: tuple[NodeGpu, ...] = ()
-    blocks: int | None = None
-    """Equal shares of CPU, memory and GPUs; a job takes whole ones."""
-    engine: str = ""
-    isolation: bool = True
-    addresses: tuple[str, ...] = ()
-
-
-class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task on a node of which this controller knows nothing; its place is occupied."""
-
-    id: str
-    run_id: str
-    run_name: str
-    allocation_id: str
-    status: str
-    """As the shim names it."""
-    resources: Resources
-    gpus: tuple[str, ...] = ()
-    submitted_at: float
-    stopping: bool = False
-    """An admin has asked for its end."""
-
-
-class Node(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    name: str
-    fleet: str = "default"
-    address: NodeAddress
-    attributes: dict[str, str] = {}
-    status: NodeStatus = NodeStatus.CONNECTING
-    draining: bool = False
-    drain_reason: str | None = None
-    drain_deadline: float | None = None
-    """When what still runs there ends as node_drained."""
-    cordoned: bool = False
-    """Nothing new is placed there; what runs goes on, and nobody waits for it to end."""
-    cordon_reason: str | None = None
-    quarantine: tuple[QuarantinedTask, ...] = ()
-    unfit: str | None = None
-    """Why the health gate does not let it take work; None: it may."""
-    boot_id: str | None = None
-    install_id: str | None = None
-    capacity: NodeCapacity = NodeCapacity()
-    message: str | None = None
-    """Why it is not connected, for a person."""
-    created_at: float
-    last_seen_at: float | None = None

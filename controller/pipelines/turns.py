@@ -12,11 +12,13 @@ import heapq
 import logging
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from controller.clock import Chance, Clock
 from controller.lifecycle.history import Event
-from controller.lifecycle.model import Node, NodeStatus, RunState
+from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
 from controller.lifecycle.reports import NodeDisconnected, NotPlaced, Placed, Report, Tick
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
 from controller.lifecycle.turn import decide
@@ -24,7 +26,11 @@ from controller.store.base import Changes, LeaseLost, Store, StoreError, StoreUn
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 COMMIT_RETRY_SECONDS = 1.0
+ANY_NODE = "any node"
+"""What to watch for changes of nodes alone."""
 
 
 class NameTaken(Exception):
@@ -50,6 +56,7 @@ class Turns:
     def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
         self.runs: dict[str, RunState] = {}
         self.nodes: dict[str, Node] = {}
+        self.fleets: dict[str, Fleet] = {DEFAULT_FLEET.name: DEFAULT_FLEET}
         self._store = store
         self._clock = clock
         self._chance = chance
@@ -63,7 +70,7 @@ class Turns:
         self._known = ChainMap(self.runs, self._leftovers)
         self._inbox: dict[str, list[Report]] = {}
         self._admitted: dict[str, RunState] = {}
-        self._node_changes: dict[str, Node | None] = {}
+        self._inventory = _Inventory()
         self._waiters: list[asyncio.Future[None]] = []
         self._deadlines: list[tuple[float, str]] = []
         self._wake_at: dict[str, float] = {}
@@ -73,9 +80,12 @@ class Turns:
 
     # -- what callers ask for ---------------------------------------------------------------
 
-    def restore(self, runs: Iterable[RunState], nodes: Iterable[Node]) -> None:
+    def restore(
+        self, runs: Iterable[RunState], nodes: Iterable[Node], fleets: Iterable[Fleet] = ()
+    ) -> None:
         """Take over what the store had; every run is decided anew in the first turn, with no node
         connected yet."""
+        self.fleets.update({fleet.name: fleet for fleet in fleets})
         for node in nodes:
             self.nodes[node.id] = node
         for state in runs:
@@ -89,6 +99,11 @@ class Turns:
         """Take over an ended run that still occupies a place on a node."""
         self._leftovers[state.run.id] = state
         self._index(None, state)
+
+    @property
+    def known(self) -> Mapping[str, RunState]:
+        """The live runs, and the ended ones of which something may be left on a node."""
+        return self._known
 
     def listen(self, listener: TurnListener) -> None:
         self._listeners.append(listener)
@@ -142,12 +157,24 @@ class Turns:
             self.nodes.pop(node_id, None)
         else:
             self.nodes[node_id] = node
-        self._node_changes[node_id] = node
+        self._inventory.nodes[node_id] = node
         self._reschedule = True
         self._wake.set()
 
+    async def save_fleet(self, fleet: Fleet | None, name: str) -> None:
+        """Add, change or (None) remove a fleet, durably. Raises StoreUnavailable."""
+        if fleet is None:
+            self.fleets.pop(name, None)
+        else:
+            self.fleets[name] = fleet
+        self._inventory.fleets[name] = fleet
+        self._reschedule = True
+        self._wake.set()
+        await self._next_commit()
+
     def watch(self, key: str | None) -> Watch:
-        """Wakes whenever the run or node with this id (None: any) was committed."""
+        """Wakes whenever the run or node with this id was committed (None: any of them, ANY_NODE:
+        any node)."""
         return Watch(self._watchers, key)
 
     # -- the loop ---------------------------------------------------------------------------
@@ -189,22 +216,22 @@ class Turns:
         now = self._clock.now()
         inbox, self._inbox = self._inbox, {}
         admitted, self._admitted = self._admitted, {}
-        nodes, self._node_changes = self._node_changes, {}
+        inventory, self._inventory = self._inventory, _Inventory()
         waiters = self._take_waiters()
         for run_id in self._due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
         turn = _Turn(self._known, admitted, now, self._chance)
         for run_id, reports in inbox.items():
             turn.decide(run_id, reports)
-        if turn.states or nodes or self._reschedule:
+        if turn.states or inventory.nodes or self._reschedule:
             self._reschedule = False
             everything = {**self._known, **turn.states}
             for placed in self._scheduler.place(everything.values(), self.nodes.values(), now):
                 turn.decide(placed.run_id, [placed])
         try:
-            await self._commit(turn, nodes)
+            await self._commit(turn, inventory)
         except BaseException as error:
-            self._put_back(inbox, nodes)
+            self._put_back(inbox, inventory)
             self._reschedule = True
             for state in admitted.values():
                 del self._names[state.run.name]
@@ -213,20 +240,22 @@ class Turns:
             raise
         self._adopt(turn)
         self._resolve(waiters, None)
-        self._tell(turn, nodes)
+        self._tell(turn, inventory.nodes)
 
-    async def _commit(self, turn: _Turn, nodes: dict[str, Node | None]) -> None:
+    async def _commit(self, turn: _Turn, inventory: _Inventory) -> None:
         changes = Changes(
             runs={
                 run_id: (self._known.get(run_id), state)
                 for run_id, state in turn.states.items()
                 if self._known.get(run_id) is not state
             },
-            nodes={node_id: node for node_id, node in nodes.items() if node is not None},
-            removed_nodes=tuple(node_id for node_id, node in nodes.items() if node is None),
+            nodes=_there(inventory.nodes),
+            removed_nodes=_gone(inventory.nodes),
+            fleets=_there(inventory.fleets),
+            removed_fleets=_gone(inventory.fleets),
             events=tuple(turn.events),
         )
-        if changes.runs or nodes or changes.events:
+        if changes.runs or changes.events or inventory.nodes or inventory.fleets:
             await self._store.commit(changes)
 
     def _adopt(self, turn: _Turn) -> None:
@@ -258,11 +287,13 @@ class Turns:
             self._leftovers.pop(state.run.id, None)
         self._reschedule = True
 
-    def _tell(self, turn: _Turn, nodes: Iterable[str]) -> None:
+    def _tell(self, turn: _Turn, nodes: Mapping[str, object]) -> None:
         touched = list(turn.states.values())
         for listener in self._listeners:
             listener.committed(touched)
         woken: set[str | None] = {*turn.states, *nodes}
+        if nodes:
+            woken.add(ANY_NODE)
         for key in woken | {None} if woken else ():
             for event in self._watchers.get(key, ()):
                 event.set()
@@ -298,10 +329,13 @@ class Turns:
                 due.append(run_id)
         return due
 
-    def _put_back(self, inbox: dict[str, list[Report]], nodes: dict[str, Node | None]) -> None:
+    def _put_back(self, inbox: dict[str, list[Report]], inventory: _Inventory) -> None:
         for run_id, reports in inbox.items():
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
-        self._node_changes = {**nodes, **self._node_changes}
+        newer = self._inventory
+        self._inventory = _Inventory(
+            nodes={**inventory.nodes, **newer.nodes}, fleets={**inventory.fleets, **newer.fleets}
+        )
 
     async def _next_commit(self) -> None:
         if self._ended is not None:
@@ -341,6 +375,21 @@ def _no_node_reached(state: RunState) -> Iterator[NodeDisconnected]:
         yield NodeDisconnected(
             run_id=state.run.id, node_id=node_id, disconnected=True, limits_anew=True
         )
+
+
+class _Inventory(msgspec.Struct):
+    """Nodes and fleets that were changed or (None) removed and are not committed yet."""
+
+    nodes: dict[str, Node | None] = {}
+    fleets: dict[str, Fleet | None] = {}
+
+
+def _there(changes: Mapping[str, T | None]) -> dict[str, T]:
+    return {key: value for key, value in changes.items() if value is not None}
+
+
+def _gone(changes: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(key for key, value in changes.items() if value is None)
 
 
 class Watch:
