@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.groups import GroupPlan, plan_groups
 from controller.configuration.schema import ALLOWED, TaskConfiguration
 from runner.schemas.script import LONGEST_ARGUMENT, script
 
@@ -17,21 +18,24 @@ def check_limits(configuration: TaskConfiguration) -> None:
         raise ConfigurationError(
             "max_duration", "would end the run at once", ALLOWED["max_duration"]
         )
-    memory = configuration.resources.memory
+    for name, value in (configuration.secrets or {}).items():
+        _check_length(f"secrets.{name}", f"{name}={value}")
+    for planned in plan_groups(configuration):
+        _check_group(planned)
+
+
+def _check_group(planned: GroupPlan) -> None:
+    written = planned.written
+    memory = written.resources.memory
     if memory is not None and memory < LEAST_MEMORY:
         raise ConfigurationError(
-            "resources.memory", "is less than 6MiB", ALLOWED["resources.memory"]
+            planned.named("resources.memory"), "is less than 6MiB", ALLOWED["resources.memory"]
         )
-    _check_arguments(configuration)
-
-
-def _check_arguments(configuration: TaskConfiguration) -> None:
-    for field, variables in (("env", configuration.env), ("secrets", configuration.secrets)):
-        for name, value in (variables or {}).items():
-            _check_length(f"{field}.{name}", f"{name}={value}")
-    for number, word in enumerate(configuration.entrypoint or ()):
-        _check_length(f"entrypoint[{number}]", word)
-    _check_length("commands", script(configuration.commands))
+    for name, value in (written.env or {}).items():
+        _check_length(planned.named(f"env.{name}"), f"{name}={value}")
+    for number, word in enumerate(written.entrypoint or ()):
+        _check_length(planned.named(f"entrypoint[{number}]"), word)
+    _check_length(planned.named("commands"), script(written.commands))
 
 
 def _check_length(field: str, argument: str) -> None:

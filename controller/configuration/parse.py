@@ -8,6 +8,7 @@ from __future__ import annotations
 from controller.configuration.content import check_content
 from controller.configuration.convert import convert
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.groups import GroupPlan, check_groups, plan_groups
 from controller.configuration.limits import check_limits
 from controller.configuration.schema import ALLOWED, RetryFields, TaskConfiguration
 from controller.configuration.units import shown
@@ -26,9 +27,9 @@ def parse(data: object) -> TaskConfiguration:
     check_content(data)
     _check_type(data.get("type"))
     configuration = convert(data, TaskConfiguration, make)
-    _check_command(configuration)
-    if configuration.nodes > 1:
-        raise ConfigurationError("nodes", f"{configuration.nodes} is too many", ALLOWED["nodes"])
+    check_groups(configuration)
+    for planned in plan_groups(configuration):
+        _check_command(planned)
     _check_retry(configuration)
     check_limits(configuration)
     return configuration
@@ -43,19 +44,22 @@ def _check_type(given: object) -> None:
         raise ConfigurationError("type", f"{shown(given)} is not known", ALLOWED["type"])
 
 
-def _check_command(configuration: TaskConfiguration) -> None:
-    if configuration.entrypoint is not None and configuration.commands:
+def _check_command(planned: GroupPlan) -> None:
+    written = planned.written
+    if written.entrypoint is not None and written.commands:
         raise ConfigurationError(
-            "entrypoint",
+            planned.named("entrypoint"),
             "can't be given together with commands: an entrypoint runs without a shell",
             "one of the two",
         )
-    if configuration.shell is not None and not configuration.commands:
-        raise ConfigurationError("shell", "has no commands to run", "shell beside commands")
-    nothing_to_run = configuration.entrypoint is None and not configuration.commands
-    if nothing_to_run and configuration.image is None:
+    if written.shell is not None and not written.commands:
         raise ConfigurationError(
-            "commands",
+            planned.named("shell"), "has no commands to run", "shell beside commands"
+        )
+    nothing_to_run = written.entrypoint is None and not written.commands
+    if nothing_to_run and written.image is None:
+        raise ConfigurationError(
+            planned.named("commands"),
             "is missing: without an image of your own there is nothing to run",
             ALLOWED["commands"],
         )

@@ -8,12 +8,12 @@ from typing import TypeVar
 import msgspec
 
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
 from controller.configuration.schema import (
     ALLOWED,
     FileFields,
     RegistryAuthFields,
     RepoFields,
-    ResourcesFields,
     RetryFields,
     TaskConfiguration,
     UploadedRepo,
@@ -33,6 +33,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunType,
 )
+from controller.lifecycle.submission import PlannedGroup
 
 _T = TypeVar("_T")
 
@@ -58,18 +59,25 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """The project's public keys: they get into every run beside its user's own."""
     retry_true_duration: float = 3600.0
     """How long `retry: true` goes on."""
+    gang_max_failures: int = 10
+    """How often an explicit `gang` fails and is tried again, when nothing is said about that."""
     limits: Limits = Limits()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` None: the run gets a generated one. `jobs` has a spec for each job, in their order."""
+    """`name` None: the run gets a generated one."""
 
     type: RunType
     name: str | None
     policy: RunPolicy
-    jobs: tuple[JobSpec, ...]
+    groups: tuple[PlannedGroup, ...]
     configuration: dict[str, object]
     """As written, secrets taken out: the only form that may be shown."""
+
+    @property
+    def specs(self) -> tuple[JobSpec, ...]:
+        """One for each group: the same for all its jobs."""
+        return tuple(planned.spec for planned in self.groups)
 
 
 def to_run(
@@ -83,7 +91,10 @@ def to_run(
         type=RunType(configuration.type),
         name=str(configuration.name) if configuration.name is not None else None,
         policy=_policy(configuration, defaults),
-        jobs=(_job(configuration, defaults, ssh_keys),),
+        groups=tuple(
+            PlannedGroup(group=planned.group, spec=_job(configuration, planned, defaults, ssh_keys))
+            for planned in plan_groups(configuration)
+        ),
         configuration=public(written),
     )
 
@@ -92,6 +103,10 @@ def public(written: Mapping[str, object]) -> dict[str, object]:
     """A copy without secrets: passwords and the values of environment variables are hidden, since
     nobody can tell which of those is secret."""
     shown = dict(written)
+    if isinstance(groups := shown.get("groups"), list | tuple):
+        shown["groups"] = [
+            public(group) if isinstance(group, Mapping) else group for group in groups
+        ]
     if "env" in shown:
         shown["env"] = _hidden_values(shown["env"])
     if isinstance(secrets := shown.get("secrets"), Mapping):
@@ -129,7 +144,7 @@ def _policy(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
     max_duration, timeout = configuration.max_duration, configuration.scheduling_timeout
     stop = configuration.stop_duration
     return RunPolicy(
-        retry=_retry(configuration.retry, defaults),
+        retry=_retry(configuration.retry, defaults, gang=asks_for_gang(configuration)),
         stop_duration=defaults.stop_duration if stop is None else float(stop),
         max_duration=defaults.max_duration if max_duration is None else max_duration.seconds,
         scheduling_timeout=defaults.scheduling_timeout if timeout is None else timeout.seconds,
@@ -138,14 +153,22 @@ def _policy(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
         max_failed_attempts=configuration.max_failed_attempts,
         fail_on_job_restart=configuration.fail_on_job_restart,
         restart_completed_jobs=configuration.restart_completed_jobs,
+        schedule=tuple(configuration.schedule or ()),
+        startup_order=configuration.startup_order,
+        on_parent_end=configuration.on_parent_end,
+        same_placement=configuration.placement == "cluster",
         priority=_or(configuration.priority, defaults.priority),
         band=_or(configuration.band, defaults.band),
         limits=defaults.limits,
     )
 
 
-def _retry(written: bool | RetryFields | None, defaults: Defaults) -> RetryPolicy:
-    """LIFECYCLE.md section 3; a mapping without `on_events` means all of them."""
+def _retry(written: bool | RetryFields | None, defaults: Defaults, *, gang: bool) -> RetryPolicy:
+    """LIFECYCLE.md section 3; a mapping without `on_events` means all of them. `gang`: the user
+    asked for one."""
+    if written is None and gang:
+        events = frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION})
+        return RetryPolicy(on_events=events, max_failures=defaults.gang_max_failures)
     if written is None:
         return RetryPolicy()
     if written is False:
@@ -163,17 +186,21 @@ def _retry(written: bool | RetryFields | None, defaults: Defaults) -> RetryPolic
 
 
 def _job(
-    configuration: TaskConfiguration, defaults: Defaults, ssh_keys: tuple[str, ...]
+    configuration: TaskConfiguration,
+    planned: GroupPlan,
+    defaults: Defaults,
+    ssh_keys: tuple[str, ...],
 ) -> JobSpec:
-    entrypoint = configuration.entrypoint
+    own = planned.written
+    entrypoint = own.entrypoint
     return JobSpec(
-        image=_or(configuration.image, defaults.image),
-        commands=configuration.commands,
+        image=_or(own.image, defaults.image),
+        commands=own.commands,
         entrypoint=None if entrypoint is None else tuple(entrypoint),
-        shell=configuration.shell,
-        env=dict(configuration.env or {}),
-        working_dir=_plain(configuration.working_dir),
-        user=_plain(configuration.user),
+        shell=own.shell,
+        env=dict(own.env or {}),
+        working_dir=_plain(own.working_dir),
+        user=_plain(own.user),
         stop_signal=_plain(configuration.stop_signal) or defaults.stop_signal,
         pull_policy=_or(configuration.pull_policy, defaults.pull_policy),
         registry_auth=_credentials(configuration.registry_auth),
@@ -187,9 +214,11 @@ def _job(
         fail_on_log_quota=configuration.fail_on_log_quota,
         ssh=_plain(configuration.ssh) or defaults.ssh,
         ssh_keys=tuple(dict.fromkeys((*ssh_keys, *defaults.ssh_keys))),
-        resources=_resources(configuration.resources, defaults.resources),
-        volumes=tuple(volume.mount for volume in configuration.volumes),
+        resources=_resources(planned, defaults.resources),
+        volumes=tuple(volume.mount for volume in own.volumes or ()),
         container=_container(configuration),
+        constraints=tuple(one.constraint for one in own.constraints or ()),
+        fleets=tuple(own.fleets or ()),
     )
 
 
@@ -250,14 +279,15 @@ def _credentials(written: RegistryAuthFields | None) -> RegistryCredentials | No
     return RegistryCredentials(username=written.username, password=written.password)
 
 
-def _resources(written: ResourcesFields, defaults: Resources) -> Resources:
+def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
+    written = planned.written.resources
     gpu: GpuNeed = written.gpu.need if written.gpu is not None else defaults.gpu
     shm_size = written.shm_size
     memory = defaults.memory if written.memory is None else int(written.memory)
     if shm_size is not None and shm_size > memory:
         field = "resources.shm_size"
         message = f"is more than the job's memory of {memory} bytes, which it counts as"
-        raise ConfigurationError(field, message, ALLOWED[field])
+        raise ConfigurationError(planned.named(field), message, ALLOWED[field])
     return Resources(
         cpu=defaults.cpu if written.cpu is None else float(written.cpu),
         memory=memory,
@@ -265,6 +295,7 @@ def _resources(written: ResourcesFields, defaults: Resources) -> Resources:
         infiniband=bool(written.infiniband),
         shm_size=defaults.shm_size if shm_size is None else int(shm_size),
         gpu=gpu,
+        whole_node=planned.whole_node,
     )
 
 

@@ -18,12 +18,19 @@ from controller.configuration.units import (
 )
 from controller.lifecycle.model import (
     Band,
+    Constraint,
     GpuNeed,
+    OnParentEnd,
+    Operator,
     RetryEvent,
+    StartupOrder,
     StopCriteria,
     Ulimit,
     VolumeMount,
 )
+
+MOST_JOBS = 10_000
+"""Of one run."""
 
 
 class Size(int):
@@ -106,7 +113,29 @@ class Secrets(dict[str, str]):
         return f"Secrets({sorted(self)})"
 
 
+class Needs:
+    """One of `constraints`."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.constraint = constraint
+
+
+class Names(tuple[str, ...]):
+    __slots__ = ()
+
+
+class Schedule(tuple[str, ...]):
+    """Cron expressions, in UTC."""
+
+    __slots__ = ()
+
+
+class GroupName(str):
+    __slots__ = ()
+
+
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+JobCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_JOBS)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
@@ -201,11 +230,26 @@ class FileList(tuple[FileFields, ...]):
     __slots__ = ()
 
 
-class TaskConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`None` means that the user did not say: `plan` fills in the defaults."""
+class GangFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    size: AtLeastOne | None = None
 
-    type: Literal["task"]
-    name: RunName | None = None
+
+class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The long form of one of `constraints`."""
+
+    attribute: Text
+    operator: Operator
+    value: str | int | float | None = None
+    values: tuple[str | int | float, ...] | None = None
+    required: bool = True
+
+
+class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may stand at the top or, for its jobs alone, in a group. `None`: nothing was said."""
+
+    nodes: JobCount | None = None
+    gang: bool | GangFields | None = None
+    share_nodes: bool | None = None
     image: Text | None = None
     commands: tuple[str, ...] = ()
     entrypoint: Argv | None = None
@@ -213,8 +257,33 @@ class TaskConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     env: Env | None = None
     working_dir: FolderName | None = None
     user: UserName | None = None
-    nodes: AtLeastOne = 1
     resources: ResourcesFields = ResourcesFields()
+    constraints: tuple[Needs, ...] | None = None
+    fleets: Names | None = None
+    volumes: tuple[Volume, ...] | None = None
+
+
+class GroupFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `groups`."""
+
+    name: GroupName
+
+
+class Groups(tuple[GroupFields, ...]):
+    __slots__ = ()
+
+
+class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`None` means that the user did not say: `plan` fills in the defaults."""
+
+    type: Literal["task"]
+    name: RunName | None = None
+    groups: Groups | None = None
+    monitoring: Literal["random", "by-rank"] = "random"
+    placement: Literal["any", "cluster"] = "any"
+    startup_order: StartupOrder = StartupOrder.ANY
+    schedule: Schedule | None = None
+    on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
     max_duration: DurationOrOff | None = None
     stop_duration: Duration | None = None
     stop_signal: SignalName | None = None
@@ -238,7 +307,6 @@ class TaskConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     tty: bool = False
     env_style: tuple[Literal["dstack", "ytsaurus", "torch"], ...] = ()
     ssh: SshChoice | None = None
-    volumes: tuple[Volume, ...] = ()
     privileged: bool = False
     cap_add: tuple[Capability, ...] = ()
     cap_drop: tuple[Capability, ...] = ()
@@ -259,7 +327,26 @@ ALLOWED = {
     "env": "a mapping of names to texts or numbers, or a list of NAME=VALUE",
     "working_dir": "an absolute path in the container",
     "user": "a user name or id of the image, optionally followed by :group",
-    "nodes": "1 (runs on several nodes are not supported yet)",
+    "nodes": f"a whole number from 1 to {MOST_JOBS}",
+    "gang": "true, false, or a mapping with size",
+    "gang.size": "a whole number from 1 to nodes",
+    "share_nodes": "true or false",
+    "groups": "a list of mappings with name, nodes, gang, share_nodes, commands and what else the"
+    " group's jobs have of their own",
+    "groups.name": "a small letter, then up to 40 small letters, digits and hyphens",
+    "monitoring": "random, by-rank",
+    "placement": "any, cluster",
+    "startup_order": ", ".join(StartupOrder),
+    "schedule": "a cron expression in UTC such as 0 8 * * 1-5, or a list of them",
+    "on_parent_end": ", ".join(OnParentEnd),
+    "constraints": "a list of ATTRIBUTE OPERATOR VALUE, such as gpu.name EQ H100, or of mappings"
+    " with attribute, operator, value or values, required",
+    "constraints.attribute": "the name of an attribute of nodes",
+    "constraints.operator": ", ".join(Operator),
+    "constraints.value": "a text or a number",
+    "constraints.values": "a list of texts or numbers, for IN",
+    "constraints.required": "true, or false for what a node had better be",
+    "fleets": "the name of a fleet, or a list of them",
     "resources": "a mapping with cpu, memory, gpu, disk, shm_size, infiniband",
     "resources.cpu": CPU_ALLOWED,
     "resources.memory": f"{SIZE_ALLOWED}, at least 6MiB",

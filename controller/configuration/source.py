@@ -25,6 +25,7 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 32
 
 _TAG = "tag:yaml.org,2002:"
+_IN_ENV = re.compile(r"(?:groups\[\d+\]\.)?env\.")
 _LAST_PART = re.compile(r"(?:\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+)$")
 
 
@@ -144,7 +145,7 @@ class _Reader:
         text: str = node.value
         if kind in ("str", "timestamp") or (kind == "int" and ":" in text):
             return text
-        if kind in ("int", "float") and path.startswith("env."):
+        if kind in ("int", "float") and _IN_ENV.match(path):
             return text  # 1.10 and 007 are versions and zip codes to the program that reads them
         try:
             match kind:
@@ -192,6 +193,11 @@ def with_environment(
         env = {**(env or {}), **overrides}
     if env is not None:
         filled["env"] = env
+    if isinstance(groups := filled.get("groups"), list):
+        filled["groups"] = [
+            _filled_group(group, f"groups[{number}].", environ, overrides)
+            for number, group in enumerate(groups)
+        ]
     if "secrets" in filled:
         filled["secrets"] = _filled_secrets(filled["secrets"], environ)
     if isinstance(filled.get("registry_auth"), dict):
@@ -202,16 +208,28 @@ def with_environment(
     return filled
 
 
-def _filled_env(env: object, environ: Mapping[str, str]) -> object:
+def _filled_group(
+    group: object, place: str, environ: Mapping[str, str], overrides: Mapping[str, str]
+) -> object:
+    """What is overridden stands at the top; a group's own value would win over it."""
+    if not isinstance(group, dict) or "env" not in group:
+        return group
+    env = _filled_env(group["env"], environ, place)
+    if isinstance(env, dict):
+        env = {name: value for name, value in env.items() if name not in overrides}
+    return {**group, "env": env}
+
+
+def _filled_env(env: object, environ: Mapping[str, str], place: str = "") -> object:
     if not isinstance(env, list) or not all(isinstance(entry, str) for entry in env):
         return env
     content: dict[str, str] = {}
     for number, entry in enumerate(env):
         name, equals, value = entry.partition("=")
         if not equals:
-            value = _variable(name, f"env[{number}]", environ)
+            value = _variable(name, f"{place}env[{number}]", environ)
         if name in content:
-            raise ConfigurationError(f"env[{number}]", f"gives {name[:60]} a second time")
+            raise ConfigurationError(f"{place}env[{number}]", f"gives {name[:60]} a second time")
         content[name] = value
     return content
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from controller.configuration import code, schema, storage
+from controller.configuration import code, groups, placing, schema, storage
 from controller.configuration.convert import convert
 from controller.configuration.errors import ConfigurationError
 from controller.configuration.names import is_run_name
@@ -220,6 +220,11 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.Volume: lambda value: storage.volume(value, make),
     schema.Capability: storage.capability,
     schema.Ulimits: storage.ulimits,
+    schema.Needs: lambda value: placing.needs(value, make),
+    schema.Names: placing.fleets,
+    schema.Schedule: placing.schedule,
+    schema.Groups: lambda value: groups.groups(value, make),
+    schema.GroupName: lambda value: schema.GroupName(str(value)),
 }
 
 

@@ -14,7 +14,7 @@ from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
 from controller.lifecycle.model import RunState
 from controller.lifecycle.reports import StopRequested
-from controller.lifecycle.submission import PlannedJob, new_run
+from controller.lifecycle.submission import new_run
 from controller.pipelines.turns import NameTaken, Turns
 from controller.scheduling.fit import could_ever_fit
 from controller.service.access import require_control
@@ -168,7 +168,7 @@ class RunService:
         state = new_run(
             name=self._name(name or plan.name),
             user=user.name,
-            jobs=[PlannedJob(cookie=cookie, spec=spec) for cookie, spec in enumerate(plan.jobs)],
+            groups=plan.groups,
             now=self._clock.now(),
             new_id=self._chance.new_id,
             type=plan.type,
@@ -184,18 +184,18 @@ class RunService:
 
     def _require_place(self, plan: Plan) -> None:
         nodes = tuple(self._turns.nodes.values())
-        for spec in plan.jobs:
+        for spec in plan.specs:
             why_never = could_ever_fit(spec.resources, nodes)
             if why_never is not None:
                 raise Refused(why_never, code="cannot_fit", field="resources")
 
     async def _require_blobs(self, plan: Plan) -> None:
-        for digest in dict.fromkeys(blob for spec in plan.jobs for blob in spec.blobs):
+        for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):
             if await self._blobs.size(digest) is None:
                 raise Conflict(
                     f"the upload {digest} is not here (any more); apply the run again",
                     code="not_uploaded",
-                    field="repos" if any(spec.repos for spec in plan.jobs) else "files",
+                    field="repos" if any(spec.repos for spec in plan.specs) else "files",
                 )
 
     def _name(self, wanted: str | None) -> str:

@@ -37,7 +37,7 @@ def packed(base: Path, environ: dict[str, str] | None = None, **fields: Any) -> 
 
 
 def spec_of(made: Packed) -> JobSpec:
-    return to_run(parse(made.configuration), made.configuration, Defaults()).jobs[0]
+    return to_run(parse(made.configuration), made.configuration, Defaults()).specs[0]
 
 
 def unpacked(made: Packed, digest: str, target: Path) -> dict[str, bytes]:

@@ -90,7 +90,6 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
         ("user", "a b", "user"),
         ("user", True, "user"),
         ("nodes", 0, "nodes"),
-        ("nodes", 2, "nodes"),
         ("resources", [], "resources"),
         ("resources", {"cpu": 0}, "resources.cpu"),
         ("resources", {"cpu": math.inf}, "resources.cpu"),

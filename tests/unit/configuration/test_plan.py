@@ -35,7 +35,7 @@ def test_what_is_not_written_has_the_defaults_of_the_lifecycle() -> None:
     assert plan.type is RunType.TASK
     assert plan.name is None
     assert plan.policy == RunPolicy()
-    assert plan.jobs == (JobSpec(image=Defaults().image, commands=("echo hi",)),)
+    assert plan.specs == (JobSpec(image=Defaults().image, commands=("echo hi",)),)
 
 
 def test_every_field_arrives() -> None:
@@ -78,7 +78,7 @@ def test_every_field_arrives() -> None:
         priority=7,
         band=Band.BATCH,
     )
-    assert plan.jobs == (
+    assert plan.specs == (
         JobSpec(
             image="busybox",
             commands=("echo hi",),
@@ -142,7 +142,7 @@ def test_retry_has_a_short_and_a_long_form(written: object, policy: RetryPolicy)
     ],
 )
 def test_gpus_are_written_as_dstack_writes_them(written: object, need: GpuNeed) -> None:
-    assert planned(resources={"gpu": written}).jobs[0].resources.gpu == need
+    assert planned(resources={"gpu": written}).specs[0].resources.gpu == need
 
 
 def test_limits_that_are_off_are_off_even_if_the_default_is_not() -> None:

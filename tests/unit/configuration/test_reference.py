@@ -26,6 +26,9 @@ FIELDS = (
     | fields_of(schema.RegistryAuthFields, "registry_auth.")
     | fields_of(schema.RepoFields, "repos.")
     | fields_of(schema.FileFields, "files.")
+    | fields_of(schema.GangFields, "gang.")
+    | fields_of(schema.ConstraintFields, "constraints.")
+    | {"groups.name"}
 )
 
 

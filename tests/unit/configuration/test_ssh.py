@@ -19,7 +19,7 @@ KEYS = ("ssh-ed25519 AAAA",)
 
 def planned(**fields: object) -> JobSpec:
     written = {"type": "task", "commands": ["true"], **fields}
-    (job,) = to_run(parse(written), written, Defaults(), KEYS).jobs
+    (job,) = to_run(parse(written), written, Defaults(), KEYS).specs
     return job
 
 
@@ -50,7 +50,7 @@ def test_anything_else_is_refused_by_name(value: object) -> None:
 def test_the_projects_keys_get_in_beside_the_users() -> None:
     written: dict[str, object] = {"type": "task", "commands": ["true"]}
     defaults = Defaults(ssh_keys=("ssh-rsa BBBB", *KEYS))
-    (job,) = to_run(parse(written), written, defaults, KEYS).jobs
+    (job,) = to_run(parse(written), written, defaults, KEYS).specs
     assert job.ssh_keys == ("ssh-ed25519 AAAA", "ssh-rsa BBBB")
 
 

@@ -15,7 +15,7 @@ TASK: dict[str, Any] = {"type": "task", "commands": ["true"]}
 
 def job(**fields: Any) -> JobSpec:
     written = TASK | fields
-    return to_run(parse(written), written, Defaults()).jobs[0]
+    return to_run(parse(written), written, Defaults()).specs[0]
 
 
 def refusal(**fields: Any) -> tuple[str, str]:

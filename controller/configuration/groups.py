@@ -1,0 +1,191 @@
+"""`groups`, and what every task has even without them: which jobs there are, and which are gangs.
+
+A group is written with the fields that may stand at the top; what it says itself wins. LIFECYCLE.md
+section 5 says which combinations can't be.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from controller.configuration import schema
+from controller.configuration.convert import convert
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.names import is_run_name
+from controller.configuration.schema import (
+    ALLOWED,
+    MOST_JOBS,
+    GangFields,
+    GroupedFields,
+    ResourcesFields,
+    TaskConfiguration,
+)
+from controller.configuration.units import shown
+from controller.lifecycle.model import Group
+
+MAIN = "main"
+MOST_GROUPS = 256
+_OF_A_GROUP = frozenset(schema.GroupFields.__struct_fields__)
+_ONLY_IN_GROUPS = ("nodes", "gang")
+_WHAT_RUNS = ("commands", "entrypoint")
+_NOT_WITH_GANGS = ("fail_on_job_restart", "restart_completed_jobs", "max_failed_jobs")
+
+
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`field` is where the group stands ("" for the top), `written` what holds for its jobs."""
+
+    field: str
+    group: Group
+    written: GroupedFields
+    whole_node: bool
+
+    def named(self, name: str) -> str:
+        return f"{self.field}.{name}" if self.field else name
+
+
+def groups(value: object, make: Callable[[type, Any], Any]) -> schema.Groups:
+    """Raises ConfigurationError naming the group's field."""
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"{shown(value)} is not a list of groups")
+    if len(value) > MOST_GROUPS:
+        raise ValueError(f"has more than {MOST_GROUPS} groups")
+    made = schema.Groups(_group(one, f"groups[{n}]", make) for n, one in enumerate(value))
+    names = [str(group.name) for group in made]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise ConfigurationError(
+                f"groups[{number}].name", f"{shown(name)} is the name of another group too"
+            )
+    return made
+
+
+def check_groups(configuration: TaskConfiguration) -> None:
+    """Refuses what could be written but never be meant. Raises ConfigurationError."""
+    _check_top(configuration)
+    planned = plan_groups(configuration)
+    if sum(one.group.nodes for one in planned) > MOST_JOBS:
+        raise ConfigurationError("groups", "have too many nodes", f"{MOST_JOBS} together")
+    if any(one.group.gang_size is not None for one in planned):
+        for name in _NOT_WITH_GANGS:
+            if getattr(configuration, name):
+                raise ConfigurationError(
+                    name, "can't be given with a gang, whose jobs restart together", "gang: false"
+                )
+
+
+def _check_top(configuration: TaskConfiguration) -> None:
+    if configuration.groups is None:
+        return
+    for name in _ONLY_IN_GROUPS:
+        if getattr(configuration, name) is not None:
+            raise ConfigurationError(
+                name, "can't be given at the top together with groups: say it in each group"
+            )
+    if any(group.commands or group.entrypoint for group in configuration.groups):
+        for name in _WHAT_RUNS:
+            if getattr(configuration, name):
+                raise ConfigurationError(
+                    name, "is given at the top and in a group too: say it in each group"
+                )
+
+
+def plan_groups(configuration: TaskConfiguration) -> tuple[GroupPlan, ...]:
+    """In the order of the configuration, at least one. Raises ConfigurationError."""
+    written = list(_written(configuration))
+    several = sum(fields.nodes or 1 for _, _, fields in written) > 1
+    return tuple(
+        GroupPlan(
+            field=place,
+            written=fields,
+            whole_node=not _shares(fields.share_nodes, several),
+            group=Group(
+                name=name,
+                nodes=fields.nodes or 1,
+                gang_size=_gang_size(fields, place, several),
+                share_nodes=_shares(fields.share_nodes, several),
+                monitoring_by_rank=configuration.monitoring == "by-rank",
+            ),
+        )
+        for place, name, fields in written
+    )
+
+
+def asks_for_gang(configuration: TaskConfiguration) -> bool:
+    """Whether somewhere an explicit `gang` does: then other retries are the default."""
+    return any(
+        fields.gang is not None and fields.gang is not False
+        for _, _, fields in _written(configuration)
+    )
+
+
+def _written(configuration: TaskConfiguration) -> Iterator[tuple[str, str, GroupedFields]]:
+    if configuration.groups is None:
+        yield "", MAIN, configuration
+        return
+    for number, group in enumerate(configuration.groups):
+        yield f"groups[{number}]", str(group.name), _over(group, configuration)
+
+
+def _over(group: GroupedFields, top: GroupedFields) -> GroupedFields:
+    """The group's fields, and the top's where it says nothing; `env` and `resources` by name."""
+    given = {
+        name: value
+        for name in GroupedFields.__struct_fields__
+        if (value := getattr(group, name)) not in (None, ())
+    }
+    if group.entrypoint is not None:
+        given["shell"] = group.shell
+    env = schema.Env({**(top.env or {}), **(group.env or {})})
+    resources = {
+        name: value
+        for name in ResourcesFields.__struct_fields__
+        if (value := getattr(group.resources, name)) is not None
+    }
+    merged = msgspec.structs.replace(top.resources, **resources)
+    shared = {name: getattr(top, name) for name in GroupedFields.__struct_fields__}
+    return GroupedFields(**{**shared, **given, "env": env, "resources": merged})
+
+
+def _shares(written: bool | None, several: bool) -> bool:
+    """One job alone shares its node, those of several hold theirs: unless the user says else."""
+    return not several if written is None else written
+
+
+def _gang_size(fields: GroupedFields, place: str, several: bool) -> int | None:
+    nodes, gang = fields.nodes or 1, fields.gang
+    if gang is False or (gang is None and not several):
+        return None
+    size = gang.size if isinstance(gang, GangFields) else None
+    if size is not None and size > nodes:
+        field = f"{place}.gang.size" if place else "gang.size"
+        raise ConfigurationError(
+            field, f"{size} is more than the {nodes} nodes there are", ALLOWED["gang.size"]
+        )
+    return size or nodes
+
+
+def _group(value: object, place: str, make: Callable[[type, Any], Any]) -> schema.GroupFields:
+    if not isinstance(value, dict):
+        raise ConfigurationError(place, f"is {shown(value)}, not a mapping", ALLOWED["groups"])
+    for name in value:
+        if name not in _OF_A_GROUP:
+            raise ConfigurationError(f"{place}.{name}", *_unknown(name))
+    if not is_run_name(str(value.get("name", ""))):
+        missing = "is missing" if "name" not in value else f"{shown(value['name'])} is not a name"
+        raise ConfigurationError(f"{place}.name", missing, ALLOWED["groups.name"])
+    try:
+        return convert(value, schema.GroupFields, make)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{place}.{error.field}", error.message, error.allowed) from None
+
+
+def _unknown(name: str) -> tuple[str, str]:
+    allowed = ", ".join(sorted(_OF_A_GROUP))
+    if name in TaskConfiguration.__struct_fields__:
+        return "holds for all groups: write it at the top", allowed
+    alike = difflib.get_close_matches(name, _OF_A_GROUP, n=1, cutoff=0.6)
+    return f"is not a field{f'; did you mean {alike[0]}?' if alike else ''}", allowed
