@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import asyncssh
@@ -25,6 +26,7 @@ from controller.links.base import NodeLink
 from controller.links.local import LocalLink
 from controller.links.ssh import SshLink
 from controller.logs.store import LogStore
+from controller.pipelines.clusterkey import secret_of
 from controller.service import ControllerService
 from controller.service.access import Gate
 from controller.service.progress import PullBoard
@@ -50,6 +52,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Defaults = Defaults()
     most_upload: int = MOST_BYTES
     """Bytes of one upload."""
+    cluster_networks: tuple[IPv4Network, ...] = ()
+    """Where the jobs of multi-node runs reach each other, the preferred network first."""
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
@@ -113,6 +117,8 @@ async def _open(
         clock=clock,
         chance=chance,
         blobs=blobs,
+        cluster_secret=secret_of(key),
+        cluster_networks=options.cluster_networks,
     )
     service = ControllerService(
         turns=machinery.turns,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from ipaddress import IPv4Network
 
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
@@ -13,8 +14,15 @@ from controller.links.base import NodeConnection, NodeLink
 from controller.logs.store import LogStore
 from controller.nodes.strays import StrayTasks
 from controller.nodes.supervisor import Nodes
+from controller.pipelines.cluster import Clusters
 from controller.pipelines.effects import EffectRunner, Performer
-from controller.pipelines.running import JobStarter, LogCollector, RunnerFollower, TaskSubmitter
+from controller.pipelines.running import (
+    JobInterrupter,
+    JobStarter,
+    LogCollector,
+    RunnerFollower,
+    TaskSubmitter,
+)
 from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.terminating import JobStopper, TaskRemover, TaskTerminator
 from controller.pipelines.turns import Turns
@@ -26,6 +34,8 @@ class Machinery:
     """Turns, node sessions and effects over one opened store.
 
     `progress` is told the bytes of images being pulled, by attempt id; they are never stored.
+    `cluster_secret` is what the SSH keys of multi-node runs are derived from, `cluster_networks`
+    where their jobs reach each other.
     """
 
     def __init__(
@@ -40,17 +50,21 @@ class Machinery:
         clock: Clock,
         chance: Chance,
         blobs: BlobStore,
+        cluster_secret: bytes,
+        cluster_networks: Sequence[IPv4Network] = (),
     ) -> None:
         fence = Fence(boot.epoch, boot.token)
         self._progress = progress
         self.turns = Turns(store, clock, chance, JobSubmittedPipeline(chance.new_id))
         self.nodes = Nodes(self.turns, make_link, clock, chance)
         self._strays = StrayTasks(self.turns, store, fence)
+        clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
         performers: dict[EffectKind, Performer] = {
-            EffectKind.SUBMIT_TASK: TaskSubmitter(self.turns, fence),
-            EffectKind.START_JOB: JobStarter(self.turns, clock, blobs),
+            EffectKind.SUBMIT_TASK: TaskSubmitter(self.turns, fence, clusters),
+            EffectKind.START_JOB: JobStarter(self.turns, clock, blobs, clusters),
             EffectKind.FOLLOW_RUNNER: RunnerFollower(self.turns, clock),
             EffectKind.COLLECT_LOGS: LogCollector(self.turns, logs),
+            EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
             EffectKind.STOP_JOB: JobStopper(clock),
             EffectKind.TERMINATE_TASK: TaskTerminator(self.turns, fence),
             EffectKind.REMOVE_TASK: TaskRemover(self.turns, fence),

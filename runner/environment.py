@@ -48,15 +48,19 @@ def for_job(
     working_dir: str,
     paths: Paths | None = None,
 ) -> dict[str, str]:
+    """What the user set wins over the image's and over `env_style`'s (a port of one's own for
+    `MASTER_PORT`), never over what is named FAIRLEAD_."""
     job = request.job
     env = dict(base)
     env.setdefault("PATH", DEFAULT_PATH)
     _name_the_user(env, identity)
     if job.tty:
         env.setdefault("TERM", terminal.TERM)
-    env.update(variables(request, working_dir, paths or Paths()))
+    told = variables(request, working_dir, paths or Paths())
+    env.update(told)
     env.update(job.env)
     env.update(request.secrets)
+    env.update((name, value) for name, value in told.items() if name.startswith(_PREFIX))
     return env
 
 

@@ -119,7 +119,7 @@ class Runner:
         """Raises Refused."""
         check_submission(request)
         if self._request is not None:
-            if request != self._request:
+            if not request.is_the_same_job(self._request):
                 raise Refused(409, "conflict", "another job was submitted to this runner before")
             return self.status.latest
         if self.state is not RunnerState.WAITING_FOR_JOB:

@@ -43,6 +43,10 @@ def check_submission(request: SubmitRequest) -> None:
     signal_number(job.stop_signal, "job.stop_signal")
     _check_text(job)
     _check_code(job)
+    cluster = request.cluster
+    if cluster is not None and len(cluster.gpus_of_each) != len(cluster.ips):
+        message = "must have one number for each of `ips`"
+        raise Refused(400, "invalid", message, "cluster.gpus")
     for name in request.secrets:
         if not _ENV_NAME.fullmatch(name):
             raise Refused(400, "invalid", f"{name!r} cannot be a secret's name", "secrets")

@@ -49,8 +49,10 @@ def variables(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[st
 
 def hostfile(cluster: ClusterInfo) -> str:
     """For MPI: Open MPI and MPICH read the same lines."""
-    slots = max(1, cluster.gpus_per_node)
-    return "".join(f"{ip} slots={slots}\n" for ip in cluster.ips)
+    return "".join(
+        f"{ip} slots={max(1, gpus)}\n"
+        for ip, gpus in zip(cluster.ips, cluster.gpus_of_each, strict=True)
+    )
 
 
 def _about_the_job(job: JobSpec) -> dict[str, str]:
@@ -83,7 +85,7 @@ def _about_the_cluster(cluster: ClusterInfo) -> dict[str, str]:
         "MASTER_NODE_IP": cluster.master_ip,
         "NODES_NUM": str(len(cluster.ips)),
         "GPUS_PER_NODE": str(cluster.gpus_per_node),
-        "GPUS_NUM": str(cluster.gpus_per_node * len(cluster.ips)),
+        "GPUS_NUM": str(sum(cluster.gpus_of_each)),
     }
     if cluster.rank is not None:
         told["NODE_RANK"] = str(cluster.rank)
@@ -95,8 +97,9 @@ def _about_the_gang(gang: GangInfo) -> dict[str, str]:
         "INCARNATION": gang.incarnation,
         "INCARNATION_NUMBER": str(gang.incarnation_number),
         "GANG_SIZE": str(gang.size),
-        "GROUP_GANG_SIZE": str(gang.group_size),
     }
+    if gang.group_size is not None:
+        told["GROUP_GANG_SIZE"] = str(gang.group_size)
     if gang.rank is not None:
         told["GANG_RANK"] = str(gang.rank)
     return told

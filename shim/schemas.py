@@ -180,12 +180,16 @@ class SshMode(StrEnum):
     """openssh-server is installed by the image's package manager while the job runs."""
 
 
+CLUSTER_SSH_PORT = 10022
+"""Where the jobs of a multi-node run reach each other, since each has its node for itself."""
+
+
 class SshRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SSH into the task. `authorized_keys`: OpenSSH public key lines without options.
 
     `cluster_key`: the public key with which the jobs of a multi-node run reach each other. With it
-    a task that has the node's network listens on all its addresses, at port 10022 like its peers;
-    without it on the loopback alone. The jump user never gets this key."""
+    a task that has the node's network listens on all its addresses, at CLUSTER_SSH_PORT like its
+    peers; without it on the loopback alone. The jump user never gets this key."""
 
     authorized_keys: tuple[str, ...]
     mode: SshMode = SshMode.AUTO

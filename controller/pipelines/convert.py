@@ -141,7 +141,8 @@ def runner_exited(run_id: str, attempt_id: str, record: ExitRecord) -> reports.R
     )
 
 
-def task_request(view: View) -> TaskRequest:
+def task_request(view: View, cluster_key: str | None = None) -> TaskRequest:
+    """`cluster_key`: the public key with which the run's jobs on other nodes come in."""
     allocation = view.allocation
     if allocation is None:
         raise ValueError(f"attempt {view.attempt.id} holds no allocation")
@@ -167,7 +168,7 @@ def task_request(view: View) -> TaskRequest:
         if auth is None
         else RegistryAuth(username=auth.username, password=auth.password),
         hostname=view.state.run.name,
-        ssh=_ssh(spec),
+        ssh=_ssh(spec, cluster_key),
         image_digest=pinned_digest(view),
         volumes=tuple(
             VolumeMount(
@@ -208,11 +209,13 @@ def _container(spec: JobSpec) -> ContainerOptions:
     )
 
 
-def _ssh(spec: JobSpec) -> SshRequest | None:
+def _ssh(spec: JobSpec, cluster_key: str | None) -> SshRequest | None:
     """Without a key nobody could come in."""
-    if spec.ssh == "off" or not spec.ssh_keys:
+    if spec.ssh == "off" or not (spec.ssh_keys or cluster_key):
         return None
-    return SshRequest(authorized_keys=spec.ssh_keys, mode=SshMode(spec.ssh))
+    return SshRequest(
+        authorized_keys=spec.ssh_keys, mode=SshMode(spec.ssh), cluster_key=cluster_key
+    )
 
 
 _NEARNESS = {

@@ -13,11 +13,12 @@ import logging
 
 from controller.blobs import BlobStore
 from controller.clock import Clock
-from controller.lifecycle import reports
+from controller.lifecycle import limits, reports
 from controller.lifecycle.reasons import Reason
 from controller.links.base import NodeConnection, RunnerApi
 from controller.logs.store import LogStore, LogWriter
 from controller.pipelines import convert, submission
+from controller.pipelines.cluster import Clusters
 from controller.pipelines.convert import View
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.turns import Turns
@@ -43,16 +44,18 @@ class CodeGone(Exception):
 class TaskSubmitter:
     """PUT the task until the shim has it."""
 
-    def __init__(self, turns: Turns, fence: Fence) -> None:
+    def __init__(self, turns: Turns, fence: Fence, clusters: Clusters) -> None:
         self._turns = turns
         self._fence = fence
+        self._clusters = clusters
 
     async def __call__(self, view: View, connection: NodeConnection) -> None:
         attempt = view.attempt
+        key = self._clusters.key(view)
         try:
             info = await connection.shim.put_task(
                 attempt.id,
-                convert.task_request(view),
+                convert.task_request(view, None if key is None else key.public),
                 fence=self._fence,
                 incarnation=view.incarnation_number,
             )
@@ -84,10 +87,11 @@ class TaskSubmitter:
 class JobStarter:
     """Give the runner its job and code and start it; the runner may need a moment to listen."""
 
-    def __init__(self, turns: Turns, clock: Clock, blobs: BlobStore) -> None:
+    def __init__(self, turns: Turns, clock: Clock, blobs: BlobStore, clusters: Clusters) -> None:
         self._turns = turns
         self._clock = clock
         self._blobs = blobs
+        self._clusters = clusters
 
     async def __call__(self, view: View, connection: NodeConnection) -> None:
         attempt = view.attempt
@@ -130,8 +134,11 @@ class JobStarter:
         )
 
     async def _submit_when_it_listens(self, runner: RunnerApi, view: View) -> StatusEvent:
-        """Raises RunnerUnavailable when it does not come up soon."""
-        request = submission.submit_request(view)
+        """Raises RunnerUnavailable when it does not come up soon, TryAgain while the gang that it
+        is to be told of is not placed."""
+        request = submission.submit_request(
+            view, self._clusters.info(view), self._clusters.key(view)
+        )
         for _ in range(START_TRIES):
             try:
                 return await runner.submit(request)
@@ -175,6 +182,24 @@ class RunnerFollower:
         if now - since >= view.state.run.policy.limits.waiting_runner:
             del self._silent_since[attempt_id]
             self._turns.post(reports.RunnerSilent(run_id=view.state.run.id, attempt_id=attempt_id))
+
+
+class JobInterrupter:
+    """Ask the runner to let its job end by itself; it kills what is left when the time is over."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        ends_at = limits.interruption_ends_at(view.state.run, view.attempt)
+        if ends_at is None:
+            return
+        runner = connection.runner(convert.runner_socket(view))
+        grace = max(0.0, ends_at - self._clock.now())
+        try:
+            await runner.stop(signal=view.job.spec.stop_signal, grace=grace, interrupt=True)
+        except RunnerError as error:
+            raise TryAgain(str(error)) from error
 
 
 class LogCollector:

@@ -6,6 +6,8 @@ from controller.lifecycle.model import JobSpec
 from controller.lifecycle.model import Repo as PlannedRepo
 from controller.pipelines.convert import View
 from runner.schemas import (
+    ClusterInfo,
+    ClusterKey,
     EnvStyle,
     Files,
     GangInfo,
@@ -17,18 +19,24 @@ from runner.schemas import (
 from runner.schemas import JobSpec as RunnerJob
 
 
-def submit_request(view: View) -> SubmitRequest:
+def submit_request(
+    view: View, cluster: ClusterInfo | None = None, key: ClusterKey | None = None
+) -> SubmitRequest:
+    """`cluster` and `key`: of a job that is told of other nodes."""
     spec = view.job.spec
     private = [repo for repo in spec.repos if _is_private(repo)]
     return SubmitRequest(
         job=_job(view, spec),
         secrets=spec.secrets,
         repo_credentials={repo.path: _credentials(repo) for repo in private},
+        cluster=cluster,
+        cluster_key=key,
     )
 
 
 def _job(view: View, spec: JobSpec) -> RunnerJob:
     run, job = view.state.run, view.job
+    slots = [other for other in view.state.jobs if not other.scaled_down]
     return RunnerJob(
         run_id=run.id,
         run_name=run.name,
@@ -37,8 +45,8 @@ def _job(view: View, spec: JobSpec) -> RunnerJob:
         group=job.group,
         cookie=job.cookie,
         index=job.index,
-        job_count=len(view.state.jobs),
-        group_job_count=sum(other.group == job.group for other in view.state.jobs),
+        job_count=len(slots),
+        group_job_count=sum(other.group == job.group for other in slots),
         commands=spec.commands,
         entrypoint=spec.entrypoint,
         shell=spec.shell,
@@ -59,17 +67,19 @@ def _job(view: View, spec: JobSpec) -> RunnerJob:
 
 
 def _gang(view: View) -> GangInfo | None:
-    """None for a job that is in no gang."""
-    incarnation, jobs = view.attempt.incarnation, view.state.jobs
+    """None for a job that lives in no incarnations. One of a plain group beside a gang has a rank
+    among the nodes, none in a gang."""
+    incarnation = view.attempt.incarnation
     if incarnation is None:
         return None
-    ranked = [job for job in jobs if job.rank is not None]
+    sizes = {group.name: group.gang_size for group in view.state.run.groups}
+    group_size = sizes.get(view.job.group)
     return GangInfo(
         incarnation=incarnation.id,
         incarnation_number=incarnation.number,
-        size=len(ranked),
-        group_size=sum(job.group == view.job.group for job in ranked),
-        rank=view.job.rank,
+        size=sum(size or 0 for size in sizes.values()),
+        group_size=group_size,
+        rank=None if group_size is None else view.attempt.rank,
     )
 
 

@@ -93,7 +93,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The other nodes of a multi-node job; `ips[rank]` is that node's address.
+    """The other nodes of a multi-node job; `ips[rank]` is that node's address, `gpus[rank]` how
+    many GPUs its job has (left out: as many as this job's node, `gpus_per_node`). `rank` None: a
+    reserved job, whose own node is not among them.
 
     `ssh_port` is where the jobs of this run reach each other by SSH; `master_port` is for programs
     that find each other through rank 0 (`env_style: torch`)."""
@@ -104,10 +106,17 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int = 0
     ssh_port: int = 22
     master_port: int = 29500
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def gpus_of_each(self) -> tuple[int, ...]:
+        """One number for each of `ips`."""
+        return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /v1/submit`; the same body again answers 200, another one 409."""
+    """Body of `POST /v1/submit`; the same body again answers 200, another one 409. What was first
+    said of the cluster stays: a node that got one more address makes it no other job."""
 
     job: JobSpec
     cluster: ClusterInfo | None = None
@@ -115,6 +124,9 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     repo_credentials: dict[str, RepoCredentials] = {}
     """By the `path` of the repository."""
     cluster_key: ClusterKey | None = None
+
+    def is_the_same_job(self, other: SubmitRequest) -> bool:
+        return msgspec.structs.replace(self, cluster=other.cluster) == other
 
     def __repr__(self) -> str:
         return f"SubmitRequest(job={self.job.attempt_id!r}, secrets={sorted(self.secrets)})"

@@ -60,13 +60,14 @@ class EnvStyle(StrEnum):
 
 
 class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """LIFECYCLE.md section 5. `rank` None: a reserved job. `size` counts the ranks of all gang
-    groups, `group_size` those of this one."""
+    """LIFECYCLE.md section 5. `size` counts the ranks of all gang groups, `group_size` those of
+    this one; None: its group is no gang but restarts with one. `rank` None: such a job, or a
+    reserved one."""
 
     incarnation: str
     incarnation_number: int
     size: int
-    group_size: int
+    group_size: int | None = None
     rank: int | None = None
 
 

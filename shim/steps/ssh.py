@@ -18,15 +18,14 @@ import msgspec
 
 from shim.durable import sync_folder
 from shim.engines.base import EngineError, EngineUnavailable
-from shim.schemas import NetworkMode, SshMode, SshRequest
+from shim.schemas import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
 from shim.steps.base import StepContext
 
 log = logging.getLogger(__name__)
 
 PORT_NAME = "ssh"
-CONTAINER_PORT = 10022
-"""In a network of its own a container may use any port; 22 is left to the image. The jobs of a
-multi-node run find each other there, since each has its node for itself."""
+CONTAINER_PORT = CLUSTER_SSH_PORT
+"""In a network of its own a container may use any port; 22 is left to the image."""
 _HOST_KEY = "ssh_host_ed25519_key"
 _SETTINGS = "ssh.json"
 _LOOPBACK = "127.0.0.1"

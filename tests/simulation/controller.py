@@ -81,6 +81,7 @@ class ControllerLife:
                 clock=VirtualClock(self._loop),
                 chance=chance,
                 blobs=BlobStore(log_folder.parent / "blobs"),
+                cluster_secret=b"simulated",
             )
 
         self.machinery = await self.perform(boot())

@@ -21,6 +21,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reports import Report
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob, new_run
+from controller.pipelines.cluster import Clusters
 from controller.pipelines.convert import View
 from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import Turns
@@ -50,6 +51,10 @@ class Ids:
 
 def steady_chance() -> Chance:
     return Chance(new_id=Ids(), jitter=lambda: 0.0)
+
+
+ALONE = Clusters({}, b"")
+"""For jobs that know of no other nodes."""
 
 
 class NotedTurns(Turns):

@@ -19,7 +19,7 @@ from controller.pipelines.convert import View
 from controller.pipelines.running import JobStarter
 from runner.schemas import RepoCredentials
 from tests.unit.pipelines.fakes import FakeConnection
-from tests.unit.pipelines.parts import Clock, NotedTurns, placed, view_of
+from tests.unit.pipelines.parts import ALONE, Clock, NotedTurns, placed, view_of
 
 BLOBS = {hashlib.sha256(blob).hexdigest(): blob for blob in (b"diff", b"archive")}
 DIFF, ARCHIVE = BLOBS
@@ -50,7 +50,7 @@ async def blobs(tmp_path: Path) -> BlobStore:
 async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> None:
     node, turns = FakeConnection(), NotedTurns()
     view = a_view()
-    await JobStarter(turns, Clock(), blobs)(view, node)
+    await JobStarter(turns, Clock(), blobs, ALONE)(view, node)
     assert node.the_runner.asked == ["submit", "put_code", "put_code", "run"]
     assert node.the_runner.code == BLOBS
     assert isinstance(turns.posted[0], reports.RunnerStarted)
@@ -58,7 +58,7 @@ async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> N
 
 async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
     node, turns = FakeConnection(), NotedTurns()
-    starter = JobStarter(turns, Clock(), blobs)
+    starter = JobStarter(turns, Clock(), blobs, ALONE)
     view = a_view()
     await starter(view, node)
     node.the_runner.code.clear()
@@ -69,7 +69,7 @@ async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
 async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     node, turns = FakeConnection(), NotedTurns()
     view = a_view()
-    await JobStarter(turns, Clock(), BlobStore(tmp_path / "empty"))(view, node)
+    await JobStarter(turns, Clock(), BlobStore(tmp_path / "empty"), ALONE)(view, node)
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
     assert exited.reason is Reason.EXECUTOR_ERROR

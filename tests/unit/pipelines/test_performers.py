@@ -26,6 +26,7 @@ from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Fence, TaskStatus
 from tests.unit.pipelines.fakes import NOT_FOUND, FakeConnection, status
 from tests.unit.pipelines.parts import (
+    ALONE,
     NOW,
     SOCKET,
     Clock,
@@ -72,7 +73,7 @@ async def stored(logs: LogStore, state: RunState) -> bytes:
 async def test_the_shim_gets_the_task_with_fence_place_and_image(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PROVISIONING)
     turns = NotedTurns()
-    await TaskSubmitter(turns, FENCE)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
     (request,) = node.shim.requests
     assert (request.run_id, request.allocation_id) == (state.run.id, state.allocations[0].id)
     assert (request.image, node.shim.fences) == ("busybox", [(FENCE, 0)])
@@ -94,14 +95,14 @@ async def test_a_refusal_that_can_pass_is_tried_again(
     turns = NotedTurns()
     node.shim.refusal = refusal
     with pytest.raises(TryAgain, match=refusal.message):
-        await TaskSubmitter(turns, FENCE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+        await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
     assert turns.posted == []
 
 
 async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeConnection) -> None:
     turns = NotedTurns()
     node.shim.refusal = CONFLICT
-    await TaskSubmitter(turns, FENCE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.CREATING_CONTAINER_ERROR, "another body")
@@ -113,7 +114,7 @@ async def test_a_job_that_a_drained_node_no_longer_takes_loses_its_place(
     turns = NotedTurns()
     turns.nodes["n1"] = a_node(draining=True)
     node.shim.refusal = ShimError("draining", "the node is draining", 409)
-    await TaskSubmitter(turns, FENCE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.NODE_DRAINED, "the node is draining")
@@ -137,7 +138,7 @@ def test_credentials_reach_the_request_and_no_text_of_it() -> None:
 async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PULLING)
     turns = NotedTurns()
-    await JobStarter(turns, Clock(), NO_BLOBS)(view_of(state), node)
+    await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(state), node)
     assert node.the_runner.asked == ["submit", "run"]
     (request,) = node.the_runner.submitted
     assert (request.job.run_name, request.job.commands) == ("hello", ("true",))
@@ -153,7 +154,7 @@ async def test_a_runner_that_does_not_listen_yet_is_waited_for(
     monkeypatch.setattr(running, "START_PAUSE_SECONDS", 0.0)
     node.the_runner.failures = [RunnerUnavailable("not yet")] * 5
     turns = NotedTurns()
-    await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+    await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(placed(AttemptStatus.PULLING)), node)
     assert isinstance(turns.posted[0], reports.RunnerStarted)
 
 
@@ -164,14 +165,16 @@ async def test_a_runner_that_never_listens_is_unavailable(
     node.the_runner.failures = [RunnerUnavailable("never")] * 1000
     turns = NotedTurns()
     with pytest.raises(RunnerUnavailable, match="never"):
-        await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+        await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(
+            view_of(placed(AttemptStatus.PULLING)), node
+        )
     assert turns.posted == []
 
 
 async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("bad_user", "no user ann", 422)]
     turns = NotedTurns()
-    await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+    await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(placed(AttemptStatus.PULLING)), node)
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
     assert exited.reason is Reason.EXECUTOR_ERROR
@@ -182,14 +185,16 @@ async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> No
     node.the_runner.failures = [RunnerError("bad_answer", "HTTP status 500", 500)]
     turns = NotedTurns()
     with pytest.raises(TryAgain):
-        await JobStarter(turns, Clock(), NO_BLOBS)(view_of(placed(AttemptStatus.PULLING)), node)
+        await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(
+            view_of(placed(AttemptStatus.PULLING)), node
+        )
     assert turns.posted == []
 
 
 async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeConnection) -> None:
     view = view_of(placed(AttemptStatus.PULLING, runner_socket=None))
     with pytest.raises(TryAgain, match="no runner yet"):
-        await JobStarter(NotedTurns(), Clock(), NO_BLOBS)(view, node)
+        await JobStarter(NotedTurns(), Clock(), NO_BLOBS, ALONE)(view, node)
     assert node.the_runner.asked == []
 
 

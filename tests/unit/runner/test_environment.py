@@ -45,9 +45,22 @@ def test_bytes_that_are_no_text_survive() -> None:
 
 
 def test_the_users_variables_win() -> None:
-    job = a_job("true", env={"PATH": "/mine", "FAIRLEAD_RUN_ID": "fake", "HOME": "/h"})
+    job = a_job("true", env={"PATH": "/mine", "HOME": "/h"})
     env = environment.for_job({"PATH": "/bin"}, job, ME, "/w")
-    assert (env["PATH"], env["FAIRLEAD_RUN_ID"], env["HOME"]) == ("/mine", "fake", "/h")
+    assert (env["PATH"], env["HOME"]) == ("/mine", "/h")
+
+
+def test_the_users_variables_win_over_those_of_a_style() -> None:
+    job = a_job("true", env_style=["torch"], env={"MASTER_PORT": "1234"})
+    assert environment.for_job({}, job, ME, "/w")["MASTER_PORT"] == "1234"
+
+
+def test_what_we_tell_a_job_about_itself_cannot_be_replaced() -> None:
+    own = {"FAIRLEAD_RUN_ID": "fake", "FAIRLEAD_MINE": "kept"}
+    job = a_job("true", env=own, secrets={"FAIRLEAD_JOB_ID": "fake"})
+    env = environment.for_job({}, job, ME, "/w")
+    assert (env["FAIRLEAD_RUN_ID"], env["FAIRLEAD_JOB_ID"]) == ("r1", "j1")
+    assert env["FAIRLEAD_MINE"] == "kept"
 
 
 def test_a_job_learns_who_it_is() -> None:

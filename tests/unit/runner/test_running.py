@@ -12,7 +12,7 @@ import pytest
 
 from runner.client import RunnerClient, RunnerError
 from runner.lifecycle import Settings
-from runner.schemas import ExitRecord, RunnerState
+from runner.schemas import ClusterInfo, ExitRecord, RunnerState
 from runner.schemas.frames import Stream
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -391,3 +391,21 @@ async def test_a_full_disk_of_log_keeps_the_newest_output(tmp_path: Path) -> Non
     assert frames[0].stream is Stream.MARKER
     assert frames[0].end == runner.log.start > 0
     assert payload(frames[1:]).endswith(b"499999\n500000\n")
+
+
+async def test_a_repeated_submission_may_know_more_addresses(tmp_path: Path) -> None:
+    job = a_job("true", job_count=2)
+    first = ClusterInfo(ips=("10.0.0.1", "10.0.0.2"), master_ip="10.0.0.1", rank=0)
+    async with a_runner(tmp_path) as (_, client):
+        await client.submit(msgspec.structs.replace(job, cluster=first))
+        moved = msgspec.structs.replace(first, ips=("10.9.0.1", "10.0.0.2"))
+        again = await client.submit(msgspec.structs.replace(job, cluster=moved))
+        assert again.state is RunnerState.READY
+
+
+async def test_a_cluster_with_a_number_too_few_is_refused(tmp_path: Path) -> None:
+    cluster = ClusterInfo(ips=("10.0.0.1", "10.0.0.2"), master_ip="10.0.0.1", gpus=(1,))
+    async with a_runner(tmp_path) as (_, client):
+        with pytest.raises(RunnerError) as caught:
+            await client.submit(msgspec.structs.replace(a_job("true"), cluster=cluster))
+    assert (caught.value.status, caught.value.field) == (400, "cluster.gpus")

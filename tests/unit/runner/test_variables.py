@@ -53,6 +53,19 @@ def test_several_nodes_know_all_of_each_other() -> None:
     }.items() <= env.items()
 
 
+def test_gpus_are_counted_where_nodes_have_unequal_numbers() -> None:
+    cluster = msgspec.structs.replace(CLUSTER, gpus=(8, 4))
+    assert told(cluster, job_count=2)["FAIRLEAD_GPUS_NUM"] == "12"
+    assert variables.hostfile(cluster) == "10.0.0.1 slots=8\n10.0.0.2 slots=4\n"
+
+
+def test_a_plain_group_beside_a_gang_knows_the_incarnation_and_no_place_in_the_gang() -> None:
+    plain = GangInfo(incarnation="f00d", incarnation_number=3, size=5)
+    env = names(told(CLUSTER, job_count=6, gang=msgspec.to_builtins(plain)), "FAIRLEAD_")
+    assert (env["INCARNATION_NUMBER"], env["GANG_SIZE"], env["NODE_RANK"]) == ("3", "5", "1")
+    assert not {"GROUP_GANG_SIZE", "GANG_RANK"} & env.keys()
+
+
 def test_a_gang_knows_its_incarnation() -> None:
     env = names(told(CLUSTER, job_count=2, gang=msgspec.to_builtins(GANG)), "FAIRLEAD_")
     assert {
@@ -118,6 +131,12 @@ def test_scripts_for_dstack_find_their_names() -> None:
         "GPUS_NUM": "8",
         "MPI_HOSTFILE": "/h",
     }
+
+
+def test_a_reserved_job_of_torch_knows_the_master_and_has_no_rank() -> None:
+    env = told(msgspec.structs.replace(CLUSTER, rank=None), job_count=3, env_style=["torch"])
+    assert (env["MASTER_ADDR"], env["NNODES"]) == ("10.0.0.1", "2")
+    assert "NODE_RANK" not in env
 
 
 def test_styles_add_up() -> None:

@@ -1,0 +1,299 @@
+"""What the jobs of a multi-node run are told about each other (LIFECYCLE.md, section 5)."""
+
+from __future__ import annotations
+
+import subprocess
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import msgspec
+import pytest
+
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Group,
+    Job,
+    JobSpec,
+    Node,
+    NodeAddress,
+    NodeCapacity,
+    Resources,
+    RunPolicy,
+    RunState,
+)
+from controller.lifecycle.statuses import AllocationState, AttemptStatus
+from controller.lifecycle.submission import PlannedGroup, new_run
+from controller.pipelines import cluster, convert, submission
+from controller.pipelines.cluster import Clusters
+from controller.pipelines.clusterkey import cluster_key, secret_of
+from controller.pipelines.convert import View
+from controller.pipelines.performing import TryAgain
+from runner.schemas import ClusterInfo
+from tests.unit.pipelines.parts import NOW, Ids
+
+SECRET = b"of the controller"
+WHOLE = Resources(whole_node=True)
+
+
+def a_node(name: str, *addresses: str, host: str | None = None) -> Node:
+    return Node(
+        id=name,
+        name=name,
+        address=NodeAddress(shim_socket="/s", host=host),
+        capacity=NodeCapacity(addresses=addresses),
+        created_at=NOW,
+    )
+
+
+NODES = {f"n{n}": a_node(f"n{n}", f"10.0.0.{n}") for n in range(1, 10)}
+CLUSTERS = Clusters(NODES, SECRET)
+
+
+def submitted(*groups: Group, policy: RunPolicy | None = None, **spec: Any) -> RunState:
+    job = JobSpec(image="i", resources=WHOLE, **spec)
+    planned = [PlannedGroup(group=group, spec=job) for group in groups]
+    ids = Ids()
+    return new_run(name="r", user="u", groups=planned, now=NOW, new_id=ids, policy=policy)
+
+
+def place(state: RunState, index: int, node: str, gpus: int = 0, whole: bool = True) -> RunState:
+    job = state.jobs[index]
+    allocation = Allocation(
+        id=f"a{index}",
+        run_id=state.run.id,
+        job_id=job.id,
+        node_id=node,
+        state=AllocationState.HELD,
+        resources=Resources(whole_node=whole),
+        gpus=tuple(f"GPU-{n}" for n in range(gpus)),
+        created_at=NOW,
+    )
+    attempt = msgspec.structs.replace(
+        job.attempts[-1],
+        status=AttemptStatus.PROVISIONING,
+        allocation_id=allocation.id,
+        node_id=node,
+    )
+    jobs = list(state.jobs)
+    jobs[index] = msgspec.structs.replace(job, attempts=(*job.attempts[:-1], attempt))
+    return msgspec.structs.replace(
+        state, jobs=tuple(jobs), allocations=(*state.allocations, allocation)
+    )
+
+
+def placed(state: RunState, *nodes: str) -> RunState:
+    """Its first jobs on these nodes, in their order."""
+    for index, node in enumerate(nodes):
+        state = place(state, index, node)
+    return state
+
+
+def view(state: RunState, index: int) -> View:
+    job = state.jobs[index]
+    return View(state, job, job.attempts[-1])
+
+
+def told(state: RunState, index: int) -> ClusterInfo:
+    info = CLUSTERS.info(view(state, index))
+    assert info is not None
+    return info
+
+
+def a_gang(nodes: int = 3, size: int = 3) -> RunState:
+    return submitted(Group(name="main", nodes=nodes, gang_size=size))
+
+
+def replace_last(state: RunState, index: int, **changes: Any) -> RunState:
+    def changed(job: Job) -> Job:
+        last: Attempt = msgspec.structs.replace(job.attempts[-1], **changes)
+        return msgspec.structs.replace(job, attempts=(*job.attempts[:-1], last))
+
+    jobs = tuple(changed(job) if job.index == index else job for job in state.jobs)
+    return msgspec.structs.replace(state, jobs=jobs)
+
+
+# -- addresses and ranks --------------------------------------------------------------------
+
+
+def test_each_rank_is_told_all_addresses_in_the_order_of_ranks_and_its_own_rank() -> None:
+    state = placed(a_gang(), "n3", "n1", "n2")
+    assert [told(state, n).rank for n in range(3)] == [0, 1, 2]
+    assert {told(state, n).ips for n in range(3)} == {("10.0.0.3", "10.0.0.1", "10.0.0.2")}
+    assert told(state, 1).master_ip == "10.0.0.3"
+
+
+def test_the_order_is_that_of_ranks_when_a_reserved_job_has_taken_one() -> None:
+    state = placed(a_gang(nodes=3, size=2), "n1", "n2", "n3")
+    state = replace_last(replace_last(state, 0, rank=None), 2, rank=0)
+    assert told(state, 2).ips == ("10.0.0.3", "10.0.0.2")
+    assert [told(state, n).rank for n in range(3)] == [None, 1, 0]
+
+
+def test_a_reserved_job_knows_the_ranked_ones_and_has_no_rank() -> None:
+    state = placed(a_gang(nodes=3, size=2), "n1", "n2", "n3")
+    reserved = told(state, 2)
+    assert (reserved.rank, reserved.ips) == (None, ("10.0.0.1", "10.0.0.2"))
+
+
+def test_ranks_count_over_all_groups_in_the_order_of_the_configuration() -> None:
+    groups = (Group(name="z", nodes=1, gang_size=1), Group(name="a", nodes=2, gang_size=2))
+    state = placed(submitted(*groups), "n1", "n2", "n3")
+    assert [told(state, n).rank for n in range(3)] == [0, 1, 2]
+    assert told(state, 2).master_ip == "10.0.0.1"
+
+
+def test_a_job_waits_until_all_ranks_of_its_incarnation_hold_places() -> None:
+    state = placed(a_gang(), "n1", "n2")
+    with pytest.raises(TryAgain, match="not placed yet"):
+        CLUSTERS.info(view(state, 0))
+
+
+def test_a_job_does_not_wait_for_reserved_ones() -> None:
+    state = placed(a_gang(nodes=3, size=2), "n1", "n2")
+    assert told(state, 0).ips == ("10.0.0.1", "10.0.0.2")
+
+
+def test_attempts_of_an_older_incarnation_are_nobodys_peers() -> None:
+    state = placed(a_gang(), "n1", "n2", "n3")
+    older = state.jobs[2].attempts[-1].incarnation
+    assert older is not None
+    newer = msgspec.structs.replace(older, number=2, id="new")
+    for index in (0, 1):
+        state = replace_last(state, index, incarnation=newer)
+    assert told(state, 0).ips == ("10.0.0.1", "10.0.0.2")
+
+
+def test_independent_jobs_are_told_nothing_of_each_other() -> None:
+    state = placed(submitted(Group(name="main", nodes=2)), "n1", "n2")
+    assert CLUSTERS.info(view(state, 0)) is None
+    assert CLUSTERS.key(view(state, 0)) is None
+
+
+def test_independent_jobs_in_one_placement_know_who_holds_a_place_and_wait_for_nobody() -> None:
+    policy = RunPolicy(same_placement=True)
+    state = placed(submitted(Group(name="main", nodes=3), policy=policy), "n1", "n2")
+    assert (told(state, 1).ips, told(state, 1).rank) == (("10.0.0.1", "10.0.0.2"), 1)
+
+
+def test_gpus_are_counted_for_each_node() -> None:
+    state = a_gang(nodes=2, size=2)
+    state = place(place(state, 0, "n1", gpus=4), 1, "n2", gpus=2)
+    info = told(state, 1)
+    assert (info.gpus, info.gpus_per_node) == ((4, 2), 2)
+
+
+# -- which address ---------------------------------------------------------------------------
+
+
+def test_a_node_is_reached_where_the_controller_reaches_it() -> None:
+    node = a_node("n", "192.168.7.7", "10.0.0.5", host="10.0.0.5")
+    assert cluster.address(node) == "10.0.0.5"
+
+
+def test_a_name_is_no_address_so_the_first_own_one_counts() -> None:
+    assert cluster.address(a_node("n", "192.168.7.7", host="gpu-1.example")) == "192.168.7.7"
+
+
+def test_the_preferred_network_wins() -> None:
+    node = a_node("n", "192.168.7.7", "10.0.0.5", "10.9.0.5", host="10.0.0.5")
+    networks = [IPv4Network("172.16.0.0/12"), IPv4Network("10.9.0.0/16")]
+    assert cluster.address(node, networks) == "10.9.0.5"
+
+
+def test_a_node_outside_of_the_preferred_networks_is_still_reached() -> None:
+    node = a_node("n", "10.0.0.5", host="10.0.0.5")
+    assert cluster.address(node, [IPv4Network("172.16.0.0/12")]) == "10.0.0.5"
+
+
+# -- what the runner is told -----------------------------------------------------------------
+
+
+def gang_of(state: RunState, index: int) -> dict[str, Any]:
+    gang = submission.submit_request(view(state, index)).job.gang
+    assert gang is not None
+    return {name: getattr(gang, name) for name in ("size", "group_size", "rank")}
+
+
+def test_gang_sizes_are_of_all_gang_groups_and_of_ones_own() -> None:
+    groups = (Group(name="a", nodes=2, gang_size=2), Group(name="b", nodes=4, gang_size=3))
+    state = submitted(*groups)
+    assert gang_of(state, 0) == {"size": 5, "group_size": 2, "rank": 0}
+    assert gang_of(state, 2) == {"size": 5, "group_size": 3, "rank": 0}
+    assert gang_of(state, 5) == {"size": 5, "group_size": 3, "rank": None}
+
+
+def test_a_plain_group_beside_a_gang_has_no_rank_in_it() -> None:
+    state = submitted(Group(name="a", nodes=2, gang_size=2), Group(name="plain", nodes=1))
+    assert gang_of(state, 2) == {"size": 2, "group_size": None, "rank": None}
+    assert told(placed(state, "n1", "n2", "n3"), 2).rank == 2
+
+
+def test_the_incarnation_is_the_attempts() -> None:
+    state = a_gang()
+    gang = submission.submit_request(view(state, 0)).job.gang
+    assert state.run.incarnation is not None
+    assert gang is not None
+    assert (gang.incarnation, gang.incarnation_number) == (state.run.incarnation.id, 1)
+
+
+def test_jobs_that_were_scaled_down_are_not_counted() -> None:
+    state = submitted(Group(name="main", nodes=3))
+    gone = msgspec.structs.replace(state.jobs[2], scaled_down=True)
+    state = msgspec.structs.replace(state, jobs=(*state.jobs[:2], gone))
+    job = submission.submit_request(view(state, 0)).job
+    assert (job.job_count, job.group_job_count) == (2, 2)
+
+
+# -- the run's key ---------------------------------------------------------------------------
+
+
+def test_the_key_is_the_same_on_all_nodes_of_a_run_and_after_a_restart() -> None:
+    state = placed(a_gang(), "n1", "n2", "n3")
+    keys = {CLUSTERS.key(view(state, n)) for n in range(3)}
+    keys.add(Clusters(NODES, SECRET).key(view(state, 0)))
+    assert len(keys) == 1
+
+
+def test_another_run_or_controller_has_another_key() -> None:
+    texts = [cluster_key(*pair).private for pair in ((SECRET, "r1"), (SECRET, "r2"), (b"x", "r1"))]
+    assert len(set(texts)) == 3
+
+
+@pytest.mark.parametrize("run_id", [f"run-{n}" for n in range(4)])
+def test_openssh_and_asyncssh_read_the_key(tmp_path: Path, run_id: str) -> None:
+    key = cluster_key(SECRET, run_id)
+    file = tmp_path / "key"
+    file.touch(mode=0o600)
+    file.write_text(key.private)
+    argv = ["ssh-keygen", "-y", "-f", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == key.public.split()
+    assert asyncssh.import_private_key(key.private).export_public_key().split() == [
+        part.encode() for part in key.public.split()
+    ]
+
+
+def test_the_controllers_key_gives_a_steady_secret() -> None:
+    identity = asyncssh.generate_private_key("ssh-ed25519", comment="one")
+    again = asyncssh.import_private_key(identity.export_private_key())
+    assert secret_of(identity) == secret_of(again)
+
+
+def test_the_task_lets_the_runs_key_in_even_if_no_user_may_come() -> None:
+    request = convert.task_request(view(placed(a_gang(), "n1", "n2", "n3"), 0), "ssh-ed25519 AAAA")
+    assert request.ssh is not None
+    assert (request.ssh.authorized_keys, request.ssh.cluster_key) == ((), "ssh-ed25519 AAAA")
+
+
+def test_no_key_where_ssh_is_off() -> None:
+    state = placed(submitted(Group(name="main", nodes=2, gang_size=2), ssh="off"), "n1", "n2")
+    assert CLUSTERS.key(view(state, 0)) is None
+
+
+def test_no_key_where_nodes_are_shared_since_other_nodes_cannot_come_in() -> None:
+    state = place(place(a_gang(2, 2), 0, "n1", whole=False), 1, "n2", whole=False)
+    assert CLUSTERS.key(view(state, 0)) is None
+    assert told(state, 0).ips == ("10.0.0.1", "10.0.0.2")
