@@ -26,17 +26,25 @@ def grace(policy: RunPolicy, reason: Reason, *, was_running: bool) -> float:
 
 
 def end(
-    draft: Draft, attempt: Attempt, reason: Reason, cause: str, message: str | None = None
+    draft: Draft,
+    attempt: Attempt,
+    reason: Reason,
+    cause: str,
+    message: str | None = None,
+    *,
+    within: float | None = None,
 ) -> Attempt:
     """Give the attempt its reason, or record a later one, which may bring `remove_at` forward.
 
-    A final attempt is left alone.
+    `within`: seconds instead of the grace of the reason. A final attempt is left alone.
     """
     if attempt.status in FINAL_ATTEMPT_STATUSES:
         return attempt
     if attempt.reason is not None:
         return _record_later(draft, attempt, reason, cause, message)
-    was_running = attempt.status is AttemptStatus.RUNNING
+    if within is None:
+        was_running = attempt.status is AttemptStatus.RUNNING
+        within = grace(draft.run.policy, reason, was_running=was_running)
     return draft.move_attempt(
         attempt,
         AttemptStatus.TERMINATING,
@@ -45,7 +53,7 @@ def end(
         message=message,
         pending_reason=None,
         terminating_at=draft.now,
-        remove_at=draft.now + grace(draft.run.policy, reason, was_running=was_running),
+        remove_at=draft.now + within,
     )
 
 

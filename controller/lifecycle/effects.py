@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
-from controller.lifecycle.model import Attempt, Run
+from controller.lifecycle import startup
+from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.statuses import AttemptStatus
 
 
@@ -24,6 +25,8 @@ class EffectKind(StrEnum):
     """Follow the runner's status until it ends → RunnerExited."""
     COLLECT_LOGS = "collect_logs"
     """Store and acknowledge the log → LogsComplete."""
+    INTERRUPT_JOB = "interrupt_job"
+    """Ask the runner to let the job end by itself, so that it can come back."""
     STOP_JOB = "stop_job"
     """Ask the runner to stop the commands, with the grace left until `remove_at`."""
     TERMINATE_TASK = "terminate_task"
@@ -39,30 +42,35 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str
 
 
-def wanted(run: Run, attempt: Attempt, now: float) -> tuple[Effect, ...]:
+def wanted(state: RunState, attempt: Attempt, now: float) -> tuple[Effect, ...]:
     """The effects that this attempt needs now; empty while it has no node or is final and clean."""
     if attempt.node_id is None:
         return ()
     return tuple(
-        Effect(kind=kind, run_id=run.id, attempt_id=attempt.id, node_id=attempt.node_id)
-        for kind in _kinds(attempt, now)
+        Effect(kind=kind, run_id=state.run.id, attempt_id=attempt.id, node_id=attempt.node_id)
+        for kind in _kinds(state, attempt, now)
     )
 
 
-def _kinds(attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
+def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
     match attempt.status:
         case AttemptStatus.SUBMITTED:
             return ()
         case AttemptStatus.PROVISIONING:
             return (EffectKind.SUBMIT_TASK,)
         case AttemptStatus.PULLING:
-            return (EffectKind.START_JOB,) if attempt.container_started else ()
+            ready = attempt.container_started and startup.may_start(state.run, state.jobs, attempt)
+            return (EffectKind.START_JOB,) if ready else ()
         case AttemptStatus.RUNNING:
-            return (EffectKind.FOLLOW_RUNNER, *_collecting(attempt))
+            return (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
             return _stopping_kinds(attempt, now)
         case _:
             return _cleaning_kinds(attempt)
+
+
+def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:
+    return () if attempt.interrupt_requested_at is None else (EffectKind.INTERRUPT_JOB,)
 
 
 def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:

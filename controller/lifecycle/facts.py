@@ -114,10 +114,6 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
         changes: dict[str, Any] = {"disconnected": report.disconnected}
         if report.disconnected:
             changes["limit_paused_since"] = attempt.limit_paused_since or draft.now
-        elif attempt.limit_paused_since is not None:
-            paused = draft.now - attempt.limit_paused_since
-            changes["limit_paused_since"] = None
-            changes["limit_paused_total"] = attempt.limit_paused_total + paused
         draft.change_attempt(attempt, **changes)
         draft.note(EventKind.CONNECTION, attempt, "NodeDisconnected", to_status=word)
 
@@ -145,6 +141,7 @@ def _placed(draft: Draft, report: Placed) -> None:
         gpus=allocation.gpus,
         pending_reason=None,
         provisioned_at=draft.now,
+        limit_paused_total=0.0,
     )
 
 

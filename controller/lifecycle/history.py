@@ -23,6 +23,11 @@ class EventKind(StrEnum):
     """The attempt's node was `connected` or `disconnected`."""
     WAIT = "wait"
     """The job waits before its next attempt."""
+    REQUEST = "request"
+    """A user asked for something that no status tells: suspend, resume, scale, abandon, interrupt;
+    `to_status` is what holds since."""
+    OCCURRENCE = "occurrence"
+    """An execution of a scheduled run: `started`, `skipped`, or its final status."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

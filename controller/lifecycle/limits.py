@@ -10,12 +10,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from controller.lifecycle import attempts
+from controller.lifecycle import attempts, startup
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Attempt, Job, Run
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 
+_TOLD_WITHIN = 10.0
+"""Seconds that the runner, which ends an interrupted job itself, has to tell how that went."""
 _CLOCK_RESOLUTION = 1e-3
 """Seconds; a remainder below it cannot be waited for."""
 
@@ -25,10 +27,14 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     name: str
     message: str
+    grace: float | None = None
+    """None: that of the reason."""
 
 
 def deadline(run: Run, attempt: Attempt) -> Deadline | None:
     """The limit that runs for this attempt alone, if one does now."""
+    if attempt.limit_paused_since is not None:
+        return None
     match attempt.status:
         case AttemptStatus.SUBMITTED:
             return _scheduling(run, attempt)
@@ -36,6 +42,8 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
             return _waiting_instance(run, attempt)
         case AttemptStatus.PULLING:
             return _waiting_runner(run, attempt)
+        case AttemptStatus.RUNNING:
+            return _interruption(run, attempt)
         case _:
             return None
 
@@ -43,10 +51,10 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
 def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
     """Only once the scheduler has looked: with a timeout of 0 it still gets its one chance."""
     timeout = run.policy.scheduling_timeout
-    if timeout is None or attempt.pending_reason is None or run.suspended:
+    if timeout is None or attempt.pending_reason is None:
         return None
     return Deadline(
-        at=attempt.submitted_at + timeout,
+        at=attempt.submitted_at + attempt.limit_paused_total + timeout,
         reason=Reason.UNSCHEDULABLE,
         name="scheduling_timeout",
         message=f"no place within {timeout:g} s: {attempt.pending_reason}",
@@ -54,7 +62,7 @@ def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:
-    if attempt.provisioned_at is None or attempt.limit_paused_since is not None:
+    if attempt.provisioned_at is None:
         return None
     limit = run.policy.limits.waiting_instance
     return Deadline(
@@ -66,7 +74,7 @@ def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def _waiting_runner(run: Run, attempt: Attempt) -> Deadline | None:
-    if attempt.container_started_at is None or attempt.limit_paused_since is not None:
+    if attempt.container_started_at is None:
         return None
     limit = run.policy.limits.waiting_runner
     return Deadline(
@@ -75,6 +83,45 @@ def _waiting_runner(run: Run, attempt: Attempt) -> Deadline | None:
         name="waiting_runner",
         message=f"the runner did not start the job within {limit:g} s of its container",
     )
+
+
+def _interruption(run: Run, attempt: Attempt) -> Deadline | None:
+    ends_at = interruption_ends_at(run, attempt)
+    if ends_at is None:
+        return None
+    return Deadline(
+        at=ends_at + _TOLD_WITHIN,
+        reason=Reason.INTERRUPTED,
+        name="interruption",
+        message=f"it was asked to end and did not within {run.policy.stop_duration:g} s",
+        grace=0.0,
+    )
+
+
+def interruption_ends_at(run: Run, attempt: Attempt) -> float | None:
+    """When a job that was asked to interrupt itself has had its time; None: it was not asked."""
+    if attempt.interrupt_requested_at is None:
+        return None
+    return attempt.interrupt_requested_at + run.policy.stop_duration + attempt.limit_paused_total
+
+
+def stand_still(draft: Draft) -> None:
+    """Stop and start the limits of all live attempts, as their surroundings now are."""
+    run = draft.run
+    for attempt in draft.live():
+        pauses = attempt.disconnected or run.suspended or _waits_for_its_turn(draft, attempt)
+        since = attempt.limit_paused_since
+        if pauses and since is None:
+            draft.change_attempt(attempt, limit_paused_since=draft.now)
+        elif not pauses and since is not None:
+            total = attempt.limit_paused_total + draft.now - since
+            draft.change_attempt(attempt, limit_paused_since=None, limit_paused_total=total)
+
+
+def _waits_for_its_turn(draft: Draft, attempt: Attempt) -> bool:
+    if attempt.status is not AttemptStatus.PULLING or not attempt.container_started:
+        return False
+    return not startup.may_start(draft.run, draft.jobs, attempt)
 
 
 def running_seconds(jobs: Iterable[Job], occurrence: int, now: float) -> float:
@@ -98,7 +145,7 @@ def max_duration_at(run: Run, jobs: Iterable[Job], now: float) -> float | None:
     Not after `now` when it has been already.
     """
     limit = run.policy.max_duration
-    if limit is None:
+    if limit is None or run.suspended:
         return None
     jobs = tuple(jobs)
     if not any(job.attempts and _runs(job.attempts[-1]) for job in jobs):
@@ -115,7 +162,14 @@ def enforce(draft: Draft) -> None:
     for attempt in draft.live():
         limit = deadline(draft.run, attempt)
         if limit is not None and draft.now >= limit.at:
-            attempts.end(draft, attempt, limit.reason, f"limit {limit.name}", limit.message)
+            attempts.end(
+                draft,
+                attempt,
+                limit.reason,
+                f"limit {limit.name}",
+                limit.message,
+                within=limit.grace,
+            )
     _enforce_max_duration(draft)
 
 

@@ -66,6 +66,7 @@ def decide(
     if not draft.run_is_final:
         _obey(draft, reports)
         _advance(draft)
+        limits.stand_still(draft)
     else:
         terminating.settle(draft)
     return Decision(draft.result(), tuple(draft.events), wake_at(draft))

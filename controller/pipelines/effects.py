@@ -104,7 +104,7 @@ class EffectRunner:
                 self._forget(attempt.id)
             self._logs.finish(attempt.id)
             return
-        effects = wanted(view.state.run, attempt, self._clock.now())
+        effects = wanted(view.state, attempt, self._clock.now())
         keys = {(attempt.id, effect.kind) for effect in effects}
         for key in (known or set()) - keys:
             self._stop(key)

@@ -103,7 +103,7 @@ class Play:
         return next(a for a in self.state.allocations if a.id == wanted_id)
 
     def wanted(self, n: int = 0) -> tuple[EffectKind, ...]:
-        return tuple(e.kind for e in wanted(self.run, self.attempt(n), self.now))
+        return tuple(e.kind for e in wanted(self.state, self.attempt(n), self.now))
 
     # -- reporting --------------------------------------------------------------------------
 

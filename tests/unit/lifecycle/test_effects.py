@@ -74,7 +74,7 @@ def test_a_lost_attempt_is_cleaned_up_when_its_node_is_reached_again() -> None:
     play.send(play.node_gone())
 
     def kinds() -> list[EffectKind]:
-        return [e.kind for e in wanted(play.run, play.attempt(number=0), play.now)]
+        return [e.kind for e in wanted(play.state, play.attempt(number=0), play.now)]
 
     assert kinds() == [EffectKind.TERMINATE_TASK]
     lost_id = play.attempt(number=0).id
@@ -85,7 +85,7 @@ def test_a_lost_attempt_is_cleaned_up_when_its_node_is_reached_again() -> None:
 
 def test_an_effect_names_its_run_attempt_and_node() -> None:
     play = Play().to_provisioning(node="n7")
-    (effect,) = wanted(play.run, play.attempt(), play.now)
+    (effect,) = wanted(play.state, play.attempt(), play.now)
     assert (effect.run_id, effect.attempt_id, effect.node_id) == (
         play.run_id,
         play.attempt().id,

@@ -196,7 +196,7 @@ def test_a_stopped_run_becomes_final_once_everything_wanted_was_done(
     assert all(a.state is not AllocationState.HELD for a in play.state.allocations)
     for job in play.state.jobs:
         last = job.attempts[-1]
-        assert last.cleanup_unknown or wanted(play.run, last, play.now) == ()
+        assert last.cleanup_unknown or wanted(play.state, last, play.now) == ()
 
 
 def _decide(play: Play, reports: Sequence[Report]) -> Decision:

@@ -1,0 +1,57 @@
+"""Which jobs may start before which: `startup_order`, and who the master is.
+
+A job that waits for its turn has its container, so that it can start at once; its runner is not
+given the job yet, and `waiting_runner` stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.lifecycle.gangs.reading import is_current, is_reserved
+from controller.lifecycle.model import Attempt, Job, Run, StartupOrder
+from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, verdict
+from controller.lifecycle.statuses import AttemptStatus
+
+_NEEDS_NO_START = ENDED_FOR_GOOD | {Verdict.DONE, Verdict.ABANDONED}
+
+
+def master_of(jobs: Sequence[Job]) -> Job | None:
+    """Rank 0, else cookie 0, of the first group; None when there is none among `jobs`."""
+    if not jobs:
+        return None
+    first = min(jobs, key=lambda job: job.index).group
+    group = [job for job in jobs if job.group == first]
+    ranked = [job for job in group if job.attempts and job.attempts[-1].rank is not None]
+    if ranked:
+        return next((job for job in ranked if job.attempts[-1].rank == 0), None)
+    return next((job for job in group if job.cookie == 0), None)
+
+
+def may_start(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
+    """Whether the runner of this attempt may be given its job now."""
+    order = run.policy.startup_order
+    if order is StartupOrder.ANY:
+        return True
+    counted = [job for job in jobs if _counts(job)]
+    master = master_of(counted)
+    if master is None:
+        return True
+    is_master = attempt.job_id == master.id
+    if order is StartupOrder.MASTER_FIRST:
+        return is_master or _has_started(run, master)
+    return not is_master or all(_has_started(run, job) for job in counted if job is not master)
+
+
+def _counts(job: Job) -> bool:
+    """Nobody waits for a reserved job, which may never find a place."""
+    return not (job.scaled_down or (job.attempts and is_reserved(job.attempts[-1])))
+
+
+def _has_started(run: Run, job: Job) -> bool:
+    if verdict(run, job) in _NEEDS_NO_START:
+        return True
+    if not job.attempts:
+        return False
+    last = job.attempts[-1]
+    return is_current(run, last) and last.status is AttemptStatus.RUNNING
