@@ -3,6 +3,7 @@ guarantees that nobody else is in it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import sqlalchemy as sa
@@ -22,6 +23,19 @@ class Database(Protocol):
 
     def reader(self) -> sa.Engine:
         """For transactions that only read, beside a writing one; used by another thread."""
+
+    def guard(self, connection: sa.Connection) -> None:
+        """Until the transaction ends, nobody else is opening this database."""
+
+    def now(self, connection: sa.Connection, own: Callable[[], float]) -> float:
+        """The time by which leases run out: that of a clock which all who may take it share; `own`
+        if they are all on this machine."""
+
+    def ticket(self, connection: sa.Connection) -> str | None:
+        """Names the present transaction, if its end may ever be unknown to who commits it."""
+
+    def landed(self, connection: sa.Connection, ticket: str) -> bool:
+        """Whether that transaction was committed. Raises StoreUnavailable: ask again."""
 
     def leave(self) -> None:
         """May be called twice, and after a failed `enter`."""

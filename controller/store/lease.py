@@ -6,6 +6,7 @@ however late it is; time decides only when a silent holder may be replaced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import sqlalchemy as sa
@@ -17,7 +18,9 @@ LEASE_NAME = "controller"
 
 
 class Lease:
-    def __init__(self, *, holder: str, seconds: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, *, holder: str, seconds: float, now: Callable[[sa.Connection], float]
+    ) -> None:
         self.holder = holder
         self.token: int | None = None
         self._seconds = seconds
@@ -26,6 +29,7 @@ class Lease:
     def take(self, connection: sa.Connection, *, exclusive: bool) -> int:
         """The new token. Raises LeaseHeld unless the lease is free, has run out, or `exclusive`
         says that its holder can't be alive."""
+        now = self._now(connection)
         row = connection.execute(
             sa.select(leases).where(leases.c.name == LEASE_NAME).with_for_update()
         ).one_or_none()
@@ -33,16 +37,23 @@ class Lease:
         content = {
             "holder": self.holder,
             "token": token,
-            "expires_at": self._now() + self._seconds,
+            "expires_at": now + self._seconds,
         }
         if row is None:
             connection.execute(leases.insert().values(name=LEASE_NAME, **content))
         else:
-            if not exclusive and row.expires_at > self._now():
-                raise LeaseHeld(f"another controller ({row.holder}) holds the lease: stop it first")
+            if not exclusive and row.expires_at > now:
+                raise LeaseHeld(
+                    f"another controller ({row.holder}) works on this database: stop it first; if "
+                    f"it is dead, its lease runs out in {math.ceil(row.expires_at - now)} s"
+                )
             connection.execute(leases.update().where(leases.c.name == LEASE_NAME).values(**content))
         self.token = token
         return token
+
+    def forget(self) -> None:
+        """The transaction in which it was taken was not committed."""
+        self.token = None
 
     def verify(self, connection: sa.Connection) -> None:
         """Raises LeaseLost. Holds the row until the transaction ends."""
@@ -53,11 +64,11 @@ class Lease:
             raise LeaseLost("another controller has taken over; this one stops")
 
     def renew(self, connection: sa.Connection) -> None:
-        connection.execute(self._mine().values(expires_at=self._now() + self._seconds))
+        connection.execute(self._mine().values(expires_at=self._now(connection) + self._seconds))
 
     def give_back(self, connection: sa.Connection) -> None:
         """Does nothing when it is somebody else's already."""
-        connection.execute(self._mine().values(expires_at=self._now()))
+        connection.execute(self._mine().values(expires_at=self._now(connection)))
 
     def _mine(self) -> sa.Update:
         return leases.update().where(leases.c.name == LEASE_NAME, leases.c.token == self.token)

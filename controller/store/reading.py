@@ -13,6 +13,7 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.lifecycle.using import use_of
 from controller.store import codecs, tables
 from controller.store.base import Snapshot, StoredEvent
+from controller.store.rows import storable
 
 IDS_PER_QUERY = 500
 """Databases limit the number of parameters of a statement."""
@@ -68,12 +69,14 @@ def _past_use(connection: sa.Connection, since: float) -> Iterator[Use]:
 
 
 def find_run(connection: sa.Connection, key: str) -> RunState | None:
+    key = storable(key)
     by_id = sa.select(tables.runs).where(_runs.id == key)
     return _first(connection, by_id) or _newest(connection, _runs.name == key)
 
 
 def find_submission(connection: sa.Connection, user: str, client_key: str) -> RunState | None:
-    return _newest(connection, sa.and_(_runs.user == user, _runs.client_key == client_key))
+    mine = sa.and_(_runs.user == user, _runs.client_key == storable(client_key))
+    return _newest(connection, mine)
 
 
 def _newest(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> RunState | None:
@@ -99,6 +102,7 @@ def list_runs(
     if user is not None:
         query = query.where(_runs.user == user)
     if before is not None:
+        before = storable(before)
         last = connection.execute(sa.select(_runs.submitted_at).where(_runs.id == before)).scalar()
         if last is None:
             return []

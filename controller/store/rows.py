@@ -73,9 +73,18 @@ class RowCodec(Generic[T]):
         return all(_unchanged(getattr(old, name), getattr(new, name)) for name in self._names)
 
 
+def storable(text: str) -> str:
+    """What no database, or not every one, takes as text is replaced by its picture: NUL and halves
+    of surrogate pairs, which jobs and strangers may send."""
+    text = text.replace("\0", "\N{SYMBOL FOR NULL}")
+    return text.encode("utf-8", "replace").decode()
+
+
 def _plain(content: object) -> object:
     """Drivers need not know enums."""
-    return content.value if isinstance(content, Enum) else content
+    if isinstance(content, Enum):
+        return content.value
+    return storable(content) if isinstance(content, str) else content
 
 
 def _unchanged(old: object, new: object) -> bool:

@@ -13,25 +13,26 @@ from controller.store.tables import SCHEMA_VERSION, installation
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-def upgrade(engine: sa.Engine) -> str:
-    """The schema version after it. Raises StoreUnusable for a database of a newer version.
+def upgrade(connection: sa.Connection) -> str:
+    """The schema version after it; all in the transaction of `connection`. Raises StoreUnusable for
+    a database of a newer version.
 
     Alembic is imported only when there is something to migrate: it costs a controller's start a
     tenth of a second and ten megabytes.
     """
-    with engine.begin() as connection:
-        if _version(connection) != SCHEMA_VERSION:
-            _migrate(connection)
+    if version(connection) != SCHEMA_VERSION:
+        _migrate(connection)
     return SCHEMA_VERSION
 
 
-def _version(connection: sa.Connection) -> str | None:
+def version(connection: sa.Connection) -> str | None:
+    """None: there is nothing yet."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    version: str | None = connection.execute(
+    found: str | None = connection.execute(
         sa.text("SELECT version_num FROM alembic_version")
     ).scalar_one_or_none()
-    return version
+    return found
 
 
 def _migrate(connection: sa.Connection) -> None:
@@ -46,7 +47,7 @@ def _migrate(connection: sa.Connection) -> None:
         command.upgrade(config, "head")
     except CommandError as error:
         raise StoreUnusable(
-            f"the database has schema {_version(connection)!r}, which this version of fairlead"
+            f"the database has schema {version(connection)!r}, which this version of fairlead"
             f" (schema {SCHEMA_VERSION!r}) does not know: use the newer version that wrote it"
         ) from error
 

@@ -25,6 +25,7 @@ from controller.store.base import (
     USE_SECONDS,
     Boot,
     Changes,
+    LeaseLost,
     Snapshot,
     StoredEvent,
     StoreError,
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEASE_SECONDS = 30.0
+RECONNECT_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 10.0)
 
 
 class SqlStore:
@@ -52,7 +54,11 @@ class SqlStore:
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         self._database = database
-        self._lease = Lease(holder=_holder(), seconds=lease_seconds, now=now)
+        self._lease = Lease(
+            holder=_holder(),
+            seconds=lease_seconds,
+            now=lambda connection: database.now(connection, now),
+        )
         self._now = now
         self._writer_thread: ThreadPoolExecutor | None = None
         self._reader_thread: ThreadPoolExecutor | None = None
@@ -72,10 +78,23 @@ class SqlStore:
         self._database.enter(self._lease.holder)
         self._writer = self._database.writer()
         self._reader = self._database.reader()
-        schema_version = schema.upgrade(self._writer)
-        with self._writer.begin() as connection:
-            token = self._lease.take(connection, exclusive=self._database.exclusive)
-            installation = schema.identify(connection, new_id=secrets.token_hex(8), now=self._now())
+        try:
+            with self._writer.begin() as connection:
+                return self._begin_life(connection)
+        except BaseException:
+            self._lease.forget()
+            raise
+
+    def _begin_life(self, connection: sa.Connection) -> Boot:
+        self._database.guard(connection)
+        token = None
+        if schema.version(connection) is not None:
+            # Before an upgrade: a living controller's tables must not change below it.
+            token = self._take_lease(connection)
+        schema_version = schema.upgrade(connection)
+        if token is None:
+            token = self._take_lease(connection)
+        installation = schema.identify(connection, new_id=secrets.token_hex(8), now=self._now())
         return Boot(
             epoch=installation.epoch,
             token=token,
@@ -83,6 +102,9 @@ class SqlStore:
             schema_version=schema_version,
             restored_at=installation.restored_at,
         )
+
+    def _take_lease(self, connection: sa.Connection) -> int:
+        return self._lease.take(connection, exclusive=self._database.exclusive)
 
     async def load(self) -> Snapshot:
         used_since = self._now() - USE_SECONDS
@@ -172,11 +194,34 @@ class SqlStore:
         thread = self._opened(self._writer_thread)
 
         def write() -> None:
-            with self._opened(self._writer).begin() as connection:
-                self._lease.verify(connection)
-                change(connection)
+            ticket = None
+            try:
+                with self._opened(self._writer).begin() as connection:
+                    self._lease.verify(connection)
+                    ticket = self._database.ticket(connection)
+                    change(connection)
+            except sa.exc.DBAPIError as error:
+                if ticket is None or not error.connection_invalidated:
+                    raise
+                if not self._landed(ticket):
+                    raise
 
         await self._in(thread, write)
+
+    def _landed(self, ticket: str) -> bool:
+        """Whether the transaction in which the connection broke was committed. Raises LeaseLost
+        when nobody says: going on from either guess could do things twice."""
+        for pause in (0.0, *RECONNECT_PAUSES):
+            time.sleep(pause)
+            try:
+                with self._opened(self._writer).begin() as connection:
+                    return self._database.landed(connection, ticket)
+            except (sa.exc.DBAPIError, StoreUnavailable) as error:
+                log.warning("asking for the end of a transaction: %s", _sentence(error))
+        raise LeaseLost(
+            "the database does not say whether the last change was stored; this controller stops, "
+            "so that the next one goes on from what is there"
+        )
 
     @staticmethod
     def _opened(part: T | None) -> T:
@@ -190,22 +235,25 @@ class SqlStore:
             return await asyncio.get_running_loop().run_in_executor(thread, call)
         except StoreError:
             raise
-        except sa.exc.DatabaseError as error:
+        except sa.exc.DBAPIError as error:
             raise _as_store_error(error) from error
         except OSError as error:
             raise StoreUnavailable(f"the store can't be reached: {error.strerror}") from error
 
 
-def _as_store_error(error: sa.exc.DatabaseError) -> StoreError:
-    if isinstance(error, sa.exc.OperationalError):
+def _as_store_error(error: sa.exc.DBAPIError) -> StoreError:
+    if isinstance(error, sa.exc.OperationalError) or error.connection_invalidated:
         return StoreUnavailable(f"the database can't be used now: {_sentence(error)}")
     return StoreUnusable(f"the database refuses: {_sentence(error)}")
 
 
-def _sentence(error: sa.exc.SQLAlchemyError) -> str:
-    """Without the statement and its values, which may be secret."""
+def _sentence(error: Exception) -> str:
+    """One line, without the statement and its values, which may be secret."""
+    if isinstance(error, StoreError):
+        return str(error)
     original = getattr(error, "orig", None)
-    return str(original if original is not None else type(error).__name__)
+    text = str(original if original is not None else type(error).__name__)
+    return next(iter(text.splitlines()), "")
 
 
 def _holder() -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,19 @@ class SqliteDatabase:
 
         self._engines.append(engine)
         return engine
+
+    def guard(self, connection: sa.Connection) -> None:
+        """The lock beside the file is held already."""
+
+    def now(self, connection: sa.Connection, own: Callable[[], float]) -> float:
+        return own()
+
+    def ticket(self, connection: sa.Connection) -> str | None:
+        """A commit that fails here has not happened."""
+        return None
+
+    def landed(self, connection: sa.Connection, ticket: str) -> bool:
+        raise NotImplementedError("no transaction was given a ticket")
 
     def leave(self) -> None:
         engines, self._engines = self._engines, []

@@ -33,8 +33,8 @@ def test_an_empty_database_is_brought_to_exactly_the_schema_of_the_tables(
     database: SqliteDatabase,
 ) -> None:
     engine = database.writer()
-    assert schema.upgrade(engine) == tables.SCHEMA_VERSION
     with engine.begin() as connection:
+        assert schema.upgrade(connection) == tables.SCHEMA_VERSION
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         differences = compare_metadata(context, tables.metadata)
     database.leave()
@@ -55,11 +55,11 @@ def test_the_migrations_are_one_line_of_steps() -> None:
 
 def test_migrating_twice_changes_nothing(database: SqliteDatabase) -> None:
     engine = database.writer()
-    schema.upgrade(engine)
     with engine.begin() as connection:
+        schema.upgrade(connection)
         connection.execute(tables.installation.insert().values(id="x", epoch=3, created_at=1.0))
-    schema.upgrade(engine)
     with engine.begin() as connection:
+        schema.upgrade(connection)
         identity = schema.identify(connection, new_id="y", now=2.0)
     database.leave()
 
@@ -70,12 +70,15 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(
     database: SqliteDatabase,
 ) -> None:
     engine = database.writer()
-    schema.upgrade(engine)
     with engine.begin() as connection:
+        schema.upgrade(connection)
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
 
-    with pytest.raises(StoreUnusable, match=r"'9999'.*newer version"):
-        schema.upgrade(engine)
+    with (
+        pytest.raises(StoreUnusable, match=r"'9999'.*newer version"),
+        engine.begin() as connection,
+    ):
+        schema.upgrade(connection)
     with engine.begin() as connection:
         version = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
     database.leave()
@@ -92,8 +95,8 @@ def test_a_migration_that_is_cut_off_leaves_the_database_empty(
         if "CREATE TABLE attempts" in statement:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        schema.upgrade(engine)
+    with pytest.raises(KeyboardInterrupt), engine.begin() as connection:
+        schema.upgrade(connection)
     with engine.begin() as connection:
         left = sa.inspect(connection).get_table_names()
     database.leave()

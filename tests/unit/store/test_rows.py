@@ -70,6 +70,12 @@ def test_a_text_that_looks_like_something_else_stays_a_text() -> None:
     assert value.owner.name == "1.5"
 
 
+def test_text_that_no_database_takes_is_kept_as_pictures() -> None:
+    row = CODEC.row(msgspec.structs.replace(THING, id="a\0b\ud800c"))
+
+    assert CODEC.value(row).id == "a\N{SYMBOL FOR NULL}b?c"
+
+
 @pytest.mark.parametrize(
     ("changed", "same"),
     [({"size": 2.5}, True), ({"parts": (9,)}, True), ({"more": {"c": 1}}, False)],

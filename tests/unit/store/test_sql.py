@@ -271,9 +271,9 @@ def lease_table() -> sa.Engine:
 
 def test_without_an_os_lock_a_lease_is_taken_only_after_it_ran_out(lease_table: sa.Engine) -> None:
     now = time.time()
-    first = Lease(holder="first", seconds=30.0, now=lambda: now)
-    second = Lease(holder="second", seconds=30.0, now=lambda: now + 29.0)
-    third = Lease(holder="third", seconds=30.0, now=lambda: now + 31.0)
+    first = Lease(holder="first", seconds=30.0, now=lambda _: now)
+    second = Lease(holder="second", seconds=30.0, now=lambda _: now + 29.0)
+    third = Lease(holder="third", seconds=30.0, now=lambda _: now + 31.0)
     with lease_table.begin() as connection:
         assert first.take(connection, exclusive=False) == 1
         with pytest.raises(LeaseHeld, match="first"):
@@ -285,8 +285,8 @@ def test_without_an_os_lock_a_lease_is_taken_only_after_it_ran_out(lease_table: 
 
 
 def test_a_lease_that_was_given_back_can_be_taken_at_once(lease_table: sa.Engine) -> None:
-    first = Lease(holder="first", seconds=30.0, now=lambda: 100.0)
-    second = Lease(holder="second", seconds=30.0, now=lambda: 100.0)
+    first = Lease(holder="first", seconds=30.0, now=lambda _: 100.0)
+    second = Lease(holder="second", seconds=30.0, now=lambda _: 100.0)
     with lease_table.begin() as connection:
         first.take(connection, exclusive=False)
         first.give_back(connection)

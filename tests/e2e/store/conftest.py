@@ -1,0 +1,23 @@
+"""One server for all tests of a session, a database for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.postgresql_server import PostgresqlServer
+
+
+@pytest.fixture(scope="session")
+def postgresql(testbed_folder: Path) -> Iterator[PostgresqlServer]:
+    server = PostgresqlServer(testbed_folder / "pg")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_url(postgresql: PostgresqlServer) -> str:
+    return postgresql.new_database()

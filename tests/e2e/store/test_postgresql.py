@@ -1,0 +1,161 @@
+"""The store on a real PostgreSQL: the contract of all stores, and what only a server can do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+
+from controller.store.base import LeaseHeld, LeaseLost, Store, StoreUnavailable, StoreUnusable
+from controller.store.postgresql import PostgresqlDatabase
+from controller.store.sql import SqlStore
+from tests.support.postgresql_server import PostgresqlServer
+from tests.support.store_contract import MakeStore, StoreContract
+from tests.unit.store.samples import a_run, submission
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def make_store(database_url: str) -> MakeStore:
+    return lambda: SqlStore(PostgresqlDatabase(database_url))
+
+
+class TestStore(StoreContract):
+    pass
+
+
+def name_of(url: str) -> str:
+    return url.rpartition("/test")[2].partition("?")[0]
+
+
+async def test_a_paused_controller_can_not_write_once_another_has_taken_over(
+    database_url: str,
+) -> None:
+    paused = SqlStore(PostgresqlDatabase(database_url), lease_seconds=0.0)
+    before = await paused.open()
+    successor = SqlStore(PostgresqlDatabase(database_url))
+    after = await successor.open()
+
+    with pytest.raises(LeaseLost, match="taken over"):
+        await paused.commit(submission(a_run()))
+    with pytest.raises(LeaseLost, match="taken over"):
+        await paused.renew_lease()
+    assert await successor.find_run("run1") is None
+    assert (after.epoch, after.token) == (before.epoch, before.token + 1)
+    await paused.close()
+    await successor.renew_lease()
+    await successor.close()
+
+
+async def test_who_holds_the_lease_and_for_how_long_is_told(make_store: MakeStore) -> None:
+    first, second = make_store(), make_store()
+    await first.open()
+
+    with pytest.raises(LeaseHeld, match=r"process \d+ on .* its lease runs out in \d+ s"):
+        await second.open()
+    await first.close()
+    await second.open()
+    await second.close()
+
+
+async def test_of_many_that_open_an_empty_database_at_once_one_gets_it(
+    make_store: MakeStore,
+) -> None:
+    stores = [make_store() for _ in range(4)]
+    opened = await asyncio.gather(*(store.open() for store in stores), return_exceptions=True)
+    refused = [outcome for outcome in opened if isinstance(outcome, LeaseHeld)]
+    for store in stores:
+        await store.close()
+
+    assert len(refused) == 3
+    assert [outcome.token for outcome in opened if not isinstance(outcome, BaseException)] == [1]
+
+
+async def test_a_cut_connection_is_made_anew(
+    make_store: MakeStore, postgresql: PostgresqlServer, database_url: str
+) -> None:
+    store = make_store()
+    await store.open()
+    await store.commit(submission(a_run("run1", submitted_at=1.0)))
+    await asyncio.to_thread(postgresql.cut_connections, f"test{name_of(database_url)}")
+
+    with pytest.raises(StoreUnavailable):
+        await store.commit(submission(a_run("run2", submitted_at=2.0)))
+    await store.commit(submission(a_run("run2", submitted_at=2.0)))
+    runs = (await store.load()).runs
+    await store.close()
+    assert [state.run.id for state in runs] == ["run1", "run2"]
+
+
+def cut_at_commit(store: Store, first: str | None = None) -> None:
+    """The connection of the next transaction that writes breaks at its end, after `first`."""
+    assert isinstance(store, SqlStore)
+    engine = store._opened(store._writer)
+
+    def cut(connection: sa.Connection) -> None:
+        sa.event.remove(engine, "commit", cut)
+        if first is not None:
+            connection.exec_driver_sql(first)
+        connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    sa.event.listen(engine, "commit", cut)
+
+
+async def test_a_commit_whose_answer_was_lost_is_known_to_be_done(make_store: MakeStore) -> None:
+    store = make_store()
+    await store.open()
+    cut_at_commit(store, first="COMMIT")
+    await store.commit(submission(a_run()))
+    found = await store.find_run("run1")
+    await store.close()
+
+    assert found == a_run()
+
+
+async def test_a_commit_that_never_arrived_is_known_to_be_undone(make_store: MakeStore) -> None:
+    store = make_store()
+    await store.open()
+    cut_at_commit(store)
+    with pytest.raises(StoreUnavailable, match="can't be used now"):
+        await store.commit(submission(a_run()))
+    assert await store.find_run("run1") is None
+    await store.commit(submission(a_run()))
+    found = await store.find_run("run1")
+    await store.close()
+
+    assert found == a_run()
+
+
+async def test_a_server_that_restarts_is_unavailable_until_it_is_back(
+    make_store: MakeStore, postgresql: PostgresqlServer
+) -> None:
+    store = make_store()
+    await store.open()
+    await asyncio.to_thread(postgresql.stop)
+    with pytest.raises(StoreUnavailable, match="can't be used now"):
+        await store.commit(submission(a_run()))
+    with pytest.raises(StoreUnavailable, match="can't be used now"):
+        await store.load()
+    await asyncio.to_thread(postgresql.start)
+    await store.commit(submission(a_run()))
+    found = await store.find_run("run1")
+    await store.close()
+
+    assert found == a_run()
+
+
+async def test_a_server_that_is_not_there_is_named(postgresql: PostgresqlServer) -> None:
+    store = SqlStore(PostgresqlDatabase("postgresql://fairlead:hunter2@127.0.0.1:9/none"))
+
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1.*refused") as caught:
+        await store.open()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["mysql://a:hunter2@b/c", "nonsense", ""])
+def test_another_kind_of_address_is_refused_with_the_right_form(url: str) -> None:
+    with pytest.raises(StoreUnusable, match="postgresql://USER@HOST/DATABASE") as caught:
+        PostgresqlDatabase(url)
+    assert "hunter2" not in str(caught.value)

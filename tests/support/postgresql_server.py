@@ -1,0 +1,93 @@
+"""A PostgreSQL server of the tests' own: Debian's programs, a socket in a folder, no network."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.support.daemons import Daemon
+
+SERVER_USER = "postgres"
+"""The server refuses to run as root; Debian's package makes this user."""
+
+
+class PostgresqlServer:
+    """`folder` must be short and reachable by its user. Durability is off: nothing here crashes
+    the machine."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        shutil.chown(folder, SERVER_USER, SERVER_USER)
+        self._folder = folder
+        self._databases = 0
+        argv = [_program("postgres"), "-D", str(folder / "data"), "-k", str(folder)]
+        settings = ["listen_addresses=", "fsync=off", "logging_collector=off"]
+        argv += [part for setting in settings for part in ("-c", setting)]
+        log = folder / "server.log"
+        self.daemon = Daemon([*_AS_ITS_USER, *argv], log, outlasts_tests=True)
+
+    def start(self) -> None:
+        if not (self._folder / "data").exists():
+            self._run("initdb", "-D", str(self._folder / "data"), "-A", "trust", "-U", "fairlead")
+        self.daemon.spawn()
+        self.daemon.wait_ready(self._answers)
+
+    def stop(self) -> None:
+        """Connections are cut."""
+        self.daemon.signal(signal.SIGINT)
+        self.daemon.wait()
+
+    def new_database(self) -> str:
+        """Its URL."""
+        self._databases += 1
+        name = f"test{self._databases}"
+        self.sql("postgres", f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://fairlead@/{database}?host={self._folder}"
+
+    def sql(self, database: str, statement: str) -> str:
+        return self._run(
+            "psql", "-h", str(self._folder), "-U", "fairlead", "-Atc", statement, database
+        )
+
+    def cut_connections(self, database: str) -> None:
+        self.sql(
+            "postgres",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            f" WHERE datname = '{database}' AND pid <> pg_backend_pid()",
+        )
+
+    def dump(self, database: str) -> str:
+        return self._run("pg_dump", "-h", str(self._folder), "-U", "fairlead", database)
+
+    def _answers(self) -> bool:
+        ready = subprocess.run(
+            [_program("pg_isready"), "-q", "-h", str(self._folder)], cwd="/", check=False
+        )
+        return ready.returncode == 0
+
+    def _run(self, program: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [*_AS_ITS_USER, _program(program), *arguments],
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{program}: {done.stderr.decode()}"
+        return done.stdout.decode().strip()
+
+
+_AS_ITS_USER = ["setpriv", f"--reuid={SERVER_USER}", f"--regid={SERVER_USER}", "--clear-groups"]
+
+
+def _program(name: str) -> str:
+    """Debian keeps them out of PATH, by version."""
+    found = sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}")) or [shutil.which(name) or ""]
+    assert os.access(found[-1], os.X_OK), f"{name} is missing: apt-get install postgresql"
+    return found[-1]

@@ -1,0 +1,305 @@
+"""What every store promises, whatever it is made of.
+
+A test module gives a fixture `make_store`, each call of which gives another controller's view of
+the same data, and inherits the tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+
+from controller.lifecycle.model import Band, Fleet, Use
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.store.base import Changes, LeaseHeld, Store, StoreUnavailable
+from controller.store.failing import Crash, CrashAfterCommit
+from controller.store.users import Role, StoredToken, User
+from tests.unit.store.samples import (
+    a_node,
+    a_place,
+    a_run,
+    an_attempt,
+    an_event,
+    change,
+    submission,
+    with_status,
+)
+
+MakeStore = Callable[[], Store]
+
+
+class StoreContract:
+    @pytest.fixture
+    async def store(self, make_store: MakeStore) -> AsyncIterator[Store]:
+        store = make_store()
+        await store.open()
+        yield store
+        await store.close()
+
+    async def test_a_new_store_is_empty(self, store: Store) -> None:
+        snapshot = await store.load()
+
+        assert snapshot.runs == ()
+        assert snapshot.nodes == ()
+        assert snapshot.users == ()
+        assert await store.events() == []
+
+    async def test_a_run_comes_back_equal_in_every_field(self, store: Store) -> None:
+        state = a_run()
+        await store.commit(submission(state))
+
+        assert await store.find_run("run1") == state
+        assert (await store.load()).runs == (state,)
+
+    async def test_a_run_can_be_found_by_name_and_the_newest_one_wins(self, store: Store) -> None:
+        older = a_run("run1", submitted_at=1.0, status=RunStatus.DONE)
+        newer = a_run("run2", submitted_at=2.0)
+        await store.commit(submission(newer, older))
+
+        assert await store.find_run("wise-otter-1") == newer
+        assert await store.find_run("run1") == older
+        assert await store.find_run("nobody") is None
+
+    async def test_an_id_wins_over_a_name_that_looks_like_it(self, store: Store) -> None:
+        by_id = a_run("abc", name="one", submitted_at=1.0)
+        by_name = a_run("def", name="abc", submitted_at=2.0)
+        await store.commit(submission(by_id, by_name))
+
+        assert await store.find_run("abc") == by_id
+
+    async def test_a_submission_can_be_found_by_its_users_key(self, store: Store) -> None:
+        hers = a_run("run1", user="ada", client_key="key")
+        his = a_run("run2", user="bob", client_key="key")
+        await store.commit(submission(hers, his))
+
+        assert await store.find_submission("ada", "key") == hers
+        assert await store.find_submission("bob", "key") == his
+        assert await store.find_submission("ada", "other") is None
+
+    async def test_changed_and_new_parts_of_a_run_are_stored(self, store: Store) -> None:
+        old = a_run()
+        await store.commit(submission(old))
+        job = old.jobs[0]
+        finished = msgspec.structs.replace(job.attempts[1], status=AttemptStatus.DONE, exit_code=0)
+        successor = an_attempt("run1", 2, status=AttemptStatus.SUBMITTED)
+        new = msgspec.structs.replace(
+            with_status(old, RunStatus.PROVISIONING),
+            jobs=(
+                msgspec.structs.replace(
+                    job, retry_at=None, attempts=(job.attempts[0], finished, successor)
+                ),
+            ),
+            allocations=(
+                old.allocations[0],
+                msgspec.structs.replace(old.allocations[1], state=AllocationState.RELEASED),
+                a_place("run1", "3", state=AllocationState.HELD),
+            ),
+        )
+        await store.commit(change(old, new))
+
+        assert await store.find_run("run1") == new
+
+    async def test_a_change_of_one_run_leaves_the_others_alone(self, store: Store) -> None:
+        one, two = a_run("run1", submitted_at=1.0), a_run("run2", submitted_at=2.0)
+        await store.commit(submission(one, two))
+        changed = with_status(one, RunStatus.TERMINATING)
+        await store.commit(change(one, changed))
+
+        assert (await store.load()).runs == (changed, two)
+
+    async def test_finished_runs_are_not_loaded_but_listed(self, store: Store) -> None:
+        live, done = a_run("run1", submitted_at=1.0), a_run("run2", submitted_at=2.0)
+        finished = with_status(done, RunStatus.DONE)
+        await store.commit(submission(live, done))
+        await store.commit(change(done, finished))
+
+        assert (await store.load()).runs == (live,)
+        assert await store.list_runs() == [finished, live]
+        assert await store.list_runs(include_finished=False) == [live]
+
+    async def test_places_that_a_finished_run_still_occupies_are_loaded(self, store: Store) -> None:
+        state = with_status(a_run(), RunStatus.FAILED)
+        await store.commit(submission(state))
+
+        assert (await store.load()).leftover_allocations == (state.allocations[1],)
+
+    async def test_runs_are_listed_in_pages_newest_first(self, store: Store) -> None:
+        runs = [a_run(f"run{number}", submitted_at=float(number // 2)) for number in range(7)]
+        await store.commit(submission(*runs))
+        pages = [await store.list_runs(limit=3)]
+        while pages[-1]:
+            pages.append(await store.list_runs(limit=3, before=pages[-1][-1].run.id))
+
+        listed = [[state.run.id for state in page] for page in pages]
+        assert listed == [["run6", "run5", "run4"], ["run3", "run2", "run1"], ["run0"], []]
+
+    async def test_a_page_before_an_unknown_run_is_empty(self, store: Store) -> None:
+        await store.commit(submission(a_run()))
+
+        assert await store.list_runs(before="nobody") == []
+
+    async def test_runs_can_be_listed_of_one_user(self, store: Store) -> None:
+        hers, his = a_run("run1", user="ada"), a_run("run2", user="bob")
+        await store.commit(submission(hers, his))
+
+        assert await store.list_runs(user="ada") == [hers]
+
+    async def test_more_runs_than_fit_in_one_query_come_back_whole(self, store: Store) -> None:
+        runs = [a_run(f"run{number:04}", submitted_at=float(number)) for number in range(1100)]
+        await store.commit(submission(*runs))
+
+        assert (await store.load()).runs == tuple(runs)
+
+    async def test_nodes_are_added_changed_and_removed(self, store: Store) -> None:
+        one, two = a_node("node1", name="b"), a_node("node2", name="a")
+        await store.commit(Changes(nodes={"node1": one, "node2": two}))
+        assert (await store.load()).nodes == (two, one)
+
+        changed = msgspec.structs.replace(one, draining=False, drain_reason=None, message=None)
+        await store.commit(Changes(nodes={"node1": changed}, removed_nodes=("node2", "node3")))
+        assert (await store.load()).nodes == (changed,)
+
+    async def test_users_and_tokens_come_back(self, store: Store) -> None:
+        user = User(name="ada", role=Role.ADMIN, created_at=1.0)
+        token = StoredToken(id="t", user="ada", digest="d" * 64, created_at=1.0, label="first")
+        await store.commit(Changes(users=(user,), tokens=(token,)))
+        demoted = msgspec.structs.replace(user, role=Role.USER)
+        await store.commit(Changes(users=(demoted,)))
+        snapshot = await store.load()
+
+        assert snapshot.users == (demoted,)
+        assert snapshot.tokens == (token,)
+
+    async def test_a_user_is_removed_with_the_tokens_and_a_token_alone(self, store: Store) -> None:
+        ada, bob = (User(name=name, role=Role.USER, created_at=1.0) for name in ("ada", "bob"))
+        tokens = [
+            StoredToken(id=f"t{number}", user=user, digest="d" * 64, created_at=1.0)
+            for number, user in enumerate(("ada", "ada", "bob", "bob"))
+        ]
+        await store.commit(Changes(users=(ada, bob), tokens=tuple(tokens)))
+        await store.commit(Changes(removed_users=("ada", "nobody"), removed_tokens=("t2",)))
+        snapshot = await store.load()
+
+        assert snapshot.users == (bob,)
+        assert snapshot.tokens == (tokens[3],)
+
+    async def test_what_a_user_was_granted_comes_back(self, store: Store) -> None:
+        user = User(name="ada", role=Role.USER, created_at=1.0, bands=(Band.PRODUCTION,))
+        await store.commit(Changes(users=(user,)))
+
+        assert (await store.load()).users == (user,)
+
+    async def test_text_that_no_database_takes_can_be_stored_and_looked_up(
+        self, store: Store
+    ) -> None:
+        state = a_run("run1")
+        run = msgspec.structs.replace(state.run, message="a\0b", client_key="k\ud800")
+        await store.commit(submission(msgspec.structs.replace(state, run=run)))
+        found = await store.find_submission("ada", "k\ud800")
+
+        assert found is not None
+        assert found.run.id == "run1"
+        assert await store.find_run("no\0such\udfff") is None
+
+    async def test_fleets_are_added_changed_and_removed(self, store: Store) -> None:
+        racks = Fleet(name="racks", placement="rack", attributes={"zone": "a"}, created_at=1.0)
+        attic = Fleet(name="attic", created_at=2.0)
+        await store.commit(Changes(fleets={"racks": racks, "attic": attic}))
+        assert (await store.load()).fleets == (attic, racks)
+
+        changed = msgspec.structs.replace(racks, placement=None, attributes={})
+        await store.commit(Changes(fleets={"racks": changed}, removed_fleets=("attic", "nowhere")))
+        assert (await store.load()).fleets == (changed,)
+
+    async def test_what_ended_runs_took_lately_is_loaded(self, store: Store) -> None:
+        now, day = time.time(), 86400.0
+        held = AllocationState.HELD
+        places = (
+            msgspec.structs.replace(a_place("run1", "old", state=held), released_at=now - 11 * day),
+            msgspec.structs.replace(a_place("run1", "new", state=held), released_at=now - day),
+            a_place("run1", "still", state=AllocationState.ORPHANED),
+            a_place("run1", "wanted", state=AllocationState.NOMINATED),
+        )
+        ended = msgspec.structs.replace(
+            with_status(a_run("run1"), RunStatus.DONE), allocations=places
+        )
+        await store.commit(submission(ended, a_run("run2")))
+
+        assert (await store.load()).past_use == (
+            Use(user="ada", gpus=2, cpu=2.5, start=100.0, end=now - day),
+            Use(user="ada", gpus=2, cpu=2.5, start=100.0, end=None),
+        )
+
+    async def test_events_come_in_the_order_of_their_commits_and_can_be_resumed(
+        self, store: Store
+    ) -> None:
+        for cause in ("one", "two", "three"):
+            await store.commit(Changes(events=(an_event(cause=cause), an_event("run2", cause))))
+        everything = await store.events()
+
+        assert [stored.event.cause for stored in everything] == ["one"] * 2 + ["two"] * 2 + [
+            "three"
+        ] * 2
+        assert everything[0].event == an_event(cause="one")
+        assert await store.events(after=everything[2].seq) == everything[3:]
+        assert await store.events(run_id="run2") == everything[1::2]
+        assert await store.events(run_id="run2", after=everything[1].seq, limit=1) == [
+            everything[3]
+        ]
+
+    async def test_everything_is_there_after_a_restart_with_a_higher_token(
+        self,
+        make_store: MakeStore,
+    ) -> None:
+        first = make_store()
+        before = await first.open()
+        await first.commit(submission(a_run()))
+        await first.close()
+        second = make_store()
+        after = await second.open()
+        runs = (await second.load()).runs
+        await second.close()
+
+        assert runs == (a_run(),)
+        assert after.token == before.token + 1
+        assert (after.epoch, after.installation_id) == (before.epoch, before.installation_id)
+
+    async def test_a_second_controller_is_refused_while_the_first_lives(
+        self, store: Store, make_store: MakeStore
+    ) -> None:
+        second = make_store()
+
+        with pytest.raises(LeaseHeld, match="another controller"):
+            await second.open()
+        await second.close()
+        await store.commit(submission(a_run()))
+        assert await store.find_run("run1") == a_run()
+
+    async def test_the_lease_can_be_renewed(self, store: Store) -> None:
+        await store.renew_lease()
+
+        assert await store.find_run("nobody") is None
+
+    async def test_a_closed_store_can_not_be_used(self, make_store: MakeStore) -> None:
+        store = make_store()
+        await store.open()
+        await store.close()
+        await store.close()
+
+        with pytest.raises(StoreUnavailable, match="not open"):
+            await store.commit(submission(a_run()))
+
+    async def test_a_commit_whose_caller_crashed_afterwards_is_kept(
+        self, make_store: MakeStore
+    ) -> None:
+        inner = make_store()
+        await inner.open()
+        crashing = CrashAfterCommit(inner)
+
+        with pytest.raises(Crash):
+            await crashing.commit(submission(a_run()))
+        assert await inner.find_run("run1") == a_run()
+        await inner.close()
