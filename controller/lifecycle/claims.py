@@ -17,6 +17,7 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
+    NodeDrained,
     NodeGone,
     Report,
     RunnerExited,
@@ -35,6 +36,8 @@ class Rank(IntEnum):
     RUNNER_ERROR = 2
     SHIM_ERROR = 3
     NODE_LOSS = 4
+    TAKEN_AWAY = 5
+    """Nothing went wrong with it: its place is wanted back."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +133,10 @@ def _collect(draft: Draft, report: Report, claims: Claims) -> None:
             for attempt in draft.attempts_on(report.node_id):
                 if attempt.status not in FINAL_ATTEMPT_STATUSES:
                     claims.setdefault(attempt.id, []).append(_node_gone(report))
+        case NodeDrained():
+            for attempt in draft.attempts_on(report.node_id):
+                if attempt.status not in FINAL_ATTEMPT_STATUSES and attempt.reason is None:
+                    claims.setdefault(attempt.id, []).append(_drained(report))
         case _:
             pass
 
@@ -198,6 +205,15 @@ def _task_ended(report: TaskSeen) -> Claim:
         message=report.message or message,
         cause="TaskSeen",
         inferred=True,
+    )
+
+
+def _drained(report: NodeDrained) -> Claim:
+    return Claim(
+        rank=Rank.TAKEN_AWAY,
+        reason=Reason.NODE_DRAINED,
+        message=report.message,
+        cause="NodeDrained",
     )
 
 
