@@ -82,7 +82,8 @@ class Checks:
     # -- SimulatedNode's watcher --------------------------------------------------------------
 
     def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None:
-        if info.id in self.containers:
+        earlier = self.containers.get(info.id)
+        if earlier is not None and not (info.id in self.lost and earlier.ended.is_set()):
             self.violated(f"attempt {info.id} got a second container, on {node.name}")
         self.containers[info.id] = made
         for _, attempt in _attempts(self.runs.values()):

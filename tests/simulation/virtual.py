@@ -2,12 +2,14 @@
 
 Nothing really sleeps: when no callback is ready, the clock moves to the next timer. Work for
 threads is done in the loop, at a virtual moment of its own. Processes are `Life`s: killing one
-stops all of its tasks at once and for good, with no cleanup, as `kill -9` does.
+stops all of its tasks at once and for good, with no cleanup, as `kill -9` does; pausing one stops
+them until it is resumed, as SIGSTOP and a machine that hangs do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import selectors
 import weakref
 from asyncio import AbstractEventLoop, Handle, TimerHandle
@@ -45,6 +47,9 @@ class Life:
         self.frozen: list[asyncio.Task[Any]] = []
         """Kept from the garbage collector, which would make a killed process do its cleanup."""
         self.withheld: list[tuple[Callable[..., Any], tuple[Any, ...], Context]] = []
+        self.paused = False
+        self.backlog: list[Any] = []
+        """What would have run while it was paused, and its timers."""
 
     def __repr__(self) -> str:
         return f"<life {self.name}{' (dead)' if self.dead else ''}>"
@@ -71,6 +76,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, chance: Random) -> None:
         self._now = 0.0
         self._chance = chance
+        self._countdown: tuple[Life, int, Callable[[], None]] | None = None
         super().__init__(_JumpingSelector(self._pass))
         self.set_task_factory(_make_task)
 
@@ -91,11 +97,56 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """None of its tasks takes another step; what they held open stays as it is."""
         life.dead = True
         life.frozen = list(life.tasks)
-        for handle in [*self._ready, *self._scheduled]:  # type: ignore[attr-defined]
-            if not handle.cancelled() and handle._context.get(_LIFE) is life:
+        life.paused, backlog, life.backlog = False, life.backlog, []
+        for handle in [*backlog, *self._handles_of(life)]:
+            if not handle.cancelled():
                 if not isinstance(handle, TimerHandle):
                     life.withheld.append((handle._callback, handle._args, handle._context))
                 handle.cancel()
+
+    def pause(self, life: Life) -> None:
+        """None of its tasks takes another step before `resume`; what comes for it is kept."""
+        life.paused = True
+        life.backlog = self._handles_of(life)
+        held = set(map(id, life.backlog))
+        ready, timers = self._ready, self._scheduled  # type: ignore[attr-defined]
+        kept = [handle for handle in ready if id(handle) not in held]
+        ready.clear()
+        ready.extend(kept)
+        timers[:] = [timer for timer in timers if id(timer) not in held]
+        heapq.heapify(timers)
+        for handle in life.backlog:
+            if isinstance(handle, TimerHandle):
+                handle._scheduled = False
+
+    def resume(self, life: Life) -> None:
+        """All that came meanwhile happens at once, in its order; overdue timers after it."""
+        life.paused, backlog, life.backlog = False, life.backlog, []
+        for handle in backlog:
+            if handle.cancelled():
+                continue
+            if isinstance(handle, TimerHandle):
+                heapq.heappush(self._scheduled, handle)  # type: ignore[attr-defined]
+                handle._scheduled = True
+            else:
+                self._ready.append(handle)  # type: ignore[attr-defined]
+
+    def after_steps(self, life: Life, steps: int, action: Callable[[], None]) -> None:
+        """Do it when the life is about to take so many more steps: between two of its awaits."""
+        self._countdown = (life, steps, action)
+
+    def _handles_of(self, life: Life) -> list[Any]:
+        """All that is ready to run, and its timers."""
+        waiting = [*self._ready, *self._scheduled]  # type: ignore[attr-defined]
+        return [handle for handle in waiting if handle._context.get(_LIFE) is life]
+
+    def _count(self, life: Life) -> None:
+        if self._countdown is None or self._countdown[0] is not life:
+            return
+        _, steps, action = self._countdown
+        self._countdown = (life, steps - 1, action) if steps > 1 else None
+        if steps <= 1:
+            super().call_soon(action, context=Context())
 
     async def bury(self, life: Life) -> None:
         """Let a killed life's tasks end tidily, once nobody looks any more."""
@@ -116,7 +167,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             context = context or copy_context()
             life.withheld.append((callback, args, context))
             return _cancelled(Handle(callback, args, self, context))
-        return super().call_soon(callback, *args, context=context)
+        handle = super().call_soon(callback, *args, context=context)
+        if life is not None:
+            if life.paused:
+                life.backlog.append(self._ready.pop())  # type: ignore[attr-defined]
+            self._count(life)
+        return handle
 
     def call_at(
         self,
@@ -184,11 +240,14 @@ def _settle(future: asyncio.Future[Any], result: object, error: Exception | None
 
 
 class VirtualClock:
+    """What one machine takes for the time of day; `jumped` is by how much it is wrong."""
+
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
+        self.jumped = 0.0
 
     def now(self) -> float:
-        return EPOCH + self._loop.time()
+        return EPOCH + self._loop.time() + self.jumped
 
 
 def seeded_chance(source: Random) -> Chance:
