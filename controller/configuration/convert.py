@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -30,43 +30,50 @@ _PLAIN_NAMES = {
 }
 
 
-def convert(value: object, type_: type[T], hook: Callable[[type, Any], Any], within: str = "") -> T:
-    """`value` as the struct `type_`, standing at the field `within`. Raises ConfigurationError."""
+def convert(
+    value: object,
+    type_: type[T],
+    hook: Callable[[type, Any], Any],
+    within: str = "",
+    allowed: Mapping[str, str] = ALLOWED,
+) -> T:
+    """`value` as the struct `type_`, standing at the field `within`; `allowed` says what its fields
+    may hold, by their paths. Raises ConfigurationError."""
     try:
         return msgspec.convert(value, type_, dec_hook=hook)
     except msgspec.ValidationError as error:
-        _refuse(str(error), type_, within)
+        _refuse(str(error), within, allowed)
     except (RecursionError, OverflowError):
         raise ConfigurationError(within, "is nested too deeply or too large") from None
 
 
-def _refuse(finding: str, type_: type, within: str) -> NoReturn:
+def _refuse(finding: str, within: str, allowed: Mapping[str, str]) -> NoReturn:
     match = _FINDING.fullmatch(finding)
     what, path = (match["what"], match["path"] or "") if match else (finding, "")
     place = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown["name"][:60]
-        raise ConfigurationError(_join(place, name), *_unknown(name, place))
+        raise ConfigurationError(_join(place, name), *_unknown(name, place, allowed))
     if missing := _MISSING.fullmatch(what):
         field = _join(place, missing["name"])
-        raise ConfigurationError(field, "is missing", ALLOWED.get(field))
-    raise ConfigurationError(place, _plainly(what), _allowed(place))
+        raise ConfigurationError(field, "is missing", allowed.get(field))
+    raise ConfigurationError(place, _plainly(what), _allowed(place, allowed))
 
 
-def _unknown(name: str, place: str) -> tuple[str, str]:
-    names = sorted(fields_of(place))
+def _unknown(name: str, place: str, allowed: Mapping[str, str]) -> tuple[str, str]:
+    names = sorted(fields_of(place, allowed))
     alike = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"; did you mean {alike[0]}?" if alike else ""
     return f"is not a field{hint}", ", ".join(names)
 
 
-def fields_of(place: str) -> set[str]:
+def fields_of(place: str, allowed: Mapping[str, str] = ALLOWED) -> set[str]:
     """The names that may stand in the mapping at this field ("" for the whole)."""
     place = _without_indices(place)
     prefix = f"{place}." if place else ""
     return {
         path.removeprefix(prefix)
-        for path in ALLOWED
+        for path in allowed
         if path.startswith(prefix) and "." not in path.removeprefix(prefix)
     }
 
@@ -82,8 +89,8 @@ def _plainly(what: str) -> str:
     return f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"
 
 
-def _allowed(place: str) -> str | None:
-    return ALLOWED.get(place) or ALLOWED.get(_without_indices(place))
+def _allowed(place: str, allowed: Mapping[str, str]) -> str | None:
+    return allowed.get(place) or allowed.get(_without_indices(place))
 
 
 def _without_indices(place: str) -> str:

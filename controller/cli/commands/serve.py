@@ -15,7 +15,9 @@ from cyclopts import Parameter
 from controller import app
 from controller.cli import output
 from controller.cli.errors import EXIT_USAGE, CliError
-from controller.configuration.plan import Defaults
+from controller.configuration.operating import Operating
+from controller.configuration.operating import load as load_operating
+from controller.configuration.source import SourceError
 from controller.configuration.units import parse_size
 from controller.service.errors import Invalid
 from controller.service.userkeys import user_keys
@@ -26,6 +28,7 @@ def controller(
     *,
     data: Path,
     listen: str = "127.0.0.1:8700",
+    config: Path | None = None,
     default_image: str | None = None,
     upload_limit: str = "1GiB",
     project_keys: Path | None = None,
@@ -39,6 +42,8 @@ def controller(
         The folder of its database, logs and keys; made when it is missing.
     listen
         HOST:PORT of the API.
+    config
+        A YAML file with limits, defaults and networks (docs/controller.md).
     default_image
         For runs that name none.
     upload_limit
@@ -47,7 +52,9 @@ def controller(
         A file of public keys that get into every run by SSH, one on each line.
     """
     host, port = parse_listen(listen)
-    defaults = Defaults(ssh_keys=() if project_keys is None else read_keys(project_keys))
+    operating = Operating() if config is None else read_config(config)
+    keys = () if project_keys is None else read_keys(project_keys)
+    defaults = msgspec.structs.replace(operating.defaults, ssh_keys=keys)
     if default_image is not None:
         defaults = msgspec.structs.replace(defaults, image=default_image)
     logging.basicConfig(
@@ -58,7 +65,12 @@ def controller(
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     os.umask(0o077)
     options = app.Options(
-        data=data, host=host, port=port, defaults=defaults, most_upload=parse_limit(upload_limit)
+        data=data,
+        host=host,
+        port=port,
+        defaults=defaults,
+        most_upload=parse_limit(upload_limit),
+        cluster_networks=operating.cluster_networks,
     )
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,6 +102,14 @@ def parse_listen(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise CliError(f"--listen: {text!r} is not HOST:PORT, such as 127.0.0.1:8700", EXIT_USAGE)
     return host.strip("[]"), int(port)
+
+
+def read_config(file: Path) -> Operating:
+    """Raises CliError."""
+    try:
+        return load_operating(file)
+    except SourceError as error:
+        raise CliError(f"--config {error}", EXIT_USAGE) from None
 
 
 def read_keys(file: Path) -> tuple[str, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from aiohttp.http_exceptions import BadStatusLine
 
-from controller.cli.commands.serve import is_our_failure
+from controller.cli.commands.serve import is_our_failure, read_config
+from controller.cli.errors import CliError
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,15 @@ def test_bytes_that_are_no_http_bring_no_traceback_into_the_log(
     info = (type(error), error, None)
     record = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "failed", (), info)
     assert is_our_failure(record) is is_kept
+
+
+def test_a_mistake_in_the_controllers_file_names_file_line_and_field(tmp_path: Path) -> None:
+    file = tmp_path / "controller.yaml"
+    file.write_text("limits:\n  jitter: 7\n")
+    with pytest.raises(CliError, match=r"--config .*/controller.yaml:2: limits.jitter: is out of"):
+        read_config(file)
+
+
+def test_a_controllers_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=r"--config .*/none.yaml: can't be read: No such file"):
+        read_config(tmp_path / "none.yaml")
