@@ -94,8 +94,8 @@ def load(path: Path) -> Operating:
 def parse(data: object) -> Operating:
     """Raises ConfigurationError."""
     if not isinstance(data, dict):
-        fields = ", ".join(name for name in ALLOWED if "." not in name)
-        raise ConfigurationError("", f"is a mapping of fields to values, not {shown(data)}", fields)
+        known = ", ".join(name for name in ALLOWED if "." not in name)
+        raise ConfigurationError("", f"is a mapping of fields to values, not {shown(data)}", known)
     fields = convert(data, _Fields, _make, allowed=ALLOWED)
     _check_times(fields)
     return Operating(defaults=_defaults(fields), cluster_networks=fields.cluster_networks)
@@ -120,7 +120,7 @@ def _check_times(fields: _Fields) -> None:
         "node_failure.after": fields.node_failure.after,
     }
     for field, seconds in some.items():
-        if seconds == 0:
+        if seconds is not None and not seconds > 0:
             raise ConfigurationError(field, "is 0", ALLOWED[field])
     if limits.waits == ():
         raise ConfigurationError("limits.waits", "is empty", ALLOWED["limits.waits"])
