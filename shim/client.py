@@ -68,15 +68,23 @@ class LogStream:
 
 
 class ShimClient:
+    """`silence`: seconds without a byte that end the event stream; None: none do."""
+
     def __init__(
-        self, session: aiohttp.ClientSession, base_url: str = BASE_URL, timeout: float = 30.0
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str = BASE_URL,
+        timeout: float = 30.0,
+        silence: float | None = _SILENCE,
     ) -> None:
         self._session = session
+        self._silence = silence
         self._base = base_url
         self._timeout = aiohttp.ClientTimeout(total=timeout)
 
-    async def health(self) -> Health:
-        return await self._ask("GET", "/v1/health", Health)
+    async def health(self, *, fence: Fence | None = None) -> Health:
+        headers = None if fence is None else {FENCE_HEADER: fence.header()}
+        return await self._ask("GET", "/v1/health", Health, headers=headers)
 
     async def node(self) -> NodeInfo:
         return await self._ask("GET", "/v1/node", NodeInfo)
@@ -138,7 +146,7 @@ class ShimClient:
         Close it (`contextlib.aclosing`) when you leave it early.
         """
         params = {} if after is None else {"after": after}
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._silence)
         decoder = msgspec.json.Decoder(Event)
         response = await self._send("GET", "/v1/events", params=params, limits=timeout)
         async with response:

@@ -170,6 +170,8 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     image_digest: str | None = None
     volumes: tuple[VolumeMount, ...] = ()
     container: ContainerOptions = ContainerOptions()
+    stop_when_unheard_seconds: float | None = None
+    """The shim stops the task when no controller was heard for so long."""
 
 
 class SshMode(StrEnum):
@@ -341,6 +343,10 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     takes whole ones; None: it takes what it asks for."""
     images: tuple[str, ...] = ()
     draining: bool = False
+    disk_free: int | None = None
+    """Of the filesystem of the shim's data folder."""
+    engine_error: str | None = None
+    """Why the engine does not answer, for a person."""
     unlabelled: tuple[str, ...] = ()
     """Leftovers that the shim found and did not touch (DESIGN.md 6)."""
 
@@ -406,6 +412,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     install_id: str
     epoch: str
+    at: float | None = None
+    """The node's clock, Unix seconds."""
 
 
 class DrainRequest(msgspec.Struct, frozen=True, kw_only=True):

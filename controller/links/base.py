@@ -14,6 +14,7 @@ from typing import Protocol
 from runner.client import PortStream
 from runner.schemas import RunnerHealth, StatusEvent, SubmitRequest
 from shim.schemas import (
+    AllocationInfo,
     DrainRequest,
     Event,
     Fence,
@@ -41,7 +42,9 @@ class LogPieces(Protocol):
 class ShimApi(Protocol):
     """What the controller asks of a shim (see `shim.client.ShimClient`)."""
 
-    async def health(self) -> Health: ...
+    async def health(self, *, fence: Fence | None = None) -> Health:
+        """With its fence a controller is heard by tasks that would be stopped otherwise."""
+
     async def node(self) -> NodeInfo: ...
     async def put_task(
         self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
@@ -63,6 +66,7 @@ class ShimApi(Protocol):
     async def release_allocation(
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None: ...
+    async def allocations(self) -> Sequence[AllocationInfo]: ...
     async def drain(self, request: DrainRequest) -> NodeInfo: ...
     async def clear_gpu(self, uuid: str) -> NodeInfo: ...
     def events(self, after: str | None = None) -> AsyncGenerator[Event, None]: ...
@@ -93,6 +97,10 @@ class NodeConnection(Protocol):
 
     async def forget_runner(self, socket_path: str) -> None:
         """Close what is kept open to that runner."""
+
+    def heard_at(self) -> float:
+        """When the last byte came from one of the node's daemons, in seconds of the event loop's
+        clock; -inf where the connection cannot tell."""
 
     async def wait_closed(self) -> None:
         """Returns when the connection is gone, for whatever reason."""

@@ -92,9 +92,15 @@ class ChannelTransport(asyncio.Transport):
 
 
 class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
-    def __init__(self, protocol: ResponseHandler, acknowledge: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        protocol: ResponseHandler,
+        acknowledge: Callable[[], None],
+        heard: Callable[[], None],
+    ) -> None:
         self._first_protocol = protocol
         self._acknowledge = acknowledge
+        self._heard = heard
         self._transport: ChannelTransport | None = None
 
     @property
@@ -111,6 +117,7 @@ class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
         self._protocol.connection_made(self._transport)
 
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        self._heard()
         if len(data) < _SMALL_BYTES:
             self._acknowledge()
         self._protocol.data_received(data)
@@ -133,12 +140,19 @@ class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
 
 class SshUnixConnector(aiohttp.BaseConnector):
     """Opens one streamlocal channel per HTTP connection; a lost SSH connection or a refused channel
-    is an `aiohttp.ClientConnectorError`, as for any other connector."""
+    is an `aiohttp.ClientConnectorError`, as for any other connector. `heard` is called whenever
+    bytes came."""
 
-    def __init__(self, ssh: asyncssh.SSHClientConnection, path: str) -> None:
+    def __init__(
+        self,
+        ssh: asyncssh.SSHClientConnection,
+        path: str,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(keepalive_timeout=600)
         self._ssh = ssh
         self._path = path
+        self._heard = heard
         self._socket: Any = ssh.get_extra_info("socket")
 
     async def _create_connection(
@@ -151,7 +165,7 @@ class SshUnixConnector(aiohttp.BaseConnector):
         try:
             async with asyncio.timeout(timeout.sock_connect):
                 await self._ssh.create_unix_connection(
-                    lambda: _ChannelSession(protocol, self._acknowledge),
+                    lambda: _ChannelSession(protocol, self._acknowledge, self._heard),
                     self._path,
                     window=_WINDOW_BYTES,
                 )

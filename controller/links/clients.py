@@ -13,7 +13,8 @@ from shim.client import ShimClient
 
 CONNECT_SECONDS = 15.0
 SILENCE_SECONDS = 30.0
-"""Streams send a heartbeat every 10 s; a socket that is silent for longer is gone."""
+"""Streams send a heartbeat every 10 s; a socket that is silent for longer is gone. Of the shim's
+event stream the node's session judges, which sees all of the connection."""
 
 
 class SocketClients:
@@ -30,7 +31,7 @@ class SocketClients:
         self._stream = stream
         self._closed = False
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self.shim = ShimClient(self._session(shim_socket))
+        self.shim = ShimClient(self._session(shim_socket), silence=None)
         self._runners: dict[str, RunnerClient] = {}
 
     def runner(self, socket_path: str) -> RunnerClient:

@@ -30,6 +30,9 @@ class LocalConnection:
     async def forget_runner(self, socket_path: str) -> None:
         await self._clients.forget_runner(socket_path)
 
+    def heard_at(self) -> float:
+        return float("-inf")
+
     async def wait_closed(self) -> None:
         await self._closed.wait()
 

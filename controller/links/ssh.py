@@ -46,8 +46,11 @@ class _PinnedClient(asyncssh.SSHClient):
 class SshConnection:
     def __init__(self, ssh: asyncssh.SSHClientConnection, shim_socket: str) -> None:
         self._ssh = ssh
+        self._heard_at = float("-inf")
         self._clients = SocketClients(
-            shim_socket, lambda path: SshUnixConnector(ssh, path), partial(open_stream, ssh)
+            shim_socket,
+            lambda path: SshUnixConnector(ssh, path, self._heard),
+            partial(open_stream, ssh, heard=self._heard),
         )
 
     @property
@@ -59,6 +62,12 @@ class SshConnection:
 
     async def forget_runner(self, socket_path: str) -> None:
         await self._clients.forget_runner(socket_path)
+
+    def heard_at(self) -> float:
+        return self._heard_at
+
+    def _heard(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
 
     async def wait_closed(self) -> None:
         await self._ssh.wait_closed()

@@ -5,7 +5,7 @@ Whatever goes wrong with the channel is an OSError, as with a socket of this mac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import asyncssh
@@ -16,21 +16,25 @@ _WINDOW_BYTES = 4 << 20
 
 
 async def open_stream(
-    ssh: asyncssh.SSHClientConnection, path: str
+    ssh: asyncssh.SSHClientConnection, path: str, heard: Callable[[], None] = lambda: None
 ) -> tuple[ChannelReader, ChannelWriter]:
-    """Raises OSError."""
+    """`heard` is called whenever bytes came. Raises OSError."""
     with _os_errors():
         reader, writer = await ssh.open_unix_connection(path, window=_WINDOW_BYTES)
-    return ChannelReader(reader), ChannelWriter(writer)
+    return ChannelReader(reader, heard), ChannelWriter(writer)
 
 
 class ChannelReader:
-    def __init__(self, reader: asyncssh.SSHReader[bytes]) -> None:
+    def __init__(self, reader: asyncssh.SSHReader[bytes], heard: Callable[[], None]) -> None:
         self._reader = reader
+        self._heard = heard
 
     async def read(self, n: int = -1, /) -> bytes:
         with _os_errors():
-            return await self._reader.read(n)
+            data = await self._reader.read(n)
+        if data:
+            self._heard()
+        return data
 
 
 class ChannelWriter:

@@ -1,69 +1,125 @@
 """Tasks that a node has and no live attempt stands for.
 
 One that belongs to a run of ours was given up while the node was away: it is stopped and removed.
-One that nobody here knows is left alone and reported, since another controller, or a database older
-than the node's tasks, may know it.
+One that nobody here knows is put into quarantine, listed and kept running, since another
+controller, or a database newer than the backup that this one was restored from, may know it. Its
+place is occupied until the task is gone; an admin may have it stopped.
 """
 
 from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from controller.lifecycle import reports
+from controller.lifecycle.model import QuarantinedTask
 from controller.links.base import NodeConnection
+from controller.pipelines import convert
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.terminating import remove_from_node
 from controller.pipelines.turns import Turns
 from controller.store.base import Store
 from shim.client import ShimError
-from shim.schemas import Fence, TaskInfo, TaskStatus, TerminateRequest
+from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskStatus, TerminateRequest
 
 log = logging.getLogger(__name__)
 
 
 class StrayTasks:
-    def __init__(self, turns: Turns, store: Store, fence: Fence) -> None:
+    """`restored`: this database was put back from a backup, so that runs may have had attempts
+    since of which it knows nothing."""
+
+    def __init__(self, turns: Turns, store: Store, fence: Fence, *, restored: bool = False) -> None:
         self._turns = turns
         self._store = store
         self._fence = fence
-        self._quarantined: set[tuple[str, str]] = set()
+        self._restored = restored
 
     async def settle(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         """Repeated at every word of the node about the task until it is gone; a place that was
         orphaned with it is free then."""
-        if await self._store.find_run(info.run_id) is None:
-            self._quarantine(node_id, info)
+        if await self._is_unknown(info):
+            stops = await self._quarantine(node_id, connection, info)
+            why = "it is unknown here, and an admin has asked for its end"
+        else:
+            stops, why = True, "its attempt has ended"
+        if not stops:
             return
         try:
-            if info.status is not TaskStatus.TERMINATED:
-                log.warning("stopping task %s: its attempt has ended", info.id)
-                await connection.shim.terminate(
-                    info.id,
-                    TerminateRequest(grace=0.0, message="its attempt has ended"),
-                    run_id=info.run_id,
-                    fence=self._fence,
-                    incarnation=info.incarnation,
-                )
-                return
-            await remove_from_node(
-                connection,
-                task_id=info.id,
-                allocation_id=info.allocation_id,
-                run_id=info.run_id,
-                fence=self._fence,
-                incarnation=info.incarnation,
-            )
+            await end_task(connection, info, self._fence, why)
         except (ShimError, TryAgain) as error:
             log.warning("stray task %s could not be cleared: %s", info.id, error)
             return
-        self._turns.post(reports.TaskRemoved(run_id=info.run_id, attempt_id=info.id))
+        if info.status is TaskStatus.TERMINATED:
+            self._turns.post(reports.TaskRemoved(run_id=info.run_id, attempt_id=info.id))
 
-    def _quarantine(self, node_id: str, info: TaskInfo) -> None:
-        if (node_id, info.id) not in self._quarantined:
-            self._quarantined.add((node_id, info.id))
+    async def _is_unknown(self, info: TaskInfo) -> bool:
+        state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
+        return state is None or (self._restored and convert.find(state, info.id) is None)
+
+    async def _quarantine(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
+        """Whether the task shall end after all."""
+        places = {place.id: place for place in await connection.shim.allocations()}
+        node = self._turns.nodes.get(node_id)
+        if node is None:
+            return False
+        before = next((task for task in node.quarantine if task.id == info.id), None)
+        if before is None:
             log.warning(
-                "task %s of unknown run %s (%s) is left running on its node",
+                "task %s of unknown run %s (%s) is left running on node %s",
                 info.id,
                 info.run_id,
                 info.run_name,
+                node.name,
             )
+        task = quarantined(info, places.get(info.allocation_id), before)
+        if task != before:
+            others = tuple(one for one in node.quarantine if one.id != task.id)
+            changed = msgspec.structs.replace(node, quarantine=(*others, task))
+            self._turns.set_node(changed, node_id)
+        return task.stopping
+
+
+def quarantined(
+    info: TaskInfo, place: AllocationInfo | None, before: QuarantinedTask | None
+) -> QuarantinedTask:
+    """What is known of it by the shim's word alone."""
+    return QuarantinedTask(
+        id=info.id,
+        run_id=info.run_id,
+        run_name=info.run_name,
+        allocation_id=info.allocation_id,
+        status=info.status.value,
+        cpu=0.0 if place is None else place.cpu,
+        memory=0 if place is None else place.memory,
+        disk=0 if place is None else place.disk,
+        gpus=() if place is None else place.gpus,
+        whole_node=place is not None and place.whole_node,
+        submitted_at=info.times.submitted_at,
+        stopping=before is not None and before.stopping,
+    )
+
+
+async def end_task(connection: NodeConnection, info: TaskInfo, fence: Fence, why: str) -> None:
+    """Stop the task, or remove it if it has ended; asked again with each word about it.
+
+    Raises ShimError, ShimUnavailable, TryAgain."""
+    if info.status is not TaskStatus.TERMINATED:
+        log.warning("stopping task %s: %s", info.id, why)
+        await connection.shim.terminate(
+            info.id,
+            TerminateRequest(grace=0.0, message=why),
+            run_id=info.run_id,
+            fence=fence,
+            incarnation=info.incarnation,
+        )
+        return
+    await remove_from_node(
+        connection,
+        task_id=info.id,
+        allocation_id=info.allocation_id,
+        run_id=info.run_id,
+        fence=fence,
+        incarnation=info.incarnation,
+    )

@@ -11,8 +11,10 @@ import msgspec
 from controller.clock import Chance, Clock
 from controller.lifecycle.model import Node, NodeStatus
 from controller.links.base import NodeConnection, NodeLink
-from controller.nodes.session import NodeSession, SessionListener
-from controller.pipelines.turns import Turns
+from controller.nodes.handshakes import Handshakes
+from controller.nodes.session import NodeSession, Settings
+from controller.nodes.stock import SessionListener
+from controller.pipelines.turns import ANY_NODE, Turns
 
 log = logging.getLogger(__name__)
 
@@ -26,21 +28,28 @@ class Nodes:
         make_link: Callable[[Node], NodeLink],
         clock: Clock,
         chance: Chance,
+        settings: Settings | None = None,
     ) -> None:
         self._turns = turns
         self._make_link = make_link
         self._clock = clock
         self._chance = chance
+        self._settings = settings or Settings()
+        self._handshakes = Handshakes()
         self._sessions: dict[str, NodeSession] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, listener: SessionListener) -> None:
-        """Keep one session per node until cancelled."""
+        """Keep one session per node until cancelled. A node that was connected when the former
+        controller ended begins to be silent now; one that was not goes on being so."""
         for node in list(self._turns.nodes.values()):
-            fresh = msgspec.structs.replace(node, status=NodeStatus.CONNECTING)
-            self._turns.set_node(fresh, node.id)
+            if node.status is NodeStatus.CONNECTED:
+                fresh = msgspec.structs.replace(
+                    node, status=NodeStatus.CONNECTING, last_seen_at=self._clock.now()
+                )
+                self._turns.set_node(fresh, node.id)
         try:
-            async with self._turns.watch(None) as changed:
+            async with self._turns.watch(ANY_NODE) as changed:
                 while True:
                     changed.clear()
                     await self._match(listener)
@@ -63,7 +72,14 @@ class Nodes:
     async def _match(self, listener: SessionListener) -> None:
         for node_id in self._turns.nodes.keys() - self._sessions.keys():
             session = NodeSession(
-                node_id, self._make_link, self._turns, listener, self._clock, self._chance
+                node_id,
+                self._make_link,
+                self._turns,
+                listener,
+                self._clock,
+                self._chance,
+                self._handshakes,
+                self._settings,
             )
             self._sessions[node_id] = session
             self._tasks[node_id] = asyncio.create_task(session.run(), name=f"node-{node_id}")

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -13,6 +20,7 @@ from runner.client import PortStream, RunnerUnavailable
 from runner.schemas import RunnerHealth, StatusEvent, SubmitRequest
 from shim.client import ShimUnavailable
 from shim.schemas import (
+    AllocationInfo,
     DrainRequest,
     Event,
     EventType,
@@ -62,6 +70,9 @@ class SimulatedConnection:
     async def forget_runner(self, socket_path: str) -> None:
         await asyncio.sleep(0)
 
+    def heard_at(self) -> float:
+        return float("-inf")
+
     async def wait_closed(self) -> None:
         await self._wire.closed.wait()
 
@@ -74,8 +85,14 @@ class SimulatedShim:
         self._node = node
         self._wire = wire
 
-    async def health(self) -> Health:
+    async def health(self, *, fence: Fence | None = None) -> Health:
         return await self._ask(self._node.health)
+
+    async def allocations(self) -> Sequence[AllocationInfo]:
+        async def held() -> Sequence[AllocationInfo]:
+            return self._node.ledger.held
+
+        return await self._ask(held)
 
     async def node(self) -> NodeInfo:
         return await self._ask(self._node.node)

@@ -16,7 +16,9 @@ from controller.lifecycle.model import Limits, Node, NodeStatus, RunState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection
 from controller.nodes import session as session_module
-from controller.nodes.session import NodeSession
+from controller.nodes.handshakes import Handshakes
+from controller.nodes.session import NodeSession, Settings
+from controller.nodes.silence import UNREACHABLE_AFTER_SECONDS
 from controller.nodes.strays import StrayTasks
 from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import Turns
@@ -37,6 +39,7 @@ from tests.unit.pipelines.parts import (
 )
 
 R = TypeVar("R")
+FENCE = Fence(1, 1)
 
 
 class FakeLink:
@@ -100,9 +103,16 @@ class World:
         self.turns.restore(states, [node])
         for state in states:
             database.runs[state.run.id] = state
-        self.listener = Listener(StrayTasks(self.turns, store, Fence(1, 1)))
+        self.listener = Listener(StrayTasks(self.turns, store, FENCE))
         self.session = NodeSession(
-            node.id, lambda _: self.link, self.turns, self.listener, self.clock, self.chance
+            node.id,
+            lambda _: self.link,
+            self.turns,
+            self.listener,
+            self.clock,
+            self.chance,
+            Handshakes(),
+            Settings(fence=FENCE, monotonic=self.clock.now),
         )
 
     @property
@@ -182,7 +192,7 @@ async def test_a_node_that_cannot_be_reached_is_tried_again_and_says_why() -> No
     async with world(before=refuse) as it:
         await eventually(lambda: it.link.tries >= 3)
         assert (it.node.status, it.node.message) == (NodeStatus.CONNECTING, "nobody listens")
-        it.clock.time += session_module.UNREACHABLE_AFTER_SECONDS
+        it.clock.time += UNREACHABLE_AFTER_SECONDS
         await eventually(lambda: it.node.status is NodeStatus.UNREACHABLE)
         it.link.refusal = None
         await it.connected()
@@ -558,7 +568,7 @@ async def test_a_shim_learns_of_a_drain_when_it_is_reached() -> None:
     node = known(drain_reason="disk")
     async with world(node=msgspec.structs.replace(node, draining=True)) as it:
         await it.connected()
-        (order,) = it.shim.drained
+        (order,) = await eventually(lambda: it.shim.drained)
         assert (order.draining, order.reason) == (True, "disk")
 
 

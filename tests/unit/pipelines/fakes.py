@@ -13,6 +13,7 @@ from runner.client import PortStream, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerHealth, RunnerState, StatusEvent, SubmitRequest
 from shim.client import ShimError
 from shim.schemas import (
+    AllocationInfo,
     DrainRequest,
     Event,
     EventType,
@@ -57,6 +58,11 @@ class FakeShim:
         self.info = node_info()
         self.stream: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         self.silent = False
+        self.deaf = False
+        """Answers no probe any more."""
+        self.probed = 0
+        self.greetings: list[Fence] = []
+        self.places: list[AllocationInfo] = []
         self.drained: list[DrainRequest] = []
         self.listed = asyncio.Event()
         self.may_list = asyncio.Event()
@@ -67,8 +73,16 @@ class FakeShim:
             raise self.refusal
         self.asked.append((verb, name))
 
-    async def health(self) -> Health:
+    async def health(self, *, fence: Fence | None = None) -> Health:
+        self.probed += 1
+        if fence is not None:
+            self.greetings.append(fence)
+        if self.deaf:
+            await asyncio.Event().wait()
         return self.says
+
+    async def allocations(self) -> Sequence[AllocationInfo]:
+        return tuple(self.places)
 
     async def node(self) -> NodeInfo:
         return self.info
@@ -241,6 +255,7 @@ class FakeConnection:
         self.shim = shim or FakeShim()
         self.the_runner = FakeRunner()
         self.forgotten: list[str] = []
+        self.last_byte_at = float("-inf")
         self.closed = asyncio.Event()
 
     def runner(self, socket_path: str) -> FakeRunner:
@@ -248,6 +263,9 @@ class FakeConnection:
 
     async def forget_runner(self, socket_path: str) -> None:
         self.forgotten.append(socket_path)
+
+    def heard_at(self) -> float:
+        return self.last_byte_at
 
     async def wait_closed(self) -> None:
         await self.closed.wait()

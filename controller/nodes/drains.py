@@ -1,0 +1,58 @@
+"""What still runs on a draining node when its deadline comes ends as node_drained.
+
+The deadline is stored with the node, so it passes at the same time whoever waits for it; telling
+the runs again is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from controller.clock import Clock
+from controller.lifecycle.model import Node
+from controller.lifecycle.reports import NodeDrained
+from controller.pipelines.turns import ANY_NODE, Turns
+
+
+class DrainDeadlines:
+    def __init__(self, turns: Turns, clock: Clock) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._told: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with self._turns.watch(ANY_NODE) as changed:
+            while True:
+                changed.clear()
+                self._tell()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._until_next()):
+                        await changed.wait()
+
+    def _tell(self) -> None:
+        now = self._clock.now()
+        ahead = {node.id: deadline for node, deadline in self._deadlines()}
+        self._told = {key: at for key, at in self._told.items() if ahead.get(key) == at}
+        for node_id, deadline in ahead.items():
+            if deadline <= now and node_id not in self._told:
+                self._told[node_id] = deadline
+                self._end_jobs(self._turns.nodes[node_id])
+
+    def _end_jobs(self, node: Node) -> None:
+        why = f": {node.drain_reason}" if node.drain_reason else ""
+        message = f"node {node.name} was to be empty by now{why}"
+        for state in self._turns.runs_on(node.id):
+            self._turns.post(NodeDrained(run_id=state.run.id, node_id=node.id, message=message))
+
+    def _until_next(self) -> float | None:
+        open_ones = [at for node, at in self._deadlines() if node.id not in self._told]
+        return max(0.0, min(open_ones) - self._clock.now()) if open_ones else None
+
+    def _deadlines(self) -> list[tuple[Node, float]]:
+        return [
+            (node, node.drain_deadline)
+            for node in self._turns.nodes.values()
+            if node.draining and node.drain_deadline is not None
+        ]

@@ -1,0 +1,229 @@
+"""What a node has, read and compared with what it should have.
+
+Everything that the node says becomes a report or a change of the node's row; nothing is decided
+here. What a node still has and nobody wants is stopped before it counts as connected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from controller.clock import Clock
+from controller.lifecycle import reports
+from controller.lifecycle.model import NodeStatus
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AttemptStatus
+from controller.links.base import NodeConnection, ShimApi
+from controller.nodes import gate
+from controller.nodes.notices import NoticeCarrier
+from controller.pipelines import convert
+from controller.pipelines.turns import Turns
+from shim.schemas import Event, EventType, Health, TaskInfo, TaskStatus
+
+log = logging.getLogger(__name__)
+
+_ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
+
+
+class SessionListener(Protocol):
+    def connected(self, node_id: str) -> None:
+        """A new connection is up and the node's state was read: repeat what is still wanted."""
+
+    def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
+
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+        """The node has a task that no live attempt stands for."""
+
+
+class ShimTaken(Exception):
+    """Another node has this very shim: to each, the other's tasks would be strays to be stopped."""
+
+
+class Stock:
+    """Of one node, for one connection to it."""
+
+    def __init__(
+        self,
+        node_id: str,
+        turns: Turns,
+        listener: SessionListener,
+        clock: Clock,
+        connection: NodeConnection,
+    ) -> None:
+        self._node_id = node_id
+        self._turns = turns
+        self._listener = listener
+        self._clock = clock
+        self._connection = connection
+        self._notices = NoticeCarrier(connection)
+        self.shim_drains = False
+        """Whether the shim was told to drain, as far as is known."""
+
+    async def close(self) -> None:
+        await self._notices.close()
+
+    async def take(self) -> None:
+        """Raises ShimTaken, ShimUnavailable, ShimError, StoreUnavailable."""
+        shim = self._connection.shim
+        health, asked_at = await self._health()
+        self._refuse_taken(health)
+        await self._check_identity(shim, health)
+        expected = self._acknowledged()
+        tasks = await shim.tasks()
+        for info in tasks:
+            await self._found(info)
+        listed = {info.id for info in tasks}
+        for attempt_id in expected.keys() - listed:
+            self._turns.post(
+                reports.TaskMissing(run_id=expected[attempt_id], attempt_id=attempt_id)
+            )
+        self._let_go_of_quarantined(listed)
+        await self._read_node(health, asked_at)
+
+    async def handle(self, event: Event) -> None:
+        match event.type:
+            case EventType.TASK if event.task is not None:
+                await self._found(event.task)
+            case EventType.REMOVED if event.task_id is not None:
+                self._let_go_of_quarantined(self._quarantined() - {event.task_id})
+            case EventType.RESYNC:
+                await self.take()
+            case EventType.NODE:
+                await self._read_node(*await self._health())
+            case _:
+                pass
+
+    # -- tasks ------------------------------------------------------------------------------
+
+    def _acknowledged(self) -> dict[str, str]:
+        """attempt id → run id of what this node said it has, or may still have; taken before the
+        list is asked for, so that a task accepted meanwhile is not taken for missing."""
+        return {
+            attempt.id: state.run.id
+            for state in self._turns.runs_on(self._node_id)
+            for job in state.jobs
+            for attempt in job.attempts
+            if attempt.node_id == self._node_id
+            and (attempt.cleanup_unknown or attempt.status in _ACKNOWLEDGED)
+        }
+
+    async def _found(self, info: TaskInfo) -> None:
+        where = self._live_on(info)
+        if where is None:
+            await self._listener.stray_task(self._node_id, self._connection, info)
+        elif where != self._node_id:
+            log.warning("task %s lives on another node: left alone here", info.id)
+        else:
+            for report in convert.task_reports(info):
+                self._turns.post(report)
+            self._listener.task_seen(self._node_id, info)
+            self._notices.carry(info)
+
+    def _live_on(self, info: TaskInfo) -> str | None:
+        """The id of the node on which the task's attempt lives."""
+        state = self._turns.runs.get(info.run_id)
+        for view in () if state is None else convert.live_attempts(state):
+            if view.attempt.id == info.id:
+                return view.attempt.node_id
+        return None
+
+    def _quarantined(self) -> set[str]:
+        node = self._turns.nodes.get(self._node_id)
+        return set() if node is None else {task.id for task in node.quarantine}
+
+    def _let_go_of_quarantined(self, listed: set[str]) -> None:
+        node = self._turns.nodes.get(self._node_id)
+        if node is not None and not self._quarantined() <= listed:
+            left = tuple(task for task in node.quarantine if task.id in listed)
+            self._turns.set_node(msgspec.structs.replace(node, quarantine=left), node.id)
+
+    # -- the node itself --------------------------------------------------------------------
+
+    async def _health(self) -> tuple[Health, float]:
+        asked_at = self._clock.now()
+        return await self._connection.shim.health(), asked_at
+
+    async def _read_node(self, health: Health, asked_at: float) -> None:
+        answered_at = self._clock.now()
+        info = await self._connection.shim.node()
+        node = self._turns.nodes.get(self._node_id)
+        if node is None:
+            return
+        reading = gate.Reading(health=health, info=info, asked_at=asked_at, answered_at=answered_at)
+        changed = msgspec.structs.replace(
+            gate.passed(node, reading),
+            status=NodeStatus.CONNECTED,
+            message=None,
+            boot_id=health.boot_id,
+            install_id=health.install_id,
+            last_seen_at=self._clock.now(),
+        )
+        if changed.unfit not in (None, node.unfit):
+            log.warning("node %s takes no work: %s", node.name, changed.unfit)
+        self._turns.set_node(changed, self._node_id)
+        self.shim_drains = info.draining
+
+    def _refuse_taken(self, health: Health) -> None:
+        for other in self._turns.nodes.values():
+            if other.id != self._node_id and other.install_id == health.install_id:
+                raise ShimTaken(
+                    f"its shim is that of node {other.name} already: remove one of the two "
+                    f"(`fairlead node remove`), or, should the machine be a copy of the other, "
+                    f"empty its shim's data folder"
+                )
+
+    async def _check_identity(self, shim: ShimApi, health: Health) -> None:
+        """A new boot or install id: what ran there is gone (LIFECYCLE.md section 7), and committed
+        to be so before the node's tasks are read: those left from then are strays. A task that has
+        not ended may still be in its old container, so the place of that is free only when it is
+        gone.
+
+        Raises StoreUnavailable; the old ids are kept then, and all of it is repeated."""
+        node = self._turns.nodes.get(self._node_id)
+        if node is None:
+            return
+        new = node.boot_id is None
+        rebooted = not new and node.boot_id != health.boot_id
+        installed = not new and node.install_id != health.install_id
+        if rebooted or installed:
+            tasks = await shim.tasks()
+            if rebooted:
+                going_on = {
+                    task.run_id for task in tasks if task.status is not TaskStatus.TERMINATED
+                }
+                message = "the node was restarted"
+                report_gone(self._turns, node.id, message, lambda run_id: run_id not in going_on)
+            else:
+                message = "the node's shim was installed anew"
+                report_gone(self._turns, node.id, message, lambda _: not tasks)
+            await self._turns.settled()
+        node = self._turns.nodes.get(self._node_id)
+        if node is not None and (new or rebooted or installed):
+            known = msgspec.structs.replace(
+                node, boot_id=health.boot_id, install_id=health.install_id
+            )
+            self._turns.set_node(known, self._node_id)
+
+
+def report_gone(
+    turns: Turns,
+    node_id: str,
+    message: str,
+    is_clean: Callable[[str], bool] = lambda run_id: False,
+) -> None:
+    """Every run that has something there is told; `is_clean`: by run id, whether nothing of it can
+    run there any more."""
+    for state in turns.runs_on(node_id):
+        turns.post(
+            reports.NodeGone(
+                run_id=state.run.id,
+                node_id=node_id,
+                reason=Reason.INSTANCE_UNREACHABLE,
+                message=message,
+                cleanup_confirmed=is_clean(state.run.id),
+            )
+        )
