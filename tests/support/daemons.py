@@ -119,6 +119,11 @@ def run(
     return output
 
 
+def inside(netns: str | None) -> list[str | Path]:
+    """What a command line begins with to run in the network namespace of that name."""
+    return [] if netns is None else ["nsenter", f"--net=/run/netns/{netns}"]
+
+
 def processes_that_mention(text: str) -> list[int]:
     """Pids whose command line holds `text`, such as a test's own folder."""
     found = []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.daemons import Daemon, end_processes_that_mention, run
+from tests.support.daemons import Daemon, end_processes_that_mention, inside, run
 
 
 class DockerDaemon:
@@ -32,9 +32,7 @@ class DockerDaemon:
         self._pid_files = (folder / "docker.pid", folder / "exec/containerd/containerd.pid")
         file = folder / "daemon.json"
         file.write_text(json.dumps({**self._config(), **config}))
-        argv: list[str | Path] = ["dockerd", "--config-file", file]
-        if netns is not None:
-            argv = ["nsenter", f"--net=/run/netns/{netns}", *argv]
+        argv = [*inside(netns), "dockerd", "--config-file", file]
         self._daemon = Daemon(argv, folder / "dockerd.log", env=env, outlasts_tests=True)
 
     @property
@@ -83,6 +81,9 @@ class DockerDaemon:
             self.docker("network", "rm", *networks)
 
     def stop(self) -> None:
+        """Also one that was killed: only an engine can clear up after an engine."""
+        if not self._daemon.is_alive():
+            self.start()
         self.remove_containers()
         self._daemon.stop()
         end_processes_that_mention(f"{self._folder}/")

@@ -21,20 +21,12 @@ UNTIL_ASKED = "while [ ! -e /tmp/go ]; do sleep 0.05; done"
 """A command of a job that waits for `RunLab.let_go`."""
 
 
-@dataclass
-class RunLab:
-    """A controller that knows one node, n1; `port` is where it finds the node's sshd."""
+class ControllerLab:
+    """A controller as its users see it; `image` is what tasks run in that name none."""
 
     controller: ControllerProcess
-    shim: ShimProcess
-    dockerd: DockerDaemon
-    sshd: SshDaemon
-    port: int
     folder: Path
     image: str
-    tunnel_user: str = TUNNEL_USER
-    shim_socket: Path | None = None
-    """Where the controller is told to look for the shim, if not where it is."""
 
     def write(self, **fields: Any) -> Path:
         """A task's file; YAML is a superset of JSON, so values may be any JSON."""
@@ -89,6 +81,31 @@ class RunLab:
     def wait_for_log(self, name: str, text: bytes, timeout: float = 60) -> None:
         wait_until(lambda: text in self.log(name), timeout, f"{text!r} in the log of {name}")
 
+    def node(self, name: str = "n1") -> Any:
+        return next(node for node in self.get("/v1/nodes")["nodes"] if node["name"] == name)
+
+    def wait_for_node(self, test: Callable[[Any], T], name: str = "n1", timeout: float = 30) -> T:
+        return wait_until(lambda: test(self.node(name)), timeout, f"node {name}")
+
+    def _client(self) -> ControllerClient:
+        return ControllerClient(self.controller.url, self.controller.token)
+
+
+@dataclass
+class RunLab(ControllerLab):
+    """A controller that knows one node, n1; `port` is where it finds the node's sshd."""
+
+    controller: ControllerProcess
+    shim: ShimProcess
+    dockerd: DockerDaemon
+    sshd: SshDaemon
+    port: int
+    folder: Path
+    image: str
+    tunnel_user: str = TUNNEL_USER
+    shim_socket: Path | None = None
+    """Where the controller is told to look for the shim, if not where it is."""
+
     def container(self, name: str) -> str:
         """The id of the container of the run's latest attempt."""
         attempt = self.attempts(name)[-1]["id"]
@@ -101,17 +118,8 @@ class RunLab:
         for name in names:
             self.inside(name, "touch", "/tmp/go")
 
-    def node(self, name: str = "n1") -> Any:
-        return next(node for node in self.get("/v1/nodes")["nodes"] if node["name"] == name)
-
-    def wait_for_node(self, test: Callable[[Any], T], name: str = "n1", timeout: float = 30) -> T:
-        return wait_until(lambda: test(self.node(name)), timeout, f"node {name}")
-
     def add_node(self, name: str, *options: str | Path) -> CommandResult:
         address: list[str | Path] = ["--host", "127.0.0.1", "--port", str(self.port)]
         login: list[str | Path] = ["--user", self.tunnel_user]
         login += ["--socket", self.shim_socket or self.shim.socket]
         return self.cli("node", "add", name, *address, *login, *options)
-
-    def _client(self) -> ControllerClient:
-        return ControllerClient(self.controller.url, self.controller.token)

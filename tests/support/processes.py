@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.daemons import Daemon, end_processes_that_mention
+from tests.support.daemons import Daemon, end_processes_that_mention, inside
 from tests.support.ssh_daemon import free_port
 
 _PROGRAMS = Path(sys.executable).parent
@@ -58,7 +58,8 @@ def run_cli(
 
 
 class ShimProcess:
-    """`fairlead-shim` with its data and sockets below one folder."""
+    """`fairlead-shim` with its data and sockets below one folder; `netns` names a network
+    namespace to live in."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class ShimProcess:
         *options: str | Path,
         env: Mapping[str, str] | None = None,
         outlasts_tests: bool = False,
+        netns: str | None = None,
     ) -> None:
         folder.mkdir(parents=True)
         folder.chmod(0o755)
@@ -74,13 +76,8 @@ class ShimProcess:
         self.data = folder / "data"
         self.socket = folder / "run" / "shim.sock"
         self.socket.parent.mkdir()
-        argv: list[str | Path] = [
-            _PROGRAMS / "fairlead-shim",
-            "--data",
-            self.data,
-            "--socket",
-            self.socket,
-        ]
+        argv = [*inside(netns), _PROGRAMS / "fairlead-shim"]
+        argv += ["--data", self.data, "--socket", self.socket]
         self.daemon = Daemon(
             [*argv, "--engine", engine, *options],
             folder / "shim.log",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.daemons import Daemon, run
+from tests.support.daemons import Daemon, inside, run
 
 CHECKOUT = Path(__file__).parents[2]
 TUNNEL_USER = "fairlead-tunnel"
@@ -22,7 +22,7 @@ _TUNNEL_KEYS = "/etc/ssh/fairlead_authorized_keys"
 _JUMP_KEYS = "/var/lib/fairlead-jump/authorized_keys"
 _CONFIG = """\
 Port {port}
-ListenAddress 127.0.0.1
+ListenAddress {address}
 HostKey {folder}/host_key
 PidFile {folder}/sshd.pid
 AllowUsers {user} {jump_user}
@@ -38,10 +38,13 @@ LogLevel VERBOSE
 
 
 class SshDaemon:
-    """`authorize` lets a key in; `host_key` and `fingerprint` are what a client should pin."""
+    """`authorize` lets a key in; `host_key` and `fingerprint` are what a client should pin.
 
-    def __init__(self, folder: Path) -> None:
+    `netns` names a network namespace to live in, which has `address`."""
+
+    def __init__(self, folder: Path, address: str = "127.0.0.1", netns: str | None = None) -> None:
         self._folder = folder
+        self._address = address
         self.port = free_port()
         self.user = TUNNEL_USER
         self._authorized = folder / "authorized_keys"
@@ -54,11 +57,13 @@ class SshDaemon:
         self.fingerprint = run(["ssh-keygen", "-l", "-f", public]).split()[1]
         self._authorized.touch(mode=0o644)
         config = folder / "sshd_config"
-        main = _CONFIG.format(port=self.port, folder=folder, user=self.user, jump_user=JUMP_USER)
+        main = _CONFIG.format(
+            port=self.port, address=address, folder=folder, user=self.user, jump_user=JUMP_USER
+        )
         config.write_text(main + self._hardening())
         Path("/run/sshd").mkdir(exist_ok=True)
         program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
-        argv: list[str | Path] = [program, "-D", "-e", "-f", config]
+        argv = [*inside(netns), program, "-D", "-e", "-f", config]
         self._daemon = Daemon(argv, folder / "sshd.log", outlasts_tests=True)
 
     def _hardening(self) -> str:
@@ -83,18 +88,21 @@ class SshDaemon:
 
     def start(self) -> None:
         self._daemon.spawn()
-        self._daemon.wait_ready(self._greets)
+        self._daemon.wait_ready(self.greets)
 
     def stop(self) -> None:
-        """The listener and, since they would go on without it, every connection."""
+        """The listener and, since they would go on without it, every connection. A killed one has
+        neither."""
+        if not self._daemon.is_alive():
+            return
         connections = psutil.Process(self._daemon.pid).children(recursive=True)
         self._daemon.stop()
         for connection in connections:
             with suppress(psutil.NoSuchProcess):
                 connection.kill()
 
-    def _greets(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 2) as client:
+    def greets(self) -> bool:
+        with suppress(OSError), socket.create_connection((self._address, self.port), 2) as client:
             return client.recv(4) == b"SSH-"
         return False
 

@@ -1,0 +1,72 @@
+"""A gang as its users see it: the story that `inspect` tells, and what its jobs are made to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.lab import ControllerLab
+from tests.support.machines import Machine
+from tests.support.processes import ControllerProcess
+from tests.support.ssh_daemon import TUNNEL_USER
+from tests.support.waiting import wait_until
+
+WAITING = """
+env > /tmp/env
+while [ ! -e /tmp/end ]; do sleep 0.05; done
+exit $(cat /tmp/end)
+"""
+"""A command that says what it was told, and ends with the status that `GangLab.end` gives it."""
+
+
+@dataclass
+class GangLab(ControllerLab):
+    """A controller and several machines, each of them a node of it."""
+
+    controller: ControllerProcess
+    machines: list[Machine]
+    folder: Path
+    image: str
+
+    def add(self, machine: Machine) -> None:
+        machine.sshd.authorize(self.controller.public_key)
+        where = ["--host", machine.address, "--port", str(machine.sshd.port)]
+        who = ["--user", TUNNEL_USER, "--host-key", machine.sshd.host_key]
+        socket = ["--socket", str(machine.shim.socket)]
+        self.cli("node", "add", machine.name, *where, *who, *socket).succeeded()
+        self.wait_for_node(lambda node: node["status"] == "connected", machine.name)
+
+    def machine(self, name: str) -> Machine:
+        return next(machine for machine in self.machines if machine.name == name)
+
+    def last(self, name: str, cookie: int) -> Any:
+        """The latest attempt of the job with this cookie."""
+        jobs = self.inspect(name)["jobs"]
+        return next(job for job in jobs if job["cookie"] == cookie)["attempts"][-1]
+
+    def wait_for_incarnation(
+        self, name: str, number: int, cookies: Iterable[int], timeout: float = 60
+    ) -> list[Any]:
+        """Their attempts, once all of them run in it."""
+
+        def reached() -> Any:
+            found = [self.last(name, cookie) for cookie in cookies]
+            there = all(
+                one["incarnation"]["number"] == number and one["status"] == "running"
+                for one in found
+            )
+            return found if there else None
+
+        return wait_until(reached, timeout, f"incarnation {number} of {name} to run")
+
+    def environment(self, attempt: Any) -> dict[str, str]:
+        text = self.inside(attempt, "cat", "/tmp/env")
+        return dict(line.partition("=")[::2] for line in text.splitlines())
+
+    def inside(self, attempt: Any, *command: str) -> str:
+        return self.machine(attempt["node"]).inside(attempt["id"], *command)
+
+    def end(self, attempt: Any, status: int) -> None:
+        self.inside(attempt, "sh", "-c", f"echo {status} > /tmp/.end; mv /tmp/.end /tmp/end")

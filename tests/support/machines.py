@@ -1,0 +1,171 @@
+"""Several machines on this one: each a network namespace with its own sshd, dockerd and shim.
+
+They hang on one switch, where a cable can be pulled; this process has a port of it too. Switching a
+machine off kills whatever lives in its network, containers included, and leaves its disk as it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.support.daemons import run
+from tests.support.docker_daemon import DockerDaemon
+from tests.support.processes import ShimProcess
+from tests.support.ssh_daemon import SshDaemon
+from tests.support.waiting import wait_until
+
+_BRIDGE = "br0"
+_numbers = itertools.count(1)
+
+
+class Switch:
+    """Names and addresses are of this process's own, so that several test sessions may run."""
+
+    def __init__(self) -> None:
+        number = os.getpid() * 7 + next(_numbers)
+        self._tag = f"fl{number % 1_000_000}"
+        self._network = f"10.{64 + number // 256 % 64}.{number % 256}"
+        self._namespace = f"{self._tag}sw"
+        self._ours = f"{self._tag}c"
+
+    def build(self) -> None:
+        run(["ip", "netns", "add", self._namespace])
+        bridge = ["type", "bridge", "forward_delay", "0", "stp_state", "0"]
+        self._ip("link", "add", _BRIDGE, *bridge)
+        self._ip("link", "set", _BRIDGE, "up")
+        run(["ip", "link", "add", self._ours, *self._plugged_into("ctl")])
+        self._ip("link", "set", "ctl", "master", _BRIDGE, "up")
+        run(["ip", "address", "add", f"{self._network}.254/24", "dev", self._ours])
+        run(["ip", "link", "set", self._ours, "up"])
+
+    def connect(self, number: int) -> tuple[str, str]:
+        """A new namespace at port `number`: its name and its address."""
+        namespace, address = f"{self._tag}n{number}", f"{self._network}.{number}"
+        run(["ip", "netns", "add", namespace])
+        there = ["ip", "-n", namespace]
+        run([*there, "link", "add", "eth0", *self._plugged_into(f"p{number}")])
+        self._ip("link", "set", f"p{number}", "master", _BRIDGE, "up")
+        run([*there, "address", "add", f"{address}/24", "dev", "eth0"])
+        for link in ("lo", "eth0"):
+            run([*there, "link", "set", link, "up"])
+        run([*there, "route", "add", "default", "via", f"{self._network}.254"])
+        return namespace, address
+
+    def cut(self, number: int) -> None:
+        self._ip("link", "set", f"p{number}", "down")
+
+    def mend(self, number: int) -> None:
+        self._ip("link", "set", f"p{number}", "up")
+
+    def remove(self) -> None:
+        """Both ends of each cable go with either."""
+        run(["ip", "netns", "delete", self._namespace])
+
+    def _plugged_into(self, port: str) -> list[str]:
+        return ["type", "veth", "peer", "name", port, "netns", self._namespace]
+
+    def _ip(self, *words: str) -> None:
+        run(["ip", "-n", self._namespace, *words])
+
+
+class Machine:
+    """`name` is the node's in the lab; `address` is what others reach it at."""
+
+    def __init__(self, switch: Switch, number: int, folder: Path, runtime: Path) -> None:
+        folder.mkdir(parents=True)
+        self.name = f"n{number}"
+        self._switch = switch
+        self._number = number
+        self._namespace, self.address = switch.connect(number)
+        for part in ("docker", "ssh"):
+            (folder / part).mkdir()
+        self.dockerd = DockerDaemon(folder / "docker", netns=self._namespace)
+        self.sshd = SshDaemon(folder / "ssh", self.address, self._namespace)
+        options = ("--runtime", runtime, "--cpus", "2", "--memory", "4GiB")
+        self.shim = ShimProcess(
+            folder / "shim",
+            "docker",
+            *options,
+            env=self.dockerd.env,
+            outlasts_tests=True,
+            netns=self._namespace,
+        )
+
+    def start(self) -> None:
+        self.dockerd.start()
+        self.sshd.start()
+        self.shim.start()
+
+    def cut(self) -> None:
+        """Nothing of it is lost; nobody reaches it, and it reaches nobody."""
+        self._switch.cut(self._number)
+
+    def mend(self) -> None:
+        self._switch.mend(self._number)
+
+    def switch_off(self) -> None:
+        self.cut()
+        self._kill_all()
+
+    def switch_on(self) -> None:
+        self.mend()
+        self.start()
+
+    def container(self, attempt_id: str) -> str:
+        named = ["--no-trunc", "--filter", f"name={attempt_id}"]
+        return self.dockerd.docker("ps", "-aq", *named)
+
+    def inside(self, attempt_id: str, *command: str) -> str:
+        return self.dockerd.docker("exec", self.container(attempt_id), *command)
+
+    def close(self) -> None:
+        """Whatever state it is in."""
+        self.shim.close()
+        self.sshd.stop()
+        self.dockerd.stop()
+        self._kill_all()
+        run(["ip", "netns", "delete", self._namespace])
+
+    def _kill_all(self) -> None:
+        wait_until(lambda: not self._kill_some(), 20, f"{self.name} to be off")
+
+    def _kill_some(self) -> bool:
+        """Whether anybody was there. Those that we started ourselves are our zombies until waited
+        for, and are in no network any more."""
+        found = list(_processes_in(Path("/run/netns") / self._namespace))
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+
+def _processes_in(namespace: Path) -> Iterator[int]:
+    wanted = namespace.stat().st_ino
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if (entry / "ns/net").stat().st_ino == wanted:
+                    yield int(entry.name)
+
+
+@contextmanager
+def machines(folder: Path, runtime: Path, count: int) -> Iterator[list[Machine]]:
+    """So many, running, on one switch."""
+    switch = Switch()
+    switch.build()
+    made: list[Machine] = []
+    try:
+        for number in range(1, count + 1):
+            made.append(Machine(switch, number, folder / f"m{number}", runtime))
+        for machine in made:
+            machine.start()
+        yield made
+    finally:
+        for machine in made:
+            machine.close()
+        switch.remove()
