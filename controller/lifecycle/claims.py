@@ -19,6 +19,7 @@ from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     NodeDrained,
     NodeGone,
+    Preempted,
     Report,
     RunnerExited,
     RunnerSilent,
@@ -36,6 +37,7 @@ class Rank(IntEnum):
     RUNNER_ERROR = 2
     SHIM_ERROR = 3
     NODE_LOSS = 4
+    PREEMPTION = 5
     TAKEN_AWAY = 5
     """Nothing went wrong with it: its place is wanted back."""
 
@@ -124,11 +126,15 @@ def _collect(draft: Draft, report: Report, claims: Claims) -> None:
     match report:
         case RunnerExited() | TaskSeen() | TaskRefused() | RunnerSilent():
             attempt = draft.attempt(report.attempt_id)
-            claim = _claim(attempt, report) if attempt is not None else None
+            claim = _claim(draft, attempt, report) if attempt is not None else None
             if claim is not None:
                 claims.setdefault(report.attempt_id, []).append(claim)
         case TaskRemoved():
             _claim_lost(draft, report, claims)
+        case Preempted():
+            attempt = draft.attempt(report.attempt_id)
+            if attempt is not None and attempt.node_id is not None and attempt.reason is None:
+                claims.setdefault(attempt.id, []).append(_preempted(report))
         case NodeGone():
             for attempt in draft.attempts_on(report.node_id):
                 if attempt.status not in FINAL_ATTEMPT_STATUSES:
@@ -142,13 +148,13 @@ def _collect(draft: Draft, report: Report, claims: Claims) -> None:
 
 
 def _claim(
-    attempt: Attempt, report: RunnerExited | TaskSeen | TaskRefused | RunnerSilent
+    draft: Draft, attempt: Attempt, report: RunnerExited | TaskSeen | TaskRefused | RunnerSilent
 ) -> Claim | None:
     if attempt.node_id is None or attempt.status in FINAL_ATTEMPT_STATUSES:
         return None
     match report:
         case RunnerExited():
-            return _runner_exited(report)
+            return _interrupted(draft, attempt, report) or _runner_exited(report)
         case TaskSeen():
             return _task_ended(report) if report.terminated else None
         case TaskRefused():
@@ -169,6 +175,24 @@ def _claim(
                 message="the runner is silent beside a healthy shim",
                 cause="RunnerSilent",
             )
+
+
+def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim | None:
+    """A job that was asked to interrupt itself did so by its `restart_exit_code`, or had to be
+    killed for it; who was not asked cannot claim it."""
+    if attempt.interrupt_requested_at is None:
+        return None
+    job = draft.job(attempt.job_id)
+    code = None if job is None else job.spec.restart_exit_code
+    by_code = report.reason is Reason.CONTAINER_EXITED_WITH_ERROR and report.exit_code == code
+    if report.reason is not Reason.INTERRUPTED and not (by_code and code is not None):
+        return None
+    return Claim(
+        rank=Rank.RUNNER_ERROR,
+        reason=Reason.INTERRUPTED,
+        message=report.message,
+        cause="RunnerExited",
+    )
 
 
 def _runner_exited(report: RunnerExited) -> Claim:
@@ -214,6 +238,12 @@ def _drained(report: NodeDrained) -> Claim:
         reason=Reason.NODE_DRAINED,
         message=report.message,
         cause="NodeDrained",
+    )
+
+
+def _preempted(report: Preempted) -> Claim:
+    return Claim(
+        rank=Rank.PREEMPTION, reason=Reason.PREEMPTED, message=report.message, cause="Preempted"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from controller.lifecycle.gangs.reading import is_reserved
 from controller.lifecycle.model import Attempt, Job, Run, StopCriteria
 from controller.lifecycle.reasons import (
     ENDS_NO_RUN,
@@ -56,17 +57,12 @@ class Counted(msgspec.Struct, frozen=True):
         return charged_to(self.last) is Budget.FAILURE
 
 
-def is_reserved(attempt: Attempt) -> bool:
-    """A job of a gang that runs without a rank."""
-    return attempt.incarnation is not None and attempt.rank is None
-
-
 def derive(run: Run, jobs: Sequence[Job]) -> Outcome:
     counted = []
     for job in jobs:
         last = job.attempts[-1] if job.attempts else None
-        if last is None or not (is_reserved(last) or last.reason is Reason.SCALED_DOWN):
-            counted.append(Counted(job, verdict(run, job), last))
+        if not (job.scaled_down or (last is not None and is_reserved(last))):
+            counted.append(Counted(job, verdict(run, job, jobs), last))
     for rule in RULES:
         outcome = rule(run, counted)
         if outcome is not None:

@@ -25,6 +25,7 @@ from controller.lifecycle.statuses import (
     move_attempt,
     move_run,
 )
+from controller.lifecycle.surroundings import NOTHING_ELSE, Surroundings
 
 
 class Draft:
@@ -34,8 +35,10 @@ class Draft:
         now: float,
         new_id: Callable[[], str],
         jitter: Callable[[], float],
+        surroundings: Surroundings = NOTHING_ELSE,
     ) -> None:
         self.now = now
+        self.surroundings = surroundings
         self.new_id = new_id
         self.jitter = jitter
         self.run: Run = state.run
@@ -74,11 +77,15 @@ class Draft:
     def allocation_of(self, attempt: Attempt) -> Allocation | None:
         return self._allocations.get(attempt.allocation_id) if attempt.allocation_id else None
 
+    def allocations(self) -> list[Allocation]:
+        return list(self._allocations.values())
+
     def result(self) -> RunState:
         """The state after the turn; the very object it was made from when nothing changed."""
         before = self._before
         jobs = before.jobs
-        if any(new is not old for new, old in zip(self.jobs, jobs, strict=True)):
+        same = len(self.jobs) == len(jobs)
+        if not same or any(new is not old for new, old in zip(self.jobs, jobs, strict=True)):
             jobs = tuple(self.jobs)
         allocations = before.allocations
         if len(self._allocations) != len(allocations) or any(
@@ -136,12 +143,38 @@ class Draft:
         self.note(EventKind.ATTEMPT, attempt, cause, to_status=attempt.status)
         return attempt
 
-    def set_retry_at(self, job: Job, retry_at: float | None) -> Job:
-        if job.retry_at == retry_at:
+    def fresh_attempt(self, job: Job, cause: str) -> Attempt:
+        """A new SUBMITTED attempt of this job, in the present occurrence and incarnation."""
+        attempt = Attempt(
+            id=self.new_id(),
+            job_id=job.id,
+            number=job.attempts[-1].number + 1 if job.attempts else 0,
+            status=AttemptStatus.SUBMITTED,
+            occurrence=self.run.occurrence,
+            incarnation=self.run.incarnation,
+            rank=job.rank,
+            submitted_at=self.now,
+        )
+        return self.add_attempt(job, attempt, cause)
+
+    def add_job(self, job: Job) -> Job:
+        """A slot that the run did not have, without attempts."""
+        self.jobs.append(job)
+        return job
+
+    def job(self, job_id: str) -> Job | None:
+        return next((job for job in self.jobs if job.id == job_id), None)
+
+    def change_job(self, job: Job, **changes: Any) -> Job:
+        """`job` must be the draft's own current one; returns the current one afterwards."""
+        if all(getattr(job, name) == value for name, value in changes.items()):
             return job
-        changed = replace(job, retry_at=retry_at)
+        changed = replace(job, **changes)
         self.jobs[self.jobs.index(job)] = changed
         return changed
+
+    def set_retry_at(self, job: Job, retry_at: float | None) -> Job:
+        return self.change_job(job, retry_at=retry_at)
 
     def change_run(self, **changes: Any) -> None:
         if any(getattr(self.run, name) != value for name, value in changes.items()):
@@ -176,8 +209,40 @@ class Draft:
     def hold(self, attempt: Attempt, allocation: Allocation, cause: str) -> None:
         """Take a new allocation for this attempt."""
         held = replace(allocation, state=AllocationState.HELD)
+        before = self._allocations.get(held.id)
+        if before is not None:
+            move_allocation(before.state, held.state)
         self._allocations[held.id] = held
-        self.note(EventKind.ALLOCATION, attempt, cause, to_status=held.state)
+        self.note(
+            EventKind.ALLOCATION,
+            attempt,
+            cause,
+            from_status=None if before is None else before.state,
+            to_status=held.state,
+        )
+
+    def add_allocation(self, allocation: Allocation) -> None:
+        self._allocations[allocation.id] = allocation
+
+    def take_over(self, attempt: Attempt, place: Allocation, cause: str) -> Attempt:
+        """Give a SUBMITTED attempt a place that is held already."""
+        return self.move_attempt(
+            attempt,
+            AttemptStatus.PROVISIONING,
+            cause,
+            allocation_id=place.id,
+            node_id=place.node_id,
+            gpus=place.gpus,
+            pending_reason=None,
+            provisioned_at=self.now,
+        )
+
+    def change_allocation(self, place: Allocation, **changes: Any) -> Allocation:
+        """Anything but its state. `place` must be the draft's own current one."""
+        if all(getattr(place, name) == value for name, value in changes.items()):
+            return place
+        self._allocations[place.id] = replace(place, **changes)
+        return self._allocations[place.id]
 
     def move_allocation(self, attempt: Attempt, target: AllocationState, cause: str) -> None:
         """Move this attempt's allocation, if it has one that is not there already."""
@@ -189,6 +254,30 @@ class Draft:
         self._allocations[allocation.id] = replace(allocation, state=state, released_at=released_at)
         self.note(
             EventKind.ALLOCATION, attempt, cause, from_status=allocation.state, to_status=state
+        )
+
+    def tell(
+        self,
+        kind: EventKind,
+        cause: str,
+        *,
+        to_status: str,
+        job: Job | None = None,
+        reason: str | None = None,
+        message: str | None = None,
+    ) -> None:
+        """An event of the run, or of one of its jobs, that is about no attempt."""
+        self.events.append(
+            Event(
+                run_id=self.run.id,
+                job_id=None if job is None else job.id,
+                at=self.now,
+                kind=kind,
+                to_status=to_status,
+                reason=reason,
+                message=message,
+                cause=cause,
+            )
         )
 
     def note(

@@ -13,6 +13,7 @@ import msgspec
 
 from controller.lifecycle import startup
 from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.places import OCCUPIED, holders
 from controller.lifecycle.statuses import AttemptStatus
 
 
@@ -32,7 +33,9 @@ class EffectKind(StrEnum):
     TERMINATE_TASK = "terminate_task"
     """Make the shim end the container; its stream then says `terminated`."""
     REMOVE_TASK = "remove_task"
-    """Delete task and allocation on the shim → TaskRemoved."""
+    """Delete the task on the shim, and its allocation unless that is kept → TaskRemoved."""
+    RELEASE_PLACE = "release_place"
+    """Release an allocation whose task is gone already → PlaceReleased."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,3 +98,21 @@ def _cleaning_kinds(attempt: Attempt) -> tuple[EffectKind, ...]:
     if not attempt.logs_complete:
         return (EffectKind.COLLECT_LOGS,)
     return () if attempt.task_removed else (EffectKind.REMOVE_TASK,)
+
+
+def releases(state: RunState) -> dict[str, Effect]:
+    """What must be released on a shim though its task is gone already, by the id of the attempt
+    that had it last."""
+    idle = [place for place in state.allocations if place.releasing and place.state in OCCUPIED]
+    if not idle:
+        return {}
+    last = holders(state.jobs)
+    return {
+        last[place.id].id: Effect(
+            kind=EffectKind.RELEASE_PLACE,
+            run_id=state.run.id,
+            attempt_id=last[place.id].id,
+            node_id=place.node_id,
+        )
+        for place in idle
+    }

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from controller.lifecycle import nominations, places
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reports import (
     LogsComplete,
     NodeDisconnected,
+    Nominated,
+    NominationEnded,
     NotPlaced,
     Placed,
+    PlaceReleased,
     Report,
     RunnerExited,
     RunnerStarted,
@@ -38,6 +42,9 @@ _ORDER: dict[type, int] = {
     TaskSeen: 7,
     LogsComplete: 8,
     TaskRemoved: 9,
+    PlaceReleased: 10,
+    NominationEnded: 11,
+    Nominated: 12,
 }
 """Along an attempt's life. TaskMissing stands before TaskAccepted: a shim that accepted a task in
 this turn had not lost it, it did not have it yet."""
@@ -63,10 +70,16 @@ def _apply_one(draft: Draft, report: Report) -> None:
             attempt = draft.attempt(report.attempt_id)
             if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
                 draft.change_attempt(attempt, pending_reason=report.pending_reason)
+        case Nominated():
+            nominations.nominate(draft, report)
+        case NominationEnded():
+            nominations.end(draft, report)
         case TaskMissing() | TaskAccepted() | RunnerStarted() | RunnerExited():
             _placed_attempt_fact(draft, report)
         case TaskSeen() | LogsComplete() | TaskRemoved():
             _placed_attempt_fact(draft, report)
+        case PlaceReleased():
+            places.released_by_shim(draft, report.allocation_id)
         case _:
             pass
 
@@ -97,7 +110,8 @@ def _placed_attempt_fact(
             _task_seen(draft, attempt, report)
         case TaskMissing() | TaskRemoved():
             if attempt.status in _ACKNOWLEDGED or attempt.status in FINAL_ATTEMPT_STATUSES:
-                _nothing_left(draft, attempt)
+                gone_with_it = isinstance(report, TaskRemoved) and report.place_released
+                _nothing_left(draft, attempt, place_released=gone_with_it)
         case LogsComplete():
             draft.change_attempt(attempt, logs_complete=True)
 
@@ -191,6 +205,7 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
         image_digest=report.image_digest or attempt.image_digest,
         exit_code=_exit_code(attempt, report),
         container_gone=attempt.container_gone or report.terminated,
+        creating_seen=attempt.creating_seen or report.creating or report.container_started,
     )
 
 
@@ -201,5 +216,11 @@ def _exit_code(attempt: Attempt, report: TaskSeen) -> int | None:
     return attempt.exit_code if told else report.exit_code
 
 
-def _nothing_left(draft: Draft, attempt: Attempt) -> None:
-    draft.change_attempt(attempt, container_gone=True, logs_complete=True, task_removed=True)
+def _nothing_left(draft: Draft, attempt: Attempt, *, place_released: bool) -> None:
+    draft.change_attempt(
+        attempt,
+        container_gone=True,
+        logs_complete=True,
+        task_removed=True,
+        place_released=attempt.place_released or place_released,
+    )

@@ -23,6 +23,9 @@ class EventKind(StrEnum):
     """The attempt's node was `connected` or `disconnected`."""
     WAIT = "wait"
     """The job waits before its next attempt."""
+    SWITCH = "switch"
+    """A gang began its next incarnation; `from_status` and `to_status` are the numbers, the attempt
+    is the one that caused it."""
     REQUEST = "request"
     """A user asked for something that no status tells: suspend, resume, scale, abandon, interrupt;
     `to_status` is what holds since."""

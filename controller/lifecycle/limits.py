@@ -126,11 +126,17 @@ def _waits_for_its_turn(draft: Draft, attempt: Attempt) -> bool:
 
 def running_seconds(jobs: Iterable[Job], occurrence: int, now: float) -> float:
     """Wall time of the occurrence during which at least one job was RUNNING."""
+    return covered_seconds(
+        (a for job in jobs for a in job.attempts if a.occurrence == occurrence), now
+    )
+
+
+def covered_seconds(attempts: Iterable[Attempt], now: float) -> float:
+    """Wall time during which at least one of these was RUNNING."""
     spans = sorted(
         (a.running_at, now if a.terminating_at is None else a.terminating_at)
-        for job in jobs
-        for a in job.attempts
-        if a.running_at is not None and a.occurrence == occurrence
+        for a in attempts
+        if a.running_at is not None
     )
     total, covered_until = 0.0, float("-inf")
     for start, stop in spans:

@@ -274,8 +274,13 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     attempt_id: str | None
+    attempt_reason: Reason | None = None
     message: str | None
     at: float
+    incarnation: int = 0
+    """The number of the incarnation that began with it."""
+    whole: bool = False
+    """All places were given back, and the gang queued anew as a whole."""
 
 
 class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,6 +349,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     disconnected: bool = False
     cleanup_unknown: bool = False
+    place_released: bool = False
+    """The shim let go of its allocation together with its task."""
     creating_seen: bool = False
     """The shim was creating its container, or further."""
     container_started: bool = False

@@ -98,11 +98,19 @@ class Budget(StrEnum):
 
 
 class SwitchReason(StrEnum):
-    """What a gang's switch is called when this end causes it."""
+    """Why a gang began a new incarnation; the first three stand in the rows of the ends that cause
+    it."""
 
     JOB_FAILED = "job_failed"
     JOB_ABORTED = "job_aborted"
     JOB_INTERRUPTED = "job_interrupted"
+    JOB_LACK_AFTER_REVIVAL = "job_lack_after_revival"
+    NO_CAPACITY = "no_capacity"
+    """An elastic fleet had no offer left for a rank."""
+    REINCARNATION_TIMEOUT = "reincarnation_timeout"
+    PLACEMENT_TOO_SMALL = "placement_too_small"
+    """Where the survivors are, the whole gang can never be."""
+    RESUMED = "resumed"
 
 
 class IrisState(StrEnum):

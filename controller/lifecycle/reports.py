@@ -72,6 +72,8 @@ class ParentEnded(_Report, frozen=True, kw_only=True):
     """The run's parent has ended other than DONE."""
 
     parent_id: str
+    message: str
+    """How it ended, for a person."""
 
 
 class Nominated(_AttemptReport, frozen=True, kw_only=True):
@@ -173,7 +175,10 @@ class LogsComplete(_AttemptReport, frozen=True, kw_only=True):
 
 
 class TaskRemoved(_AttemptReport, frozen=True, kw_only=True):
-    """Task and allocation are gone from the shim: cleanup is confirmed."""
+    """The task is gone from the shim, and its allocation with it unless that is kept: cleanup is
+    confirmed."""
+
+    place_released: bool = True
 
 
 class PlaceReleased(_Report, frozen=True, kw_only=True):
@@ -201,6 +206,8 @@ class NodeGone(_Report, frozen=True, kw_only=True):
     cleanup_confirmed: bool = False
     """Nothing of ours can run there any more (new boot id, empty shim, removed as lost), so that
     its allocations are free and not orphaned."""
+    removed: bool = False
+    """The node is no longer ours (`node remove --lost`): nothing more will ever be heard of it."""
 
 
 class Tick(_Report, frozen=True, kw_only=True):

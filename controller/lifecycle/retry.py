@@ -1,4 +1,5 @@
-"""Whether and when an ended job is tried again: LIFECYCLE.md section 3, without gangs.
+"""Whether and when an ended job is tried again: LIFECYCLE.md section 3. A gang's ranks come back
+with their gang (`gangs.switches`), its reserved jobs each by itself.
 
 A verdict is derived from the attempts alone, with nothing counted beside them, and is reached as of
 the moment the attempt ended (its reason was set): later turns come to the same one.
@@ -6,13 +7,20 @@ the moment the attempt ended (its reason was set): later turns come to the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 
-from controller.lifecycle import attempts
+from controller.lifecycle import attempts, waits
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs.reading import (
+    in_gang_group,
+    is_current,
+    is_gang_run,
+    is_held,
+    is_reserved,
+)
 from controller.lifecycle.history import EventKind
-from controller.lifecycle.model import Attempt, Job, Limits, RetryPolicy, Run
+from controller.lifecycle.model import Allocation, Attempt, Job, Limits, Run
 from controller.lifecycle.reasons import (
     PLACE_LOST,
     ROWS,
@@ -23,8 +31,6 @@ from controller.lifecycle.reasons import (
 )
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
-    AllocationState,
-    AttemptStatus,
 )
 
 
@@ -59,42 +65,80 @@ def charged_to(attempt: Attempt) -> Budget | None:
 
 
 def charged(run: Run, job: Job, budget: Budget) -> int:
-    """How many ends of this job count against `budget` in the current occurrence."""
-    return sum(
-        1 for a in job.attempts if a.occurrence == run.occurrence and charged_to(a) is budget
+    """How many ends of this job count against `budget` in the current occurrence; none of those
+    that it had as a reserved job."""
+    return sum(1 for a in _charged_attempts(run, job, budget))
+
+
+def failed_incarnations(run: Run, jobs: Iterable[Job]) -> int:
+    """A gang's budget: in how many incarnations of the current occurrence a rank of it failed."""
+    return len(
+        {
+            attempt.incarnation
+            for job in jobs
+            if in_gang_group(run, job)
+            for attempt in _charged_attempts(run, job, Budget.FAILURE)
+        }
     )
 
 
-def verdict(run: Run, job: Job) -> Verdict:
+def _charged_attempts(run: Run, job: Job, budget: Budget) -> Iterator[Attempt]:
+    for attempt in job.attempts:
+        if attempt.occurrence != run.occurrence or is_reserved(attempt):
+            continue
+        if charged_to(attempt) is budget:
+            yield attempt
+
+
+def verdict(run: Run, job: Job, jobs: Sequence[Job] = ()) -> Verdict:
+    """`jobs`: all of the run; only a gang's budget, which is the run's, asks for them."""
     last = job.attempts[-1] if job.attempts else None
     if last is None:
         return Verdict.ABANDONED if job.abandoned else Verdict.COMES_BACK
+    if last.incarnation != run.incarnation and not job.abandoned:
+        return Verdict.COMES_BACK
     if last.reason is None:
         return Verdict.OPEN
     if job.abandoned or last.reason is Reason.ABANDONED:
         return Verdict.ABANDONED
+    if is_reserved(last):
+        comes_back = isinstance(ROWS[last.reason].event, ComesBack)
+        return Verdict.COMES_BACK if comes_back else Verdict.RETRY
     if last.reason is Reason.DONE_BY_RUNNER:
         return Verdict.RETRY if run.policy.restart_completed_jobs else Verdict.DONE
-    if lost_before_start(last):
+    if lost_before_start(last) or _was_brought_back(run, job, last):
         return Verdict.RETRY
-    return _by_policy(run, job, last, ROWS[last.reason].event)
+    return _by_policy(run, job, jobs, ROWS[last.reason].event)
 
 
-def _by_policy(run: Run, job: Job, last: Attempt, event: RetryEvent | ComesBack | None) -> Verdict:
+def _was_brought_back(run: Run, job: Job, last: Attempt) -> bool:
+    """What took it away is over: its slot is wanted again, or the run was resumed."""
+    if last.reason is Reason.SCALED_DOWN:
+        return not job.scaled_down
+    return last.reason is Reason.SUSPENDED and not run.suspended
+
+
+def _by_policy(
+    run: Run, job: Job, jobs: Sequence[Job], event: RetryEvent | ComesBack | None
+) -> Verdict:
     if isinstance(event, ComesBack):
         return Verdict.COMES_BACK
     if event not in run.policy.retry.on_events:
         return Verdict.ENDED
-    if _budget_used_up(run, job, run.policy.retry) or _duration_passed(run, job, last, event):
+    if _budget_used_up(run, job, jobs) or _duration_passed(run, job, job.attempts[-1], event):
         return Verdict.ENDED_BY_LIMIT
     return Verdict.RETRY
 
 
-def _budget_used_up(run: Run, job: Job, policy: RetryPolicy) -> bool:
+def _budget_used_up(run: Run, job: Job, jobs: Sequence[Job]) -> bool:
+    policy = run.policy.retry
     budget = charged_to(job.attempts[-1])
     if budget is Budget.FAILURE:
         allowed = policy.max_failures
-        return allowed is not None and charged(run, job, budget) > allowed
+        if allowed is None:
+            return False
+        gang = in_gang_group(run, job)
+        return (failed_incarnations(run, jobs) if gang else charged(run, job, budget)) > allowed
     if budget is Budget.PREEMPTION:
         return charged(run, job, budget) > policy.max_preemptions
     return False
@@ -116,7 +160,7 @@ def short_lives(run: Run, job: Job) -> int:
     """How many of the job's lives in a row, the last included, were short ones."""
     count = 0
     for attempt in reversed(job.attempts):
-        if attempt.occurrence != run.occurrence or not _was_short(attempt, run.policy.limits):
+        if not is_current(run, attempt) or not _was_short(attempt, run.policy.limits):
             break
         count += 1
     return count
@@ -130,15 +174,9 @@ def _was_short(attempt: Attempt, limits: Limits) -> bool:
 
 def wait_before_successor(run: Run, job: Job) -> float:
     """Seconds, without jitter."""
-    limits = run.policy.limits
-    lives = short_lives(run, job)
-    if lives <= 1:
-        reason = job.attempts[-1].reason
-        if reason is not None and ROWS[reason].event is RetryEvent.NO_CAPACITY:
-            return limits.no_capacity_wait
-    if not limits.waits:
-        return 0.0
-    return limits.waits[min(max(lives, 1), len(limits.waits)) - 1]
+    reason = job.attempts[-1].reason
+    event = None if reason is None else ROWS[reason].event
+    return waits.seconds(run.policy.limits, short_lives(run, job), event)
 
 
 # -- carrying it out ------------------------------------------------------------------------
@@ -153,21 +191,31 @@ def may_be_needed(draft: Draft) -> bool:
 
 def stop_siblings(draft: Draft) -> None:
     """End what lives of each replica that is tried again for one of its jobs."""
-    for replica in _replicas(draft.jobs):
+    for replica in _replicas(draft.run, draft.jobs):
         _stop_siblings(draft, replica)
 
 
 def bring_back(draft: Draft) -> None:
     """Start the waits of what is tried again, and make the attempts that are due."""
-    for replica in _replicas(draft.jobs):
+    for replica in _replicas(draft.run, draft.jobs):
         _bring_back(draft, replica)
 
 
-def _replicas(jobs: Iterable[Job]) -> list[list[Job]]:
+def _replicas(run: Run, jobs: Iterable[Job]) -> list[list[Job]]:
+    """In a gang run each reserved or plain job of the present incarnation is one of its own; ranks
+    are none, a switch brings them back."""
+    if is_gang_run(run):
+        return [[job] for job in jobs if _comes_back_alone(run, job)]
     replicas: dict[tuple[str, int], list[Job]] = {}
     for job in jobs:
         replicas.setdefault((job.group, job.replica), []).append(job)
     return list(replicas.values())
+
+
+def _comes_back_alone(run: Run, job: Job) -> bool:
+    if not job.attempts or not is_current(run, job.attempts[-1]):
+        return False
+    return job.rank is None or not in_gang_group(run, job)
 
 
 def _pulls_its_replica_down(run: Run, job: Job) -> bool:
@@ -219,10 +267,8 @@ def _is_final(job: Job) -> bool:
 
 def _start_wait(draft: Draft, returning: Sequence[Job]) -> list[Job]:
     """One wait for all of them, the longest that one of their own ends asks for."""
-    limits = draft.run.policy.limits
     wait = max(wait_before_successor(draft.run, job) for job in returning)
-    wait *= 1 + limits.jitter * draft.jitter() if wait else 1
-    retry_at = draft.now + max(0.0, wait)
+    wait = waits.jittered(draft, wait)
     if wait:
         for job in returning:
             draft.note(
@@ -232,30 +278,18 @@ def _start_wait(draft: Draft, returning: Sequence[Job]) -> list[Job]:
                 reason=job.attempts[-1].reason,
                 message=f"next attempt in {wait:.0f} s",
             )
-    return [draft.set_retry_at(job, retry_at) for job in returning]
+    return [draft.set_retry_at(job, draft.now + wait) for job in returning]
 
 
 def _make_successor(draft: Draft, job: Job) -> None:
     last = job.attempts[-1]
-    attempt = Attempt(
-        id=draft.new_id(),
-        job_id=job.id,
-        number=last.number + 1,
-        status=AttemptStatus.SUBMITTED,
-        occurrence=draft.run.occurrence,
-        incarnation=draft.run.incarnation,
-        rank=job.rank,
-        submitted_at=draft.now,
-    )
-    draft.add_attempt(job, attempt, "retry")
+    attempt = draft.fresh_attempt(job, "retry")
     kept = draft.allocation_of(last)
-    if last.reason is Reason.SIBLING_FAILED and kept and kept.state is AllocationState.HELD:
-        draft.move_attempt(
-            attempt,
-            AttemptStatus.PROVISIONING,
-            "retry in place",
-            allocation_id=kept.id,
-            node_id=kept.node_id,
-            gpus=kept.gpus,
-            provisioned_at=draft.now,
-        )
+    if last.reason is Reason.SIBLING_FAILED and kept and _can_be_reused(draft, kept):
+        draft.take_over(attempt, kept, "retry in place")
+
+
+def _can_be_reused(draft: Draft, place: Allocation) -> bool:
+    around = draft.surroundings
+    usable = place.node_id not in around.unusable_nodes and place.id not in around.nominated
+    return usable and is_held(place)

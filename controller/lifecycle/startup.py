@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.lifecycle.gangs.reading import is_current, is_reserved
+from controller.lifecycle.gangs.reading import (
+    is_current,
+    is_gang_run,
+    is_reserved,
+    ranked_hold_places,
+)
 from controller.lifecycle.model import Attempt, Job, Run, StartupOrder
 from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, verdict
 from controller.lifecycle.statuses import AttemptStatus
@@ -29,7 +34,10 @@ def master_of(jobs: Sequence[Job]) -> Job | None:
 
 
 def may_start(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
-    """Whether the runner of this attempt may be given its job now."""
+    """Whether the runner of this attempt may be given its job now: a gang's once every rank has its
+    place, for they are told of each other."""
+    if is_gang_run(run) and not ranked_hold_places(run, jobs):
+        return False
     order = run.policy.startup_order
     if order is StartupOrder.ANY:
         return True

@@ -76,7 +76,7 @@ RUN_MOVES: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.RUNNING: frozenset(
         {RunStatus.PENDING, RunStatus.SUBMITTED, RunStatus.PROVISIONING, RunStatus.TERMINATING}
     ),
-    RunStatus.TERMINATING: FINAL_RUN_STATUSES,
+    RunStatus.TERMINATING: FINAL_RUN_STATUSES | {RunStatus.PENDING},
     RunStatus.TERMINATED: frozenset(),
     RunStatus.FAILED: frozenset(),
     RunStatus.DONE: frozenset(),

@@ -50,7 +50,8 @@ def new_run(
     client_key: str | None = None,
     parent_id: str | None = None,
 ) -> RunState:
-    """A run that nobody has decided about yet: SUBMITTED, one SUBMITTED attempt for each job.
+    """A run that nobody has decided about yet: SUBMITTED, one SUBMITTED attempt for each job; with
+    a schedule PENDING and without attempts, which its first trigger makes.
 
     Either single `jobs` or `groups` in the order of the configuration, of which each makes its
     jobs. `configuration` is shown to people, so secrets must have been taken out of it. Raises
@@ -65,14 +66,16 @@ def new_run(
         raise ValueError("a run needs at least one job")
     if len({(job.group, job.cookie) for job in jobs}) != len(jobs):
         raise ValueError("two jobs of a group have the same cookie")
+    is_scheduled = bool(policy.schedule)
     has_gang = any(planned.group.gang_size is not None for planned in groups)
     run = Run(
         id=new_id(),
         name=name,
         type=type,
         user=user,
-        status=RunStatus.SUBMITTED,
-        incarnation=Incarnation(number=1, id=new_id()) if has_gang else None,
+        status=RunStatus.PENDING if is_scheduled else RunStatus.SUBMITTED,
+        occurrence=0 if is_scheduled else 1,
+        incarnation=Incarnation(number=0 if is_scheduled else 1, id=new_id()) if has_gang else None,
         groups=tuple(planned.group for planned in groups),
         policy=policy,
         configuration=dict(configuration or {}),
@@ -124,15 +127,7 @@ def first_rank(run: Run, group_name: str, cookie: int) -> int | None:
 def _job(run: Run, index: int, planned: PlannedJob, now: float, new_id: Callable[[], str]) -> Job:
     job_id = new_id()
     rank = first_rank(run, planned.group, planned.cookie)
-    attempt = Attempt(
-        id=new_id(),
-        job_id=job_id,
-        number=0,
-        status=AttemptStatus.SUBMITTED,
-        incarnation=run.incarnation,
-        rank=rank,
-        submitted_at=now,
-    )
+    first = () if run.policy.schedule else (_first_attempt(run, job_id, rank, now, new_id),)
     return Job(
         id=job_id,
         group=planned.group,
@@ -141,5 +136,19 @@ def _job(run: Run, index: int, planned: PlannedJob, now: float, new_id: Callable
         index=index,
         rank=rank,
         spec=planned.spec,
-        attempts=(attempt,),
+        attempts=first,
+    )
+
+
+def _first_attempt(
+    run: Run, job_id: str, rank: int | None, now: float, new_id: Callable[[], str]
+) -> Attempt:
+    return Attempt(
+        id=new_id(),
+        job_id=job_id,
+        number=0,
+        status=AttemptStatus.SUBMITTED,
+        incarnation=run.incarnation,
+        rank=rank,
+        submitted_at=now,
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.lifecycle import attempts
-from controller.lifecycle.derivation import is_reserved
+from controller.lifecycle import attempts, nominations, occurrences, places
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs.reading import is_reserved
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
@@ -21,7 +21,6 @@ from controller.lifecycle.reasons import (
 )
 from controller.lifecycle.reports import NodeGone, Report
 from controller.lifecycle.statuses import (
-    FINAL_ATTEMPT_STATUSES,
     AllocationState,
     AttemptStatus,
     RunStatus,
@@ -45,6 +44,8 @@ def settle(draft: Draft) -> None:
             if attempt.cleanup_unknown and attempt.task_removed:
                 clean = draft.change_attempt(attempt, cleanup_unknown=False)
                 draft.move_allocation(clean, AllocationState.RELEASED, "cleanup confirmed")
+    places.settle(draft)
+    nominations.settle(draft)
 
 
 def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
@@ -54,33 +55,27 @@ def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
         if isinstance(report, NodeGone):
             for attempt in draft.attempts_on(report.node_id):
                 _lose(draft, attempt, report)
+            places.lose(draft, report)
 
 
 def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
     if attempt.status is AttemptStatus.TERMINATING:
         if report.cleanup_confirmed:
-            attempt = draft.change_attempt(attempt, container_gone=True)
+            attempt = draft.change_attempt(attempt, container_gone=True, place_released=True)
         if attempt.container_gone:
             _finish(draft, attempt, "NodeGone")
         else:
             lost = draft.change_attempt(attempt, cleanup_unknown=True)
-            _finish(draft, lost, "NodeGone", place=AllocationState.ORPHANED)
+            _finish(draft, lost, "NodeGone")
+            draft.move_allocation(lost, AllocationState.ORPHANED, "NodeGone")
     elif attempt.cleanup_unknown and report.cleanup_confirmed:
         clean = draft.change_attempt(attempt, cleanup_unknown=False, container_gone=True)
         draft.move_allocation(clean, AllocationState.RELEASED, "NodeGone")
-    elif attempt.status in FINAL_ATTEMPT_STATUSES:
-        _release_kept(draft, attempt, "NodeGone")
 
 
-def _finish(
-    draft: Draft,
-    attempt: Attempt,
-    cause: str,
-    *,
-    place: AllocationState = AllocationState.RELEASED,
-) -> None:
+def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
     assert attempt.reason is not None, "an attempt is TERMINATING only with a reason"
-    final = draft.move_attempt(
+    return draft.move_attempt(
         attempt,
         ROWS[attempt.reason].final,
         cause,
@@ -88,16 +83,6 @@ def _finish(
         disconnected=False,
         limit_paused_since=None,
     )
-    if place is AllocationState.RELEASED and _keeps_place(draft, final):
-        return
-    draft.move_allocation(final, place, cause)
-
-
-def _keeps_place(draft: Draft, attempt: Attempt) -> bool:
-    """A replica that is tried again in place keeps the places of its stopped siblings."""
-    if draft.run.status is RunStatus.TERMINATING or attempt.task_removed is False:
-        return False
-    return attempt.reason is Reason.SIBLING_FAILED
 
 
 # -- the run --------------------------------------------------------------------------------
@@ -109,9 +94,6 @@ def end_run(draft: Draft, reason: RunReason, cause: str, message: str | None) ->
     mark_active(draft, reason, cause, message)
     for job in list(draft.jobs):
         draft.set_retry_at(job, None)
-    for job in draft.jobs:
-        if job.attempts and job.attempts[-1].status in FINAL_ATTEMPT_STATUSES:
-            _release_kept(draft, job.attempts[-1], cause)
     settle(draft)
 
 
@@ -127,21 +109,14 @@ def mark_active(draft: Draft, reason: RunReason, cause: str, message: str | None
         attempts.end(draft, attempt, marked, cause, message)
 
 
-def _release_kept(draft: Draft, attempt: Attempt, cause: str) -> None:
-    """A place that waits for a successor; not one that a successor has taken over already."""
-    allocation = draft.allocation_of(attempt)
-    if allocation is None or allocation.state is not AllocationState.HELD:
-        return
-    if any(live.allocation_id == allocation.id for live in draft.live()):
-        return
-    draft.move_allocation(attempt, AllocationState.RELEASED, cause)
-
-
 def conclude(draft: Draft) -> None:
-    """Give a TERMINATING run its final status once all its attempts are final."""
+    """Give a TERMINATING run its final status once all its attempts are final and all its places
+    given back."""
     reason = draft.run.reason
     if draft.run.status is not RunStatus.TERMINATING or reason is None:
         return
-    if next(draft.live(), None) is None:
-        draft.change_run(finished_at=draft.now)
-        draft.move_run(FINAL_STATUS_OF_RUN[reason], "all attempts final")
+    if next(draft.live(), None) is None and places.all_given_back(draft):
+        last_word = occurrences.close(draft, reason)
+        if last_word is not None:
+            draft.change_run(finished_at=draft.now)
+            draft.move_run(FINAL_STATUS_OF_RUN[last_word], "all attempts final", reason=last_word)

@@ -8,18 +8,28 @@ that goes down and up within one turn, where the last word counts).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 import msgspec
 
-from controller.lifecycle import claims, facts, limits, retry, terminating
+from controller.lifecycle import (
+    claims,
+    facts,
+    limits,
+    occurrences,
+    requests,
+    retry,
+    terminating,
+)
 from controller.lifecycle.derivation import derive
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs import restarts, switches, whole
+from controller.lifecycle.gangs.reading import is_gang_run
 from controller.lifecycle.history import Event, EventKind
-from controller.lifecycle.model import Attempt, Run, RunState
-from controller.lifecycle.reasons import RunReason
-from controller.lifecycle.reports import Report, StopRequested
+from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.reports import Report
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.surroundings import NOTHING_ELSE
+from controller.lifecycle.surroundings import Surroundings as Surroundings
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -29,18 +39,6 @@ class Decision(msgspec.Struct, frozen=True):
     state: RunState
     events: tuple[Event, ...]
     wake_at: float | None
-
-
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's decision must know of the world beside the run's own state."""
-
-    unusable_nodes: frozenset[str] = frozenset()
-    """Not connected, draining, cordoned, unfit or unknown: no place there outlives its attempt."""
-    nominated: frozenset[str] = frozenset()
-    """Allocations of this run on whose place another run's nomination lies."""
-
-
-NOTHING_ELSE: Final = Surroundings()
 
 
 def no_jitter() -> float:
@@ -56,7 +54,7 @@ def decide(
     surroundings: Surroundings = NOTHING_ELSE,
 ) -> Decision:
     """`jitter` gives numbers in [-1, 1]; `new_id` a fresh id for each attempt that is made."""
-    draft = Draft(state, now, new_id, jitter)
+    draft = Draft(state, now, new_id, jitter, surroundings)
     if state.run.version == 0:
         _tell_submission(draft)
     missing = claims.missing_when_reported(draft, reports)
@@ -64,8 +62,9 @@ def decide(
     claims.judge(draft, reports, missing)
     terminating.lose_nodes(draft, reports)
     if not draft.run_is_final:
-        _obey(draft, reports)
-        _advance(draft)
+        requests.obey(draft, reports)
+        occurrences.trigger(draft)
+        _advance(draft, reports)
         limits.stand_still(draft)
     else:
         terminating.settle(draft)
@@ -87,35 +86,25 @@ def _tell_submission(draft: Draft) -> None:
         draft.note(EventKind.ATTEMPT, attempt, "submitted", to_status=attempt.status)
 
 
-def _obey(draft: Draft, reports: Sequence[Report]) -> None:
-    """User requests come after all reports; a stop before an abort, whoever was faster."""
-    requests = [report for report in reports if isinstance(report, StopRequested)]
-    for request in sorted(requests, key=lambda r: (r.abort, r.by)):
-        reason = RunReason.ABORTED_BY_USER if request.abort else RunReason.STOPPED_BY_USER
-        message = f"{'aborted' if request.abort else 'stopped'} by {request.by}"
-        if draft.run.status is RunStatus.TERMINATING:
-            terminating.mark_active(draft, reason, "StopRequested", message)
-        else:
-            terminating.end_run(draft, reason, "StopRequested", message)
-
-
-def _advance(draft: Draft) -> None:
+def _advance(draft: Draft, reports: Sequence[Report]) -> None:
     if draft.run.status is not RunStatus.TERMINATING:
         limits.enforce(draft)
     terminating.settle(draft)
-    if draft.run.status is not RunStatus.TERMINATING and not _waits_for_its_trigger(draft.run):
-        _take_over_derived_status(draft)
+    if draft.run.status is not RunStatus.TERMINATING and not occurrences.waits_for_trigger(
+        draft.run
+    ):
+        _take_over_derived_status(draft, reports)
     terminating.conclude(draft)
 
 
-def _waits_for_its_trigger(run: Run) -> bool:
-    return run.status is RunStatus.PENDING and run.next_triggered_at is not None
-
-
-def _take_over_derived_status(draft: Draft) -> None:
-    """What ends the run comes before retries; any other status is derived after them, for the one
-    that a run has between an attempt and a successor made in the same turn is nobody's business."""
+def _take_over_derived_status(draft: Draft, reports: Sequence[Report]) -> None:
+    """What ends the run comes before switches and retries; any other status is derived after them,
+    for the one that a run has between an attempt and a successor made in the same turn is nobody's
+    business."""
     outcome = derive(draft.run, draft.jobs)
+    if outcome.status is not RunStatus.TERMINATING and is_gang_run(draft.run):
+        _move_gang(draft, reports)
+        outcome = derive(draft.run, draft.jobs)
     if outcome.status is not RunStatus.TERMINATING and retry.may_be_needed(draft):
         retry.stop_siblings(draft)
         terminating.settle(draft)
@@ -125,6 +114,14 @@ def _take_over_derived_status(draft: Draft) -> None:
         terminating.end_run(draft, outcome.reason, f"rule {outcome.rule}", outcome.message)
     elif outcome.status is not None and outcome.status is not draft.run.status:
         draft.move_run(outcome.status, f"rule {outcome.rule}")
+
+
+def _move_gang(draft: Draft, reports: Sequence[Report]) -> None:
+    switches.switch_if_needed(draft, reports)
+    switches.stop_survivors_of_a_suspended_gang(draft)
+    terminating.settle(draft)
+    restarts.restart_if_due(draft)
+    terminating.settle(draft)
 
 
 def wake_at(draft: Draft) -> float | None:
@@ -143,6 +140,12 @@ def _timers(draft: Draft) -> Iterator[float]:
             yield attempt.remove_at
     if not draft.run.suspended:
         yield from (job.retry_at for job in draft.jobs if job.retry_at is not None)
+    trigger_at = occurrences.next_trigger_at(draft.run)
+    if trigger_at is not None:
+        yield trigger_at
+    reincarnation = whole.deadline(draft.run, draft.jobs)
+    if reincarnation is not None:
+        yield reincarnation
     max_duration = limits.max_duration_at(draft.run, draft.jobs, draft.now)
     if max_duration is not None:
         yield max_duration

@@ -59,7 +59,15 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def incarnation_number(self) -> int:
+        """The attempt's own: under which its task is made."""
         return 0 if self.attempt.incarnation is None else self.attempt.incarnation.number
+
+    @property
+    def spoken_incarnation(self) -> int:
+        """The run's present one: what a shim is told with a request about any of its tasks, for it
+        refuses an older one than it knows."""
+        incarnation = self.state.run.incarnation
+        return 0 if incarnation is None else incarnation.number
 
 
 def live_attempts(state: RunState) -> Iterator[View]:
@@ -106,6 +114,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
         reports.TaskSeen(
             run_id=info.run_id,
             attempt_id=info.id,
+            creating=info.times.creating_at is not None,
             container_started=info.times.running_at is not None,
             terminated=terminated,
             runner_socket=info.runner_socket,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from controller.backoff import Backoff
 from controller.clock import Chance, Clock
-from controller.lifecycle.effects import Effect, EffectKind, wanted
+from controller.lifecycle.effects import Effect, EffectKind, releases, wanted
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
@@ -65,17 +65,22 @@ class EffectRunner:
 
     def committed(self, touched: Sequence[RunState]) -> None:
         for state in touched:
-            for job in state.jobs:
-                for attempt in job.attempts:
-                    self._match(View(state, job, attempt))
+            self._match_run(state)
+
+    def _match_run(self, state: RunState) -> None:
+        to_release = releases(state)
+        for job in state.jobs:
+            for attempt in job.attempts:
+                self._match(View(state, job, attempt), to_release.get(attempt.id))
 
     def repeat(self, node_id: str) -> None:
         """A node was reached anew: whatever is still wanted there is done once more."""
         for state in self._turns.runs_on(node_id):
-            for view in convert.live_attempts(state):
-                if view.attempt.node_id == node_id:
-                    self._done -= self._keys_of.get(view.attempt.id, set())
-                    self._match(view)
+            for job in state.jobs:
+                for attempt in job.attempts:
+                    if attempt.node_id == node_id:
+                        self._done -= self._keys_of.get(attempt.id, set())
+            self._match_run(state)
 
     def repeat_one(self, attempt_id: str, kind: EffectKind, run_id: str) -> None:
         """The node asks for this effect again (credentials it could not keep)."""
@@ -96,15 +101,14 @@ class EffectRunner:
 
     # -- matching ---------------------------------------------------------------------------
 
-    def _match(self, view: View) -> None:
+    def _match(self, view: View, to_release: Effect | None) -> None:
         attempt = view.attempt
         known = self._keys_of.get(attempt.id)
         if attempt.status in FINAL_ATTEMPT_STATUSES:
-            if known is not None:
-                self._forget(attempt.id)
             self._logs.finish(attempt.id)
-            return
-        effects = wanted(view.state, attempt, self._clock.now())
+            effects: tuple[Effect, ...] = () if to_release is None else (to_release,)
+        else:
+            effects = wanted(view.state, attempt, self._clock.now())
         keys = {(attempt.id, effect.kind) for effect in effects}
         for key in (known or set()) - keys:
             self._stop(key)
@@ -142,10 +146,6 @@ class EffectRunner:
         if not keys:
             del self._keys_of[key[0]]
 
-    def _forget(self, attempt_id: str) -> None:
-        for key in list(self._keys_of.get(attempt_id, ())):
-            self._stop(key)
-
     # -- performing -------------------------------------------------------------------------
 
     async def _keep(self, effect: Effect, kick: asyncio.Event) -> None:
@@ -153,7 +153,7 @@ class EffectRunner:
         perform = self._performers[effect.kind]
         while True:
             connection = await self._nodes.connection(effect.node_id)
-            state = self._turns.runs.get(effect.run_id)
+            state = self._turns.known.get(effect.run_id)
             view = None if state is None else convert.find(state, effect.attempt_id)
             if view is None:
                 return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from controller.clock import Clock
-from controller.lifecycle import reports
+from controller.lifecycle import places, reports
 from controller.links.base import NodeConnection
 from controller.pipelines import convert
 from controller.pipelines.convert import View
@@ -58,7 +58,7 @@ class TaskTerminator:
                 request,
                 run_id=run_id,
                 fence=self._fence,
-                incarnation=view.incarnation_number,
+                incarnation=view.spoken_incarnation,
             )
         except ShimError as error:
             if error.status != 404:
@@ -70,7 +70,8 @@ class TaskTerminator:
 
 
 class TaskRemover:
-    """Release the allocation, then delete the task; what is gone already is as good."""
+    """Release the allocation, unless it is kept for a successor, then delete the task; what is gone
+    already is as good."""
 
     def __init__(self, turns: Turns, fence: Fence) -> None:
         self._turns = turns
@@ -78,17 +79,41 @@ class TaskRemover:
 
     async def __call__(self, view: View, connection: NodeConnection) -> None:
         attempt, run_id = view.attempt, view.state.run.id
+        kept = places.is_kept(view.state.run, attempt)
         await remove_from_node(
             connection,
             task_id=attempt.id,
-            allocation_id=attempt.allocation_id,
+            allocation_id=None if kept else attempt.allocation_id,
             run_id=run_id,
             fence=self._fence,
-            incarnation=view.incarnation_number,
+            incarnation=view.spoken_incarnation,
         )
         if attempt.runner_socket is not None:
             await connection.forget_runner(attempt.runner_socket)
-        self._turns.post(reports.TaskRemoved(run_id=run_id, attempt_id=attempt.id))
+        removed = reports.TaskRemoved(run_id=run_id, attempt_id=attempt.id, place_released=not kept)
+        self._turns.post(removed)
+
+
+class PlaceReleaser:
+    """Release an allocation that outlived its task."""
+
+    def __init__(self, turns: Turns, fence: Fence) -> None:
+        self._turns = turns
+        self._fence = fence
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        allocation_id, run_id = view.attempt.allocation_id, view.state.run.id
+        if allocation_id is None:
+            return
+        await _gone(
+            connection.shim.release_allocation(
+                allocation_id,
+                run_id=run_id,
+                fence=self._fence,
+                incarnation=view.spoken_incarnation,
+            )
+        )
+        self._turns.post(reports.PlaceReleased(run_id=run_id, allocation_id=allocation_id))
 
 
 async def remove_from_node(

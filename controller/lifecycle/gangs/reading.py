@@ -1,8 +1,8 @@
 """What can be read off a run with gangs; nothing here changes anything.
 
 A run is a gang run when one of its groups has a `gang_size`. All its jobs then live in
-incarnations: each attempt carries one, an attempt of an older one is history. A *ranked* attempt has
-a rank (all of a plain group beside a gang do), a *reserved* one has none.
+incarnations: each attempt carries one, an attempt of an older one is history. A *ranked* attempt
+has a rank (all of a plain group beside a gang do), a *reserved* one has none.
 
 The scheduler asks `waiting_ranked`, `anchors` and `waiting_reserved`; whoever starts jobs asks
 `ranked_hold_places`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from controller.lifecycle.history import Event
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
+    Group,
     Job,
     JobSpec,
     Resources,
@@ -20,12 +22,14 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
+from controller.lifecycle.places import is_kept
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     LogsComplete,
     NodeDisconnected,
     NodeGone,
     Placed,
+    PlaceReleased,
     Report,
     RunnerExited,
     RunnerStarted,
@@ -36,7 +40,8 @@ from controller.lifecycle.reports import (
     Tick,
 )
 from controller.lifecycle.statuses import AllocationState
-from controller.lifecycle.submission import PlannedJob, new_run
+from controller.lifecycle.submission import PlannedGroup, PlannedJob, new_run
+from controller.lifecycle.surroundings import NOTHING_ELSE, Surroundings
 from controller.lifecycle.turn import decide
 
 START = 1_000_000.0
@@ -60,6 +65,7 @@ class Play:
         jobs: int = 1,
         one_replica: bool = False,
         plan: list[PlannedJob] | None = None,
+        groups: Sequence[Group] = (),
         retry: RetryPolicy | None = None,
         jitter: float = 0.0,
         **policy: Any,
@@ -69,10 +75,12 @@ class Play:
         self.now = START
         self.events: list[Event] = []
         self.wake_at: float | None = None
+        self.around: Surroundings = NOTHING_ELSE
         self.state: RunState = new_run(
             name="play",
             user="ada",
-            jobs=plan or planned(jobs, one_replica=one_replica),
+            jobs=() if groups else plan or planned(jobs, one_replica=one_replica),
+            groups=[PlannedGroup(group=one, spec=JobSpec(image="busybox")) for one in groups],
             now=self.now,
             new_id=self.new_id,
             policy=RunPolicy(retry=retry or RetryPolicy(), **policy),
@@ -109,7 +117,9 @@ class Play:
 
     def send(self, *reports: Report) -> Play:
         reports = reports or (Tick(run_id=self.run_id),)
-        decision = decide(self.state, reports, self.now, self.new_id, lambda: self._jitter)
+        decision = decide(
+            self.state, reports, self.now, self.new_id, lambda: self._jitter, self.around
+        )
         self.state = decision.state
         self.events.extend(decision.events)
         self.wake_at = decision.wake_at
@@ -180,7 +190,20 @@ class Play:
         return LogsComplete(run_id=self.run_id, attempt_id=self.attempt(n).id)
 
     def removed(self, n: int = 0) -> TaskRemoved:
-        return TaskRemoved(run_id=self.run_id, attempt_id=self.attempt(n).id)
+        """As the performer does it: a place that is kept is not released with its task."""
+        attempt = self.attempt(n)
+        return TaskRemoved(
+            run_id=self.run_id,
+            attempt_id=attempt.id,
+            place_released=not is_kept(self.run, attempt),
+        )
+
+    def release_places(self) -> Play:
+        """The nodes let go of what has outlived its task and is needed no more."""
+        going = [place for place in self.state.allocations if place.releasing]
+        return self.send(
+            *(PlaceReleased(run_id=self.run_id, allocation_id=place.id) for place in going)
+        )
 
     def stop(self, *, abort: bool = False) -> StopRequested:
         return StopRequested(run_id=self.run_id, abort=abort, by="ada")

@@ -291,7 +291,10 @@ def test_an_acknowledged_task_that_is_missing_was_lost(running: bool) -> None:
     play.send(_missing(play))
     assert play.attempt().reason is Reason.LOST_AFTER_REVIVAL
     assert play.attempt().status is AttemptStatus.FAILED
-    assert play.allocation().state is AllocationState.RELEASED
+    assert play.allocation().state is AllocationState.HELD, "the shim may still hold its place"
+    assert play.allocation().releasing
+    assert play.release_places().allocation().state is AllocationState.RELEASED
+    assert play.run.status is RunStatus.FAILED
 
 
 def test_a_task_removed_behind_our_back_was_lost() -> None:
@@ -312,7 +315,8 @@ def test_a_missing_task_of_a_terminating_attempt_confirms_its_cleanup() -> None:
     play.send(play.stop()).send(_missing(play))
     assert play.attempt().reason is Reason.TERMINATED_BY_USER
     assert play.attempt().status is AttemptStatus.TERMINATED
-    assert play.run.status is RunStatus.TERMINATED
+    assert play.run.status is RunStatus.TERMINATING
+    assert play.release_places().run.status is RunStatus.TERMINATED
 
 
 # -- limits ---------------------------------------------------------------------------------

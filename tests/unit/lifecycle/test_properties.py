@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.lifecycle.effects import wanted
+from controller.lifecycle.gangs.reading import is_held
 from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.reasons import Reason
@@ -18,6 +19,7 @@ from controller.lifecycle.reports import (
     NodeDisconnected,
     NotPlaced,
     Placed,
+    PlaceReleased,
     Report,
     RunnerExited,
     RunnerSilent,
@@ -57,6 +59,9 @@ MAKERS: Sequence[Maker] = (
     lambda play, n: RunnerSilent(run_id=play.run_id, attempt_id=play.attempt(n).id),
     lambda play, n: LogsComplete(run_id=play.run_id, attempt_id=play.attempt(n).id),
     lambda play, n: play.removed(n),
+    lambda play, n: PlaceReleased(
+        run_id=play.run_id, allocation_id=play.attempt(n, 0).allocation_id or "none"
+    ),
     lambda play, n: play.link(down=True, node=f"n{n}"),
     lambda play, n: play.link(down=False, node=f"n{n}"),
     lambda play, n: play.node_gone(f"n{n}"),
@@ -141,7 +146,7 @@ def _check_every_state(state: RunState) -> None:
             assert (attempt.reason is None) == (attempt.terminating_at is None)
             assert (attempt.finished_at is None) == (attempt.status not in FINAL_ATTEMPT_STATUSES)
             assert (attempt.node_id is None) == (attempt.allocation_id is None)
-    held = {a.id for a in state.allocations if a.state is AllocationState.HELD}
+    held = {a.id for a in state.allocations if is_held(a)}
     live = {
         a.allocation_id
         for job in state.jobs
@@ -192,6 +197,7 @@ def test_a_stopped_run_becomes_final_once_everything_wanted_was_done(
     play.send(stop(play, 0))
     for n in range(JOBS):
         play.clean(n)
+    play.release_places()
     assert play.run.finished_at is not None
     assert all(a.state is not AllocationState.HELD for a in play.state.allocations)
     for job in play.state.jobs:

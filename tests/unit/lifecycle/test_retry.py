@@ -255,6 +255,9 @@ def test_a_place_kept_during_a_wait_is_released_when_the_run_ends() -> None:
     assert play.allocation(1).state is AllocationState.HELD
     assert play.job(1).retry_at == START + 15
     play.send(play.stop())
+    assert play.allocation(1).releasing
+    assert play.run.finished_at is None
+    play.release_places()
     assert play.allocation(1).state is AllocationState.RELEASED
     assert play.run.status is RunStatus.TERMINATED
 

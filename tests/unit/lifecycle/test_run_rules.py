@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.derivation import Outcome, derive
-from controller.lifecycle.model import Incarnation, RetryEvent, RetryPolicy, StopCriteria
+from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import TaskMissing
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
@@ -183,26 +183,20 @@ def test_rule_8_a_suspended_run_with_nothing_live_is_pending() -> None:
 
 
 def test_scaled_down_jobs_do_not_count() -> None:
-    play = Play(jobs=2).live_and_end(0, Reason.SCALED_DOWN)
+    play = Play(jobs=2).change_job(0, scaled_down=True).live_and_end(0, Reason.SCALED_DOWN)
     play.live_and_end(1)
     assert play.run.status is RunStatus.DONE
 
 
 def test_reserved_jobs_do_not_count_and_are_released() -> None:
-    play = Play(jobs=2).to_running(0).to_running(1)
-    gang = Incarnation(number=1, id="i1")
-    for n, rank in ((0, 0), (1, None)):
-        attempt = play.attempt(n)
-        fields = {f: getattr(attempt, f) for f in attempt.__struct_fields__}
-        ranked = type(attempt)(**fields | {"incarnation": gang, "rank": rank})
-        play.change_job(n, attempts=(ranked,))
+    play = Play(groups=[Group(name="main", nodes=2, gang_size=1)]).to_running(0).to_running(1)
     play.send(play.exited(0)).clean(0)
     assert play.run.reason is RunReason.ALL_JOBS_DONE
     assert play.attempt(1).reason is Reason.RELEASED
 
 
 def test_the_rules_do_not_apply_before_a_trigger() -> None:
-    play = Play().change_run(status=RunStatus.PENDING, next_triggered_at=2_000_000.0)
+    play = Play(schedule=("0 8 * * *",))
     play.send()
     assert play.run.status is RunStatus.PENDING
 

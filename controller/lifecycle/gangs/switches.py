@@ -1,0 +1,175 @@
+"""When a gang starts a new incarnation, and what a switch does at once.
+
+A switch ends every live attempt of the run and makes the incarnation number grow; `restarts` makes
+the new attempts once all old ones are final. A switch that is `whole` gives all places back, so
+that the gang queues anew as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from controller.lifecycle import attempts
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs import incarnations, whole
+from controller.lifecycle.gangs.incarnations import Phase
+from controller.lifecycle.gangs.reading import in_gang_group, is_current
+from controller.lifecycle.history import Event, EventKind
+from controller.lifecycle.model import Attempt, Incarnation, Job, Run, Switch
+from controller.lifecycle.reasons import ROWS, Reason, RetryEvent, SwitchReason
+from controller.lifecycle.reports import GangTooLarge, Report
+from controller.lifecycle.retry import Verdict, verdict
+
+_SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    reason: SwitchReason
+    attempt: Attempt | None = None
+    message: str | None = None
+    whole: bool = False
+
+
+def switch_if_needed(draft: Draft, reports: Sequence[Report]) -> None:
+    """Several ends at once make one switch."""
+    phase = incarnations.phase(draft.run, draft.jobs)
+    if phase not in _SWITCHABLE or draft.run.suspended:
+        return
+    cause = (
+        _an_end_that_switches(draft.run, draft.jobs)
+        or _resumed(draft.run, draft.jobs)
+        or _too_large(draft, reports)
+        or _not_whole_in_time(draft)
+    )
+    if cause is not None:
+        incarnations.check_move(phase, Phase.STOPPING)
+        _switch(draft, cause)
+
+
+def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
+    """A suspended gang that lost a rank stops its survivors; `resume` starts all of it again."""
+    if not draft.run.suspended or incarnations.phase(draft.run, draft.jobs) not in _SWITCHABLE:
+        return
+    cause = _an_end_that_switches(draft.run, draft.jobs)
+    if cause is None:
+        return
+    for attempt in draft.live():
+        if attempt.reason is None:
+            attempts.end(draft, attempt, Reason.SUSPENDED, "suspended gang", _told(cause))
+
+
+def _an_end_that_switches(run: Run, jobs: Sequence[Job]) -> Cause | None:
+    """The first that ended; of several at once that with the smallest index."""
+    ended = [(job, job.attempts[-1]) for job in jobs if _may_switch(run, job, jobs)]
+    if not ended:
+        return None
+    _, attempt = min(ended, key=lambda one: (one[1].terminating_at or 0.0, one[0].index))
+    assert attempt.reason is not None, "only an ended attempt may switch"
+    return Cause(
+        reason=_switch_reason(attempt.reason),
+        attempt=attempt,
+        message=attempt.message or ROWS[attempt.reason].sentence,
+        whole=ROWS[attempt.reason].event is RetryEvent.NO_CAPACITY,
+    )
+
+
+def _may_switch(run: Run, job: Job, jobs: Sequence[Job]) -> bool:
+    if not job.attempts or not in_gang_group(run, job):
+        return False
+    last = job.attempts[-1]
+    if last.reason is None or last.rank is None or not is_current(run, last):
+        return False
+    row = ROWS[last.reason]
+    switches = row.gang_switch is not None or row.event is RetryEvent.NO_CAPACITY
+    return switches and verdict(run, job, jobs) is Verdict.RETRY
+
+
+def _switch_reason(reason: Reason) -> SwitchReason:
+    if reason is Reason.LOST_AFTER_REVIVAL:
+        return SwitchReason.JOB_LACK_AFTER_REVIVAL
+    return ROWS[reason].gang_switch or SwitchReason.NO_CAPACITY
+
+
+def _resumed(run: Run, jobs: Sequence[Job]) -> Cause | None:
+    """What a suspension stopped comes back as a gang, or not at all."""
+    for job in jobs:
+        last = job.attempts[-1] if job.attempts else None
+        if last is not None and is_current(run, last) and last.reason is Reason.SUSPENDED:
+            return Cause(reason=SwitchReason.RESUMED, message="the run was resumed")
+    return None
+
+
+def _too_large(draft: Draft, reports: Sequence[Report]) -> Cause | None:
+    """Only an incarnation that goes on beside places it holds can be too large for where they
+    are."""
+    if whole.since(draft.run, draft.jobs) is None:
+        return None
+    words = sorted(report.message for report in reports if isinstance(report, GangTooLarge))
+    if not words:
+        return None
+    return Cause(reason=SwitchReason.PLACEMENT_TOO_SMALL, message=words[0], whole=True)
+
+
+def _not_whole_in_time(draft: Draft) -> Cause | None:
+    at = whole.deadline(draft.run, draft.jobs)
+    if at is None or at > draft.now:
+        return None
+    limit = draft.run.policy.limits.reincarnation_timeout
+    message = f"the gang was not whole within {limit:g} s"
+    return Cause(reason=SwitchReason.REINCARNATION_TIMEOUT, message=message, whole=True)
+
+
+# -- carrying it out ------------------------------------------------------------------------
+
+
+def _switch(draft: Draft, cause: Cause) -> None:
+    old = draft.run.incarnation
+    assert old is not None, "only a gang run switches"
+    new = Incarnation(number=old.number + 1, id=draft.new_id())
+    trigger = None if cause.attempt is None else cause.attempt.id
+    switch = Switch(
+        reason=cause.reason,
+        attempt_id=trigger,
+        attempt_reason=None if cause.attempt is None else cause.attempt.reason,
+        message=cause.message,
+        at=draft.now,
+        incarnation=new.number,
+        whole=cause.whole,
+    )
+    draft.change_run(incarnation=new, switches=(*draft.run.switches, switch))
+    _tell(draft, cause, old, new)
+    for job in list(draft.jobs):
+        draft.set_retry_at(job, None)
+    for attempt in draft.live():
+        _end(draft, attempt, _told(cause))
+
+
+def _tell(draft: Draft, cause: Cause, old: Incarnation, new: Incarnation) -> None:
+    draft.events.append(
+        Event(
+            run_id=draft.run.id,
+            job_id=None if cause.attempt is None else cause.attempt.job_id,
+            attempt_id=None if cause.attempt is None else cause.attempt.id,
+            at=draft.now,
+            kind=EventKind.SWITCH,
+            from_status=str(old.number),
+            to_status=str(new.number),
+            reason=cause.reason,
+            message=cause.message,
+            cause="all places given back" if cause.whole else "in the places that survive",
+        )
+    )
+
+
+def _end(draft: Draft, attempt: Attempt, message: str) -> None:
+    """A grace that is still running is cut; what has exited by itself needs no hurry."""
+    if attempt.reason is not None and (attempt.runner_exited or attempt.container_gone):
+        return
+    attempts.end(draft, attempt, Reason.INCARNATION_CHANGED, "switch", message)
+
+
+def _told(cause: Cause) -> str:
+    return f"{cause.reason}: {cause.message}" if cause.message else str(cause.reason)

@@ -1,0 +1,94 @@
+"""What becomes of an allocation when no attempt of the present has it.
+
+A place goes back only when its shim has let go of it. Where the task's removal took the allocation
+along, that is known at once; a place that was kept beyond its task is `releasing` until the shim
+has said so (PlaceReleased), or orphaned when its node is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs.survivors import keeps_place
+from controller.lifecycle.model import Allocation, Attempt, Job, Run
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import NodeGone
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AllocationState,
+    RunStatus,
+)
+
+OCCUPIED = frozenset({AllocationState.HELD, AllocationState.ORPHANED})
+
+
+def is_kept(run: Run, attempt: Attempt) -> bool:
+    """Whether the place of this attempt, its job's last, waits for the next one. It never becomes
+    true again once it was false, so who removes the task and who decides may ask at different
+    times."""
+    if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
+        return False
+    return attempt.reason is Reason.SIBLING_FAILED or keeps_place(run, attempt)
+
+
+def holders(jobs: list[Job] | tuple[Job, ...]) -> dict[str, Attempt]:
+    """The last attempt that has, or had, each allocation, by the allocation's id."""
+    return {
+        attempt.allocation_id: attempt
+        for job in jobs
+        for attempt in job.attempts
+        if attempt.allocation_id is not None
+    }
+
+
+def settle(draft: Draft) -> None:
+    """Give back what is held, not needed, and not being given back yet."""
+    for place, attempt in _idle(draft):
+        if place.state is not AllocationState.HELD or place.releasing:
+            continue
+        if attempt.place_released:
+            draft.move_allocation(attempt, AllocationState.RELEASED, "cleanup confirmed")
+        elif not (is_kept(draft.run, attempt) and _is_last(draft, attempt)):
+            draft.change_allocation(place, releasing=True)
+
+
+def released_by_shim(draft: Draft, allocation_id: str) -> None:
+    for place, attempt in _idle(draft):
+        if place.id == allocation_id and place.releasing:
+            draft.move_allocation(attempt, AllocationState.RELEASED, "PlaceReleased")
+
+
+def lose(draft: Draft, report: NodeGone) -> None:
+    """Of a node that is gone: the places that outlived their tasks. Its shim may come back with
+    them, whatever became of what ran there."""
+    for place, attempt in _idle(draft):
+        if place.node_id != report.node_id or attempt.cleanup_unknown or attempt.place_released:
+            continue
+        if report.removed:
+            draft.move_allocation(attempt, AllocationState.RELEASED, "NodeGone")
+        elif place.state is AllocationState.HELD:
+            draft.change_allocation(place, releasing=True)
+            draft.move_allocation(attempt, AllocationState.ORPHANED, "NodeGone")
+
+
+def all_given_back(draft: Draft) -> bool:
+    """Nothing is occupied that a shim could still let go of."""
+    return all(place.state is not AllocationState.HELD for place in draft.allocations())
+
+
+def _idle(draft: Draft) -> Iterator[tuple[Allocation, Attempt]]:
+    """The occupied places that no live attempt has, each with the last attempt that had it."""
+    occupied = [place for place in draft.allocations() if place.state in OCCUPIED]
+    if not occupied:
+        return
+    last = holders(draft.jobs)
+    for place in occupied:
+        attempt = last.get(place.id)
+        if attempt is not None and attempt.status in FINAL_ATTEMPT_STATUSES:
+            yield place, attempt
+
+
+def _is_last(draft: Draft, attempt: Attempt) -> bool:
+    return any(job.attempts and job.attempts[-1] is attempt for job in draft.jobs)

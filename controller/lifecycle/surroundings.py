@@ -1,0 +1,19 @@
+"""What a run's decision must know of the world beside the run's own state."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    unusable_nodes: frozenset[str] = frozenset()
+    """Not connected, draining, cordoned, unfit or unknown: no place there outlives its attempt."""
+    nominated: frozenset[str] = frozenset()
+    """Allocations of this run on whose place another run's nomination lies."""
+    next_trigger: float | None = None
+    """When a cron expression of the run fires next after now; None: it has none, or never."""
+
+
+NOTHING_ELSE: Final = Surroundings()
