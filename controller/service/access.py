@@ -1,15 +1,17 @@
 """Who may do what, in one place; and how a token becomes somebody.
 
-Everybody with a token sees everything; a run may be changed by its owner and by admins, nodes by
+A run is seen and changed by its owner and by admins; nodes are seen by everybody and changed by
 admins alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
-from controller.lifecycle.model import Run
-from controller.service.errors import Forbidden, Unauthenticated
+from controller.lifecycle.model import Band, Run
+from controller.service.errors import Forbidden, Refused, Unauthenticated
+from controller.store.base import Changes
 from controller.store.tokens import matching
 from controller.store.users import Role, StoredToken, User
 
@@ -20,21 +22,54 @@ _HINT = (
 
 
 class Gate:
-    """Turns bearer tokens into users."""
+    """Turns bearer tokens into users, and ends what goes on under a token that is revoked."""
 
     def __init__(self, users: Iterable[User], tokens: Iterable[StoredToken]) -> None:
-        self._users = {user.name: user for user in users}
-        self._tokens = tuple(tokens)
+        self.users: Mapping[str, User] = {user.name: user for user in users}
+        self.tokens: tuple[StoredToken, ...] = tuple(tokens)
+        self._ending: dict[str, set[Callable[[], object]]] = {}
 
     def user_of(self, token: str | None) -> User:
         """Raises Unauthenticated, with what to do about it."""
+        return self.users[self.token_of(token).user]
+
+    def token_of(self, token: str | None) -> StoredToken:
+        """What is stored of this token, its user being known. Raises Unauthenticated."""
         if not token:
             raise Unauthenticated(f"no token was given; {_HINT}")
-        stored = matching(token, self._tokens)
-        user = self._users.get(stored.user) if stored is not None else None
-        if user is None:
+        stored = matching(token, self.tokens)
+        if stored is None or stored.user not in self.users:
             raise Unauthenticated(f"the token is not known to this controller; {_HINT}")
-        return user
+        return stored
+
+    def apply(self, changes: Changes) -> None:
+        """These changes of users and tokens are committed: they hold from now on."""
+        removed = {
+            token.id
+            for token in self.tokens
+            if token.id in changes.removed_tokens or token.user in changes.removed_users
+        }
+        changed = {user.name: user for user in changes.users}
+        everybody = {**self.users, **changed}
+        self.users = {
+            name: user for name, user in everybody.items() if name not in changes.removed_users
+        }
+        kept = [token for token in self.tokens if token.id not in removed]
+        self.tokens = (*kept, *changes.tokens)
+        for token_id in removed:
+            for end in tuple(self._ending.get(token_id, ())):
+                end()
+
+    @contextmanager
+    def until_revoked(self, token_id: str, end: Callable[[], object]) -> Iterator[None]:
+        """`end` is called if the token is revoked meanwhile."""
+        self._ending.setdefault(token_id, set()).add(end)
+        try:
+            yield
+        finally:
+            self._ending[token_id].discard(end)
+            if not self._ending[token_id]:
+                del self._ending[token_id]
 
 
 def require_admin(user: User, action: str) -> None:
@@ -50,3 +85,27 @@ def require_control(user: User, run: Run) -> None:
             f"run {run.name} belongs to {run.user}; only {run.user} or an admin may change it",
             field="run",
         )
+
+
+def require_sight(user: User, run: Run) -> None:
+    """Raises Forbidden unless the run is the user's own, or the user is an admin."""
+    if user.role is not Role.ADMIN and run.user != user.name:
+        raise Forbidden(
+            f"run {run.name} belongs to {run.user}; only {run.user} or an admin may see it",
+            field="run",
+        )
+
+
+def require_band(user: User, band: Band) -> None:
+    """Raises Refused for a band that the user was not granted; admins may use every one."""
+    if band is Band.PRODUCTION and band not in user.bands and user.role is not Role.ADMIN:
+        raise Refused(
+            f"the band production was not granted to {user.name}: leave out `band`, or ask an "
+            f"admin for `fairlead user grant {user.name} --band production`",
+            code="band_not_granted",
+            field="band",
+        )
+
+
+def sees_all(user: User) -> bool:
+    return user.role is Role.ADMIN

@@ -104,8 +104,9 @@ class Store(Protocol):
     async def commit(self, changes: Changes) -> None:
         """Make the changes durable, all or none. Raises LeaseLost, StoreUnavailable."""
 
-    async def find_run(self, key: str) -> RunState | None:
-        """The run with this id, else the newest one with this name; finished ones too."""
+    async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
+        """The run with this id, else the newest one with this name; finished ones too. `user`: of
+        this one's alone."""
 
     async def find_submission(self, user: str, client_key: str) -> RunState | None:
         """The newest run that this user submitted with this key, so that a repeated submit can be
@@ -122,9 +123,15 @@ class Store(Protocol):
         """Newest first; `before` is the id of the last run of the page before (unknown: empty)."""
 
     async def events(
-        self, *, run_id: str | None = None, after: int = 0, limit: int = 1000
+        self,
+        *,
+        run_id: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        user: str | None = None,
     ) -> list[StoredEvent]:
-        """Oldest first, those with `seq` > after; of one run, or of everything."""
+        """Oldest first, those with `seq` > after; of one run, or of everything; of one user's
+        runs, or of all."""
 
     async def renew_lease(self) -> None:
         """Say that this controller lives. Raises LeaseLost, StoreUnavailable."""

@@ -29,8 +29,8 @@ class _Around:
     async def commit(self, changes: Changes) -> None:
         await self._inner.commit(changes)
 
-    async def find_run(self, key: str) -> RunState | None:
-        return await self._inner.find_run(key)
+    async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
+        return await self._inner.find_run(key, user=user)
 
     async def find_submission(self, user: str, client_key: str) -> RunState | None:
         return await self._inner.find_submission(user, client_key)
@@ -48,9 +48,14 @@ class _Around:
         )
 
     async def events(
-        self, *, run_id: str | None = None, after: int = 0, limit: int = 1000
+        self,
+        *,
+        run_id: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        user: str | None = None,
     ) -> list[StoredEvent]:
-        return await self._inner.events(run_id=run_id, after=after, limit=limit)
+        return await self._inner.events(run_id=run_id, after=after, limit=limit, user=user)
 
     async def renew_lease(self) -> None:
         await self._inner.renew_lease()

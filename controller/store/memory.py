@@ -122,9 +122,11 @@ class MemoryStore:
     async def renew_lease(self) -> None:
         self._verified()
 
-    async def find_run(self, key: str) -> RunState | None:
+    async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
         found = self._opened().runs.get(key)
-        return found or self._newest(lambda state: state.run.name == key)
+        if found is not None and user in (None, found.run.user):
+            return found
+        return self._newest(lambda state: state.run.name == key and user in (None, state.run.user))
 
     async def find_submission(self, user: str, client_key: str) -> RunState | None:
         return self._newest(
@@ -152,12 +154,25 @@ class MemoryStore:
         return runs[:limit]
 
     async def events(
-        self, *, run_id: str | None = None, after: int = 0, limit: int = 1000
+        self,
+        *,
+        run_id: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        user: str | None = None,
     ) -> list[StoredEvent]:
-        later = self._opened().events[after:]
-        return [stored for stored in later if run_id is None or stored.event.run_id == run_id][
-            :limit
+        found = [
+            stored
+            for stored in self._opened().events
+            if stored.seq > after
+            and run_id in (None, stored.event.run_id)
+            and (user is None or self._owner(stored.event.run_id) == user)
         ]
+        return found[:limit]
+
+    def _owner(self, run_id: str) -> str | None:
+        state = self._opened().runs.get(run_id)
+        return None if state is None else state.run.user
 
     async def close(self) -> None:
         if self._token is not None and self._token == self._database.token:

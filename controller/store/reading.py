@@ -68,10 +68,11 @@ def _past_use(connection: sa.Connection, since: float) -> Iterator[Use]:
         yield use_of(codecs.ALLOCATION.value(row), row["user"])
 
 
-def find_run(connection: sa.Connection, key: str) -> RunState | None:
+def find_run(connection: sa.Connection, key: str, user: str | None) -> RunState | None:
     key = storable(key)
-    by_id = sa.select(tables.runs).where(_runs.id == key)
-    return _first(connection, by_id) or _newest(connection, _runs.name == key)
+    allowed = sa.true() if user is None else _runs.user == user
+    by_id = sa.select(tables.runs).where(_runs.id == key, allowed)
+    return _first(connection, by_id) or _newest(connection, sa.and_(_runs.name == key, allowed))
 
 
 def find_submission(connection: sa.Connection, user: str, client_key: str) -> RunState | None:
@@ -112,12 +113,15 @@ def list_runs(
 
 
 def events(
-    connection: sa.Connection, *, run_id: str | None, after: int, limit: int
+    connection: sa.Connection, *, run_id: str | None, after: int, limit: int, user: str | None
 ) -> list[StoredEvent]:
     columns = tables.events.c
     query = sa.select(tables.events).where(columns.seq > after).order_by(columns.seq).limit(limit)
     if run_id is not None:
         query = query.where(columns.run_id == run_id)
+    if user is not None:
+        own = sa.select(_runs.id).where(_runs.user == user)
+        query = query.where(columns.run_id.in_(own))
     return [
         StoredEvent(seq=row["seq"], event=codecs.EVENT.value(row))
         for row in _rows(connection, query)

@@ -118,8 +118,8 @@ class SqlStore:
     async def renew_lease(self) -> None:
         await self._write(self._lease.renew)
 
-    async def find_run(self, key: str) -> RunState | None:
-        return await self._read(lambda connection: reading.find_run(connection, key))
+    async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
+        return await self._read(lambda connection: reading.find_run(connection, key, user))
 
     async def find_submission(self, user: str, client_key: str) -> RunState | None:
         return await self._read(
@@ -145,10 +145,17 @@ class SqlStore:
         )
 
     async def events(
-        self, *, run_id: str | None = None, after: int = 0, limit: int = 1000
+        self,
+        *,
+        run_id: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        user: str | None = None,
     ) -> list[StoredEvent]:
         return await self._read(
-            lambda connection: reading.events(connection, run_id=run_id, after=after, limit=limit)
+            lambda connection: reading.events(
+                connection, run_id=run_id, after=after, limit=limit, user=user
+            )
         )
 
     async def close(self) -> None:

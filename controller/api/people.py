@@ -1,0 +1,202 @@
+"""Users and tokens as REST: what the bodies and answers are, and their routes."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import asdict
+
+from controller.api.paging import PageQuery, page
+from controller.api.routes import Call, Route
+from controller.api.views import iso
+from controller.lifecycle.model import Band
+from controller.service.users import NewToken
+from controller.store.users import Role, StoredToken, User
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    """`bands`: what was granted beyond the bands that everybody may use."""
+
+    name: str
+    role: Role
+    bands: tuple[Band, ...]
+    created_at: str
+
+
+class TokenView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    user: str
+    label: str
+    created_at: str
+
+
+class NewTokenView(TokenView, frozen=True, kw_only=True):
+    """`token` is the secret itself; no other answer ever has it."""
+
+    token: str
+
+
+class NewUserView(UserView, frozen=True, kw_only=True):
+    token: NewTokenView
+
+
+class UserBody(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    role: Role = Role.USER
+    bands: tuple[Band, ...] = ()
+
+
+class GrantBody(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the user shall have; empty takes every grant back."""
+
+    bands: tuple[Band, ...]
+
+
+class TokenBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`user` defaults to who asks."""
+
+    user: str | None = None
+    label: str = ""
+
+
+class TokensQuery(PageQuery, frozen=True, kw_only=True):
+    """`user`: only this one's; default: all for an admin, else one's own."""
+
+    user: str | None = None
+
+
+class UsersAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    users: tuple[UserView, ...]
+    next_cursor: str | None
+
+
+class TokensAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: tuple[TokenView, ...]
+    next_cursor: str | None
+
+
+async def list_users(call: Call) -> UsersAnswer:
+    query: PageQuery = call.query
+    found, cursor = page(call.service.users.all(by=call.caller), query, lambda user: user.name)
+    return UsersAnswer(users=tuple(map(user_view, found)), next_cursor=cursor)
+
+
+async def add_user(call: Call) -> NewUserView:
+    body: UserBody = call.body
+    user, made = await call.service.users.add(
+        body.name, role=body.role, bands=body.bands, by=call.caller
+    )
+    return NewUserView(**asdict(user_view(user)), token=new_token_view(made))
+
+
+async def get_me(call: Call) -> UserView:
+    return user_view(call.caller)
+
+
+async def grant_user(call: Call) -> UserView:
+    body: GrantBody = call.body
+    return user_view(await call.service.users.grant(call.path("user"), body.bands, by=call.caller))
+
+
+async def remove_user(call: Call) -> UserView:
+    return user_view(await call.service.users.remove(call.path("user"), by=call.caller))
+
+
+async def list_tokens(call: Call) -> TokensAnswer:
+    query: TokensQuery = call.query
+    tokens = call.service.users.tokens(query.user, by=call.caller)
+    found, cursor = page(tokens, query, lambda token: token.id)
+    return TokensAnswer(tokens=tuple(map(token_view, found)), next_cursor=cursor)
+
+
+async def add_token(call: Call) -> NewTokenView:
+    body: TokenBody = call.body
+    return new_token_view(
+        await call.service.users.add_token(body.user, label=body.label, by=call.caller)
+    )
+
+
+async def revoke_token(call: Call) -> TokenView:
+    return token_view(await call.service.users.revoke(call.path("token"), by=call.caller))
+
+
+def user_view(user: User) -> UserView:
+    return UserView(
+        name=user.name, role=user.role, bands=user.bands, created_at=iso(user.created_at)
+    )
+
+
+def token_view(token: StoredToken) -> TokenView:
+    return TokenView(
+        id=token.id, user=token.user, label=token.label, created_at=iso(token.created_at)
+    )
+
+
+def new_token_view(made: NewToken) -> NewTokenView:
+    return NewTokenView(**asdict(token_view(made.token)), token=made.secret)
+
+
+PEOPLE: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/users",
+        summary="All users",
+        handler=list_users,
+        query=PageQuery,
+        answer=UsersAnswer,
+    ),
+    Route(
+        method="POST",
+        path="/v1/users",
+        summary="Add a user; the answer alone has the first token",
+        handler=add_user,
+        body=UserBody,
+        answer=NewUserView,
+        status=201,
+    ),
+    Route(
+        method="GET",
+        path="/v1/me",
+        summary="Who the caller's token stands for",
+        handler=get_me,
+        answer=UserView,
+    ),
+    Route(
+        method="PUT",
+        path="/v1/users/{user}/bands",
+        summary="Say which bands a user may use beyond those that everybody may",
+        handler=grant_user,
+        body=GrantBody,
+        answer=UserView,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/users/{user}",
+        summary="Remove a user who has no live runs; the user's tokens end at once",
+        handler=remove_user,
+        answer=UserView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/tokens",
+        summary="Tokens, without their secrets",
+        handler=list_tokens,
+        query=TokensQuery,
+        answer=TokensAnswer,
+    ),
+    Route(
+        method="POST",
+        path="/v1/tokens",
+        summary="Make one more token; the answer alone has it",
+        handler=add_token,
+        body=TokenBody,
+        answer=NewTokenView,
+        status=201,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/tokens/{token}",
+        summary="Revoke a token; what goes on under it ends",
+        handler=revoke_token,
+        answer=TokenView,
+    ),
+)
