@@ -1,24 +1,70 @@
 """JobSubmittedPipeline: gives waiting attempts their places.
 
 Runs inside the turn, after the reports were decided, so that a job is submitted and placed in one
-transaction. The decision itself is `scheduling.place`, which is pure; its outcome comes back into
-the turn as reports.
+transaction. The decision itself is `scheduling.placement`, a pure function of the index that is
+kept here; its outcome comes back into the turn as reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from controller.lifecycle.model import Node, RunState
-from controller.lifecycle.reports import NotPlaced, Placed
-from controller.scheduling.placement import FirstFit
+from controller.lifecycle.model import Fleet, Node, RunState, Use
+from controller.scheduling.explain import PlannedPlace, Waiting, explain, preview
+from controller.scheduling.index import Index
+from controller.scheduling.placement import Round, Told
 
 
 class JobSubmittedPipeline:
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._scheduler = FirstFit(new_id)
+    """`past_use`: what runs that the index will never see have used."""
 
-    def place(
-        self, runs: Iterable[RunState], nodes: Iterable[Node], now: float
-    ) -> Sequence[Placed | NotPlaced]:
-        return self._scheduler.place(runs, nodes, now)
+    def __init__(self, new_id: Callable[[], str], past_use: Iterable[Use] = ()) -> None:
+        self.index = Index(past_use)
+        self._new_id = new_id
+        self._seen_growth = -1
+        self._to_see: dict[str, None] = {}
+        self.is_unfinished = False
+        """Whether another round should follow at once."""
+
+    def run_changed(self, run_id: str, state: RunState | None) -> None:
+        """What the round and `nominated` go by from now on; a commit that failed is taken back by
+        the state before it."""
+        self.index.run_changed(run_id, state)
+        self._to_see[run_id] = None
+
+    def run_over(self, run_id: str) -> None:
+        """The run is final, committed, and has nothing on any node."""
+        self.index.run_over(run_id)
+
+    def node_changed(self, node_id: str, node: Node | None) -> None:
+        self.index.node_changed(node_id, node)
+
+    def fleet_changed(self, name: str, fleet: Fleet | None) -> None:
+        self.index.fleet_changed(name, fleet)
+
+    def place(self, now: float) -> Told:
+        """What to tell which runs, in this order. While nothing has come free, only what changed
+        has a chance."""
+        to_see, self._to_see = self._to_see, {}
+        units = None
+        if self.index.growth == self._seen_growth:
+            units = [unit for run_id in to_see for unit in self.index.units.get(run_id, ())]
+        self._seen_growth = self.index.growth
+        this_round = Round(self.index, now, self._new_id)
+        told = this_round.decide(units)
+        self._to_see.update(this_round.left_over)
+        self.is_unfinished = bool(this_round.left_over)
+        return told
+
+    def explain(self, run_id: str, now: float) -> tuple[Waiting, ...]:
+        """Why each job of this run that waits does so; the present committed state's."""
+        return explain(self.index, run_id, now)
+
+    def preview(self, state: RunState, now: float) -> tuple[PlannedPlace, ...]:
+        """Where the jobs of this run, which nobody knows yet, would go."""
+        return preview(self.index, state, now, self._new_id)
+
+    def nominated(self, state: RunState) -> frozenset[str]:
+        """Which places of this run have another's nomination on them."""
+        claims = self.index.claims
+        return frozenset(place.id for place in state.allocations if place.id in claims)

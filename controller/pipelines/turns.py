@@ -19,9 +19,14 @@ import msgspec
 from controller.clock import Chance, Clock
 from controller.lifecycle.history import Event
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
-from controller.lifecycle.reports import NodeDisconnected, NotPlaced, Placed, Report, Tick
+from controller.lifecycle.places import OCCUPIED
+from controller.lifecycle.reports import NodeDisconnected, Report, Tick
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
 from controller.lifecycle.turn import decide
+from controller.pipelines.around import World
+from controller.pipelines.families import Families, ParentGone
+from controller.pipelines.watching import Watch, Watchers
+from controller.scheduling.explain import PlannedPlace, Waiting
 from controller.store.base import Changes, LeaseLost, Store, StoreError, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -38,11 +43,29 @@ class NameTaken(Exception):
 
 
 class Scheduler(Protocol):
-    """JobSubmittedPipeline's seam: pure, called once in each turn."""
+    """JobSubmittedPipeline's seam. It is told of every change before it is committed, and told the
+    state before it when the commit fails."""
 
-    def place(
-        self, runs: Iterable[RunState], nodes: Iterable[Node], now: float
-    ) -> Sequence[Placed | NotPlaced]: ...
+    is_unfinished: bool
+    """Whether another turn should follow at once."""
+
+    def run_changed(self, run_id: str, state: RunState | None) -> None: ...
+
+    def run_over(self, run_id: str) -> None: ...
+
+    def node_changed(self, node_id: str, node: Node | None) -> None: ...
+
+    def fleet_changed(self, name: str, fleet: Fleet | None) -> None: ...
+
+    def place(self, now: float) -> Mapping[str, Sequence[Report]]:
+        """What to tell which runs, in this order, all of a run's at once."""
+
+    def nominated(self, state: RunState) -> frozenset[str]:
+        """The places of this run on which another's nomination lies."""
+
+    def explain(self, run_id: str, now: float) -> Sequence[Waiting]: ...
+
+    def preview(self, state: RunState, now: float) -> Sequence[PlannedPlace]: ...
 
 
 class TurnListener(Protocol):
@@ -60,11 +83,13 @@ class Turns:
         self._store = store
         self._clock = clock
         self._chance = chance
-        self._scheduler = scheduler
+        self.scheduler = self._scheduler = scheduler
         self._listeners: list[TurnListener] = []
-        self._watchers: dict[str | None, set[asyncio.Event]] = {}
+        self._watchers = Watchers()
         self._names: dict[str, str] = {}
-        self._runs_by_node: dict[str, set[str]] = {}
+        self._runs_by_node: dict[str, dict[str, None]] = {}
+        self._families = Families()
+        self._world = World(self.nodes)
         self._leftovers: dict[str, RunState] = {}
         """Ended runs of which something may be left on a node: their places are still occupied."""
         self._known = ChainMap(self.runs, self._leftovers)
@@ -86,11 +111,16 @@ class Turns:
         """Take over what the store had; every run is decided anew in the first turn, with no node
         connected yet."""
         self.fleets.update({fleet.name: fleet for fleet in fleets})
+        for name, fleet in self.fleets.items():
+            self._scheduler.fleet_changed(name, fleet)
         for node in nodes:
             self.nodes[node.id] = node
+            self._scheduler.node_changed(node.id, node)
         for state in runs:
             self.runs[state.run.id] = state
+            self._scheduler.run_changed(state.run.id, state)
             self._names[state.run.name] = state.run.id
+            self._families.add(state)
             self._index(None, state)
             self._inbox[state.run.id] = [Tick(run_id=state.run.id), *_no_node_reached(state)]
         self._wake.set()
@@ -98,6 +128,7 @@ class Turns:
     def remember(self, state: RunState) -> None:
         """Take over an ended run that still occupies a place on a node."""
         self._leftovers[state.run.id] = state
+        self._scheduler.run_changed(state.run.id, state)
         self._index(None, state)
 
     @property
@@ -117,17 +148,25 @@ class Turns:
         whether something is left there."""
         return [self._known[run_id] for run_id in self._runs_by_node.get(node_id, ())]
 
+    def children_of(self, run_id: str) -> list[RunState]:
+        """The live runs that were submitted as this one's children."""
+        ids = self._families.children_of(run_id)
+        return [self.runs[child_id] for child_id in ids if child_id in self.runs]
+
     async def admit(self, state: RunState) -> None:
-        """Make this new run durable. Raises NameTaken, StoreUnavailable."""
+        """Make this new run durable. Raises NameTaken, ParentGone, StoreUnavailable."""
         if state.run.name in self._names:
             raise NameTaken(state.run.name)
+        if state.run.parent_id is not None and state.run.parent_id not in self.runs:
+            raise ParentGone(state.run.parent_id)
         self._names[state.run.name] = state.run.id
+        self._families.add(state)
         self._admitted[state.run.id] = state
         try:
             await self._next_commit()
         except BaseException:
             if self._admitted.pop(state.run.id, None) is not None:
-                del self._names[state.run.name]
+                self._forget_admission(state)
             raise
 
     def post(self, report: Report) -> None:
@@ -157,6 +196,7 @@ class Turns:
             self.nodes.pop(node_id, None)
         else:
             self.nodes[node_id] = node
+        self._scheduler.node_changed(node_id, node)
         self._inventory.nodes[node_id] = node
         self._reschedule = True
         self._wake.set()
@@ -167,6 +207,7 @@ class Turns:
             self.fleets.pop(name, None)
         else:
             self.fleets[name] = fleet
+        self._scheduler.fleet_changed(name, fleet)
         self._inventory.fleets[name] = fleet
         self._reschedule = True
         self._wake.set()
@@ -220,21 +261,23 @@ class Turns:
         waiters = self._take_waiters()
         for run_id in self._due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
-        turn = _Turn(self._known, admitted, now, self._chance)
+        turn = _Turn(self._known, admitted, now, self._chance, self._world, self._scheduler)
         for run_id, reports in inbox.items():
             turn.decide(run_id, reports)
-        if turn.states or inventory.nodes or self._reschedule:
-            self._reschedule = False
-            everything = {**self._known, **turn.states}
-            for placed in self._scheduler.place(everything.values(), self.nodes.values(), now):
-                turn.decide(placed.run_id, [placed])
+        if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
+            for run_id, told in self._scheduler.place(now).items():
+                turn.decide(run_id, told)
+            self._reschedule = self._scheduler.is_unfinished
+        turn.tell_children(self._families)
         try:
             await self._commit(turn, inventory)
         except BaseException as error:
             self._put_back(inbox, inventory)
+            for run_id in turn.states:
+                self._scheduler.run_changed(run_id, self._known.get(run_id))
             self._reschedule = True
             for state in admitted.values():
-                del self._names[state.run.name]
+                self._forget_admission(state)
             refusal = error if isinstance(error, StoreError) else None
             self._resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
             raise
@@ -257,6 +300,10 @@ class Turns:
         )
         if changes.runs or changes.events or inventory.nodes or inventory.fleets:
             await self._store.commit(changes)
+
+    def _forget_admission(self, state: RunState) -> None:
+        del self._names[state.run.name]
+        self._families.remove(state)
 
     def _adopt(self, turn: _Turn) -> None:
         for run_id, state in turn.states.items():
@@ -281,22 +328,21 @@ class Turns:
         self.runs.pop(state.run.id, None)
         if self._names.get(state.run.name) == state.run.id:
             del self._names[state.run.name]
+        self._families.remove(state)
         if _nodes_of(state):
             self._leftovers[state.run.id] = state
         else:
             self._leftovers.pop(state.run.id, None)
+            self._scheduler.run_over(state.run.id)
         self._reschedule = True
 
     def _tell(self, turn: _Turn, nodes: Mapping[str, object]) -> None:
         touched = list(turn.states.values())
         for listener in self._listeners:
             listener.committed(touched)
-        woken: set[str | None] = {*turn.states, *nodes}
-        if nodes:
-            woken.add(ANY_NODE)
-        for key in woken | {None} if woken else ():
-            for event in self._watchers.get(key, ()):
-                event.set()
+        if touched or nodes:
+            of_nodes = (*nodes, ANY_NODE) if nodes else ()
+            self._watchers.wake((*turn.states, *of_nodes, None))
 
     def _index(self, before: RunState | None, state: RunState) -> list[str]:
         """The nodes that are new for this run."""
@@ -305,9 +351,9 @@ class Turns:
         old = set() if before is None else _nodes_of(before)
         nodes = _nodes_of(state)
         for node_id in old - nodes:
-            self._runs_by_node.get(node_id, set()).discard(state.run.id)
+            self._runs_by_node.get(node_id, {}).pop(state.run.id, None)
         for node_id in nodes:
-            self._runs_by_node.setdefault(node_id, set()).add(state.run.id)
+            self._runs_by_node.setdefault(node_id, {})[state.run.id] = None
         return sorted(nodes - old)
 
     # -- small parts ------------------------------------------------------------------------
@@ -361,7 +407,9 @@ class Turns:
 
 
 def _nodes_of(state: RunState) -> set[str]:
-    return {
+    """Where it has something, or a place that is kept or not given back yet."""
+    places = {place.node_id for place in state.allocations if place.state in OCCUPIED}
+    return places | {
         attempt.node_id
         for job in state.jobs
         for attempt in job.attempts
@@ -392,25 +440,6 @@ def _gone(changes: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(key for key, value in changes.items() if value is None)
 
 
-class Watch:
-    """`async with turns.watch(run_id) as changed: await changed.wait(); changed.clear()`."""
-
-    def __init__(self, watchers: dict[str | None, set[asyncio.Event]], key: str | None) -> None:
-        self._watchers = watchers
-        self._key = key
-        self._event = asyncio.Event()
-
-    async def __aenter__(self) -> asyncio.Event:
-        self._watchers.setdefault(self._key, set()).add(self._event)
-        return self._event
-
-    async def __aexit__(self, *_: object) -> None:
-        watchers = self._watchers[self._key]
-        watchers.discard(self._event)
-        if not watchers:
-            del self._watchers[self._key]
-
-
 class _Turn:
     """What one turn has decided so far; nothing of it is visible before the commit."""
 
@@ -420,6 +449,8 @@ class _Turn:
         admitted: dict[str, RunState],
         now: float,
         chance: Chance,
+        world: World,
+        scheduler: Scheduler,
     ) -> None:
         self.states: dict[str, RunState] = {}
         self.events: list[Event] = []
@@ -427,6 +458,8 @@ class _Turn:
         self._runs = runs
         self._now = now
         self._chance = chance
+        self._world = world
+        self._scheduler = scheduler
         for run_id, state in admitted.items():
             self.states[run_id] = state
             self.decide(run_id, [Tick(run_id=run_id)])
@@ -436,12 +469,30 @@ class _Turn:
         if state is None:
             return
         try:
-            decision = decide(state, reports, self._now, self._chance.new_id, self._chance.jitter)
+            decision = decide(
+                state,
+                reports,
+                self._now,
+                self._chance.new_id,
+                self._chance.jitter,
+                self._world.around(state, self._now, self._scheduler.nominated(state)),
+            )
         except Exception:
             # A fault in one run's decision must not stop all others: that run stays as it is, and
             # what its nodes have to say comes again with their next contact.
             log.exception("run %s (%s) could not be decided on", state.run.name, run_id)
             return
         self.states[run_id] = decision.state
+        self._scheduler.run_changed(run_id, decision.state)
         self.events.extend(decision.events)
         self.deadlines[run_id] = decision.wake_at
+
+    def tell_children(self, families: Families) -> None:
+        """In the same commit as the end of their parent, so that no crash comes between."""
+        told: set[str] = set()
+        while ended := [state for run_id, state in self.states.items() if run_id not in told]:
+            for state in ended:
+                told.add(state.run.id)
+                for report in families.told_by(state):
+                    told.discard(report.run_id)
+                    self.decide(report.run_id, [report])

@@ -13,7 +13,6 @@ from controller.lifecycle.model import (
     Node,
     NodeCapacity,
     NodeGpu,
-    NodeStatus,
     Resources,
 )
 from controller.lifecycle.statuses import AllocationState
@@ -118,20 +117,6 @@ def could_ever_hold(need: Resources, node: Node) -> list[Shortfall]:
     return shortfalls(need, room(msgspec.structs.replace(node, capacity=capacity), ()))
 
 
-def could_ever_fit(need: Resources, nodes: Sequence[Node]) -> str | None:
-    """Why no node could ever hold the job; None when one could, or may.
-
-    A node that is not connected counts as able, and without nodes the job waits for the first.
-    """
-    if not nodes or any(node.status is not NodeStatus.CONNECTED for node in nodes):
-        return None
-    lacking = [(node, could_ever_hold(need, node)) for node in nodes]
-    if any(not short for _, short in lacking):
-        return None
-    node, short = min(lacking, key=lambda pair: _distance(pair[1], pair[0]))
-    return f"no node could ever hold it: {sentence(node, short)}"
-
-
 def closest(need: Resources, rooms: Sequence[Room]) -> str:
     """The sentence for a job that fits none of these rooms (at least one)."""
     lacking = [(free, shortfalls(need, free)) for free in rooms]
@@ -161,15 +146,15 @@ def _distance(short: Sequence[Shortfall], node: Node) -> tuple[int, float, str]:
 def _cpu(need: float, free: float, total: float) -> Shortfall | None:
     if need <= free + _CPU_TOLERANCE:
         return None
-    has = f"{_number(max(free, 0.0))} free of {_number(total)}"
-    return Shortfall(need=f"{_number(need)} CPU", has=has, ratio=max(free, 0.0) / need)
+    has = f"{number(max(free, 0.0))} free of {number(total)}"
+    return Shortfall(need=f"{number(need)} CPU", has=has, ratio=max(free, 0.0) / need)
 
 
 def _bytes(name: str, need: int, free: int, total: int) -> Shortfall | None:
     if need <= free or need == 0:
         return None
-    has = f"{_size(max(free, 0))} free of {_size(total)}"
-    return Shortfall(need=f"{_size(need)} {name}", has=has, ratio=max(free, 0) / need)
+    has = f"{size_words(max(free, 0))} free of {size_words(total)}"
+    return Shortfall(need=f"{size_words(need)} {name}", has=has, ratio=max(free, 0) / need)
 
 
 def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> Shortfall | None:
@@ -180,7 +165,7 @@ def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> S
         return None
     of = len(fitting_gpus(need, total))
     return Shortfall(
-        need=_gpu_words(need),
+        need=gpu_words(need),
         has=f"{len(fitting)} such GPU free of {of}",
         ratio=len(fitting) / need.count,
     )
@@ -205,23 +190,23 @@ def _version(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-def _gpu_words(need: GpuNeed) -> str:
+def gpu_words(need: GpuNeed) -> str:
     words = [f"{need.count} GPU"]
     if need.names:
         words.append("named " + " or ".join(need.names))
     if need.min_memory:
-        words.append(f"with {_size(need.min_memory)}")
+        words.append(f"with {size_words(need.min_memory)}")
     if need.min_compute_capability:
         words.append(f"of compute capability {need.min_compute_capability}")
     return " ".join(words)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _size(value: int) -> str:
+def size_words(value: int) -> str:
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
         if value >= size:
-            return f"{_number(value / size)} {unit}"
+            return f"{number(value / size)} {unit}"
     return f"{value} B"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations
 from math import comb
 
@@ -22,9 +23,36 @@ def choose(fitting: Sequence[NodeGpu], free: Sequence[NodeGpu], count: int) -> l
     """`count` of `fitting`, which are among `free`. Needs count <= len(fitting)."""
     if count == len(fitting):
         return list(fitting)
+    places = {gpu.uuid: at for at, gpu in enumerate(free)}
+    pattern = tuple(tuple(nearness(one, other) for other in free) for one in free)
+    chosen = _chosen(
+        tuple(places[gpu.uuid] for gpu in fitting), pattern, tuple(g.memory for g in free), count
+    )
+    return [free[at] for at in chosen]
+
+
+@lru_cache(maxsize=4096)
+def _chosen(
+    fitting: tuple[int, ...],
+    pattern: tuple[tuple[int, ...], ...],
+    memory: tuple[int, ...],
+    count: int,
+) -> tuple[int, ...]:
+    """GPUs as their places among the free ones: nodes of a fleet are alike, so that what was chosen
+    on one holds for the next."""
+    free = [
+        NodeGpu(
+            uuid=str(at),
+            name="",
+            memory=memory[at],
+            near={str(other): near for other, near in enumerate(row)},
+        )
+        for at, row in enumerate(pattern)
+    ]
     groups = list(_groups(free))
-    best = min(_candidates(fitting, count), key=lambda chosen: _cost(chosen, groups))
-    return list(best)
+    candidates = _candidates([free[at] for at in fitting], count)
+    best = min(candidates, key=lambda chosen: _cost(chosen, groups))
+    return tuple(int(gpu.uuid) for gpu in best)
 
 
 def is_called(name: str, asked: str) -> bool:

@@ -1,118 +1,238 @@
-"""One round of the scheduler: gives each waiting job a place or the sentence that says why not.
+"""One round of the scheduler: gives what waits a place, a nomination, or the sentence that says why
+not. A pure function of the index: it changes nothing there.
 
-No job blocks another behind it. Every job is placed on its own here; all-or-nothing placement and
-nominations will choose among the same rooms, in which what is nominated counts as taken already.
+No job blocks another behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 
-from controller.lifecycle.model import Allocation, Node, NodeStatus, Resources, RunState
-from controller.lifecycle.reports import NotPlaced, Placed
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.scheduling.fit import Room, closest, fitting_gpus, in_blocks, room, shortfalls
-from controller.scheduling.gpus import choose as choose_gpus
-from controller.scheduling.queue import Pending, pending
+from controller.lifecycle import gangs
+from controller.lifecycle.reports import (
+    GangTooLarge,
+    Nominated,
+    NominationEnded,
+    NotPlaced,
+    Placed,
+    Preempted,
+    Report,
+)
+from controller.scheduling.board import Board
+from controller.scheduling.index import Index, Where
+from controller.scheduling.needs import Need
+from controller.scheduling.nominations import orphans, review, waiting_for
+from controller.scheduling.preemption import Nomination, Preemption
+from controller.scheduling.queue import in_order
+from controller.scheduling.sentences import why_all_wait, why_one_waits
+from controller.scheduling.together import (
+    Place,
+    allocate,
+    by_need,
+    could_ever_hold,
+    domains_for,
+    most,
+    place_all,
+    placement_name,
+)
+from controller.scheduling.units import Kind, Member, Unit
 
-_STARTING = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
+MOST_NEWS = 100
+"""Waiting jobs whose sentence changes in one round; `explain` always knows the present one."""
+
+Told = dict[str, list[Report]]
+"""What is to be told to each run, together; victims come after those they make room for."""
 
 
-class FirstFit:
-    """The scheduler as the turns of the runs call it."""
-
-    def __init__(self, new_id: Callable[[], str]) -> None:
+class Round:
+    def __init__(self, index: Index, now: float, new_id: Callable[[], str]) -> None:
+        index.refresh()
+        self._index = index
+        self._now = now
         self._new_id = new_id
+        self.board = Board(index)
+        self._preemption: Preemption | None = None
+        self._told: Told = {}
+        self._victims: Told = {}
+        self._full: set[tuple[Need, Where]] = set()
+        self._in_vain: set[tuple[object, ...]] = set()
+        self._sentences: dict[tuple[object, ...], str] = {}
+        self._incomplete: set[str] = set()
+        """Runs whose ranked jobs have no places."""
+        self._went_to: dict[str, Where] = {}
+        self._news = 0
+        self.left_over: dict[str, None] = {}
+        """Runs that should be looked at again at once, whatever happens."""
 
-    def place(
-        self, runs: Iterable[RunState], nodes: Iterable[Node], now: float
-    ) -> Sequence[Placed | NotPlaced]:
-        """Nothing for a job that still waits for the reason it was told already."""
-        states = list(runs)
-        waiting = pending(states)
-        if not waiting:
-            return ()
-        held = [a for state in states for a in state.allocations]
-        return place(waiting, list(nodes), held, _starts(states), now, self._new_id)
+    def decide(self, units: Iterable[Unit] | None = None) -> Told:
+        """`units`: those that may have a chance; None: all."""
+        for ended in orphans(self._index):
+            self._tell(ended)
+        if units is None:
+            units = [unit for waiting in self._index.units.values() for unit in waiting]
+        for unit in in_order(units, self._index.use, self._now):
+            if unit.nominated:
+                self._review(unit)
+            elif unit.kind is Kind.TOGETHER:
+                self._place_together(unit)
+            elif unit.kind is Kind.SOLO or self._is_complete(unit):
+                self._place_one(unit)
+        return self._told | {
+            run_id: [*self._told.get(run_id, ()), *reports]
+            for run_id, reports in self._victims.items()
+        }
 
+    # -- nominations ------------------------------------------------------------------------
 
-def _starts(states: Iterable[RunState]) -> dict[str, int]:
-    starts: dict[str, int] = {}
-    for state in states:
-        for job in state.jobs:
-            last = job.attempts[-1] if job.attempts else None
-            if last is not None and last.status in _STARTING and last.node_id is not None:
-                starts[last.node_id] = starts.get(last.node_id, 0) + 1
-    return starts
+    def _review(self, unit: Unit) -> None:
+        reports = review(self._index, unit, self._now)
+        for report in reports:
+            self._tell(report)
+            if isinstance(report, NominationEnded):
+                self.left_over[unit.run.id] = None
+        if unit.kind is Kind.TOGETHER and not any(isinstance(one, Placed) for one in reports):
+            self._incomplete.add(unit.run.id)
 
+    def _nominate(self, unit: Unit, nomination: Nomination) -> None:
+        reason = waiting_for(nomination.waits_for)
+        for place in nomination.places:
+            self._tell(
+                Nominated(
+                    run_id=unit.run.id,
+                    attempt_id=place.member.attempt.id,
+                    allocation=place.allocation,
+                    pending_reason=reason,
+                )
+            )
+        message = f"run {unit.run.name} of the {unit.run.policy.band} band needs its place"
+        for victim in nomination.victims:
+            report = Preempted(run_id=victim.run.id, attempt_id=victim.attempt.id, message=message)
+            self._victims.setdefault(victim.run.id, []).append(report)
 
-def place(
-    waiting: Sequence[Pending],
-    nodes: Sequence[Node],
-    held: Sequence[Allocation],
-    starts: Mapping[str, int],
-    now: float,
-    new_id: Callable[[], str],
-) -> list[Placed | NotPlaced]:
-    """`waiting` in the order of the queue; `starts`: jobs that are starting, by node id."""
-    usable = [n for n in nodes if n.status is NodeStatus.CONNECTED and not n.draining]
-    by_node: dict[str, list[Allocation]] = {node.id: [] for node in usable}
-    for allocation in held:
-        if allocation.node_id in by_node:
-            by_node[allocation.node_id].append(allocation)
-    rooms = {n.id: room(n, by_node[n.id], starts.get(n.id, 0)) for n in usable}
-    results: list[Placed | NotPlaced] = []
-    for one in waiting:
-        chosen = _choose(one.job.spec.resources, rooms.values())
-        if chosen is None:
-            results.extend(_not_placed(one, nodes, list(rooms.values())))
-            continue
-        allocation = _allocate(one, chosen, now, new_id)
-        by_node[chosen.node.id].append(allocation)
-        rooms[chosen.node.id] = room(chosen.node, by_node[chosen.node.id], chosen.starts + 1)
-        results.append(Placed(run_id=one.run.id, attempt_id=one.attempt.id, allocation=allocation))
-    return results
+    def _preempting(self, unit: Unit) -> Preemption | None:
+        if self._preemption is None:
+            self._preemption = Preemption(self.board, self._now, self._new_id)
+        if not self._preemption.may_help(unit):
+            return None
+        if self._preemption.is_tired:
+            self.left_over[unit.run.id] = None
+            return None
+        return self._preemption
 
+    # -- one job ----------------------------------------------------------------------------
 
-def _choose(need: Resources, rooms: Iterable[Room]) -> Room | None:
-    """Where the fewest GPUs stay unused, then where the least is starting, then the emptiest."""
-    fitting = [free for free in rooms if not shortfalls(need, free)]
-    return min(
-        fitting,
-        key=lambda free: (len(free.gpus), free.starts, -free.cpu, free.node.name),
-        default=None,
-    )
+    def _is_complete(self, unit: Unit) -> bool:
+        return unit.run.id not in self._incomplete and (
+            bool(unit.anchors) or unit.run.id in self._went_to
+        )
 
+    def _place_one(self, unit: Unit) -> None:
+        (member,) = unit.members
+        where = self._bound_to(unit)
+        key = (member.need, where)
+        free = None if key in self._full else self.board.best(member.need, where)
+        if free is not None:
+            domain = self._index.domain(free.node.id)
+            allocation = allocate(unit, member, free, domain, self._now, self._new_id)
+            self.board.give(allocation)
+            self._placed(unit, Place(member, allocation))
+            return
+        self._full.add(key)
+        preemption = self._preempting(unit)
+        nomination = preemption.for_one(unit, where) if preemption else None
+        if nomination is not None:
+            self._nominate(unit, nomination)
+            return
+        self._wait(unit, member, self._sentence(key, lambda: self._why_one(member.need, where)))
 
-def _allocate(one: Pending, chosen: Room, now: float, new_id: Callable[[], str]) -> Allocation:
-    resources = in_blocks(one.job.spec.resources, chosen.node.capacity)
-    fitting = fitting_gpus(resources.gpu, chosen.gpus)
-    gpus = (
-        chosen.gpus
-        if resources.whole_node
-        else choose_gpus(fitting, chosen.gpus, resources.gpu.count)
-    )
-    return Allocation(
-        id=new_id(),
-        run_id=one.run.id,
-        job_id=one.job.id,
-        node_id=chosen.node.id,
-        state=AllocationState.HELD,
-        resources=resources,
-        gpus=tuple(gpu.uuid for gpu in gpus),
-        created_at=now,
-    )
+    def _bound_to(self, unit: Unit) -> Where:
+        """A reserved job goes where the ranks are that it may take over."""
+        if unit.kind is not Kind.RESERVED:
+            return None
+        if unit.run.id in self._went_to:
+            return self._went_to[unit.run.id]
+        return next(iter(domains_for(self._index, unit)), None)
 
+    def _why_one(self, need: Need, where: Where) -> str:
+        return why_one_waits(self.board, need, where)
 
-def _not_placed(
-    one: Pending, nodes: Sequence[Node], rooms: Sequence[Room]
-) -> tuple[NotPlaced, ...]:
-    if rooms:
-        reason = closest(one.job.spec.resources, rooms)
-    elif any(node.status is NodeStatus.CONNECTED for node in nodes):
-        reason = "every connected node is draining"
-    else:
-        reason = "no node is connected"
-    if reason == one.attempt.pending_reason:
-        return ()
-    return (NotPlaced(run_id=one.run.id, attempt_id=one.attempt.id, pending_reason=reason),)
+    # -- a gang -----------------------------------------------------------------------------
+
+    def _place_together(self, unit: Unit) -> None:
+        domains = domains_for(self._index, unit)
+        counted = by_need(unit.members)
+        key = (tuple((id(need), count) for need, count in counted.items()), tuple(domains))
+        if key not in self._in_vain:
+            for domain in domains:
+                if any(
+                    most(self.board, need, domain, count) < count for need, count in counted.items()
+                ):
+                    continue
+                places = place_all(self.board, unit, domain, self._now, self._new_id)
+                if places is not None:
+                    self._went_to[unit.run.id] = domain
+                    for place in places:
+                        self._placed(unit, place)
+                    return
+            self._in_vain.add(key)
+        self._incomplete.add(unit.run.id)
+        if unit.is_replacement and self._is_too_large(unit):
+            return
+        preemption = self._preempting(unit)
+        nomination = preemption.for_all(unit, domains) if preemption else None
+        if nomination is not None:
+            self._nominate(unit, nomination)
+            return
+        sentence = self._sentence(key, lambda: why_all_wait(self.board, unit))
+        for member in unit.members:
+            self._wait(unit, member, sentence)
+
+    def _is_too_large(self, unit: Unit) -> bool:
+        """Tells the run so when the place of its survivors could never hold all of it."""
+        state = self._index.states[unit.run.id]
+        ranked = {attempt.id for attempt in gangs.ranked_attempts(state.run, state.jobs)}
+        whole = [
+            Member(job, job.attempts[-1], self._index.needs.of(job.spec))
+            for job in state.jobs
+            if job.attempts and job.attempts[-1].id in ranked
+        ]
+        domains = domains_for(self._index, unit)
+        if domains and could_ever_hold(self._index, unit, whole, domains[0]):
+            return False
+        kind = placement_name(self._index.fleets, domains[0]) if domains else "node"
+        name = "gone" if not domains else f"{domains[0]}"
+        message = f"the {kind} of its other jobs ({name}) can never hold all {len(whole)} of them"
+        self._tell(GangTooLarge(run_id=unit.run.id, message=message))
+        self.left_over[unit.run.id] = None
+        return True
+
+    # -- what is told -----------------------------------------------------------------------
+
+    def _placed(self, unit: Unit, place: Place) -> None:
+        self._tell(
+            Placed(
+                run_id=unit.run.id,
+                attempt_id=place.member.attempt.id,
+                allocation=place.allocation,
+            )
+        )
+
+    def _sentence(self, key: tuple[object, ...], make: Callable[[], str]) -> str:
+        if key not in self._sentences:
+            self._sentences[key] = make()
+        return self._sentences[key]
+
+    def _wait(self, unit: Unit, member: Member, sentence: str) -> None:
+        known = member.attempt.pending_reason
+        if known == sentence:
+            return
+        if known is not None:
+            self._news += 1
+            if self._news > MOST_NEWS:
+                return
+        self._tell(
+            NotPlaced(run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=sentence)
+        )
+
+    def _tell(self, report: Report) -> None:
+        self._told.setdefault(report.run_id, []).append(report)

@@ -1,43 +1,34 @@
-"""Who is placed first: LIFECYCLE.md section 6, without the users' past use, which comes later."""
+"""Who is placed first: LIFECYCLE.md section 6."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
-import msgspec
+from controller.scheduling.units import Unit
+from controller.scheduling.use import UseMeter
 
-from controller.lifecycle.model import Attempt, Band, Job, Run, RunState
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
-
-_BANDS = {Band.PRODUCTION: 0, Band.INTERACTIVE: 1, Band.BATCH: 2}
+Order: TypeAlias = tuple[bool, int, tuple[int, int], int, bool, float, str, int, int]
 
 
-class Pending(msgspec.Struct, frozen=True):
-    """A SUBMITTED attempt that waits for a place."""
+def in_order(units: Iterable[Unit], use: UseMeter, now: float) -> list[Unit]:
+    """First come first. The order is total: no two units are equal in it."""
+    used: dict[str, tuple[int, int]] = {}
 
-    run: Run
-    job: Job
-    attempt: Attempt
-
-    @property
-    def order(self) -> tuple[int, int, float, float, str, int]:
+    def key(unit: Unit) -> Order:
+        user = unit.run.user
+        if user not in used:
+            used[user] = use.used(user, now)
         return (
-            _BANDS[self.run.policy.band],
-            -self.run.policy.priority,
-            self.run.submitted_at,
-            self.attempt.submitted_at,
-            self.run.id,
-            self.job.index,
+            not unit.is_replacement,
+            unit.band,
+            used[user],
+            -unit.run.policy.priority,
+            not unit.gang,
+            unit.run.submitted_at,
+            unit.run.id,
+            unit.kind,
+            unit.members[0].job.index,
         )
 
-
-def pending(runs: Iterable[RunState]) -> list[Pending]:
-    """All that waits, first come first in the order of the queue."""
-    waiting = [
-        Pending(state.run, job, job.attempts[-1])
-        for state in runs
-        if state.run.status is not RunStatus.TERMINATING and not state.run.suspended
-        for job in state.jobs
-        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
-    ]
-    return sorted(waiting, key=lambda one: one.order)
+    return sorted(units, key=key)

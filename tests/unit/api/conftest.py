@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from controller.api.app import make_app
 from controller.blobs import BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.configuration.plan import Defaults
-from controller.lifecycle.model import Node, RunState
-from controller.lifecycle.reports import NotPlaced, Placed
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reports import NotPlaced
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
 from controller.logs.store import LogStore
+from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import Turns
+from controller.scheduling.placement import Told
 from controller.service import ControllerService
 from controller.service.access import Gate
 from controller.service.progress import PullBoard
@@ -34,22 +36,23 @@ USER_TOKEN = "user-token-of-the-tests"
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYlKFT8pCHPJ2cF"
 
 
-class NoPlace:
+class NoPlace(JobSubmittedPipeline):
     """A scheduler that says of everything why it waits."""
 
-    def place(
-        self, runs: Iterable[RunState], nodes: Iterable[Node], now: float
-    ) -> Sequence[Placed | NotPlaced]:
-        return [
-            NotPlaced(
-                run_id=state.run.id,
-                attempt_id=job.attempts[-1].id,
-                pending_reason="no node is connected",
-            )
-            for state in runs
-            for job in state.jobs
-            if job.attempts[-1].pending_reason is None
-        ]
+    def place(self, now: float) -> Told:
+        return {
+            unit.run.id: [
+                NotPlaced(
+                    run_id=unit.run.id,
+                    attempt_id=member.attempt.id,
+                    pending_reason="no node is connected",
+                )
+                for member in unit.members
+                if member.attempt.pending_reason is None
+            ]
+            for units in self.index.units.values()
+            for unit in units
+        }
 
 
 class PresentedKeys:
@@ -82,7 +85,7 @@ class Controller:
     def __init__(self, store: MemoryStore, logs: LogStore, gate: Gate, blobs: BlobStore) -> None:
         clock, chance = SystemClock(), system_chance()
         self.logs = logs
-        self.turns = Turns(store, clock, chance, NoPlace())
+        self.turns = Turns(store, clock, chance, NoPlace(chance.new_id))
         self.turns.listen(EndedLogs(logs))
         self.host_keys = PresentedKeys()
         self.progress = PullBoard()

@@ -7,13 +7,15 @@ from collections import Counter
 from itertools import count
 
 import msgspec
+from msgspec.structs import replace
 
-from controller.lifecycle.model import Allocation, GpuNeed, Node, NodeGpu, Resources
+from controller.lifecycle.model import Allocation, GpuNeed, Node, NodeGpu, Resources, RunState
 from controller.lifecycle.reports import Placed
-from controller.scheduling.placement import place
-from controller.scheduling.queue import pending
+from controller.lifecycle.statuses import AttemptStatus
+from controller.scheduling.index import index_of
+from controller.scheduling.placement import Round
 from tests.unit.scheduling.test_gpus import as_seen
-from tests.unit.scheduling.test_placement import node, run
+from tests.unit.scheduling.test_placement import after, node, run
 from tests.unit.shim.gpus.parts import in_pairs, linked
 
 GIB = 1 << 30
@@ -31,6 +33,7 @@ class Fleet:
         self._ids = count()
         self._nodes = [node(f"n{n}", capacity=_capacity(n)) for n in range(nodes)]
         self._held: dict[str, tuple[Allocation, int]] = {}
+        self._runs: dict[str, RunState] = {}
         self._now = 0
 
     def step(self) -> None:
@@ -38,7 +41,7 @@ class Fleet:
         self._now += 1
         for key, (_, until) in list(self._held.items()):
             if until <= self._now:
-                del self._held[key]
+                del self._held[key], self._runs[key]
         if self._dice.random() < 0.1:
             self._ask(Resources(whole_node=True), "whole nodes")
         else:
@@ -66,10 +69,13 @@ class Fleet:
 
     def _placed(self, resources: Resources) -> Allocation | None:
         state = run(f"r{next(self._ids)}", gpu=resources.gpu, whole_node=resources.whole_node)
-        held = [allocation for allocation, _ in self._held.values()]
-        found = place(pending([state]), self._nodes, held, {}, 0.0, self._new_id)
-        placed = [one for one in found if isinstance(one, Placed)]
-        return placed[0].allocation if placed else None
+        index = index_of([*self._runs.values(), state], self._nodes)
+        told = Round(index, 0.0, self._new_id).decide()
+        for answer in told[state.run.id]:
+            if isinstance(answer, Placed):
+                self._runs[answer.allocation.id] = as_running(after(state, answer))
+                return answer.allocation
+        return None
 
     def _new_id(self) -> str:
         return f"a{next(self._ids)}"
@@ -90,6 +96,13 @@ class Fleet:
         assert not taken & set(fresh.gpus), "a GPU has two owners"
         wanted = GPUS if fresh.resources.whole_node else fresh.resources.gpu.count
         assert len(set(fresh.gpus)) == wanted, "another number of GPUs than asked"
+
+
+def as_running(state: RunState) -> RunState:
+    """No longer among those that start."""
+    job = state.jobs[0]
+    attempt = replace(job.attempts[0], status=AttemptStatus.RUNNING, running_at=1.0)
+    return replace(state, jobs=(replace(job, attempts=(attempt,)),))
 
 
 def _capacity(number: int) -> dict[str, object]:

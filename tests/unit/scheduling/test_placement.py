@@ -25,10 +25,13 @@ from controller.lifecycle.reports import NotPlaced, Placed
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob, new_run
 from controller.lifecycle.turn import decide
-from controller.scheduling.fit import MAX_STARTS, could_ever_fit
-from controller.scheduling.placement import FirstFit
+from controller.scheduling.fit import MAX_STARTS
+from controller.scheduling.index import index_of
+from controller.scheduling.placement import Round
+from controller.scheduling.possible import why_never
 
 GIB = 1 << 30
+ANSWERS = (Placed, NotPlaced)
 _ids = (f"id{n}" for n in itertools.count())
 
 
@@ -68,7 +71,8 @@ def run(
 
 
 def place(runs: list[RunState], nodes: list[Node]) -> list[Placed | NotPlaced]:
-    return list(FirstFit(new_id).place(runs, nodes, 1.0))
+    told = Round(index_of(runs, nodes), 1.0, new_id).decide()
+    return [one for reports in told.values() for one in reports if isinstance(one, ANSWERS)]
 
 
 def told(runs: list[RunState], nodes: list[Node]) -> str:
@@ -271,20 +275,20 @@ def test_a_job_is_not_told_the_same_twice() -> None:
 
 
 def test_a_job_that_no_node_could_ever_hold_is_known_at_submit() -> None:
-    answer = could_ever_fit(Resources(cpu=8.0), [node()])
-    assert answer == "no node could ever hold it: needs 8 CPU; best node n1 has 4 free of 4"
+    answer = why_never(run(cpu=8.0), [node()], {})
+    sentence = "no node could ever hold it: needs 8 CPU; best node n1 has 4 free of 4"
+    assert answer == ("resources", sentence)
 
 
 def test_a_job_that_fits_an_empty_node_could_fit() -> None:
-    assert could_ever_fit(Resources(cpu=4.0), [node("n0", capacity={"cpu": 1.0}), node()]) is None
+    assert why_never(run(cpu=4.0), [node("n0", capacity={"cpu": 1.0}), node()], {}) is None
 
 
 def test_a_sick_gpu_may_recover() -> None:
-    need = Resources(gpu=GpuNeed(count=3))
-    assert could_ever_fit(need, [node(capacity=GPUS)]) is None
+    assert why_never(run(gpu=GpuNeed(count=3)), [node(capacity=GPUS)], {}) is None
 
 
 def test_an_unreachable_node_counts_as_able_and_so_does_an_empty_fleet() -> None:
-    need = Resources(cpu=8.0)
-    assert could_ever_fit(need, [node(), node("n2", status=NodeStatus.UNREACHABLE)]) is None
-    assert could_ever_fit(need, []) is None
+    state = run(cpu=8.0)
+    assert why_never(state, [node(), node("n2", status=NodeStatus.UNREACHABLE)], {}) is None
+    assert why_never(state, [], {}) is None

@@ -1,0 +1,107 @@
+"""The rooms as one round of the scheduler sees them: what it has given out already is taken, and
+the index stays as it is. A trial can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Allocation
+from controller.scheduling.fit import Room, room
+from controller.scheduling.index import Index, Where
+from controller.scheduling.needs import Need, Scope, Shape
+from controller.scheduling.shelves import Tiers
+
+
+class Board:
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.rooms = dict(index.rooms)
+        self._shapes = dict(index.shapes)
+        self._sorted: dict[Where, dict[Scope, Tiers]] = {}
+        self._journal: list[tuple[str, Room, Shape]] = []
+        self._given: list[Allocation] = []
+        self._given_on: dict[str, list[Allocation]] = {}
+
+    def best(self, need: Need, where: Where = None) -> Room | None:
+        return self.sorted(need.scope, where).best(need, self.rooms)
+
+    def sorted(self, scope: Scope, where: Where = None) -> Tiers:
+        known = self._sorted.setdefault(where, {})
+        if scope not in known:
+            made = self.index.sorted(scope, where).copy()
+            for node_id in {changed for changed, _, _ in self._journal}:
+                if node_id in made:
+                    made.put(self.rooms[node_id], self._shapes[node_id])
+            known[scope] = made
+        return known[scope]
+
+    def give(self, allocation: Allocation) -> None:
+        node_id = allocation.node_id
+        self._given.append(allocation)
+        self._given_on.setdefault(node_id, []).append(allocation)
+        self._change(node_id, _less(self.rooms[node_id], allocation))
+
+    def taken_on(self, node_id: str) -> list[Allocation]:
+        """What occupies the node, what this round has given out included."""
+        return [
+            *self.index.taken.get(node_id, {}).values(),
+            *self._given_on.get(node_id, ()),
+        ]
+
+    def vacate(self, node_id: str, gone: Iterable[str]) -> None:
+        """As if these allocations were no longer there."""
+        left = set(gone)
+        taken = [a for a in self.taken_on(node_id) if a.id not in left]
+        before = self.rooms[node_id]
+        self._change(node_id, room(before.node, taken, before.starts))
+
+    def settle(self, node_id: str) -> None:
+        """As if all that starts there had started."""
+        self._change(node_id, replace(self.rooms[node_id], starts=0))
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Where `undo` may come back to."""
+        return len(self._journal), len(self._given)
+
+    def undo(self, mark: tuple[int, int]) -> None:
+        changes, given = mark
+        while len(self._journal) > changes:
+            node_id, before, shape = self._journal.pop()
+            self._put(node_id, before, shape)
+        while len(self._given) > given:
+            self._given_on[self._given.pop().node_id].pop()
+
+    def _change(self, node_id: str, after: Room) -> None:
+        self._journal.append((node_id, self.rooms[node_id], self._shapes[node_id]))
+        self._put(node_id, after, self.index.shape_of(after))
+
+    def _put(self, node_id: str, fresh: Room, shape: Shape) -> None:
+        self.rooms[node_id], self._shapes[node_id] = fresh, shape
+        domain = self.index.domain(node_id)
+        for where in (None,) if domain is None else (None, domain):
+            for tiers in self._sorted.get(where, {}).values():
+                if node_id in tiers:
+                    tiers.put(fresh, shape)
+
+
+def _less(free: Room, allocation: Allocation) -> Room:
+    taken = allocation.resources
+    if taken.whole_node:
+        return replace(
+            free, cpu=0.0, memory=0, disk=0, gpus=(), starts=free.starts + 1, empty=False
+        )
+    gpus = free.gpus
+    if allocation.gpus:
+        gpus = tuple(gpu for gpu in gpus if gpu.uuid not in allocation.gpus)
+    return replace(
+        free,
+        cpu=free.cpu - taken.cpu,
+        memory=free.memory - taken.memory,
+        disk=free.disk - taken.disk,
+        gpus=gpus,
+        starts=free.starts + 1,
+        empty=False,
+    )

@@ -1,0 +1,195 @@
+"""Why each job of a run waits, node by node, and what would become of one that nobody has submitted
+yet. Pure: both look at the index and leave it as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from controller.lifecycle.model import Node, RunState
+from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
+from controller.scheduling.attributes import attributes_of
+from controller.scheduling.board import Board
+from controller.scheduling.constraints import unmet, words
+from controller.scheduling.fit import room, shortfalls
+from controller.scheduling.index import Index, Where
+from controller.scheduling.needs import Need
+from controller.scheduling.nominations import victims_of, waiting_for
+from controller.scheduling.placement import Round
+from controller.scheduling.queue import in_order
+from controller.scheduling.sentences import why_all_wait, why_one_waits, why_unusable
+from controller.scheduling.together import domains_for
+from controller.scheduling.units import Kind, Member, Unit
+
+MOST_AHEAD = 10
+NO_REASON = "a place is free: its turn comes with the next round"
+
+
+class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`why`: each thing that is in the way on this node; empty: the job fits there now."""
+
+    node: str
+    why: tuple[str, ...]
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that wait for the same thing. `position` counts from 1 over all that waits; `ahead` has
+    the runs before it, the nearest last, up to MOST_AHEAD."""
+
+    jobs: tuple[str, ...]
+    together: bool
+    why: str
+    position: int
+    ahead: tuple[str, ...]
+    nominated: tuple[str, ...]
+    victims: int
+    nodes: tuple[NodeAnswer, ...]
+
+
+class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """`node` None: it would wait, `why` tells for what. `victims`: runs of which it would evict
+    jobs first."""
+
+    job: str
+    node: str | None
+    gpus: tuple[str, ...] = ()
+    why: str | None = None
+    victims: tuple[str, ...] = ()
+
+
+def explain(index: Index, run_id: str, now: float) -> tuple[Waiting, ...]:
+    """Empty when no job of the run waits for a place."""
+    index.refresh()
+    mine = index.units.get(run_id, ())
+    if not mine:
+        return ()
+    every = in_order((unit for units in index.units.values() for unit in units), index.use, now)
+    board = Board(index)
+    found = []
+    ahead: dict[str, None] = {}
+    for position, unit in enumerate(every, 1):
+        if unit in mine:
+            found += _of_unit(board, unit, position, tuple(ahead)[-MOST_AHEAD:])
+        if unit.run.id != run_id:
+            ahead[unit.run.name] = None
+    return tuple(found)
+
+
+def _of_unit(board: Board, unit: Unit, position: int, ahead: tuple[str, ...]) -> list[Waiting]:
+    by_need: dict[Need, list[Member]] = {}
+    for member in unit.members:
+        by_need.setdefault(member.need, []).append(member)
+    index = board.index
+    where = _bound_to(index, unit)
+    victims = len(victims_of(index, unit))
+    nominated = tuple(index.nodes[place.node_id].name for place in unit.nominated)
+    return [
+        Waiting(
+            jobs=tuple(job_label(member) for member in members),
+            together=unit.kind is Kind.TOGETHER,
+            why=waiting_for(victims) if unit.nominated else _why(board, unit, need, where),
+            position=position,
+            ahead=ahead,
+            nominated=nominated,
+            victims=victims,
+            nodes=tuple(
+                NodeAnswer(node=node.name, why=tuple(_in_the_way(index, node, need, where)))
+                for node in sorted(index.nodes.values(), key=lambda one: one.name)
+            ),
+        )
+        for need, members in by_need.items()
+    ]
+
+
+def job_label(member: Member) -> str:
+    return f"{member.job.group}/{member.job.cookie}"
+
+
+def _bound_to(index: Index, unit: Unit) -> Where:
+    return next(iter(domains_for(index, unit)), None) if unit.anchors else None
+
+
+def _why(board: Board, unit: Unit, need: Need, where: Where) -> str:
+    if unit.kind is Kind.TOGETHER:
+        return why_all_wait(board, unit)
+    if unit.kind is Kind.RESERVED and not unit.anchors:
+        return "it is reserved: the gang's ranked jobs are placed first"
+    if board.best(need, where) is not None:
+        return NO_REASON
+    return why_one_waits(board, need, where)
+
+
+def _in_the_way(index: Index, node: Node, need: Need, where: Where) -> list[str]:
+    found = []
+    unusable = why_unusable(node)
+    if unusable is not None:
+        found.append(f"it is {unusable}")
+    fleets, constraints = need.scope
+    if fleets and node.fleet not in fleets:
+        found.append(f"it is of fleet {node.fleet}, not of {' or '.join(fleets)}")
+    attributes = attributes_of(node, index.fleets.get(node.fleet))
+    missing = unmet(constraints, attributes)
+    if missing is not None:
+        has = attributes.get(missing.attribute)
+        tail = f"it has no {missing.attribute}" if has is None else f"it has {has}"
+        found.append(f"needs {words(missing)}, {tail}")
+    if where is not None and unusable is None and index.domain(node.id) != where:
+        found.append(f"it is not in {where}, where the run's other jobs are")
+    taken = index.taken.get(node.id, {}).values()
+    free = index.rooms.get(node.id) or room(node, taken, index.starts(node.id))
+    short = shortfalls(need.resources, free)
+    found += [f"needs {one.need}, it has {one.has}" for one in short]
+    return found
+
+
+def preview(
+    index: Index, state: RunState, now: float, new_id: Callable[[], str]
+) -> tuple[PlannedPlace, ...]:
+    """Where each job of this run would go now, were it submitted; in the order of its jobs."""
+    index.run_changed(state.run.id, state)
+    try:
+        told = Round(index, now, new_id).decide()
+    finally:
+        index.run_changed(state.run.id, None)
+    names = {
+        run_id: index.states[run_id].run.name
+        for run_id, reports in told.items()
+        if run_id in index.states and any(isinstance(one, Preempted) for one in reports)
+    }
+    reports = {
+        report.attempt_id: report
+        for report in told.get(state.run.id, ())
+        if isinstance(report, Placed | Nominated | NotPlaced)
+    }
+    return tuple(
+        _planned(index, f"{job.group}/{job.cookie}", reports.get(job.attempts[-1].id), names)
+        for job in state.jobs
+        if job.attempts
+    )
+
+
+def _planned(
+    index: Index,
+    label: str,
+    report: Placed | Nominated | NotPlaced | None,
+    victims: dict[str, str],
+) -> PlannedPlace:
+    match report:
+        case Placed():
+            place = report.allocation
+            return PlannedPlace(job=label, node=index.nodes[place.node_id].name, gpus=place.gpus)
+        case Nominated():
+            place = report.allocation
+            return PlannedPlace(
+                job=label,
+                node=index.nodes[place.node_id].name,
+                gpus=place.gpus,
+                why=report.pending_reason,
+                victims=tuple(sorted(victims.values())),
+            )
+        case NotPlaced():
+            return PlannedPlace(job=label, node=None, why=report.pending_reason)
+    return PlannedPlace(
+        job=label, node=None, why="it is reserved: the gang's ranked jobs are placed first"
+    )

@@ -1,0 +1,174 @@
+"""Makes room for what does not fit by nominating it for places that lower bands have (LIFECYCLE.md
+section 6): a job of its own evicts such jobs, a gang evicts a whole gang or the fewest of them, and
+only if it fits then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Allocation
+from controller.lifecycle.statuses import AllocationState
+from controller.scheduling.attributes import Domain
+from controller.scheduling.board import Board
+from controller.scheduling.index import Where
+from controller.scheduling.needs import Need
+from controller.scheduling.together import NewId, Place, allocate, hardest_first, place_all
+from controller.scheduling.units import Unit
+from controller.scheduling.victims import Cost, Evictions, Victim, Victims
+
+MOST_SEARCHES = 50
+"""Of one round: what is left comes with the next one."""
+_MOST_GANGS = 8
+"""That are tried as victims in each domain."""
+
+
+class Nomination(msgspec.Struct, frozen=True):
+    """`places` in state NOMINATED; `victims` are those who must be told to go."""
+
+    places: tuple[Place, ...]
+    victims: tuple[Victim, ...]
+    waits_for: int
+
+
+class _Trial(msgspec.Struct, frozen=True):
+    places: list[Place]
+    victims: dict[str, Victim]
+
+    @property
+    def cost(self) -> Cost:
+        evicted = [one.price for one in self.victims.values() if not one.leaves_anyway]
+        return len(evicted), tuple(sorted(evicted, reverse=True))
+
+
+class Preemption:
+    def __init__(self, board: Board, now: float, new_id: NewId) -> None:
+        self._board = board
+        self._index = board.index
+        self._now = now
+        self._new_id = new_id
+        self._victims = Victims(board)
+        self._evictions: dict[tuple[Need, int, Where], Evictions] = {}
+        self._in_vain: set[tuple[object, ...]] = set()
+        self._searches = 0
+
+    def may_help(self, unit: Unit) -> bool:
+        return unit.band < self._victims.lowest
+
+    @property
+    def is_tired(self) -> bool:
+        return self._searches >= MOST_SEARCHES
+
+    def for_one(self, unit: Unit, where: Where) -> Nomination | None:
+        """Where: the domain it is bound to, if it is."""
+        (member,) = unit.members
+        key = (member.need, unit.band, where)
+        if key in self._in_vain:
+            return None
+        if key not in self._evictions:
+            self._searches += 1
+            nodes = self._nodes(member.need, where)
+            self._evictions[key] = Evictions(self._victims, member.need, unit.band, nodes)
+        plan = self._evictions[key].best()
+        if plan is None:
+            self._in_vain.add(key)
+            return None
+        domain = self._index.domain(plan.node_id)
+        place = allocate(unit, member, plan.freed, domain, self._now, self._new_id)
+        return self._nominate(
+            [Place(member, place)], {one.allocation.id: one for one in plan.victims}
+        )
+
+    def for_all(self, unit: Unit, domains: Sequence[Domain]) -> Nomination | None:
+        wanted = tuple(sorted(id(one.need) for one in unit.members))
+        key = (wanted, unit.band, tuple(domains))
+        if key in self._in_vain:
+            return None
+        self._searches += 1
+        trials = [
+            trial
+            for domain in domains
+            for trial in (self._evict_gang(unit, domain), self._evict_solos(unit, domain))
+            if trial is not None
+        ]
+        if not trials:
+            self._in_vain.add(key)
+            return None
+        best = min(trials, key=lambda trial: trial.cost)
+        return self._nominate(best.places, best.victims)
+
+    def _evict_gang(self, unit: Unit, domain: Domain) -> _Trial | None:
+        for tried, gang in enumerate(self._victims.gangs_in(domain, unit.band)):
+            if tried >= _MOST_GANGS:
+                return None
+            mark = self._board.mark
+            for victim in gang:
+                self._vacate(victim.allocation.node_id, [victim])
+            places = place_all(self._board, unit, domain, self._now, self._new_id)
+            self._board.undo(mark)
+            if places is not None:
+                return _Trial(places, {one.allocation.id: one for one in gang})
+        return None
+
+    def _evict_solos(self, unit: Unit, domain: Domain) -> _Trial | None:
+        mark = self._board.mark
+        claimed = set(self._victims.claimed)
+        evictions: dict[Need, Evictions] = {}
+        trial = _Trial([], {})
+        for member in hardest_first(unit.members):
+            free = self._board.best(member.need, domain)
+            if free is None:
+                if member.need not in evictions:
+                    nodes = self._nodes(member.need, domain)
+                    evictions[member.need] = Evictions(self._victims, member.need, unit.band, nodes)
+                plan = evictions[member.need].best()
+                if plan is None:
+                    break
+                trial.victims.update({one.allocation.id: one for one in plan.victims})
+                self._vacate(plan.node_id, plan.victims)
+                self._victims.claimed.update(one.allocation.id for one in plan.victims)
+                free = plan.freed
+            place = allocate(unit, member, free, domain, self._now, self._new_id)
+            self._board.give(place)
+            trial.places.append(Place(member, place))
+        self._board.undo(mark)
+        self._victims.claimed = claimed
+        return trial if len(trial.places) == len(unit.members) and trial.victims else None
+
+    def _vacate(self, node_id: str, victims: Sequence[Victim]) -> None:
+        if node_id in self._board.rooms:
+            gone = {one.allocation.id for one in victims} | self._victims.claimed
+            self._board.vacate(node_id, gone)
+
+    def _nodes(self, need: Need, where: Where) -> list[str]:
+        scope = self._board.sorted(need.scope, where)
+        nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
+        return [one for one in nodes if one in scope and one in self._index.taken]
+
+    def _nominate(self, places: Sequence[Place], victims: dict[str, Victim]) -> Nomination:
+        """On the board the places are taken at once, beside those who still have them."""
+        on_node: dict[str, tuple[str, ...]] = {}
+        for victim in victims.values():
+            there = victim.allocation.node_id
+            on_node[there] = (*on_node.get(there, ()), victim.allocation.id)
+        self._victims.claimed.update(victims)
+        nominated = []
+        for place in places:
+            allocation = self._as_nominated(place.allocation, on_node)
+            self._board.give(allocation)
+            nominated.append(Place(place.member, allocation))
+        taken = {place.allocation.node_id for place in nominated}
+        waits_for = [one for one in victims.values() if one.allocation.node_id in taken]
+        evicted = tuple(one for one in victims.values() if not one.leaves_anyway)
+        return Nomination(tuple(nominated), evicted, len(waits_for))
+
+    def _as_nominated(
+        self, allocation: Allocation, on_node: dict[str, tuple[str, ...]]
+    ) -> Allocation:
+        return replace(
+            allocation,
+            state=AllocationState.NOMINATED,
+            victims=on_node.get(allocation.node_id, ()),
+        )

@@ -1,0 +1,111 @@
+"""Why a job waits, in words a person can act on: what does not fit, and on which node it is
+closest to fitting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from controller.lifecycle.model import Node, NodeStatus, Resources
+from controller.scheduling.attributes import Domain, attributes_of
+from controller.scheduling.board import Board
+from controller.scheduling.constraints import unmet, words
+from controller.scheduling.fit import closest, gpu_words, number, size_words
+from controller.scheduling.index import Index, Where
+from controller.scheduling.needs import Need
+from controller.scheduling.together import by_need, domains_for, most, placement_name
+from controller.scheduling.units import Unit
+
+
+def why_one_waits(board: Board, need: Need, where: Where = None) -> str:
+    rooms = [free for _, free, _ in board.sorted(need.scope, where).bins(board.rooms)]
+    if rooms:
+        return closest(need.resources, rooms)
+    return _why_no_room(board.index, need, where)
+
+
+def why_all_wait(board: Board, unit: Unit) -> str:
+    """Such as: needs 4 nodes with 8 GPU in one rack; best rack r2 has 3."""
+    domains = domains_for(board.index, unit)
+    counted = by_need(unit.members)
+    need = max(counted, key=lambda one: counted[one])
+    if not domains:
+        return _why_no_domain(board.index, unit, need)
+    found = {domain: _held(board, counted, domain) for domain in domains}
+    best = max(domains, key=lambda domain: found[domain])
+    kind = placement_name(board.index.fleets, best)
+    name = best.fleet if best.value is None else best.value
+    asked = f"{len(unit.members)} {_places(need.resources)} in one {kind}"
+    lacking = [
+        free
+        for shape, free, _ in board.sorted(need.scope, best).bins(board.rooms)
+        if not need.fits(shape, free)
+    ]
+    here = f" ({closest(need.resources, lacking)})" if lacking else ""
+    return f"needs {asked}; best {kind} {name} has {found[best]}{here}"
+
+
+def _held(board: Board, counted: dict[Need, int], domain: Domain) -> int:
+    return sum(most(board, need, domain, count) for need, count in counted.items())
+
+
+def _places(need: Resources) -> str:
+    what = [gpu_words(need.gpu)] if need.gpu.count else []
+    if need.whole_node:
+        return " ".join(["whole nodes", *(f"with {one}" for one in what)])
+    what = what or [f"{number(need.cpu)} CPU", f"{size_words(need.memory)} memory"]
+    return f"places with {', '.join(what)}"
+
+
+def _why_no_domain(index: Index, unit: Unit, need: Need) -> str:
+    if unit.anchors:
+        return "the node that its other jobs are on is gone"
+    if not index.rooms:
+        return _why_no_room(index, need, None)
+    if unit.run.policy.same_placement:
+        return "needs a fleet that names a placement attribute; no fleet with a usable node does"
+    return "no node has the placement attribute that its fleet names"
+
+
+def _why_no_room(index: Index, need: Need, where: Where) -> str:
+    fleets, constraints = need.scope
+    nodes = [node for node in index.nodes.values() if not fleets or node.fleet in fleets]
+    if fleets and not nodes:
+        return f"no node is in {_fleets(fleets)}"
+    usable = [node for node in nodes if node.id in index.rooms]
+    if where is not None:
+        usable = [node for node in usable if index.domain(node.id) == where]
+        if not usable:
+            return f"no node of {where} takes work"
+    for node in sorted(usable, key=lambda one: one.name):
+        attributes = attributes_of(node, index.fleets.get(node.fleet))
+        missing = unmet(constraints, attributes)
+        if missing is not None:
+            has = attributes.get(missing.attribute)
+            text = f"has no {missing.attribute}" if has is None else f"has {has}"
+            return f"needs {words(missing)}; node {node.name} {text}, and none is better"
+    return _why_none_works(nodes)
+
+
+def _fleets(names: Sequence[str]) -> str:
+    return f"fleet {' or '.join(names)}"
+
+
+def _why_none_works(nodes: Iterable[Node]) -> str:
+    connected = [node for node in nodes if node.status is NodeStatus.CONNECTED]
+    if not connected:
+        return "no node is connected"
+    if all(node.draining for node in connected):
+        return "every connected node is draining"
+    first = min(connected, key=lambda node: node.name)
+    return f"no connected node takes work; {first.name} is {why_unusable(first)}"
+
+
+def why_unusable(node: Node) -> str | None:
+    """None: something new may be placed there."""
+    if node.status is not NodeStatus.CONNECTED:
+        return f"{node.status}: {node.message}" if node.message else str(node.status)
+    if node.draining:
+        return f"draining: {node.drain_reason}" if node.drain_reason else "draining"
+    if node.cordoned:
+        return f"cordoned: {node.cordon_reason}" if node.cordon_reason else "cordoned"
+    return None if node.unfit is None else f"unfit: {node.unfit}"

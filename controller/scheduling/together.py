@@ -1,0 +1,203 @@
+"""All-or-nothing placement of several jobs within one domain (LIFECYCLE.md section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus
+from controller.lifecycle.statuses import AllocationState
+from controller.scheduling.attributes import Domain, domain_of
+from controller.scheduling.board import Board
+from controller.scheduling.fit import (
+    MAX_STARTS,
+    Room,
+    fitting_gpus,
+    in_blocks,
+    shortfalls,
+)
+from controller.scheduling.gpus import choose
+from controller.scheduling.index import Index, Where
+from controller.scheduling.needs import Need
+from controller.scheduling.units import Member, Unit
+
+NewId = Callable[[], str]
+
+
+class Place(msgspec.Struct, frozen=True):
+    member: Member
+    allocation: Allocation
+
+
+def allocate(
+    unit: Unit, member: Member, free: Room, where: Where, now: float, new_id: NewId
+) -> Allocation:
+    """What the job takes of this room, in which it fits."""
+    resources = in_blocks(member.need.resources, free.node.capacity)
+    gpus = free.gpus
+    if not resources.whole_node:
+        fitting = fitting_gpus(resources.gpu, free.gpus)
+        gpus = tuple(choose(fitting, free.gpus, resources.gpu.count)) if fitting else ()
+    return Allocation(
+        id=new_id(),
+        run_id=unit.run.id,
+        job_id=member.job.id,
+        node_id=free.node.id,
+        state=AllocationState.HELD,
+        resources=resources,
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        created_at=now,
+        placement=None if where is None else where.value,
+    )
+
+
+def place_all(
+    board: Board, unit: Unit, where: Where, now: float, new_id: NewId
+) -> list[Place] | None:
+    """Gives every member a place in this domain, or nobody one."""
+    mark = board.mark
+    places: list[Place] = []
+    for member in hardest_first(unit.members):
+        free = board.best(member.need, where)
+        if free is None:
+            board.undo(mark)
+            return None
+        allocation = allocate(unit, member, free, where, now, new_id)
+        board.give(allocation)
+        places.append(Place(member, allocation))
+    return places
+
+
+def hardest_first(members: Iterable[Member]) -> list[Member]:
+    def size(member: Member) -> tuple[bool, int, float, int, int]:
+        need = member.need.resources
+        return (not need.whole_node, -need.gpu.count, -need.cpu, -need.memory, member.job.index)
+
+    return sorted(members, key=size)
+
+
+def domains_for(index: Index, unit: Unit) -> list[Domain]:
+    """Where all of the unit may go, the smallest first: what is large stays whole for others."""
+    if unit.anchors:
+        anchor = unit.anchors[0]
+        node = index.nodes.get(anchor.node_id)
+        return [] if node is None else [Domain((node.fleet, anchor.placement))]
+    only_named = unit.run.policy.same_placement and not unit.gang
+    return sorted(
+        (
+            domain
+            for domain in index.domains
+            if not only_named or _names_attribute(index.fleets, domain.fleet)
+        ),
+        key=lambda domain: (len(index.domains[domain]), domain.fleet, domain.value or ""),
+    )
+
+
+def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
+    fleet = fleets.get(name)
+    return fleet is not None and fleet.placement is not None
+
+
+def most(board: Board, need: Need, where: Where, enough: int) -> int:
+    """At least as many as such jobs find places there, counted up to `enough`."""
+    found = 0
+    for _, free, nodes in board.sorted(need.scope, where).bins(board.rooms):
+        found += nodes * _most_in(free, need)
+        if found >= enough:
+            return enough
+    return found
+
+
+def _most_in(free: Room, need: Need) -> int:
+    asked = in_blocks(need.resources, free.node.capacity)
+    if asked.whole_node:
+        return int(not shortfalls(need.resources, free))
+    limits = [MAX_STARTS - free.starts]
+    if asked.cpu:
+        limits.append(int(free.cpu / asked.cpu + 1e-6))
+    if asked.memory:
+        limits.append(free.memory // asked.memory)
+    if asked.disk:
+        limits.append(free.disk // asked.disk)
+    if asked.gpu.count:
+        limits.append(len(fitting_gpus(asked.gpu, free.gpus)) // asked.gpu.count)
+    return max(0, min(limits))
+
+
+def by_need(members: Iterable[Member]) -> dict[Need, int]:
+    counted: dict[Need, int] = {}
+    for member in members:
+        counted[member.need] = counted.get(member.need, 0) + 1
+    return counted
+
+
+# -- what could ever be ---------------------------------------------------------------------
+
+
+def empty_index(
+    nodes: Iterable[Node], fleets: Mapping[str, Fleet], counts: Callable[[Node], bool]
+) -> Index:
+    """As if nothing was on these nodes, and nothing wrong with them."""
+    made = Index()
+    for name, fleet in fleets.items():
+        made.fleet_changed(name, fleet)
+    for node in nodes:
+        if counts(node):
+            made.node_changed(node.id, as_new(node))
+    made.refresh()
+    return made
+
+
+def as_new(node: Node) -> Node:
+    capacity = node.capacity
+    gpus = tuple(replace(gpu, healthy=True, message=None) for gpu in capacity.gpus)
+    return replace(
+        node,
+        status=NodeStatus.CONNECTED,
+        draining=False,
+        cordoned=False,
+        unfit=None,
+        capacity=replace(capacity, gpus=gpus),
+    )
+
+
+def could_ever_hold(index: Index, unit: Unit, ranked: Sequence[Member], domain: Domain) -> bool:
+    """Whether this domain could hold all these jobs of the unit's run, were nothing else there.
+
+    A node that is only silent counts as able; one that is lost, unfit, cordoned or draining does
+    not: nobody expects it back in time."""
+
+    def counts(node: Node) -> bool:
+        if node.draining or node.cordoned or node.unfit is not None:
+            return False
+        return node.status is not NodeStatus.LOST and domain_of(node, index.fleets) == domain
+
+    empty = empty_index(index.nodes.values(), index.fleets, counts)
+    whole = replace(unit, members=tuple(ranked))
+    return _fits_empty(empty, whole, domain)
+
+
+def _fits_empty(empty: Index, unit: Unit, where: Where) -> bool:
+    """Without the limit on jobs that start at a time, which passes by itself."""
+    board = Board(empty)
+    for member in hardest_first(unit.members):
+        free = board.best(member.need, where)
+        if free is None:
+            return False
+        board.give(allocate(unit, member, free, where, 0.0, str))
+        board.settle(free.node.id)
+    return True
+
+
+def fits_when_empty(nodes: Iterable[Node], fleets: Mapping[str, Fleet], unit: Unit) -> bool:
+    """Whether any domain could hold the unit, were nothing else there."""
+    empty = empty_index(nodes, fleets, lambda _: True)
+    return any(_fits_empty(empty, unit, domain) for domain in domains_for(empty, unit))
+
+
+def placement_name(fleets: Mapping[str, Fleet], domain: Domain) -> str:
+    """What one placement value of this fleet is: `rack`, `fleet`."""
+    fleet = fleets.get(domain.fleet)
+    return "fleet" if fleet is None or fleet.placement is None else fleet.placement

@@ -1,0 +1,112 @@
+"""What is placed in one piece: a job of its own, or a gang's ranked jobs all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import msgspec
+
+from controller.lifecycle import gangs
+from controller.lifecycle.model import Allocation, Attempt, Band, Job, Run, RunState
+from controller.lifecycle.statuses import (
+    FINAL_RUN_STATUSES,
+    AllocationState,
+    AttemptStatus,
+    RunStatus,
+)
+from controller.scheduling.needs import Need, Needs
+
+BANDS = {Band.PRODUCTION: 0, Band.INTERACTIVE: 1, Band.BATCH: 2}
+
+
+class Kind(IntEnum):
+    TOGETHER = 0
+    """All or nothing, in one placement value."""
+    SOLO = 1
+    RESERVED = 2
+    """A gang's job without a rank: on its own, once all ranked ones have places."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A SUBMITTED attempt that waits for a place."""
+
+    job: Job
+    attempt: Attempt
+    need: Need
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """`anchors`: places that the run's other such jobs hold, whose placement value this must share;
+    `nominated`: those that are nominated for its members."""
+
+    run: Run
+    kind: Kind
+    members: tuple[Member, ...]
+    anchors: tuple[Allocation, ...] = ()
+    nominated: tuple[Allocation, ...] = ()
+    gang: bool = False
+
+    @property
+    def band(self) -> int:
+        return BANDS[self.run.policy.band]
+
+    @property
+    def is_replacement(self) -> bool:
+        """It makes a gang whole again whose other places are held."""
+        return self.gang and self.kind is Kind.TOGETHER and bool(self.anchors)
+
+
+def is_placeable(run: Run) -> bool:
+    ending = run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES
+    return not ending and not run.suspended
+
+
+def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
+    """Everything of this run that waits; a gang's ranked jobs before its reserved ones."""
+    waiting = {
+        job.attempts[-1].id: Member(job, job.attempts[-1], needs.of(job.spec))
+        for job in state.jobs
+        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+    }
+    if not waiting or not is_placeable(state.run):
+        return ()
+    if gangs.is_gang_run(state.run):
+        return tuple(_of_gang(state, waiting))
+    members = tuple(waiting.values())
+    if state.run.policy.same_placement and len(state.jobs) > 1:
+        return (_unit(state, Kind.TOGETHER, members, tuple(_held_places(state))),)
+    return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
+
+
+def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
+    anchors = tuple(gangs.anchors(state))
+    ranked = tuple(waiting[a.id] for a in gangs.waiting_ranked(state) if a.id in waiting)
+    if ranked:
+        yield _unit(state, Kind.TOGETHER, ranked, anchors, gang=True)
+    for attempt in gangs.current_attempts(state.run, state.jobs):
+        if attempt.id in waiting and gangs.is_reserved(attempt):
+            yield _unit(state, Kind.RESERVED, (waiting[attempt.id],), anchors, gang=True)
+
+
+def _held_places(state: RunState) -> Iterator[Allocation]:
+    live = {job.attempts[-1].allocation_id for job in state.jobs if job.attempts}
+    return (a for a in state.allocations if a.id in live and gangs.reading.is_held(a))
+
+
+def _unit(
+    state: RunState,
+    kind: Kind,
+    members: tuple[Member, ...],
+    anchors: tuple[Allocation, ...] = (),
+    gang: bool = False,
+) -> Unit:
+    wanted = {member.attempt.allocation_id for member in members} - {None}
+    nominated = tuple(
+        a
+        for a in (state.allocations if wanted else ())
+        if a.id in wanted and a.state is AllocationState.NOMINATED
+    )
+    return Unit(
+        run=state.run, kind=kind, members=members, anchors=anchors, nominated=nominated, gang=gang
+    )

@@ -1,0 +1,80 @@
+"""How much each user has used of late: GPU-seconds, else CPU-seconds, with a half-life of a day.
+
+Every second weighs as if seen from one fixed moment, so that spans can be added and taken away in
+any order without being looked at again.
+"""
+
+from __future__ import annotations
+
+from math import log
+
+from controller.lifecycle.model import Use
+
+HALF_LIFE = 86_400.0
+_LONGEST_VIEW = 20 * HALF_LIFE
+"""How far the fixed moment may lie back before the weights grow out of what a float can hold."""
+
+
+class _Account:
+    __slots__ = ("ended", "going", "since")
+
+    def __init__(self) -> None:
+        self.ended = [0.0, 0.0]
+        """Weighted GPU-seconds and CPU-seconds of spans that are over."""
+        self.going = [0.0, 0.0]
+        """GPUs and CPUs that are held now."""
+        self.since = [0.0, 0.0]
+        """What the spans that are going would weigh if they had begun at the beginning of time."""
+
+
+class UseMeter:
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._moment: float | None = None
+
+    def add(self, use: Use) -> None:
+        self._count(use, 1.0)
+
+    def take_away(self, use: Use) -> None:
+        """Of what was added just so before."""
+        self._count(use, -1.0)
+
+    def used(self, user: str, now: float) -> tuple[int, int]:
+        """GPU-seconds and CPU-seconds as they weigh now, to whole seconds: less is no difference
+        between users."""
+        account = self._accounts.get(user)
+        if account is None or self._moment is None:
+            return (0, 0)
+        self._look_from(now)
+        weight, upto = 0.5 ** ((now - self._moment) / HALF_LIFE), self._weight(now)
+        gpu, cpu = (
+            round((account.ended[at] + account.going[at] * upto - account.since[at]) * weight)
+            for at in (0, 1)
+        )
+        return (max(0, gpu), max(0, cpu))
+
+    def _count(self, use: Use, sign: float) -> None:
+        self._look_from(use.start if use.end is None else use.end)
+        account = self._accounts.setdefault(use.user, _Account())
+        start = self._weight(use.start)
+        for at, amount in enumerate((use.gpus, use.cpu)):
+            if use.end is None:
+                account.going[at] += sign * amount
+                account.since[at] += sign * amount * start
+            else:
+                account.ended[at] += sign * amount * max(0.0, self._weight(use.end) - start)
+
+    def _weight(self, at: float) -> float:
+        """The integral of the weights up to then, in seconds as seen from the fixed moment."""
+        assert self._moment is not None
+        return float(HALF_LIFE / log(2) * 2.0 ** ((at - self._moment) / HALF_LIFE))
+
+    def _look_from(self, at: float) -> None:
+        if self._moment is None:
+            self._moment = at
+        elif at - self._moment > _LONGEST_VIEW:
+            factor = 0.5 ** ((at - self._moment) / HALF_LIFE)
+            for account in self._accounts.values():
+                account.ended = [value * factor for value in account.ended]
+                account.since = [value * factor for value in account.since]
+            self._moment = at

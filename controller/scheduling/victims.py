@@ -1,0 +1,200 @@
+"""Who would have to go so that a higher band's job fits: the fewest, and of those the cheapest.
+
+Only strictly lower bands; a place on which a nomination lies already is nobody's any more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from controller.lifecycle import gangs
+from controller.lifecycle.model import Allocation, Attempt, Band, Job, Run
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.scheduling.board import Board
+from controller.scheduling.fit import Room, room, shortfalls
+from controller.scheduling.index import Where
+from controller.scheduling.needs import Need
+from controller.scheduling.units import BANDS
+
+_LIVE = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING, AttemptStatus.RUNNING})
+_COMES_BACK_IN_PLACE = frozenset({Reason.SIBLING_FAILED, Reason.INCARNATION_CHANGED})
+
+
+class Victim(msgspec.Struct, frozen=True):
+    allocation: Allocation
+    run: Run
+    attempt: Attempt
+
+    @property
+    def leaves_anyway(self) -> bool:
+        return self.attempt.status is AttemptStatus.TERMINATING
+
+    @property
+    def price(self) -> tuple[bool, int, bool, float, str]:
+        """The cheapest first: who leaves anyway, the lowest band, reserved jobs, the youngest."""
+        began = self.attempt.running_at or self.allocation.created_at
+        band = BANDS[self.run.policy.band]
+        reserved = gangs.is_reserved(self.attempt)
+        return (not self.leaves_anyway, -band, not reserved, -began, self.allocation.id)
+
+
+Cost = tuple[int, tuple[tuple[bool, int, bool, float, str], ...]]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One more job fits this node when these have left it."""
+
+    node_id: str
+    victims: tuple[Victim, ...]
+    freed: Room
+
+    @property
+    def cost(self) -> Cost:
+        evicted = [one for one in self.victims if not one.leaves_anyway]
+        return len(evicted), tuple(sorted((one.price for one in evicted), reverse=True))
+
+
+class Victims:
+    """As one round of the scheduler sees them; `claimed` are those that it has chosen itself."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._index = board.index
+        self._holders: dict[str, dict[str, tuple[Job, Attempt]]] = {}
+        self.claimed: set[str] = set(self._index.claims)
+        self.lowest = max(
+            (BANDS[state.run.policy.band] for state in self._index.states.values()), default=0
+        )
+
+    def solos_on(self, node_id: str, band: int) -> list[Victim]:
+        """Jobs of their own, and reserved ones of gangs, the cheapest first."""
+        found = []
+        for allocation in self._index.taken.get(node_id, {}).values():
+            victim = self._victim(allocation, band)
+            if victim is not None and self._is_solo(victim):
+                found.append(victim)
+        return sorted(found, key=lambda one: one.price)
+
+    def gangs_in(self, where: Where, band: int) -> Iterator[list[Victim]]:
+        """Whole gangs with a place in this domain, the cheapest first."""
+        nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
+        runs: dict[str, Run] = {}
+        for node_id in nodes:
+            for allocation in self._index.taken.get(node_id, {}).values():
+                state = self._index.states.get(allocation.run_id)
+                if state is not None and gangs.is_gang_run(state.run) and _goes(state.run, band):
+                    runs[state.run.id] = state.run
+        for run in sorted(runs.values(), key=_gang_price):
+            found = [
+                victim
+                for allocation in self._index.states[run.id].allocations
+                if (victim := self._victim(allocation, band)) is not None
+            ]
+            if found and all(not one.leaves_anyway for one in found):
+                yield found
+
+    def plan(self, node_id: str, need: Need, band: int) -> Plan | None:
+        """None: nobody has to go, or it would not fit even then."""
+        candidates = self.solos_on(node_id, band)
+        if all(one.leaves_anyway for one in candidates):
+            return None
+        chosen: list[Victim] = []
+        freed = self._without(node_id, chosen)
+        for victim in candidates:
+            if not shortfalls(need.resources, freed):
+                break
+            chosen.append(victim)
+            freed = self._without(node_id, chosen)
+        if shortfalls(need.resources, freed) or all(one.leaves_anyway for one in chosen):
+            return None
+        return self._pruned(node_id, need, chosen)
+
+    def _pruned(self, node_id: str, need: Need, chosen: list[Victim]) -> Plan | None:
+        """Without those who turned out to be in nobody's way, the dearest spared first."""
+        for victim in sorted(chosen, key=lambda one: one.price, reverse=True):
+            fewer = [one for one in chosen if one is not victim]
+            if not shortfalls(need.resources, self._without(node_id, fewer)):
+                chosen = fewer
+        if all(one.leaves_anyway for one in chosen):
+            return None
+        return Plan(node_id, tuple(chosen), self._without(node_id, chosen))
+
+    def _without(self, node_id: str, gone: Iterable[Victim]) -> Room:
+        """Whose nomination lies on a place counts, not who still has it."""
+        leaving = {one.allocation.id for one in gone} | self.claimed
+        taken = [a for a in self._board.taken_on(node_id) if a.id not in leaving]
+        return room(self._index.nodes[node_id], taken)
+
+    def _victim(self, allocation: Allocation, band: int) -> Victim | None:
+        if allocation.state is not AllocationState.HELD or allocation.id in self.claimed:
+            return None
+        state = self._index.states.get(allocation.run_id)
+        if state is None:
+            return None
+        held = self._holders_of(allocation.run_id).get(allocation.id)
+        if held is None:
+            return None
+        _, attempt = held
+        if attempt.status is AttemptStatus.TERMINATING:
+            if attempt.reason in _COMES_BACK_IN_PLACE or gangs.is_gang_run(state.run):
+                return None
+            return Victim(allocation, state.run, attempt)
+        if attempt.status not in _LIVE or not _goes(state.run, band):
+            return None
+        return Victim(allocation, state.run, attempt)
+
+    def _holders_of(self, run_id: str) -> dict[str, tuple[Job, Attempt]]:
+        if run_id not in self._holders:
+            self._holders[run_id] = {
+                job.attempts[-1].allocation_id: (job, job.attempts[-1])
+                for job in self._index.states[run_id].jobs
+                if job.attempts and job.attempts[-1].allocation_id is not None
+            }
+        return self._holders[run_id]
+
+    def _is_solo(self, victim: Victim) -> bool:
+        return not gangs.is_gang_run(victim.run) or gangs.is_reserved(victim.attempt)
+
+
+class Evictions:
+    """The cheapest plan first, for one need of one band; what has changed is planned anew."""
+
+    def __init__(self, victims: Victims, need: Need, band: int, node_ids: Iterable[str]) -> None:
+        self._victims = victims
+        self._need = need
+        self._band = band
+        self._heap: list[tuple[Cost, str]] = []
+        for node_id in node_ids:
+            self._push(node_id)
+
+    def best(self) -> Plan | None:
+        while self._heap:
+            cost, node_id = heapq.heappop(self._heap)
+            plan = self._victims.plan(node_id, self._need, self._band)
+            if plan is None:
+                continue
+            heapq.heappush(self._heap, (plan.cost, node_id))
+            if plan.cost <= cost:
+                return plan
+        return None
+
+    def _push(self, node_id: str) -> None:
+        plan = self._victims.plan(node_id, self._need, self._band)
+        if plan is not None:
+            heapq.heappush(self._heap, (plan.cost, node_id))
+
+
+def _goes(run: Run, band: int) -> bool:
+    return BANDS[run.policy.band] > band and run.status is not RunStatus.TERMINATING
+
+
+def _gang_price(run: Run) -> tuple[int, float, str]:
+    return (-BANDS[run.policy.band], -run.submitted_at, run.id)
+
+
+def band_name(band: int) -> Band:
+    return next(name for name, number in BANDS.items() if number == band)

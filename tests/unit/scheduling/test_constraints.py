@@ -1,0 +1,116 @@
+"""LIFECYCLE.md section 6: the nine operators, and what they are asked about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.lifecycle.model import Constraint, Fleet, Operator
+from controller.scheduling.attributes import attributes_of
+from controller.scheduling.constraints import holds, words
+from tests.unit.scheduling.cluster import Cluster, gpu_node
+
+HAS = {"zone": "a", "speed": "100", "version": "1.10", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "operator", "values", "expected"),
+    [
+        ("zone", Operator.EQ, ("a",), True),
+        ("zone", Operator.EQ, ("b",), False),
+        ("speed", Operator.EQ, ("100.0",), True),
+        ("none", Operator.EQ, ("",), False),
+        ("zone", Operator.NE, ("b",), True),
+        ("zone", Operator.NE, ("a",), False),
+        ("none", Operator.NE, ("a",), True),
+        ("empty", Operator.EXISTS, (), True),
+        ("none", Operator.EXISTS, (), False),
+        ("none", Operator.NOT_EXISTS, (), True),
+        ("zone", Operator.NOT_EXISTS, (), False),
+        ("speed", Operator.GT, ("20",), True),
+        ("speed", Operator.GT, ("100",), False),
+        ("zone", Operator.GT, ("Z",), True),
+        ("speed", Operator.GT, ("fast",), False),
+        ("speed", Operator.GE, ("100",), True),
+        ("speed", Operator.GE, ("101",), False),
+        ("speed", Operator.LT, ("1e3",), True),
+        ("speed", Operator.LT, ("100",), False),
+        ("speed", Operator.LE, ("100",), True),
+        ("speed", Operator.LE, ("99",), False),
+        ("none", Operator.LE, ("99",), False),
+        ("zone", Operator.IN, ("b", "a"), True),
+        ("zone", Operator.IN, ("b", "c"), False),
+        ("speed", Operator.IN, ("1e2",), True),
+        ("none", Operator.IN, ("a",), False),
+    ],
+)
+def test_each_operator(
+    attribute: str, operator: Operator, values: tuple[str, ...], expected: bool
+) -> None:
+    assert holds(Constraint(attribute=attribute, operator=operator, values=values), HAS) is expected
+
+
+def test_a_nodes_own_attribute_wins_over_its_fleets_and_that_over_what_is_built_in() -> None:
+    fleet = Fleet(name="default", attributes={"zone": "f", "rack": "f", "cpu": "f"}, created_at=0.0)
+    found = attributes_of(gpu_node("n1", attributes={"rack": "n"}), fleet)
+    assert (found["zone"], found["rack"], found["cpu"]) == ("f", "n", "f")
+    assert (found["node"], found["gpu.name"], found["gpu.count"]) == ("n1", "A100", "8")
+
+
+def wants(operator: Operator, *values: str, required: bool = True) -> tuple[Constraint, ...]:
+    return (Constraint(attribute="zone", operator=operator, values=values, required=required),)
+
+
+def test_a_required_constraint_excludes_nodes() -> None:
+    nodes = [gpu_node("n1", attributes={"zone": "a"}), gpu_node("n2", attributes={"zone": "b"})]
+    cluster = Cluster(*nodes)
+    run = cluster.submit("a", constraints=wants(Operator.EQ, "b"))
+    other = cluster.submit("b", constraints=wants(Operator.EQ, "c"))
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n2"}
+    assert cluster.waits(other) == "needs zone = c; node n1 has a, and none is better"
+
+
+def test_a_preferred_constraint_only_ranks_nodes() -> None:
+    nodes = [gpu_node("n1", attributes={"zone": "a"}), gpu_node("n2", attributes={"zone": "b"})]
+    cluster = Cluster(*nodes)
+    runs = [
+        cluster.submit(f"r{n}", constraints=wants(Operator.EQ, "b", required=False), gpus=8)
+        for n in range(2)
+    ]
+    cluster.settle()
+    assert [cluster.places(run)["main/0"] for run in runs] == ["n2", "n1"]
+
+
+def test_a_job_goes_only_to_the_fleets_that_it_names() -> None:
+    cluster = Cluster(gpu_node("n1", fleet="x"), gpu_node("n2", fleet="y"))
+    run = cluster.submit("a", fleets=("y",))
+    other = cluster.submit("b", fleets=("z",))
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n2"}
+    assert cluster.waits(other) == "no node is in fleet z"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"cordoned": True}, "no connected node takes work; n1 is cordoned"),
+        ({"unfit": "disk full"}, "no connected node takes work; n1 is unfit: disk full"),
+        ({"draining": True}, "every connected node is draining"),
+    ],
+)
+def test_nothing_is_placed_on_a_node_that_takes_no_work(
+    change: dict[str, Any], sentence: str
+) -> None:
+    cluster = Cluster(gpu_node("n1", **change))
+    run = cluster.submit("a")
+    cluster.settle()
+    assert (cluster.places(run), cluster.waits(run)) == ({}, sentence)
+
+
+def test_a_constraint_reads_as_a_person_says_it() -> None:
+    assert (
+        words(Constraint(attribute="a", operator=Operator.IN, values=("1", "2"))) == "a in 1 or 2"
+    )
+    assert words(Constraint(attribute="a", operator=Operator.NOT_EXISTS)) == "no a"

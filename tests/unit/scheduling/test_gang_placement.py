@@ -1,0 +1,162 @@
+"""LIFECYCLE.md section 5: a gang is placed whole, within one placement value, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Group, RunPolicy
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import GangTooLarge, NodeGone, Placed, RunnerExited
+from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
+
+
+def gang(nodes: int, size: int | None = None, name: str = "main") -> Group:
+    return Group(name=name, nodes=nodes, gang_size=nodes if size is None else size)
+
+
+def test_a_gang_is_placed_all_or_nothing() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    small = cluster.submit("small", gang(2), whole_node=True, gpus=8)
+    large = cluster.submit("large", gang(3), whole_node=True, gpus=8)
+    cluster.settle()
+    assert cluster.places(small) == {"main/0": "n1", "main/1": "n2"}
+    assert cluster.places(large) == {}
+
+
+def test_two_gangs_that_compete_never_hold_half_each() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
+    first = cluster.submit("first", gang(2), whole_node=True)
+    second = cluster.submit("second", gang(2), whole_node=True)
+    cluster.settle()
+    assert [len(cluster.places(run)) for run in (first, second)] == [2, 0]
+
+
+def test_all_reports_of_a_gang_come_together() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    run = cluster.submit("a", gang(2), whole_node=True)
+    told = cluster.turn()
+    assert [type(report) for report in told[run]] == [Placed, Placed]
+
+
+def test_a_gang_stays_within_one_placement_value_and_takes_the_smallest_that_holds_it() -> None:
+    nodes = [in_rack(f"a{n}", "large") for n in range(3)]
+    nodes += [in_rack(f"b{n}", "small") for n in range(2)]
+    nodes += [in_rack("c0", "tiny")]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    run = cluster.submit("a", gang(2), whole_node=True)
+    cluster.settle()
+    assert set(cluster.places(run).values()) == {"b0", "b1"}
+    assert {a.placement for a in cluster.states[run].allocations} == {"small"}
+
+
+def test_a_gang_that_would_fit_only_across_values_waits_and_is_told_which_is_best() -> None:
+    nodes = [in_rack("a0", "r1"), in_rack("b0", "r2"), in_rack("b1", "r2")]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    run = cluster.submit("a", gang(3), whole_node=True, gpus=8)
+    cluster.settle()
+    assert cluster.places(run) == {}
+    assert cluster.waits(run) == ("needs 3 whole nodes with 8 GPU in one rack; best rack r2 has 2")
+
+
+def test_a_node_without_the_attribute_that_its_fleet_names_takes_no_gang() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"), fleets=(rack_fleet(),))
+    run = cluster.submit("a", gang(2), whole_node=True)
+    solo = cluster.submit("b")
+    cluster.settle()
+    assert cluster.places(run) == {}
+    assert cluster.places(solo) == {"main/0": "n1"}
+    assert cluster.waits(run) == "no node has the placement attribute that its fleet names"
+
+
+def test_reserved_jobs_are_placed_after_the_ranked_ones_each_on_its_own() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
+    run = cluster.submit("a", gang(4, size=2), whole_node=True)
+    cluster.settle()
+    assert set(cluster.places(run)) == {"main/0", "main/1", "main/2"}
+
+
+def test_a_reserved_job_never_takes_the_place_that_a_rank_needs() -> None:
+    cluster = Cluster(gpu_node("n1"))
+    run = cluster.submit("a", gang(3, size=2), whole_node=True)
+    cluster.settle()
+    assert cluster.places(run) == {}
+
+
+def test_a_reserved_job_goes_only_where_the_ranks_are_that_it_may_take_over() -> None:
+    nodes = [in_rack("a0", "r1"), in_rack("a1", "r1"), *(in_rack(f"b{n}", "r2") for n in range(3))]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    run = cluster.submit("a", gang(3, size=2), whole_node=True)
+    cluster.settle()
+    assert set(cluster.places(run).values()) == {"a0", "a1"}
+
+
+def fail_rank_0(cluster: Cluster, run: str) -> None:
+    cluster.start_all()
+    ids = {"run_id": run, "attempt_id": cluster.attempt(run).id}
+    cluster.tell(run, RunnerExited(reason=Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1, **ids))
+
+
+def lose(cluster: Cluster, run: str, name: str) -> None:
+    cluster.set_node(replace(cluster.node(name), cordoned=True))
+    report = NodeGone(
+        run_id=run,
+        node_id=name,
+        reason=Reason.INSTANCE_UNREACHABLE,
+        message="gone",
+        cleanup_confirmed=True,
+    )
+    cluster.tell(run, report)
+
+
+def test_a_replacement_goes_to_the_value_of_the_survivors_and_before_the_queue() -> None:
+    nodes = [*(in_rack(f"a{n}", "r1") for n in range(3)), in_rack("b0", "r2")]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    blocker = cluster.submit("blocker", gpus=8)
+    cluster.settle()
+    assert cluster.places(blocker) == {"main/0": "a0"}
+    run = cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    cluster.start_all()
+    lose(cluster, run, "a2")
+    cluster.leave(run)
+    important = cluster.submit("important", gpus=8, policy=RunPolicy(priority=100))
+    second = cluster.submit("second", gpus=8, policy=RunPolicy(priority=100))
+    cluster.settle()
+    assert cluster.places(important) == {"main/0": "b0"}
+    assert cluster.places(second) == {}
+    assert cluster.places(run) == {"main/0": "a1"}
+    cluster.set_node(replace(cluster.node("a2"), cordoned=False))
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "a1", "main/1": "a2"}
+
+
+def test_a_value_that_can_never_hold_the_gang_again_is_said_so() -> None:
+    nodes = [in_rack(f"a{n}", "r1") for n in range(2)]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    run = cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    cluster.start_all()
+    lose(cluster, run, "a1")
+    cluster.leave(run)
+    told = cluster.turn()
+    (large,) = (one for one in told[run] if isinstance(one, GangTooLarge))
+    assert (
+        large.message == "the rack of its other jobs (r1 of default) can never hold all 2 of them"
+    )
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_placement_cluster_asks_the_same_of_independent_jobs_where_a_fleet_names_an_attribute(
+    named: bool,
+) -> None:
+    nodes = [in_rack("a0", "r1"), *(in_rack(f"b{n}", "r2") for n in range(2))]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),) if named else ())
+    policy = RunPolicy(same_placement=True)
+    run = cluster.submit("a", Group(name="main", nodes=2), gpus=8, policy=policy)
+    cluster.settle()
+    assert sorted(cluster.places(run).values()) == (["b0", "b1"] if named else [])
+    if not named:
+        assert cluster.waits(run) == (
+            "needs a fleet that names a placement attribute; no fleet with a usable node does"
+        )

@@ -1,0 +1,210 @@
+"""LIFECYCLE.md section 6: who makes room for whom, and what becomes of nominations."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Band, Group, NodeStatus
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import StopRequested, SuspendRequested
+from controller.lifecycle.statuses import AllocationState, AttemptStatus
+from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
+from tests.unit.scheduling.test_gang_placement import gang
+
+
+def full(*names: str, band: Band = Band.BATCH, gpus: int = 8) -> tuple[Cluster, list[str]]:
+    """Each node with as many running jobs of `band` as fit."""
+    cluster = Cluster(*(gpu_node(name) for name in names))
+    runs = []
+    for number in range(len(names) * 8 // gpus):
+        runs.append(cluster.submit(f"{band}{number}", band=band, gpus=gpus))
+        cluster.settle()
+        cluster.start_all()
+    return cluster, runs
+
+
+def reasons(cluster: Cluster, run: str) -> list[Reason | None]:
+    return [attempt.reason for attempt in attempts(cluster.states[run])]
+
+
+def test_a_higher_band_is_nominated_and_placed_when_its_victim_has_left() -> None:
+    cluster, (victim,) = full("n1")
+    run = cluster.submit("a", gpus=8)
+    cluster.settle()
+    assert reasons(cluster, victim) == [Reason.PREEMPTED]
+    (place,) = cluster.nominated(run)
+    assert cluster.attempt(run).status is AttemptStatus.SUBMITTED
+    assert cluster.waits(run) == "waiting for 1 victim to leave"
+    cluster.leave(victim)
+    cluster.settle()
+    assert cluster.attempt(run).status is AttemptStatus.PROVISIONING
+    (held,) = cluster.states[run].allocations
+    assert (held.id, held.state, held.gpus) == (place.id, AllocationState.HELD, place.gpus)
+
+
+def test_the_same_band_and_higher_ones_are_left_alone() -> None:
+    for band in (Band.INTERACTIVE, Band.PRODUCTION):
+        cluster, (other,) = full("n1", band=band)
+        run = cluster.submit("a", gpus=8)
+        cluster.settle()
+        assert (reasons(cluster, other), cluster.nominated(run)) == ([None], [])
+
+
+def test_nobody_is_evicted_where_it_would_not_fit_then() -> None:
+    cluster, (victim,) = full("n1")
+    cluster.submit("a", gpus=9)
+    cluster.settle()
+    assert reasons(cluster, victim) == [None]
+
+
+def test_the_fewest_go_and_of_those_the_youngest() -> None:
+    cluster, runs = full("n1", gpus=4)
+    cluster.submit("a", gpus=4)
+    cluster.settle()
+    assert [reasons(cluster, run) for run in runs] == [[None], [Reason.PREEMPTED]]
+
+
+def test_the_lowest_band_goes_before_the_youngest() -> None:
+    cluster = Cluster(gpu_node("n1"))
+    batch = cluster.submit("batch", gpus=4, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    interactive = cluster.submit("interactive", gpus=4)
+    cluster.settle()
+    cluster.start_all()
+    cluster.submit("a", gpus=4, band=Band.PRODUCTION)
+    cluster.settle()
+    assert reasons(cluster, batch) == [Reason.PREEMPTED]
+    assert reasons(cluster, interactive) == [None]
+
+
+def test_a_reserved_job_goes_before_a_running_one_of_its_band() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    with_reserve = cluster.submit("gang", gang(2, size=1), whole_node=True, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    cluster.submit("a", gpus=8)
+    cluster.settle()
+    assert reasons(cluster, with_reserve) == [None, Reason.PREEMPTED]
+
+
+def test_a_job_of_its_own_evicts_no_gang() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    other = cluster.submit("gang", gang(2), whole_node=True, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    cluster.submit("a", gpus=8)
+    cluster.settle()
+    assert reasons(cluster, other) == [None, None]
+
+
+def test_a_gang_evicts_a_whole_gang_or_nothing_of_it() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
+    other = cluster.submit("other", gang(3), whole_node=True, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    run = cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    assert reasons(cluster, other) == [Reason.PREEMPTED] * 3
+    assert len(cluster.nominated(run)) == 2
+    assert cluster.waits(run) == "waiting for 2 victims to leave"
+    cluster.leave(other)
+    cluster.settle()
+    assert len(cluster.places(run)) == 2
+
+
+def test_a_gang_evicts_the_fewest_jobs_of_their_own() -> None:
+    cluster, runs = full("n1", "n2", gpus=4)
+    free = gpu_node("n3")
+    cluster.set_node(free)
+    run = cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    assert sum(reasons(cluster, one) == [Reason.PREEMPTED] for one in runs) == 2
+    assert {place.node_id for place in cluster.nominated(run)} > {"n3"}
+
+
+def test_a_gang_evicts_within_one_placement_value_only() -> None:
+    nodes = [in_rack("a0", "r1"), in_rack("b0", "r2")]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    runs = [cluster.submit(f"b{n}", gpus=8, band=Band.BATCH) for n in range(2)]
+    cluster.settle()
+    cluster.start_all()
+    cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    assert [reasons(cluster, run) for run in runs] == [[None], [None]]
+
+
+def test_a_place_carries_at_most_one_nomination() -> None:
+    cluster, (victim,) = full("n1")
+    first = cluster.submit("first", gpus=8)
+    second = cluster.submit("second", gpus=8, band=Band.PRODUCTION)
+    cluster.settle()
+    assert len(cluster.nominated(first)) + len(cluster.nominated(second)) == 1
+    assert cluster.pipeline.nominated(cluster.states[victim]) == {
+        cluster.states[victim].allocations[0].id
+    }
+
+
+def test_nobody_else_gets_a_nominated_place_when_it_comes_free() -> None:
+    cluster, (victim,) = full("n1")
+    run = cluster.submit("a", gpus=8)
+    cluster.settle()
+    cluster.leave(victim)
+    later = cluster.submit("later", gpus=8, band=Band.PRODUCTION)
+    cluster.settle()
+    assert (cluster.places(run), cluster.places(later)) == ({"main/0": "n1"}, {})
+
+
+def test_a_nomination_ends_with_its_attempt() -> None:
+    cluster, (victim,) = full("n1")
+    run = cluster.submit("a", gpus=8)
+    cluster.settle()
+    cluster.tell(run, StopRequested(run_id=run, abort=False, by="ada"))
+    cluster.settle()
+    assert [a.state for a in cluster.states[run].allocations] == [AllocationState.RELEASED]
+    assert cluster.pipeline.nominated(cluster.states[victim]) == frozenset()
+
+
+def test_a_nomination_ends_on_suspend() -> None:
+    cluster, _ = full("n1")
+    run = cluster.submit("a", gpus=8)
+    cluster.settle()
+    cluster.tell(run, SuspendRequested(run_id=run, abort_running=False, by="ada"))
+    cluster.settle()
+    assert cluster.nominated(run) == []
+
+
+def test_a_nomination_of_a_gang_ends_as_a_whole_on_drain_and_node_loss() -> None:
+    for change in ({"draining": True}, {"status": NodeStatus.LOST}):
+        cluster, _ = full("n1", "n2")
+        run = cluster.submit("gang", gang(2), whole_node=True)
+        cluster.settle()
+        assert len(cluster.nominated(run)) == 2
+        cluster.set_node(replace(cluster.node("n2"), **change))
+        cluster.settle()
+        assert cluster.nominated(run) == []
+        assert cluster.attempt(run).allocation_id is None
+
+
+def test_a_nomination_waits_for_a_node_that_is_only_silent() -> None:
+    cluster, (victim,) = full("n1")
+    run = cluster.submit("a", gpus=8)
+    cluster.settle()
+    cluster.set_node(replace(cluster.node("n1"), status=NodeStatus.UNREACHABLE))
+    cluster.leave(victim)
+    cluster.settle()
+    assert cluster.waits(run) == "waiting for node n1 to be connected again"
+    cluster.set_node(replace(cluster.node("n1"), status=NodeStatus.CONNECTED))
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n1"}
+
+
+def test_independent_jobs_are_evicted_one_by_one() -> None:
+    cluster = Cluster(gpu_node("n1"))
+    group = Group(name="main", nodes=2)
+    many = cluster.submit("many", group, gpus=4, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    cluster.submit("a", gpus=4)
+    cluster.settle()
+    assert sorted(str(reason) for reason in reasons(cluster, many)) == ["None", "preempted"]
