@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from shim import logs, prometheus, safe_files
 from shim.errors import ShimProblem, invalid
@@ -157,7 +158,7 @@ def _reader_may_leave(request: web.Request) -> Iterator[None]:
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
-        return await handler(request)
+        response = await handler(request)
     except ShimProblem as problem:
         return _error(problem)
     except web.HTTPException as error:
@@ -170,10 +171,25 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.exception("%s %s failed", request.method, request.path)
         text = "the shim failed at this request; its log says why"
         return _error(ShimProblem(500, "internal", text))
+    return response
+
+
+def _hear(service: Service) -> Middleware:
+    """A request with a fence that was not refused is a controller's."""
+
+    @web.middleware
+    async def hearing(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if FENCE_HEADER in request.headers:
+            with contextlib.suppress(ValueError):
+                service.heard(Fence.parse(request.headers[FENCE_HEADER]))
+        return response
+
+    return hearing
 
 
 def make_app(service: Service) -> web.Application:
-    app = web.Application(middlewares=[_errors], client_max_size=_MOST_BODY)
+    app = web.Application(middlewares=[_errors, _hear(service)], client_max_size=_MOST_BODY)
     app.add_routes(Routes(service).table())
     return app
 

@@ -12,12 +12,14 @@ import logging
 import time
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from typing import Any
 
 import msgspec
 
 from shim import owners
 from shim.engines.base import ContainerState, Engine, Found
 from shim.fences import KEPT_AFTER_LAST_TASK
+from shim.node import boot_id
 from shim.records import FenceRecord, Loaded, RecordBooks, TaskRecord
 from shim.schemas import AllocationInfo, TaskStatus
 from shim.settings import Settings
@@ -47,7 +49,8 @@ async def reconcile(
     records = await _explain(books, tasks, containers)
     await _finish_removals(books, records, containers, fences.records)
     _say_damaged(tasks, fences, records)
-    merged = tuple(_merge(record, containers.get(key)) for key, record in records.items())
+    boot = boot_id()
+    merged = tuple(_merge(record, containers.get(key), boot) for key, record in records.items())
     await _end_zombies(merged, containers, engine)
     unexplained = tuple(found for key, found in containers.items() if key not in records)
     settled = owners.settle(merged, containers, unexplained, allocations)
@@ -121,11 +124,17 @@ def _rebuild(found: Found) -> TaskRecord | None:
     return record if record.info.id == found.task_id else None
 
 
-def _merge(record: TaskRecord, found: Found | None) -> TaskRecord:
-    """A container that was started is never started again, whatever the record had time to say."""
+def _merge(record: TaskRecord, found: Found | None, boot: str) -> TaskRecord:
+    """A container that was started is never started again, whatever the record had time to say; nor
+    is a task begun that was accepted before the node's restart: its controller has given it up."""
     info = record.info
     if info.status is TaskStatus.TERMINATED:
         return record
+    started = found is not None and found.state is not ContainerState.CREATED
+    of_old = record.boot_id not in (None, boot)
+    if of_old and not started and info.status is not TaskStatus.RUNNING:
+        message = "the node was restarted before the task was started"
+        return _ended(record, "instance_unreachable", message)
     if found is None:
         return record
     info = msgspec.structs.replace(info, container_id=found.container_id, pull=None)
@@ -140,13 +149,19 @@ def _without_place(record: TaskRecord, losers: dict[str, str]) -> TaskRecord:
     message = losers.get(record.info.id)
     if message is None:
         return record
+    return _ended(record, "creating_container_error", message, gpus=())
+
+
+def _ended(record: TaskRecord, reason: str, message: str, **changes: Any) -> TaskRecord:
     info = msgspec.structs.replace(
         record.info,
         status=TaskStatus.TERMINATED,
-        reason="creating_container_error",
+        reason=reason,
         message=message,
-        gpus=(),
+        pull=None,
+        needs_credentials=False,
         times=msgspec.structs.replace(record.info.times, terminated_at=time.time()),
+        **changes,
     )
     return msgspec.structs.replace(record, info=info)
 

@@ -46,6 +46,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     info: TaskInfo
     fence: Fence
     stop: StopOrder | None = None
+    boot_id: str | None = None
+    """The kernel's, when the task was accepted."""
 
 
 class FenceRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import socket
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -27,11 +27,12 @@ from shim.fences import FenceBook
 from shim.gpus import Gpus
 from shim.gpus.health import Fault
 from shim.gpus.watch import GpuWatch
+from shim.hearing import Hearing
 from shim.images import ImageRecord, Images, Watermarks
 from shim.keys import JumpKeys
 from shim.reconcile import leftovers_of, reconcile
 from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord
-from shim.schemas import DrainRequest, Health, NodeInfo, NodeMetrics
+from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics
 from shim.settings import Settings
 from shim.steps.volumes import release_strays
 from shim.systemd import Systemd
@@ -114,6 +115,7 @@ class Service:
         self._leftovers = leftovers
         self._boot_id = node.boot_id()
         self._jump_keys: JumpKeys | None = None
+        self._hearing: Hearing | None = None
         self._upkeep = Upkeep(supervisor, systemd)
 
     @classmethod
@@ -163,12 +165,18 @@ class Service:
         await watch.tell_again()
         service = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
         await service._lend_keys()
+        fences = [task.fence for task in found.tasks]
+        service._hearing = await Hearing.open(
+            supervisor, settings.data, executor, service._boot_id, fences
+        )
         return service
 
     async def close(self) -> None:
         """What runs goes on."""
         self.events.close()
         await self._upkeep.close()
+        if self._hearing is not None:
+            await self._hearing.close()
         if self._jump_keys is not None:
             await self._jump_keys.close()
         await self.supervisor.close()
@@ -189,15 +197,24 @@ class Service:
             boot_id=self._boot_id,
             install_id=self._identity.record.install_id,
             epoch=self.events.epoch,
+            at=time.time(),
         )
+
+    def heard(self, fence: Fence) -> None:
+        """A controller has spoken, and was not refused."""
+        if self._hearing is not None:
+            self._hearing.heard(fence)
 
     async def node(self) -> NodeInfo:
         engine, ledger = self.supervisor.engine, self.supervisor.ledger
         used = ledger.used()
         version: str | None = None
         images: tuple[str, ...] = ()
-        with contextlib.suppress(EngineError):
+        engine_error: str | None = None
+        try:
             version, images = await asyncio.gather(engine.version(), engine.images())
+        except EngineError as error:
+            engine_error = str(error)
         return NodeInfo(
             hostname=socket.gethostname(),
             engine=engine.kind,
@@ -215,6 +232,8 @@ class Service:
             blocks=ledger.blocks,
             images=images,
             draining=self.supervisor.draining,
+            disk_free=await self.supervisor.free_disk(),
+            engine_error=engine_error,
             unlabelled=(*leftovers_of(self.supervisor.unexplained), *self._leftovers),
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Awaitable, Iterable
 from concurrent.futures import Executor
@@ -25,7 +26,7 @@ from shim.gpus.health import Finding
 from shim.gpus.watch import GpuWatch
 from shim.images import Images
 from shim.keys import Visit, check_keys
-from shim.node import LEAST_MEMORY
+from shim.node import LEAST_MEMORY, boot_id
 from shim.records import (
     FenceRecord,
     RecordBooks,
@@ -191,6 +192,10 @@ class Supervisor:
             raise not_found(f"there is no cordoned GPU {uuid}")
         await self._kept(self.gpus.clear(uuid))
 
+    @property
+    def live(self) -> tuple[TaskState, ...]:
+        return tuple(task for task in self._tasks.values() if not task.ended)
+
     def visits(self) -> tuple[Visit, ...]:
         """The SSH ports of the tasks that live, and who may come."""
         return tuple(
@@ -198,6 +203,12 @@ class Supervisor:
             for task in self._tasks.values()
             if task.request.ssh is not None and PORT_NAME in task.info.ports and not task.ended
         )
+
+    async def free_disk(self) -> int:
+        """Bytes, where records and logs lie."""
+        loop = asyncio.get_running_loop()
+        data = self.settings.data
+        return (await loop.run_in_executor(self._executor, shutil.disk_usage, data)).free
 
     async def drop_expired_fences(self) -> None:
         for run_id in self._fences.drop_expired(time.time()):
@@ -273,6 +284,8 @@ class Supervisor:
             raise invalid("memory must be at least 6 MiB", "resources.memory")
         if (resources.disk or 0) < 0:
             raise invalid("disk must not be negative", "resources.disk")
+        if not (request.stop_when_unheard_seconds or 1) > 0:
+            raise invalid("it must be more than 0 seconds", "stop_when_unheard_seconds")
         if request.ssh is not None:
             check_keys(request.ssh)
         allowed = self.settings.allow_privileged
@@ -350,6 +363,7 @@ class Supervisor:
             body_hash=hash_of(request),
             had_credentials=request.registry_auth is not None,
             fence=speaker.fence,
+            boot_id=boot_id(),
             info=TaskInfo(
                 id=task_id,
                 run_id=request.run_id,

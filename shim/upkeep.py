@@ -31,6 +31,8 @@ class Upkeep:
         self._pause = min(pause, (self._systemd.watchdog or 2 * pause) / 2)
         self._suspects: frozenset[str] = frozenset()
         self._swept_at = float("-inf")
+        self._engine_answers = True
+        self._told: tuple[bool, int] | None = None
         self._comparing: asyncio.Task[None] | None = None
         self._loop = asyncio.create_task(self._run(), name="upkeep")
 
@@ -52,15 +54,27 @@ class Upkeep:
         if self._comparing is None or self._comparing.done():
             self._comparing = asyncio.create_task(self._compare(), name="upkeep comparison")
         await asyncio.wait({self._comparing}, timeout=self._pause)
+        await self._tell_fitness()
         now = asyncio.get_running_loop().time()
         if now - self._swept_at >= _SWEEP_EVERY:
             self._swept_at = now
             await self._supervisor.drop_expired_fences()
 
+    async def _tell_fitness(self) -> None:
+        """Whoever gives the node work wants to know when the engine falls silent or answers again,
+        and when the free disk has halved or doubled."""
+        free = await self._supervisor.free_disk()
+        now = (self._engine_answers, free.bit_length())
+        if self._told is not None and now != self._told:
+            self._supervisor.events.node_changed()
+        self._told = now
+
     async def _compare(self) -> None:
         try:
             self._suspects = await self._supervisor.compare(self._suspects)
+            self._engine_answers = True
         except EngineError as error:
+            self._engine_answers = False
             log.debug("cannot compare tasks with containers: %s", error)
         except Exception:
             log.exception("comparing tasks with containers failed")

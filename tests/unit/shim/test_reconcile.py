@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shim import reconcile
 from shim.engines.memory import FailingEngine, MemoryEngine
 from shim.records import MemoryRecords
 from shim.schemas import TaskStatus, TerminateRequest
@@ -189,3 +190,19 @@ async def test_a_fault_of_the_shims_own_ends_the_task_with_a_message(node: Node)
         "creating_container_error",
         "the shim failed: bug",
     )
+
+
+async def test_a_task_that_was_not_begun_before_the_nodes_restart_is_never_begun(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = HangingEngine(MemoryEngine(node.host), "start", after=False)
+    async with node.shim(hang.engine) as service:
+        await service.supervisor.put("t1", request(), SPEAKER)
+        async with asyncio.timeout(5):
+            await hang.reached.wait()
+    monkeypatch.setattr(reconcile, "boot_id", lambda: "the next boot")
+    async with node.shim() as service:
+        ended = service.supervisor.info("t1")
+        assert (ended.status, ended.reason) == (TaskStatus.TERMINATED, "instance_unreachable")
+        assert "restarted before" in (ended.message or "")
+        assert node.host.containers == {}
