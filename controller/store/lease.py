@@ -15,6 +15,7 @@ from controller.store.base import LeaseHeld, LeaseLost
 from controller.store.tables import leases
 
 LEASE_NAME = "controller"
+LEASE_SECONDS = 30.0
 
 
 class Lease:

@@ -65,3 +65,11 @@ def identify(connection: sa.Connection, *, new_id: str, now: float) -> Installat
         return Installation(id=row.id, epoch=row.epoch, restored_at=row.restored_at)
     connection.execute(installation.insert().values(id=new_id, epoch=1, created_at=now))
     return Installation(id=new_id, epoch=1, restored_at=None)
+
+
+def begin_epoch(connection: sa.Connection, now: float) -> int:
+    """The database was restored: its new epoch, greater than any that shims have seen of it."""
+    epoch = connection.execute(sa.select(installation.c.epoch)).scalar_one()
+    epoch = max(epoch + 1, int(now))
+    connection.execute(installation.update().values(epoch=epoch, restored_at=now))
+    return int(epoch)

@@ -33,12 +33,11 @@ from controller.store.base import (
     StoreUnusable,
 )
 from controller.store.database import Database
-from controller.store.lease import Lease
+from controller.store.lease import LEASE_SECONDS, Lease
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LEASE_SECONDS = 30.0
 RECONNECT_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 10.0)
 
 

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from controller.store.base import LeaseHeld, StoreUnusable
 
+DATABASE_NAME = "controller.db"
 BUSY_TIMEOUT_SECONDS = 10.0
 """Only a person with a shell (a backup, a query) can hold it longer than a moment."""
 
@@ -31,7 +32,7 @@ class SqliteDatabase:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file = folder / "controller.db"
+        self._file = folder / DATABASE_NAME
         self._lock_fd: int | None = None
         self._engines: list[sa.Engine] = []
 

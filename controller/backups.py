@@ -1,0 +1,141 @@
+"""Copies of what a controller can't make again, and how one is put back.
+
+A backup is one tar file, readable by its owner alone: the database as it was at one moment, and the
+key and token files beside it. Logs and uploads are not in it. A restore raises the epoch, so that
+nodes take the restored controller's word over that of any life before it.
+"""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+import tarfile
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, write_private
+from controller.store import schema
+from controller.store.database import Database
+from controller.store.lease import LEASE_SECONDS, Lease
+from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
+
+_BESIDE = (IDENTITY_NAME, ADMIN_TOKEN_NAME)
+_HOLDER = "a restore"
+
+
+class BackupFailed(Exception):
+    """The text says what the operator must change."""
+
+
+def make(data: Path, target: Path) -> None:
+    """Copy what is in the data folder to the new file `target`; a controller may work there.
+
+    Raises BackupFailed."""
+    if _size(data / DATABASE_NAME) == 0:
+        raise BackupFailed(f"there is no controller's database in {data}")
+    if target.exists():
+        raise BackupFailed(f"{target} exists already: give another name, or remove it first")
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
+            copy = Path(folder) / DATABASE_NAME
+            _copy_database(data / DATABASE_NAME, copy)
+            archive = Path(folder) / "archive"
+            write_private(archive, _archive(data, copy))
+            archive.rename(target)
+    except OSError as error:
+        raise BackupFailed(f"cannot write {target}: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise BackupFailed(f"cannot copy the database: {error}") from error
+
+
+def restore(archive: Path, data: Path, *, force: bool, now: float) -> int:
+    """Put a backup into a data folder in which no controller works; the new epoch.
+
+    `force`: the database that is there is lost. Raises BackupFailed, StoreError."""
+    if _size(data / DATABASE_NAME) > 0 and not force:
+        raise BackupFailed(
+            f"{data} has a controller's database already: give an empty folder, or --force to "
+            f"replace it"
+        )
+    target = SqliteDatabase(data)
+    target.enter(_HOLDER)
+    try:
+        with tempfile.TemporaryDirectory(dir=data, prefix=".restore-") as folder:
+            _unpack(archive, Path(folder))
+            epoch = mark_restored(SqliteDatabase(Path(folder)), now)
+            _move(Path(folder), data)
+        return epoch
+    except OSError as error:
+        raise BackupFailed(f"cannot restore {archive}: {error.strerror}") from error
+    finally:
+        target.leave()
+
+
+def mark_restored(database: Database, now: float) -> int:
+    """A new epoch for a database that was put back by whatever means; the epoch.
+
+    It is the present time, so that it is greater than that of every other restore of the same
+    backup. Raises LeaseHeld while a controller works on it, BackupFailed, StoreError."""
+    database.enter(_HOLDER)
+    try:
+        with database.writer().begin() as connection:
+            database.guard(connection)
+            if schema.version(connection) is None:
+                raise BackupFailed("there is no controller's database to be marked as restored")
+            lease = Lease(
+                holder=_HOLDER,
+                seconds=LEASE_SECONDS,
+                now=lambda used: database.now(used, lambda: now),
+            )
+            lease.take(connection, exclusive=database.exclusive)
+            schema.upgrade(connection)
+            epoch = schema.begin_epoch(connection, now)
+            lease.give_back(connection)
+        return epoch
+    finally:
+        database.leave()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """All at once: writers go on meanwhile, and what they write is not in it."""
+    with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
+        live.backup(copy, pages=-1)
+        copy.execute("PRAGMA journal_mode=DELETE")
+
+
+def _archive(data: Path, database: Path) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.add(database, DATABASE_NAME)
+        for name in _BESIDE:
+            if (data / name).exists():
+                archive.add(data / name, name)
+    return content.getvalue()
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Only the files that a backup has, whatever else is in it."""
+    try:
+        with tarfile.open(archive) as packed:
+            names = set(packed.getnames())
+            if DATABASE_NAME not in names:
+                raise BackupFailed(f"{archive} is not a controller's backup")
+            for name in (DATABASE_NAME, *_BESIDE):
+                if name in names and (content := packed.extractfile(name)) is not None:
+                    write_private(folder / name, content.read())
+    except tarfile.TarError:
+        raise BackupFailed(f"{archive} is not a controller's backup") from None
+
+
+def _move(folder: Path, data: Path) -> None:
+    """The database last: without it, a restore that was cut off has not happened."""
+    for suffix in ("-wal", "-shm"):
+        (data / f"{DATABASE_NAME}{suffix}").unlink(missing_ok=True)
+    for name in (*_BESIDE, DATABASE_NAME):
+        if (folder / name).exists():
+            (folder / name).replace(data / name)

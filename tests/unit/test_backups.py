@@ -1,0 +1,118 @@
+"""A backup is whole, private and taken beside a working controller; a restore begins an epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from controller import backups, identity
+from controller.backups import BackupFailed
+from controller.store.base import Boot, LeaseHeld, Snapshot
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+from tests.unit.store.samples import a_run, submission
+
+NOW = 1_700_000_000.0
+
+
+def life(data: Path) -> tuple[Boot, Snapshot]:
+    return asyncio.run(_life(data))
+
+
+async def _life(data: Path) -> tuple[Boot, Snapshot]:
+    store = SqlStore(SqliteDatabase(data))
+    boot = await store.open()
+    snapshot = await store.load()
+    await store.close()
+    return boot, snapshot
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    """Of one run, taken while the controller works; another run came later."""
+    return asyncio.run(_backup(tmp_path))
+
+
+async def _backup(tmp_path: Path) -> Path:
+    store = SqlStore(SqliteDatabase(tmp_path / "data"))
+    await store.open()
+    (tmp_path / "data" / identity.ADMIN_TOKEN_NAME).write_text("token")
+    await store.commit(submission(a_run("run1", submitted_at=1.0)))
+    await asyncio.to_thread(backups.make, tmp_path / "data", tmp_path / "backup")
+    await store.commit(submission(a_run("run2", submitted_at=2.0)))
+    await store.close()
+    return tmp_path / "backup"
+
+
+def test_a_backup_has_one_moment_and_is_for_its_owner(backup: Path, tmp_path: Path) -> None:
+    epoch = backups.restore(backup, tmp_path / "new", force=False, now=NOW)
+    boot, snapshot = life(tmp_path / "new")
+
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    assert snapshot.runs == (a_run("run1", submitted_at=1.0),)
+    assert (boot.epoch, boot.restored_at) == (epoch, NOW)
+    assert (tmp_path / "new" / identity.ADMIN_TOKEN_NAME).read_text() == "token"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "data", "new"]
+
+
+def test_every_restore_outranks_every_life_before_it(backup: Path, tmp_path: Path) -> None:
+    first, _ = life(tmp_path / "data")
+    epochs = [
+        backups.restore(backup, tmp_path / "data", force=True, now=NOW + number)
+        for number in range(2)
+    ]
+
+    assert (first.epoch, first.restored_at) == (1, None)
+    assert first.epoch < epochs[0] < epochs[1]
+    assert life(tmp_path / "data")[0].epoch == epochs[1]
+
+
+def test_a_database_is_not_replaced_unless_forced(backup: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackupFailed, match="--force"):
+        backups.restore(backup, tmp_path / "data", force=False, now=NOW)
+    assert len(life(tmp_path / "data")[1].runs) == 2
+    backups.restore(backup, tmp_path / "data", force=True, now=NOW)
+    assert len(life(tmp_path / "data")[1].runs) == 1
+
+
+def test_a_living_controllers_database_is_never_replaced(backup: Path, tmp_path: Path) -> None:
+    living = SqliteDatabase(tmp_path / "data")
+    living.enter("a controller")
+    with pytest.raises(LeaseHeld, match="stop it first"):
+        backups.restore(backup, tmp_path / "data", force=True, now=NOW)
+    with pytest.raises(LeaseHeld, match="stop it first"):
+        backups.mark_restored(SqliteDatabase(tmp_path / "data"), NOW)
+    living.leave()
+    assert len(life(tmp_path / "data")[1].runs) == 2
+
+
+def test_a_database_that_was_put_back_otherwise_can_be_marked(backup: Path, tmp_path: Path) -> None:
+    epoch = backups.mark_restored(SqliteDatabase(tmp_path / "data"), NOW)
+    boot, snapshot = life(tmp_path / "data")
+
+    assert (boot.epoch, boot.restored_at, len(snapshot.runs)) == (epoch, NOW, 2)
+
+
+def test_what_is_no_backup_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello" * 500)
+    with tarfile.open(tmp_path / "other.tar", "w") as archive:
+        archive.add(tmp_path / "text", "text")
+    for name in ("text", "other.tar"):
+        with pytest.raises(BackupFailed, match="is not a controller's backup"):
+            backups.restore(tmp_path / name, tmp_path / "data", force=False, now=NOW)
+    with pytest.raises(BackupFailed, match="No such file"):
+        backups.restore(tmp_path / "none", tmp_path / "data", force=True, now=NOW)
+    with pytest.raises(BackupFailed, match="no controller's database"):
+        backups.make(tmp_path, tmp_path / "backup")
+
+
+def test_a_backup_replaces_no_file(tmp_path: Path) -> None:
+    (tmp_path / "controller.db").write_text("x")
+    (tmp_path / "backup").write_text("precious")
+    with pytest.raises(BackupFailed, match="exists already"):
+        backups.make(tmp_path, tmp_path / "backup")
+    assert (tmp_path / "backup").read_text() == "precious"
