@@ -119,7 +119,8 @@ def _run_limit(run: Run, counted: Sequence[Counted]) -> Outcome | None:
             started = one.last is not None and one.last.container_started
             done = one.last is not None and one.last.reason is Reason.DONE_BY_RUNNER
             if one.verdict is Verdict.RETRY and started and not done:
-                return _because_of(run, one, len(counted))
+                message = _because_of(run, one, len(counted)).message
+                return _terminating(1, RunReason.JOB_FAILED, message)
     return None
 
 

@@ -73,8 +73,14 @@ wants a run to hold still gets his way over who wants it to go on."""
 
 
 def _in_order(reports: Iterable[Report]) -> list[Report]:
+    """Of several sizes for one group the largest alone: a job must not end for the other."""
     asked = {report for report in reports if type(report) in _ORDER}
-    return sorted(asked, key=lambda r: (_ORDER.index(type(r)), msgspec.structs.astuple(r)))
+    ordered = sorted(asked, key=lambda r: (_ORDER.index(type(r)), msgspec.structs.astuple(r)))
+    return list({_subject(request): request for request in ordered}.values())
+
+
+def _subject(request: Report) -> object:
+    return request.group if isinstance(request, ScaleRequested) else request
 
 
 def _cause(request: Report) -> str:

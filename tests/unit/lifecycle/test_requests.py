@@ -226,7 +226,7 @@ def test_rule_1_a_job_aborted_by_user_that_may_not_come_back_aborts_the_run() ->
 def test_a_job_aborted_by_user_fails_a_run_whose_jobs_must_not_restart() -> None:
     play = Play(fail_on_job_restart=True).to_running()
     play.send(Ask(play).abort())
-    assert play.run.reason is RunReason.ABORTED_BY_USER
+    assert play.run.reason is RunReason.JOB_FAILED
 
 
 def test_a_job_without_a_live_attempt_has_nothing_to_abort() -> None:
