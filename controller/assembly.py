@@ -9,9 +9,11 @@ from ipaddress import IPv4Network
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.lifecycle.effects import EffectKind
-from controller.lifecycle.model import Node
+from controller.lifecycle.model import Limits, Node
 from controller.links.base import NodeConnection, NodeLink
 from controller.logs.store import LogStore
+from controller.nodes.drains import DrainDeadlines
+from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
 from controller.nodes.supervisor import Nodes
 from controller.pipelines.cluster import Clusters
@@ -24,7 +26,12 @@ from controller.pipelines.running import (
     TaskSubmitter,
 )
 from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.terminating import JobStopper, TaskRemover, TaskTerminator
+from controller.pipelines.terminating import (
+    JobStopper,
+    PlaceReleaser,
+    TaskRemover,
+    TaskTerminator,
+)
 from controller.pipelines.turns import Turns
 from controller.store.base import Boot, Snapshot, Store
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
@@ -33,6 +40,7 @@ from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 class Machinery:
     """Turns, node sessions and effects over one opened store.
 
+    `node_failure_after`: seconds of silence after which a node is given up for lost.
     `progress` is told the bytes of images being pulled, by attempt id; they are never stored.
     `cluster_secret` is what the SSH keys of multi-node runs are derived from, `cluster_networks`
     where their jobs reach each other.
@@ -50,14 +58,20 @@ class Machinery:
         clock: Clock,
         chance: Chance,
         blobs: BlobStore,
+        node_failure_after: float = Limits().node_lost_after,
         cluster_secret: bytes,
         cluster_networks: Sequence[IPv4Network] = (),
     ) -> None:
         fence = Fence(boot.epoch, boot.token)
         self._progress = progress
-        self.turns = Turns(store, clock, chance, JobSubmittedPipeline(chance.new_id))
-        self.nodes = Nodes(self.turns, make_link, clock, chance)
-        self._strays = StrayTasks(self.turns, store, fence)
+        self.turns = Turns(
+            store, clock, chance, JobSubmittedPipeline(chance.new_id, snapshot.past_use)
+        )
+        settings = Settings(lost_after=node_failure_after, fence=fence)
+        self.nodes = Nodes(self.turns, make_link, clock, chance, settings)
+        self._drains = DrainDeadlines(self.turns, clock)
+        restored = boot.restored_at is not None
+        self._strays = StrayTasks(self.turns, store, fence, restored=restored)
         clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
         performers: dict[EffectKind, Performer] = {
             EffectKind.SUBMIT_TASK: TaskSubmitter(self.turns, fence, clusters),
@@ -68,9 +82,10 @@ class Machinery:
             EffectKind.STOP_JOB: JobStopper(clock),
             EffectKind.TERMINATE_TASK: TaskTerminator(self.turns, fence),
             EffectKind.REMOVE_TASK: TaskRemover(self.turns, fence),
+            EffectKind.RELEASE_PLACE: PlaceReleaser(self.turns, fence),
         }
         self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
-        self.turns.restore(snapshot.runs, snapshot.nodes)
+        self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
         self._store = store
         self._leftovers = snapshot.leftover_allocations
         self.turns.listen(self._effects)
@@ -85,6 +100,7 @@ class Machinery:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.turns.run(), name="turns")
                 group.create_task(self.nodes.run(self), name="nodes")
+                group.create_task(self._drains.run(), name="drains")
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
