@@ -8,8 +8,9 @@ reader is given it.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -285,3 +286,20 @@ def cut(data: bytes, offset: int) -> bytes:
             return (b"" if tail is None else encode(tail)) + data[at + span.size :]
         at += span.size
     return data[at:] if at else data
+
+
+# -- removing -------------------------------------------------------------------------------
+
+
+def sweep(folder: Path, needed: Collection[str], written_before: float) -> int:
+    """See `LogStore.sweep`. `folder` has the attempts' folders, two levels below."""
+    removed = 0
+    for attempt in folder.glob("*/*"):
+        if attempt.name not in needed and _last_written(attempt) < written_before:
+            shutil.rmtree(attempt)
+            removed += 1
+    return removed
+
+
+def _last_written(folder: Path) -> float:
+    return max((path.stat().st_mtime for path in (folder, *folder.iterdir())), default=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -112,6 +112,11 @@ class LogStore:
     async def is_complete(self, attempt_id: str) -> bool:
         folder = self.folder_of(attempt_id)
         return await self.in_thread((folder / segments.COMPLETE_NAME).exists)
+
+    async def sweep(self, needed: Collection[str], written_before: float) -> int:
+        """Remove the logs of attempts that are not `needed` and were last written to before then
+        (Unix time); how many these were. Raises OSError."""
+        return await self.in_thread(segments.sweep, self._folder, needed, written_before)
 
     def finish(self, attempt_id: str) -> None:
         """The attempt is final: readers get what is stored and end."""

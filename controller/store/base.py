@@ -133,6 +133,10 @@ class Store(Protocol):
         """Oldest first, those with `seq` > after; of one run, or of everything; of one user's
         runs, or of all."""
 
+    async def forget(self, *, finished_before: float, limit: int) -> int:
+        """Remove up to `limit` of the runs that ended before then (Unix time) and occupy nothing,
+        and their events; how many these were. Raises LeaseLost, StoreUnavailable."""
+
     async def renew_lease(self) -> None:
         """Say that this controller lives. Raises LeaseLost, StoreUnavailable."""
 

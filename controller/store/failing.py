@@ -57,6 +57,9 @@ class _Around:
     ) -> list[StoredEvent]:
         return await self._inner.events(run_id=run_id, after=after, limit=limit, user=user)
 
+    async def forget(self, *, finished_before: float, limit: int) -> int:
+        return await self._inner.forget(finished_before=finished_before, limit=limit)
+
     async def renew_lease(self) -> None:
         await self._inner.renew_lease()
 

@@ -43,6 +43,7 @@ class MemoryDatabase:
         self.users: dict[str, User] = {}
         self.tokens: dict[str, StoredToken] = {}
         self.events: list[StoredEvent] = []
+        self.last_seq = 0
 
     def seize(self) -> None:
         self.held = False
@@ -114,10 +115,26 @@ class MemoryStore:
             {token.id: token for token in changes.tokens},
             (*changes.removed_tokens, *orphans),
         )
-        first = len(database.events) + 1
+        first = database.last_seq + 1
+        database.last_seq += len(changes.events)
         database.events += [
             StoredEvent(seq=seq, event=event) for seq, event in enumerate(changes.events, first)
         ]
+
+    async def forget(self, *, finished_before: float, limit: int) -> int:
+        database = self._verified()
+        old = [
+            state.run.id
+            for state in database.runs.values()
+            if _is_final(state)
+            and state.run.finished_at is not None
+            and state.run.finished_at < finished_before
+            and not any(map(_is_occupied, state.allocations))
+        ][:limit]
+        for run_id in old:
+            del database.runs[run_id]
+        database.events = [one for one in database.events if one.event.run_id not in old]
+        return len(old)
 
     async def renew_lease(self) -> None:
         self._verified()

@@ -114,6 +114,15 @@ class SqlStore:
     async def commit(self, changes: Changes) -> None:
         await self._write(lambda connection: writing.write(connection, changes))
 
+    async def forget(self, *, finished_before: float, limit: int) -> int:
+        removed: list[str] = []
+
+        def forget(connection: sa.Connection) -> None:
+            removed[:] = writing.forget(connection, finished_before, limit)
+
+        await self._write(forget)
+        return len(removed)
+
     async def renew_lease(self) -> None:
         await self._write(self._lease.renew)
 

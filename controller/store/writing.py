@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.model import RunState
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.store import codecs, tables
 from controller.store.base import Changes
 from controller.store.rows import RowCodec
@@ -65,6 +66,28 @@ def write(connection: sa.Connection, changes: Changes) -> None:
         connection.execute(tables.events.insert(), rows)
 
 
+def forget(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
+    """The ids of the removed runs; what belongs to a run goes with it."""
+    runs, places = tables.runs.c, tables.allocations.c
+    occupied = sa.exists().where(
+        places.run_id == runs.id, places.state != AllocationState.RELEASED.value
+    )
+    query = (
+        sa.select(runs.id)
+        .where(
+            runs.status.in_([status.value for status in FINAL_RUN_STATUSES]),
+            runs.finished_at < finished_before,
+            ~occupied,
+        )
+        .order_by(runs.finished_at)
+        .limit(limit)
+    )
+    old = list(connection.execute(query).scalars())
+    _delete(connection, tables.events.c.run_id, old)
+    _delete(connection, runs.id, old)
+    return old
+
+
 def _write_runs(
     connection: sa.Connection, changed: Iterable[tuple[RunState | None, RunState]]
 ) -> None:
@@ -88,7 +111,7 @@ def _write_runs(
         batch.write(connection)
 
 
-def _delete(connection: sa.Connection, key: sa.Column[str], values: Sequence[str]) -> None:
+def _delete(connection: sa.Connection, key: sa.Column[Any], values: Sequence[str]) -> None:
     if values:
         connection.execute(sa.delete(key.table).where(key.in_(values)))
 

@@ -1,0 +1,116 @@
+"""What is old goes, what is live or occupies a place stays; time is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controller.lifecycle.model import RunState
+from controller.lifecycle.statuses import AllocationState, RunStatus
+from controller.logs.store import LogStore
+from controller.retention import DAY, RUNS_AT_ONCE, Keep, Retention
+from controller.store.base import Changes, Store
+from controller.store.memory import MemoryStore
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+from tests.unit.pipelines.parts import NOW, Clock
+from tests.unit.store.samples import a_place, a_run, an_event, submission
+
+KEEP = Keep(runs=90 * DAY, logs=30 * DAY)
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    store: Store = MemoryStore()
+    if request.param == "sqlite":
+        store = SqlStore(SqliteDatabase(tmp_path / "data"))
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def logs(tmp_path: Path) -> AsyncIterator[LogStore]:
+    logs = LogStore(tmp_path / "logs")
+    yield logs
+    await asyncio.to_thread(logs.close)
+
+
+def ended(run_id: str, days_ago: float, status: RunStatus = RunStatus.DONE) -> RunState:
+    state = a_run(run_id, status=status)
+    released = a_place(run_id, "1", state=AllocationState.RELEASED)
+    run = msgspec.structs.replace(state.run, finished_at=NOW - days_ago * DAY)
+    return msgspec.structs.replace(state, run=run, allocations=(released,))
+
+
+async def left(store: Store) -> set[str]:
+    return {state.run.id for state in await store.list_runs(limit=1000)}
+
+
+async def test_runs_are_kept_90_days_after_their_end(store: Store, logs: LogStore) -> None:
+    runs = (ended("old", 91), ended("young", 89), ended("live", 400, RunStatus.RUNNING))
+    events = (an_event("old"), an_event("young"))
+    await store.commit(Changes(runs=submission(*runs).runs, events=events))
+    clock = Clock()
+    retention = Retention(store, logs, clock, KEEP, lambda: ())
+
+    await retention.sweep()
+    assert await left(store) == {"young", "live"}
+    assert [stored.event.run_id for stored in await store.events()] == ["young"]
+    clock.time += 2 * DAY
+    await retention.sweep()
+    assert await left(store) == {"live"}
+    assert await store.events() == []
+    await store.commit(Changes(events=(an_event("live"),)))
+    assert [stored.seq for stored in await store.events()] == [3]
+
+
+@pytest.mark.parametrize("state", [AllocationState.HELD, AllocationState.ORPHANED])
+async def test_a_run_that_still_occupies_a_place_is_kept(
+    store: Store, logs: LogStore, state: AllocationState
+) -> None:
+    occupying = msgspec.structs.replace(
+        ended("old", 1000), allocations=(a_place("old", "1", state=state),)
+    )
+    await store.commit(submission(occupying))
+    await Retention(store, logs, Clock(), KEEP, lambda: ()).sweep()
+
+    assert await left(store) == {"old"}
+
+
+async def test_more_than_one_transactions_worth_is_forgotten(store: Store, logs: LogStore) -> None:
+    count = 2 * RUNS_AT_ONCE + 1
+    await store.commit(submission(*(ended(f"run{number}", 100) for number in range(count))))
+    await Retention(store, logs, Clock(), KEEP, lambda: ()).sweep()
+
+    assert await left(store) == set()
+
+
+def a_log(folder: Path, attempt_id: str, days_ago: float) -> None:
+    attempt = folder / attempt_id[:2] / attempt_id
+    attempt.mkdir(parents=True)
+    segment = attempt / f"{0:020d}.seg"
+    segment.write_bytes(b"")
+    for path in (segment, attempt):
+        os.utime(path, (NOW - days_ago * DAY, NOW - days_ago * DAY))
+
+
+async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
+    logs: LogStore, tmp_path: Path
+) -> None:
+    live = a_run("live")
+    earlier, present = (attempt.id for attempt in live.jobs[0].attempts)
+    for name, days_ago in {earlier: 31, present: 400, "old": 31, "young": 29}.items():
+        a_log(tmp_path / "logs", name, days_ago)
+    store = MemoryStore()
+    await store.open()
+    await Retention(store, logs, Clock(), KEEP, lambda: (live,)).sweep()
+    await store.close()
+
+    found = {path.name for path in await asyncio.to_thread(list, (tmp_path / "logs").glob("*/*"))}
+    assert found == {present, "young"}
