@@ -5,7 +5,9 @@ It promises that every answer is what the OpenAPI document says, errors included
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 from aiohttp import web
@@ -13,11 +15,11 @@ from aiohttp import web
 from controller.api.bodies import decode_body, decode_query
 from controller.api.errors import as_response
 from controller.api.openapi import document
-from controller.api.routes import JSON, Call, Route
+from controller.api.routes import JSON, Call, Found, Route
 from controller.api.streams import STREAMS, end_streams
 from controller.api.table import ROUTES
 from controller.service import ControllerService
-from controller.store.users import User
+from controller.store.users import StoredToken
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
@@ -50,24 +52,41 @@ async def _one_shape(request: web.Request, handler: _Endpoint) -> web.StreamResp
 
 def _endpoint(route: Route, service: ControllerService) -> _Endpoint:
     async def endpoint(request: web.Request) -> web.StreamResponse:
-        call = await _call(route, service, request)
-        answer = await route.handler(call)
+        token = None if route.public else service.gate.token_of(token_of(request))
+        call = await _call(route, service, request, token)
+        with _while_allowed(route, service, token):
+            answer = await route.handler(call)
         if isinstance(answer, web.StreamResponse):
             return answer
+        if isinstance(answer, Found):
+            return _json(answer.answer, 200)
         return _json(answer, route.status)
 
     return endpoint
 
 
-async def _call(route: Route, service: ControllerService, request: web.Request) -> Call:
-    user: User | None = None
-    if not route.public:
-        user = service.gate.user_of(token_of(request))
+def _while_allowed(
+    route: Route, service: ControllerService, token: StoredToken | None
+) -> AbstractContextManager[None]:
+    """A stream ends when its token is revoked; a short request is let through."""
+    task = asyncio.current_task()
+    if token is None or task is None or route.media == JSON:
+        return nullcontext()
+    return service.gate.until_revoked(token.id, task.cancel)
+
+
+async def _call(
+    route: Route, service: ControllerService, request: web.Request, token: StoredToken | None
+) -> Call:
+    user = None if token is None else service.gate.users[token.user]
+    paths = dict(request.match_info)
+    if user is not None and "run" in paths:
+        paths["run"] = (await service.runs.seen(paths["run"], user)).run.id
     query: object = decode_query(dict(request.query), route.query)
     body: object = None
     if route.body is not None:
         body = decode_body(await request.read(), route.body)
-    return Call(request=request, service=service, user=user, query=query, body=body)
+    return Call(request=request, service=service, user=user, query=query, body=body, paths=paths)
 
 
 def _openapi(routes: Sequence[Route]) -> _Endpoint:

@@ -13,6 +13,7 @@ import msgspec
 
 from controller.api.documents import EventView, NodeView, RunSummary
 from controller.service.errors import Invalid
+from controller.service.submitting import IfExists
 
 T = TypeVar("T")
 
@@ -36,14 +37,67 @@ class SubmitBody(_Body, frozen=True):
     client_key: str | None = None
     ssh_keys: tuple[str, ...] = ()
     """OpenSSH public key lines: who may come into the run's containers by SSH."""
+    if_exists: IfExists = IfExists.ERROR
+    """When a live run has the name: refuse, answer with that run (status 200), or stop it, wait for
+    its end and take its place."""
+    parent: str | None = None
+    """Id or name of the live run that this one belongs to."""
 
 
 class StopBody(_Body, frozen=True):
     abort: bool = False
 
 
+class SuspendBody(_Body, frozen=True):
+    """`abort_running`: what runs is ended too, with a grace of 10 s."""
+
+    abort_running: bool = False
+
+
+class ScaleBody(_Body, frozen=True):
+    """`nodes`: so many jobs shall the group have."""
+
+    group: str
+    nodes: int
+
+
 class DrainBody(_Body, frozen=True):
+    """`deadline`: seconds from now, after which what still runs there ends as node_drained."""
+
     reason: str | None = None
+    deadline: float | None = None
+
+
+class CordonBody(_Body, frozen=True):
+    reason: str | None = None
+
+
+class NodeBody(_Body, frozen=True):
+    """What shall change. `attributes`: null takes one away."""
+
+    attributes: dict[str, str | None] = {}
+    fleet: str | None = None
+
+
+class NewFleetBody(_Body, frozen=True):
+    """`placement`: the attribute whose value the nodes of one gang share."""
+
+    name: str
+    placement: str | None = None
+    attributes: dict[str, str] = {}
+
+
+class FleetBody(_Body, frozen=True):
+    """What shall change; an empty `placement` and an attribute of null are taken away."""
+
+    placement: str | None = None
+    attributes: dict[str, str | None] = {}
+
+
+class RemoveQuery(_Query, frozen=True):
+    """`lost`: the machine is gone for good, and with it all that ran there."""
+
+    lost: bool = False
 
 
 class NoQuery(_Query, frozen=True):
@@ -51,10 +105,11 @@ class NoQuery(_Query, frozen=True):
 
 
 class RunsQuery(_Query, frozen=True):
-    """`before`: the id of the last run of the page before."""
+    """`cursor`: the `next_cursor` of the page before (`before` is its old name)."""
 
     all: bool = False
     limit: PositiveInt = 100
+    cursor: str | None = None
     before: str | None = None
 
 
@@ -80,9 +135,11 @@ class SshQuery(_Query, frozen=True):
 
 
 class EventsQuery(_Query, frozen=True):
-    """`run`: id or name; `after`: the `seq` of the last event that is known."""
+    """`run`: id or name; `cursor`: the `next_cursor` of the page before, or the `seq` of the last
+    event that is known (`after` is its old name)."""
 
     run: str | None = None
+    cursor: str | None = None
     after: Offset = 0
     limit: PositiveInt = 1000
 
@@ -102,14 +159,17 @@ class HealthAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[RunSummary, ...]
+    next_cursor: str | None
 
 
 class NodesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeView, ...]
+    next_cursor: str | None
 
 
 class EventsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
+    next_cursor: str | None
 
 
 class NodeKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle.model import RunType
+from controller.lifecycle.model import Band, RunType
 from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from shim.schemas import PullProgress
 
 
@@ -25,10 +25,60 @@ class IncarnationView(_View, frozen=True):
 
 
 class SwitchView(_View, frozen=True):
+    """Why a gang started anew. `incarnation`: the number that began; `whole`: all places were given
+    back first."""
+
     reason: str
     attempt_id: str | None
+    attempt_reason: Reason | None
     message: str | None
     at: str
+    incarnation: int
+    whole: bool
+
+
+class GroupView(_View, frozen=True):
+    """`gang_size` null: no gang; of its `nodes` jobs so many carry a rank."""
+
+    name: str
+    nodes: int
+    gang_size: int | None
+    share_nodes: bool
+
+
+class AllocationView(_View, frozen=True):
+    """A place on a node, CPU in cores and sizes in bytes. `placement`: the value of the fleet's
+    placement attribute there."""
+
+    id: str
+    job_id: str
+    node: str
+    state: AllocationState
+    gpus: tuple[str, ...]
+    cpu: float
+    memory: int
+    whole_node: bool
+    placement: str | None
+    monitoring_descriptor: str | None
+    created_at: str
+    released_at: str | None
+
+
+class OccurrenceView(_View, frozen=True):
+    """One execution of a scheduled run that is over."""
+
+    number: int
+    status: RunStatus
+    termination_reason: RunReason
+    message: str | None
+    started_at: str
+    finished_at: str
+
+
+class ChildView(_View, frozen=True):
+    id: str
+    name: str
+    status: RunStatus
 
 
 class AttemptView(_View, frozen=True):
@@ -50,10 +100,22 @@ class AttemptView(_View, frozen=True):
     pulling_at: str | None
     running_at: str | None
     finished_at: str | None
+    number: int
+    occurrence: int
+    rank: int | None
+    later_reasons: tuple[Reason, ...]
+    disconnected: bool
+    cleanup_unknown: bool
+    image_digest: str | None
+    container_started_at: str | None
+    interrupt_requested_at: str | None
+    terminating_at: str | None
 
 
 class JobView(_View, frozen=True):
-    """`status` is the current attempt's; `pending` while the wait before the next one is going."""
+    """`status` is the current attempt's; `pending` while the wait before the next one is going, or
+    when there is none. An attempt's `rank` never changes, the job's may from one incarnation to the
+    next."""
 
     id: str
     group: str
@@ -64,9 +126,16 @@ class JobView(_View, frozen=True):
     status: str
     pending_reason: str | None
     attempts: tuple[AttemptView, ...]
+    abandoned: bool
+    scaled_down: bool
+    retry_at: str | None
 
 
 class RunView(_View, frozen=True):
+    """`allocations` are the places that are not given back yet, `children` the live runs submitted
+    with this one as their parent, `occurrences` the latest ones of a scheduled run that are over.
+    `triggered_at`: when the present one began."""
+
     id: str
     name: str
     type: RunType
@@ -82,10 +151,20 @@ class RunView(_View, frozen=True):
     deployment: int
     switches: tuple[SwitchView, ...]
     jobs: tuple[JobView, ...]
+    groups: tuple[GroupView, ...]
+    allocations: tuple[AllocationView, ...]
+    occurrences: tuple[OccurrenceView, ...]
+    triggered_at: str | None
+    schedule: tuple[str, ...]
+    children: tuple[ChildView, ...]
+    priority: int
+    band: Band
+    submitted_at: str
+    finished_at: str | None
 
 
 class RunSummary(_View, frozen=True):
-    """One line of `ps`."""
+    """One line of `ps`. `jobs` counts those that were not scaled down."""
 
     id: str
     name: str
@@ -99,6 +178,11 @@ class RunSummary(_View, frozen=True):
     exit_code: int | None
     submitted_at: str
     finished_at: str | None
+    jobs: int
+    jobs_running: int
+    suspended: bool
+    next_triggered_at: str | None
+    parent_id: str | None
 
 
 class SshTarget(_View, frozen=True):
@@ -125,7 +209,9 @@ class GpuView(_View, frozen=True):
 
 
 class NodeView(_View, frozen=True):
-    """CPU in cores, sizes in bytes; `*_allocated` is what runs hold there."""
+    """CPU in cores, sizes in bytes; `*_allocated` is what runs hold there. `unfit`: why the health
+    gate gives it no work. `attributes` are its own. `ended_runs`: of which something may be left
+    there; `quarantined` counts tasks of which this controller knows nothing."""
 
     id: str
     name: str
@@ -136,6 +222,11 @@ class NodeView(_View, frozen=True):
     message: str | None
     draining: bool
     drain_reason: str | None
+    drain_deadline: str | None
+    cordoned: bool
+    cordon_reason: str | None
+    unfit: str | None
+    attributes: dict[str, str]
     engine: str
     isolation: bool
     cpu: float
@@ -146,8 +237,33 @@ class NodeView(_View, frozen=True):
     disk_allocated: int
     gpus: tuple[GpuView, ...]
     runs: tuple[str, ...]
+    ended_runs: tuple[str, ...]
+    quarantined: int
     created_at: str
     last_seen_at: str | None
+
+
+class QuarantinedTaskView(_View, frozen=True):
+    """A task on a node of which this controller knows nothing. `status` is the shim's word."""
+
+    id: str
+    run_id: str
+    run_name: str
+    status: str
+    cpu: float
+    memory: int
+    gpus: tuple[str, ...]
+    submitted_at: str
+    stopping: bool
+
+
+class FleetView(_View, frozen=True):
+    """`placement`: the attribute whose value the nodes of one gang share. `nodes`: their names."""
+
+    name: str
+    placement: str | None
+    attributes: dict[str, str]
+    nodes: tuple[str, ...]
 
 
 class EventView(_View, frozen=True):

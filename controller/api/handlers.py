@@ -11,14 +11,15 @@ from controller.api.bodies import (
     HealthAnswer,
     NodeKeyAnswer,
     NodesAnswer,
+    RemoveQuery,
     RunsAnswer,
     RunsQuery,
     SshQuery,
-    StopBody,
     SubmitBody,
 )
 from controller.api.documents import NodeView, RunView, SshTarget
-from controller.api.routes import Call
+from controller.api.paging import cut, number, page
+from controller.api.routes import Call, Found
 from controller.api.ssh import ssh_target
 from controller.api.views import (
     event_view,
@@ -29,36 +30,44 @@ from controller.api.views import (
 from controller.blobs import PIECE_BYTES
 from controller.lifecycle.model import Node, RunState
 from controller.service.errors import Unavailable
-from controller.service.nodes import NodeRequest
+from controller.service.nodes import NodeRequest, NodeUse
+from controller.service.submitting import Submission
 
 
 async def health(call: Call) -> HealthAnswer:
     return HealthAnswer(status="ok", version=__version__, api_versions=API_VERSIONS)
 
 
-async def submit_run(call: Call) -> RunView:
+async def submit_run(call: Call) -> Found | RunView:
     body: SubmitBody = call.body
-    state = await call.service.runs.submit(
-        body.configuration,
-        user=call.caller,
+    submission = Submission(
+        configuration=body.configuration,
         name=body.name,
         client_key=body.client_key,
         ssh_keys=body.ssh_keys,
+        if_exists=body.if_exists,
+        parent=body.parent,
     )
-    return _run(call, state)
+    submitted = await call.service.submissions.submit(submission, user=call.caller)
+    view = shown_run(call, submitted.state)
+    return Found(answer=view) if submitted.kept else view
 
 
 async def list_runs(call: Call) -> RunsAnswer:
     query: RunsQuery = call.query
     states = await call.service.runs.page(
-        include_finished=query.all, limit=query.limit, before=query.before
+        include_finished=query.all,
+        limit=query.limit + 1,
+        before=query.cursor or query.before,
+        user=call.caller,
     )
     names = call.service.nodes.names()
-    return RunsAnswer(runs=tuple(run_summary(state, names) for state in states))
+    states, cursor = cut(states, query.limit, lambda state: state.run.id)
+    return RunsAnswer(runs=tuple(run_summary(state, names) for state in states), next_cursor=cursor)
 
 
 async def get_run(call: Call) -> RunView:
-    return _run(call, await call.service.runs.get(call.path("run")))
+    return shown_run(call, await call.service.runs.get(call.path("run")))
 
 
 async def find_ssh(call: Call) -> SshTarget:
@@ -66,12 +75,6 @@ async def find_ssh(call: Call) -> SshTarget:
     state = await call.service.runs.get(call.path("run"))
     nodes = {node.id: node for node in call.service.nodes.all()}
     return ssh_target(state, query.job, nodes)
-
-
-async def stop_run(call: Call) -> RunView:
-    body: StopBody = call.body
-    state = await call.service.runs.stop(call.path("run"), abort=body.abort, user=call.caller)
-    return _run(call, state)
 
 
 async def put_blob(call: Call) -> BlobAnswer:
@@ -87,40 +90,53 @@ async def get_blob(call: Call) -> BlobAnswer:
 
 async def list_events(call: Call) -> EventsAnswer:
     query: EventsQuery = call.query
-    stored = await call.service.runs.events(query.run, after=query.after, limit=query.limit)
-    return EventsAnswer(events=tuple(event_view(event) for event in stored))
+    stored = await call.service.runs.events(
+        query.run,
+        after=number(query.cursor) or query.after,
+        limit=query.limit + 1,
+        user=call.caller,
+    )
+    stored, cursor = cut(stored, query.limit, lambda event: str(event.seq))
+    return EventsAnswer(events=tuple(event_view(event) for event in stored), next_cursor=cursor)
 
 
 async def list_nodes(call: Call) -> NodesAnswer:
-    return NodesAnswer(nodes=tuple(_node(call, node) for node in call.service.nodes.all()))
+    found, cursor = page(call.service.nodes.all(), call.query, lambda node: node.name)
+    uses = call.service.nodes.uses()
+    views = (node_view(node, uses.get(node.id, NodeUse())) for node in found)
+    return NodesAnswer(nodes=tuple(views), next_cursor=cursor)
 
 
 async def add_node(call: Call) -> NodeView:
     request: NodeRequest = call.body
-    return _node(call, await call.service.nodes.add(request, user=call.caller))
+    return shown_node(call, await call.service.nodes.add(request, user=call.caller))
 
 
 async def get_node(call: Call) -> NodeView:
-    return _node(call, call.service.nodes.get(call.path("node")))
+    return shown_node(call, call.service.nodes.get(call.path("node")))
 
 
 async def drain_node(call: Call) -> NodeView:
     body: DrainBody = call.body
-    node = await call.service.nodes.drain(call.path("node"), reason=body.reason, user=call.caller)
-    return _node(call, node)
+    node = await call.service.nodes.drain(
+        call.path("node"), reason=body.reason, deadline=body.deadline, user=call.caller
+    )
+    return shown_node(call, node)
 
 
 async def resume_node(call: Call) -> NodeView:
-    return _node(call, await call.service.nodes.resume(call.path("node"), user=call.caller))
+    return shown_node(call, await call.service.nodes.resume(call.path("node"), user=call.caller))
 
 
 async def clear_gpu(call: Call) -> NodeView:
     key, uuid = call.path("node"), call.path("gpu")
-    return _node(call, await call.service.gpus.clear(key, uuid, user=call.caller))
+    return shown_node(call, await call.service.gpus.clear(key, uuid, user=call.caller))
 
 
 async def remove_node(call: Call) -> NodeView:
-    return _node(call, await call.service.nodes.remove(call.path("node"), user=call.caller))
+    query: RemoveQuery = call.query
+    node = await call.service.nodes.remove(call.path("node"), lost=query.lost, user=call.caller)
+    return shown_node(call, node)
 
 
 async def get_node_key(call: Call) -> NodeKeyAnswer:
@@ -129,9 +145,10 @@ async def get_node_key(call: Call) -> NodeKeyAnswer:
     return NodeKeyAnswer(public_key=call.service.node_key)
 
 
-def _run(call: Call, state: RunState) -> RunView:
-    return run_view(state, call.service.nodes.names())
+def shown_run(call: Call, state: RunState) -> RunView:
+    service = call.service
+    return run_view(state, service.nodes.names(), service.runs.children(state))
 
 
-def _node(call: Call, node: Node) -> NodeView:
+def shown_node(call: Call, node: Node) -> NodeView:
     return node_view(node, call.service.nodes.use(node))

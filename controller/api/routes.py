@@ -26,6 +26,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     user: User | None
     query: Any
     body: Any
+    paths: dict[str, str]
+    """What the route's path names; a run by its id, whatever the caller called it."""
 
     @property
     def caller(self) -> User:
@@ -34,7 +36,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.user
 
     def path(self, name: str) -> str:
-        return self.request.match_info[name]
+        return self.paths[name]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Sent with status 200 by a route that `may_find` what it else makes."""
+
+    answer: object
 
 
 Handler = Callable[[Call], Awaitable[object]]
@@ -54,6 +62,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     media: str = JSON
     public: bool = False
+    may_find: bool = False
 
     @property
     def operation(self) -> str:

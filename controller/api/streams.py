@@ -16,8 +16,9 @@ from aiohttp import ClientConnectionResetError, WSCloseCode, web
 
 from controller.api.bodies import LogsQuery
 from controller.api.documents import WatchLine
+from controller.api.handlers import shown_run
 from controller.api.routes import FRAMES, NDJSON, Call
-from controller.api.views import progress_view, run_view
+from controller.api.views import progress_view
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.service.logs import find_attempt, follow_log
@@ -84,7 +85,7 @@ async def _watch_lines(call: Call, run_id: str) -> AsyncIterator[bytes]:
 def _watch_line(call: Call, state: RunState) -> bytes:
     return msgspec.json.encode(
         WatchLine(
-            run=run_view(state, call.service.nodes.names()),
+            run=shown_run(call, state),
             progress=progress_view(state, call.service.progress),
         )
     )

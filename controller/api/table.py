@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.api import handlers, ports, streams
+from controller.api import actions, handlers, ports, streams
 from controller.api.bodies import (
     BlobAnswer,
     DrainBody,
@@ -13,14 +13,21 @@ from controller.api.bodies import (
     NodeKeyAnswer,
     NodesAnswer,
     PortQuery,
+    RemoveQuery,
     RunsAnswer,
     RunsQuery,
+    ScaleBody,
     SshQuery,
     StopBody,
     SubmitBody,
+    SuspendBody,
 )
 from controller.api.documents import NodeView, RunView, SshTarget, WatchLine
+from controller.api.inventory import INVENTORY
+from controller.api.paging import PageQuery
+from controller.api.people import PEOPLE
 from controller.api.routes import BYTES, FRAMES, NDJSON, Route
+from controller.api.scheduling import SCHEDULING
 from controller.service.nodes import NodeRequest
 
 ROUTES: tuple[Route, ...] = (
@@ -40,6 +47,7 @@ ROUTES: tuple[Route, ...] = (
         body=SubmitBody,
         answer=RunView,
         status=201,
+        may_find=True,
     ),
     Route(
         method="GET",
@@ -60,8 +68,59 @@ ROUTES: tuple[Route, ...] = (
         method="POST",
         path="/v1/runs/{run}/stop",
         summary="Stop a run, with the grace of its stop_duration; abort: without",
-        handler=handlers.stop_run,
+        handler=actions.stop_run,
         body=StopBody,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/complete",
+        summary="End a run as done now",
+        handler=actions.complete_run,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/suspend",
+        summary="No placement, retry, trigger or timeout any more; what runs goes on",
+        handler=actions.suspend_run,
+        body=SuspendBody,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/resume",
+        summary="Decide again about what ended while the run was suspended",
+        handler=actions.resume_run,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/scale",
+        summary="Give an independent group another number of jobs",
+        handler=actions.scale_run,
+        body=ScaleBody,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/jobs/{job}/abort",
+        summary="End a job's attempt at once; it comes back uncharged (job: as in the log's query)",
+        handler=actions.abort_job,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/jobs/{job}/abandon",
+        summary="Go on without a job",
+        handler=actions.abandon_job,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/jobs/{job}/interrupt",
+        summary="Ask a job to end by itself; its restart_exit_code says that it wants to come back",
+        handler=actions.interrupt_job,
         answer=RunView,
     ),
     Route(
@@ -133,6 +192,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/nodes",
         summary="All nodes",
         handler=handlers.list_nodes,
+        query=PageQuery,
         answer=NodesAnswer,
     ),
     Route(
@@ -176,8 +236,9 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="DELETE",
         path="/v1/nodes/{node}",
-        summary="Forget a node that has no jobs",
+        summary="Forget a node that has no jobs, or one that is lost with them",
         handler=handlers.remove_node,
+        query=RemoveQuery,
         answer=NodeView,
     ),
     Route(
@@ -187,4 +248,7 @@ ROUTES: tuple[Route, ...] = (
         handler=handlers.get_node_key,
         answer=NodeKeyAnswer,
     ),
+    *SCHEDULING,
+    *PEOPLE,
+    *INVENTORY,
 )

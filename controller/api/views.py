@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from controller.api.documents import (
+    AllocationView,
     AttemptView,
+    ChildView,
     EventView,
+    FleetView,
     GpuView,
+    GroupView,
     IncarnationView,
     JobView,
     NodeView,
+    OccurrenceView,
+    QuarantinedTaskView,
     RunSummary,
     RunView,
     SwitchView,
 )
-from controller.lifecycle.model import Attempt, Incarnation, Job, Node, RunState, Switch
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Fleet,
+    Group,
+    Incarnation,
+    Job,
+    Node,
+    Occurrence,
+    QuarantinedTask,
+    RunState,
+    Switch,
+)
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.links.hostkeys import fingerprint
 from controller.service.nodes import NodeUse
 from controller.store.base import StoredEvent
@@ -34,8 +52,11 @@ def iso_or_none(time: float | None) -> str | None:
     return None if time is None else iso(time)
 
 
-def run_view(state: RunState, node_names: Mapping[str, str]) -> RunView:
-    """`node_names`: by node id; a node that was removed since is shown by its id."""
+def run_view(
+    state: RunState, node_names: Mapping[str, str], children: Iterable[RunState] = ()
+) -> RunView:
+    """`node_names`: by node id; a node that was removed since is shown by its id. `children`: the
+    live ones."""
     run = state.run
     return RunView(
         id=run.id,
@@ -53,6 +74,60 @@ def run_view(state: RunState, node_names: Mapping[str, str]) -> RunView:
         deployment=run.deployment,
         switches=tuple(_switch(switch) for switch in run.switches),
         jobs=tuple(_job(job, node_names) for job in state.jobs),
+        groups=tuple(_group(group) for group in run.groups),
+        allocations=tuple(
+            _allocation(one, node_names)
+            for one in state.allocations
+            if one.state is not AllocationState.RELEASED
+        ),
+        occurrences=tuple(_occurrence(one) for one in run.occurrences),
+        triggered_at=iso_or_none(run.triggered_at),
+        schedule=run.policy.schedule,
+        children=tuple(
+            ChildView(id=child.run.id, name=child.run.name, status=child.run.status)
+            for child in children
+        ),
+        priority=run.policy.priority,
+        band=run.policy.band,
+        submitted_at=iso(run.submitted_at),
+        finished_at=iso_or_none(run.finished_at),
+    )
+
+
+def _group(group: Group) -> GroupView:
+    return GroupView(
+        name=group.name,
+        nodes=group.nodes,
+        gang_size=group.gang_size,
+        share_nodes=group.share_nodes,
+    )
+
+
+def _allocation(allocation: Allocation, node_names: Mapping[str, str]) -> AllocationView:
+    return AllocationView(
+        id=allocation.id,
+        job_id=allocation.job_id,
+        node=node_names.get(allocation.node_id, allocation.node_id),
+        state=allocation.state,
+        gpus=allocation.gpus,
+        cpu=allocation.resources.cpu,
+        memory=allocation.resources.memory,
+        whole_node=allocation.resources.whole_node,
+        placement=allocation.placement,
+        monitoring_descriptor=allocation.monitoring_descriptor,
+        created_at=iso(allocation.created_at),
+        released_at=iso_or_none(allocation.released_at),
+    )
+
+
+def _occurrence(occurrence: Occurrence) -> OccurrenceView:
+    return OccurrenceView(
+        number=occurrence.number,
+        status=occurrence.status,
+        termination_reason=occurrence.reason,
+        message=occurrence.message,
+        started_at=iso(occurrence.started_at),
+        finished_at=iso(occurrence.finished_at),
     )
 
 
@@ -66,8 +141,11 @@ def _switch(switch: Switch) -> SwitchView:
     return SwitchView(
         reason=switch.reason,
         attempt_id=switch.attempt_id,
+        attempt_reason=switch.attempt_reason,
         message=switch.message,
         at=iso(switch.at),
+        incarnation=switch.incarnation,
+        whole=switch.whole,
     )
 
 
@@ -82,6 +160,9 @@ def _job(job: Job, node_names: Mapping[str, str]) -> JobView:
         status=_job_status(job),
         pending_reason=_pending_reason(job),
         attempts=tuple(_attempt(attempt, node_names) for attempt in job.attempts),
+        abandoned=job.abandoned,
+        scaled_down=job.scaled_down,
+        retry_at=iso_or_none(job.retry_at),
     )
 
 
@@ -117,6 +198,16 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         pulling_at=iso_or_none(attempt.pulling_at),
         running_at=iso_or_none(attempt.running_at),
         finished_at=iso_or_none(attempt.finished_at),
+        number=attempt.number,
+        occurrence=attempt.occurrence,
+        rank=attempt.rank,
+        later_reasons=attempt.later_reasons,
+        disconnected=attempt.disconnected,
+        cleanup_unknown=attempt.cleanup_unknown,
+        image_digest=attempt.image_digest,
+        container_started_at=iso_or_none(attempt.container_started_at),
+        interrupt_requested_at=iso_or_none(attempt.interrupt_requested_at),
+        terminating_at=iso_or_none(attempt.terminating_at),
     )
 
 
@@ -145,6 +236,11 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         exit_code=max(exit_codes, default=None),
         submitted_at=iso(run.submitted_at),
         finished_at=iso_or_none(run.finished_at),
+        jobs=sum(not job.scaled_down for job in state.jobs),
+        jobs_running=sum(attempt.status is AttemptStatus.RUNNING for attempt in current),
+        suspended=run.suspended,
+        next_triggered_at=iso_or_none(run.next_triggered_at),
+        parent_id=run.parent_id,
     )
 
 
@@ -171,6 +267,11 @@ def node_view(node: Node, use: NodeUse) -> NodeView:
         message=node.message,
         draining=node.draining,
         drain_reason=node.drain_reason,
+        drain_deadline=iso_or_none(node.drain_deadline),
+        cordoned=node.cordoned,
+        cordon_reason=node.cordon_reason,
+        unfit=node.unfit,
+        attributes=node.attributes,
         engine=capacity.engine,
         isolation=capacity.isolation,
         cpu=capacity.cpu,
@@ -191,6 +292,8 @@ def node_view(node: Node, use: NodeUse) -> NodeView:
             for gpu in capacity.gpus
         ),
         runs=use.runs,
+        ended_runs=use.ended,
+        quarantined=len(node.quarantine),
         created_at=iso(node.created_at),
         last_seen_at=iso_or_none(node.last_seen_at),
     )
@@ -202,6 +305,29 @@ def _address(node: Node) -> str:
         return address.shim_socket
     port = "" if address.port == 22 else f":{address.port}"
     return f"{address.user}@{address.host}{port}"
+
+
+def quarantined_view(task: QuarantinedTask) -> QuarantinedTaskView:
+    return QuarantinedTaskView(
+        id=task.id,
+        run_id=task.run_id,
+        run_name=task.run_name,
+        status=task.status,
+        cpu=task.cpu,
+        memory=task.memory,
+        gpus=task.gpus,
+        submitted_at=iso(task.submitted_at),
+        stopping=task.stopping,
+    )
+
+
+def fleet_view(fleet: Fleet, nodes: Iterable[str]) -> FleetView:
+    return FleetView(
+        name=fleet.name,
+        placement=fleet.placement,
+        attributes=fleet.attributes,
+        nodes=tuple(nodes),
+    )
 
 
 def event_view(stored: StoredEvent) -> EventView:

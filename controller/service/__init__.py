@@ -10,14 +10,20 @@ from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
 from controller.pipelines.turns import Turns
 from controller.service.access import Gate
+from controller.service.actions import ActionService
 from controller.service.blobs import BlobService
+from controller.service.explaining import ExplainService
+from controller.service.fleets import FleetService
 from controller.service.gpus import GpuService
 from controller.service.hostkeys import HostKeys
 from controller.service.logs import Logs
 from controller.service.nodes import NodeService
+from controller.service.planning import PlanService
 from controller.service.ports import Connect, PortService
 from controller.service.progress import PullBoard
 from controller.service.runs import RunService
+from controller.service.submitting import SubmissionService
+from controller.service.users import UserService
 from controller.store.base import Store
 
 
@@ -46,15 +52,23 @@ class ControllerService:
         self.progress = progress
         self.blobs = BlobService(blobs)
         self.node_key = node_key
-        self.runs = RunService(
+        self.runs = RunService(turns=turns, store=store, progress=progress)
+        self.actions = ActionService(turns, self.runs)
+        self.submissions = SubmissionService(
             turns=turns,
             store=store,
             clock=clock,
             chance=chance,
             defaults=defaults,
-            progress=progress,
             blobs=blobs,
+            runs=self.runs,
         )
+        self.explanations = ExplainService(turns, self.runs, clock)
+        self.plans = PlanService(turns, self.submissions, clock)
         self.ports = PortService(self.runs, connect)
         self.nodes = NodeService(turns, clock, chance, host_keys)
-        self.gpus = GpuService(self.nodes, connect)
+        self.fleets = FleetService(turns, clock)
+        self.gpus = GpuService(self.nodes, turns, connect)
+        self.users = UserService(
+            store=store, gate=gate, clock=clock, live_runs=lambda: turns.runs.values()
+        )

@@ -8,17 +8,22 @@ import msgspec
 
 from controller.api.views import iso, run_summary, run_view
 from controller.lifecycle.model import (
+    Allocation,
     Attempt,
+    Group,
     Incarnation,
     Job,
     JobSpec,
+    Occurrence,
+    Resources,
     Run,
+    RunPolicy,
     RunState,
     RunType,
     Switch,
 )
 from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 
 FULL = RunState(
     run=Run(
@@ -34,6 +39,33 @@ FULL = RunState(
         next_triggered_at=60.0,
         submitted_at=0.0,
         finished_at=100.0,
+        groups=(Group(name="main", nodes=2, gang_size=1),),
+        triggered_at=5.0,
+        occurrences=(
+            Occurrence(
+                number=1,
+                status=RunStatus.DONE,
+                reason=RunReason.ALL_JOBS_DONE,
+                message=None,
+                started_at=1.0,
+                finished_at=2.0,
+            ),
+        ),
+        policy=RunPolicy(schedule=("* * * * *",)),
+    ),
+    allocations=tuple(
+        Allocation(
+            id=id,
+            run_id="r1",
+            job_id="j1",
+            node_id="n1",
+            state=state,
+            resources=Resources(),
+            gpus=("GPU-1",),
+            created_at=1.0,
+            placement="rack-1",
+        )
+        for id, state in (("al0", AllocationState.RELEASED), ("al1", AllocationState.HELD))
     ),
     jobs=(
         Job(
@@ -63,6 +95,8 @@ FULL = RunState(
                     pulling_at=2.0,
                     running_at=3.0004,
                     finished_at=1767225600.0,
+                    later_reasons=(Reason.PREEMPTED,),
+                    rank=0,
                 ),
             ),
         ),
@@ -87,8 +121,11 @@ GOLDEN: dict[str, Any] = {
         {
             "reason": "job_failed",
             "attempt_id": "a0",
+            "attempt_reason": None,
             "message": None,
             "at": "1970-01-01T00:00:01.500Z",
+            "incarnation": 0,
+            "whole": False,
         }
     ],
     "jobs": [
@@ -121,10 +158,57 @@ GOLDEN: dict[str, Any] = {
                     "pulling_at": "1970-01-01T00:00:02.000Z",
                     "running_at": "1970-01-01T00:00:03.000Z",
                     "finished_at": "2026-01-01T00:00:00.000Z",
+                    "number": 0,
+                    "occurrence": 1,
+                    "rank": 0,
+                    "later_reasons": ["preempted"],
+                    "disconnected": False,
+                    "cleanup_unknown": False,
+                    "image_digest": None,
+                    "container_started_at": None,
+                    "interrupt_requested_at": None,
+                    "terminating_at": None,
                 }
             ],
+            "abandoned": False,
+            "scaled_down": False,
+            "retry_at": None,
         }
     ],
+    "groups": [{"name": "main", "nodes": 2, "gang_size": 1, "share_nodes": False}],
+    "allocations": [
+        {
+            "id": "al1",
+            "job_id": "j1",
+            "node": "n-one",
+            "state": "held",
+            "gpus": ["GPU-1"],
+            "cpu": 1.0,
+            "memory": 1 << 30,
+            "whole_node": False,
+            "placement": "rack-1",
+            "monitoring_descriptor": None,
+            "created_at": "1970-01-01T00:00:01.000Z",
+            "released_at": None,
+        }
+    ],
+    "occurrences": [
+        {
+            "number": 1,
+            "status": "done",
+            "termination_reason": "all_jobs_done",
+            "message": None,
+            "started_at": "1970-01-01T00:00:01.000Z",
+            "finished_at": "1970-01-01T00:00:02.000Z",
+        }
+    ],
+    "triggered_at": "1970-01-01T00:00:05.000Z",
+    "schedule": ["* * * * *"],
+    "children": [{"id": "r1", "name": "n", "status": "submitted"}],
+    "priority": 50,
+    "band": "interactive",
+    "submitted_at": "1970-01-01T00:00:00.000Z",
+    "finished_at": "1970-01-01T00:01:40.000Z",
 }
 
 
@@ -145,7 +229,7 @@ def waiting(retry_at: float | None = None) -> RunState:
 
 
 def test_inspect_shows_exactly_the_contract() -> None:
-    shown = msgspec.json.encode(run_view(FULL, {"n1": "n-one"}))
+    shown = msgspec.json.encode(run_view(FULL, {"n1": "n-one"}, [waiting()]))
     assert msgspec.json.decode(shown) == GOLDEN
 
 
@@ -171,6 +255,7 @@ def test_a_job_that_waits_for_its_next_attempt_is_pending_and_says_until_when() 
 def test_the_summary_names_nodes_and_exit_code() -> None:
     summary = run_summary(FULL, {"n1": "n-one"})
     assert (summary.nodes, summary.exit_code) == (("n-one",), 7)
+    assert (summary.jobs, summary.jobs_running) == (1, 0)
 
 
 def test_times_are_rounded_to_milliseconds() -> None:

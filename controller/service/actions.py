@@ -1,0 +1,197 @@
+"""What a user can do to a live run and to single jobs of it.
+
+Each returns when the wish is recorded, with the run as it then is; the core decides what follows.
+Asked again, each changes nothing more.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from controller.lifecycle.model import Attempt, Group, Job, RunState
+from controller.lifecycle.reasons import RunReason
+from controller.lifecycle.reports import (
+    CompleteRequested,
+    JobAbandonRequested,
+    JobAbortRequested,
+    JobInterruptRequested,
+    Report,
+    ResumeRequested,
+    ScaleRequested,
+    StopRequested,
+    SuspendRequested,
+)
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
+from controller.pipelines.turns import Turns
+from controller.service.access import require_control
+from controller.service.errors import Conflict, NotFound, Refused
+from controller.service.logs import find_job
+from controller.store.users import User
+
+MOST_NODES = 10_000
+
+
+class Runs(Protocol):
+    async def get(self, key: str) -> RunState: ...
+
+
+class ActionService:
+    """Every method raises NotFound, Forbidden, StoreUnavailable; but for `stop` also Conflict
+    (`ended`, `ending`) for a run that is past it."""
+
+    def __init__(self, turns: Turns, runs: Runs) -> None:
+        self._turns = turns
+        self._runs = runs
+
+    async def stop(self, key: str, *, abort: bool, user: User) -> RunState:
+        """Stopping a run that has ended changes nothing."""
+        state = await self._own(key, user)
+        return await self._report(
+            StopRequested(run_id=state.run.id, abort=abort, by=user.name), state
+        )
+
+    async def complete(self, key: str, *, user: User) -> RunState:
+        """End the run as done now; what is done or about to be stays so."""
+        state = await self._own(key, user)
+        if state.run.status is RunStatus.DONE or _is_being_completed(state):
+            return state
+        _require_life(state, "completed")
+        return await self._report(CompleteRequested(run_id=state.run.id, by=user.name), state)
+
+    async def suspend(self, key: str, *, abort_running: bool, user: User) -> RunState:
+        state = await self._own(key, user)
+        _require_life(state, "suspended")
+        return await self._report(
+            SuspendRequested(run_id=state.run.id, abort_running=abort_running, by=user.name), state
+        )
+
+    async def resume(self, key: str, *, user: User) -> RunState:
+        state = await self._own(key, user)
+        _require_life(state, "resumed")
+        return await self._report(ResumeRequested(run_id=state.run.id, by=user.name), state)
+
+    async def scale(self, key: str, *, group: str, nodes: int, user: User) -> RunState:
+        """Independent groups only. Raises Refused (`gang`, or the number) as well."""
+        state = await self._own(key, user)
+        _require_life(state, "scaled")
+        _require_scalable(state, _group(state, group))
+        if not 1 <= nodes <= MOST_NODES:
+            raise Refused(
+                f"{nodes} is not a number of nodes (allowed: 1 to {MOST_NODES})", field="nodes"
+            )
+        return await self._report(
+            ScaleRequested(run_id=state.run.id, group=group, nodes=nodes, by=user.name), state
+        )
+
+    async def abort_job(self, key: str, job_key: str, *, user: User) -> RunState:
+        """End this job's attempt at once; it comes back uncharged."""
+        state, job = await self._job(key, job_key, "aborted", user)
+        if _live_attempt(job) is None:
+            _require_no_wait(job)
+            raise Conflict(f"job {_name(job)} has no attempt that could be aborted", code="ended")
+        report = JobAbortRequested(run_id=state.run.id, job_id=job.id, by=user.name)
+        return await self._report(report, state)
+
+    async def abandon_job(self, key: str, job_key: str, *, user: User) -> RunState:
+        """The run goes on without this job."""
+        state, job = await self._job(key, job_key, "abandoned", user)
+        if job.abandoned:
+            return state
+        report = JobAbandonRequested(run_id=state.run.id, job_id=job.id, by=user.name)
+        return await self._report(report, state)
+
+    async def interrupt_job(self, key: str, job_key: str, *, user: User) -> RunState:
+        """Ask the job to end by itself; its exit code says whether it wants to come back."""
+        state, job = await self._job(key, job_key, "interrupted", user)
+        attempt = _live_attempt(job)
+        if attempt is None or attempt.status is not AttemptStatus.RUNNING:
+            status = "not started" if attempt is None else attempt.status
+            raise Conflict(
+                f"job {_name(job)} does not run ({status}), so it cannot be asked to end; "
+                f"`fairlead job abort` ends it anyway",
+                code="not_running",
+                field="job",
+            )
+        report = JobInterruptRequested(run_id=state.run.id, job_id=job.id, by=user.name)
+        return await self._report(report, state)
+
+    async def _own(self, key: str, user: User) -> RunState:
+        state = await self._runs.get(key)
+        require_control(user, state.run)
+        return state
+
+    async def _job(self, key: str, job_key: str, done: str, user: User) -> tuple[RunState, Job]:
+        state = await self._own(key, user)
+        job = find_job(state, job_key)
+        _require_life(state, done)
+        return state, job
+
+    async def _report(self, report: Report, state: RunState) -> RunState:
+        if state.run.id in self._turns.runs:
+            await self._turns.report(report)
+        return await self._runs.get(state.run.id)
+
+
+def _require_life(state: RunState, done: str) -> None:
+    run = state.run
+    if run.finished_at is not None:
+        raise Conflict(
+            f"run {run.name} has ended ({run.status}) and cannot be {done}",
+            code="ended",
+            field="run",
+        )
+    if run.status is RunStatus.TERMINATING:
+        raise Conflict(
+            f"run {run.name} is ending ({run.reason}) and cannot be {done}",
+            code="ending",
+            field="run",
+        )
+
+
+def _is_being_completed(state: RunState) -> bool:
+    return state.run.status is RunStatus.TERMINATING and state.run.reason in (
+        RunReason.COMPLETED_BY_USER,
+        RunReason.ALL_JOBS_DONE,
+    )
+
+
+def _group(state: RunState, name: str) -> Group:
+    for group in state.run.groups:
+        if group.name == name:
+            return group
+    names = ", ".join(group.name for group in state.run.groups)
+    raise NotFound(
+        f"run {state.run.name} has no group {name!r}; it has {names or 'none'}", field="group"
+    )
+
+
+def _require_scalable(state: RunState, group: Group) -> None:
+    """A plain group beside a gang restarts with it, so its number is the gang's too."""
+    if state.run.incarnation is not None:
+        what = "is" if group.gang_size is not None else "belongs to a run with"
+        raise Conflict(
+            f"group {group.name} {what} a gang, whose jobs start and restart together: its number "
+            f"of nodes cannot change; submit the run again with another one",
+            code="gang",
+            field="group",
+        )
+
+
+def _require_no_wait(job: Job) -> None:
+    if job.retry_at is not None:
+        raise Conflict(
+            f"job {_name(job)} waits for its next attempt: nothing runs that could be aborted",
+            code="not_running",
+            field="job",
+        )
+
+
+def _live_attempt(job: Job) -> Attempt | None:
+    attempt = job.attempts[-1] if job.attempts else None
+    if attempt is None or attempt.status in FINAL_ATTEMPT_STATUSES:
+        return None
+    return attempt
+
+
+def _name(job: Job) -> str:
+    return f"{job.group}/{job.cookie}"

@@ -1,0 +1,274 @@
+"""How a run comes to be: checked whole before anything that lives is touched, then made durable.
+
+A name belongs to one live run at a time. Whoever replaces that run keeps the name to himself until
+his own run has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from controller.blobs import BlobStore
+from controller.clock import Chance, Clock
+from controller.configuration.names import generate_name, is_run_name
+from controller.configuration.parse import parse
+from controller.configuration.plan import Defaults, Plan, public, to_run
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reports import StopRequested
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.lifecycle.submission import new_run
+from controller.pipelines.families import ParentGone
+from controller.pipelines.turns import NameTaken, Turns
+from controller.scheduling.possible import why_never
+from controller.service.access import require_band, require_control
+from controller.service.errors import Conflict, Invalid, Refused
+from controller.service.userkeys import user_keys
+from controller.store.base import Store
+from controller.store.users import User
+
+
+class IfExists(StrEnum):
+    """What to do when a live run has the name already."""
+
+    ERROR = "error"
+    KEEP = "keep"
+    REPLACE = "replace"
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """`configuration` is the YAML's content; `parent` names a run by id or name."""
+
+    configuration: object
+    name: str | None = None
+    client_key: str | None = None
+    ssh_keys: tuple[str, ...] = ()
+    if_exists: IfExists = IfExists.ERROR
+    parent: str | None = None
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """`kept`: another submission made it, and it lives and keeps its name."""
+
+    state: RunState
+    kept: bool = False
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    plan: Plan
+    user: User
+    submission: Submission
+    parent: RunState | None
+
+
+class Runs(Protocol):
+    async def get(self, key: str) -> RunState: ...
+
+
+class SubmissionService:
+    def __init__(
+        self,
+        *,
+        turns: Turns,
+        store: Store,
+        clock: Clock,
+        chance: Chance,
+        defaults: Defaults,
+        blobs: BlobStore,
+        runs: Runs,
+    ) -> None:
+        self._turns = turns
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self._defaults = defaults
+        self._blobs = blobs
+        self._runs = runs
+        self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._replaced: set[str] = set()
+        """Names whose run is being replaced: nobody else's until then."""
+
+    async def submit(self, submission: Submission, *, user: User) -> Submitted:
+        """The run that this submission made, or that the same `client_key` made before. With
+        REPLACE it returns when the run before has ended and this one has its name.
+
+        Raises ConfigurationError, Conflict (a live run has the name, the parent has ended),
+        Forbidden, NotFound (the parent), Refused (no node could ever hold it), StoreUnavailable."""
+        written = _mapping(submission.configuration)
+        client_key = submission.client_key
+        if client_key is None:
+            return await self._admit(submission, written, user)
+        lock = self._submitting.setdefault((user.name, client_key), asyncio.Lock())
+        async with lock:
+            earlier = await self._submitted(written, user, client_key)
+            if earlier is not None:
+                return Submitted(state=earlier)
+            return await self._admit(submission, written, user)
+
+    def draft(self, submission: Submission, *, user: User) -> RunState:
+        """The run that `submit` would make; nobody is told, no name is taken, no upload needed.
+
+        Raises ConfigurationError, Invalid, Refused (the band was not granted)."""
+        written = _mapping(submission.configuration)
+        plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
+        require_band(user, plan.policy.band)
+        order = _Order(plan=plan, user=user, submission=submission, parent=None)
+        return self._new(self._name(submission.name or plan.name), order)
+
+    async def _submitted(
+        self, written: dict[str, object], user: User, client_key: str
+    ) -> RunState | None:
+        found = await self._store.find_submission(user.name, client_key)
+        if found is None:
+            return None
+        if found.run.configuration != public(written):
+            raise Conflict(
+                f"the client key was used for another configuration (run {found.run.name}); give "
+                f"each submission a key of its own",
+                code="client_key_used",
+                field="client_key",
+            )
+        return self._turns.runs.get(found.run.id, found)
+
+    async def _admit(
+        self, submission: Submission, written: dict[str, object], user: User
+    ) -> Submitted:
+        plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
+        require_band(user, plan.policy.band)
+        parent = await self._parent(submission.parent, user)
+        name = self._name(submission.name or plan.name)
+        order = _Order(plan=plan, user=user, submission=submission, parent=parent)
+        self._require_place(self._new(name, order))
+        await self._require_blobs(plan)
+        if name in self._replaced:
+            raise Conflict(
+                f"the live run {name} is being replaced by another submission",
+                code="name_taken",
+                field="name",
+            )
+        live_id = self._live_id(name)
+        if live_id is None or submission.if_exists is IfExists.ERROR:
+            return await self._make(name, order)
+        if submission.if_exists is IfExists.KEEP:
+            return Submitted(state=await self._kept(name, user), kept=True)
+        self._replaced.add(name)
+        try:
+            await self._end(name, live_id, user)
+            return await self._make(name, order)
+        finally:
+            self._replaced.discard(name)
+
+    async def _make(self, name: str, order: _Order) -> Submitted:
+        state = self._new(name, order)
+        try:
+            await self._turns.admit(state)
+        except NameTaken:
+            raise self._taken(name) from None
+        except ParentGone:
+            raise await self._parent_ended(state.run.parent_id or "") from None
+        return Submitted(state=await self._runs.get(state.run.id))
+
+    def _new(self, name: str, order: _Order) -> RunState:
+        plan, parent = order.plan, order.parent
+        return new_run(
+            name=name,
+            user=order.user.name,
+            groups=plan.groups,
+            now=self._clock.now(),
+            new_id=self._chance.new_id,
+            type=plan.type,
+            policy=plan.policy,
+            configuration=plan.configuration,
+            client_key=order.submission.client_key,
+            parent_id=None if parent is None else parent.run.id,
+        )
+
+    async def _parent(self, key: str | None, user: User) -> RunState | None:
+        if key is None:
+            return None
+        parent = await self._runs.get(key)
+        require_control(user, parent.run)
+        if parent.run.status in FINAL_RUN_STATUSES:
+            raise await self._parent_ended(parent.run.id)
+        return parent
+
+    async def _parent_ended(self, run_id: str) -> Conflict:
+        parent = (await self._runs.get(run_id)).run
+        return Conflict(
+            f"the parent {parent.name} has ended already ({parent.status})",
+            code="parent_ended",
+            field="parent",
+        )
+
+    async def _kept(self, name: str, user: User) -> RunState:
+        state = await self._runs.get(name)
+        require_control(user, state.run)
+        return state
+
+    async def _end(self, name: str, live_id: str, user: User) -> None:
+        """Returns when nobody has the name any more."""
+        if live_id not in self._turns.runs:
+            await self._turns.settled()
+        async with self._turns.watch(live_id) as changed:
+            live = self._turns.runs.get(live_id)
+            if live is not None:
+                require_control(user, live.run)
+                wish = StopRequested(run_id=live_id, abort=False, by=user.name)
+                await self._turns.report(wish)
+            while self._live_id(name) == live_id:
+                await changed.wait()
+                changed.clear()
+
+    def _require_place(self, state: RunState) -> None:
+        never = why_never(state, tuple(self._turns.nodes.values()), self._turns.fleets)
+        if never is not None:
+            field, sentence = never
+            raise Refused(sentence, code="cannot_fit", field=field)
+
+    async def _require_blobs(self, plan: Plan) -> None:
+        for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):
+            if await self._blobs.size(digest) is None:
+                raise Conflict(
+                    f"the upload {digest} is not here (any more); apply the run again",
+                    code="not_uploaded",
+                    field="repos" if any(spec.repos for spec in plan.specs) else "files",
+                )
+
+    def _name(self, wanted: str | None) -> str:
+        if wanted is None:
+            return generate_name(self._pick, lambda name: self._live_id(name) is not None)
+        if not is_run_name(wanted):
+            raise Invalid(
+                f"{wanted!r} is not a run name: a small letter, then up to 40 small letters, "
+                f"digits and hyphens",
+                field="name",
+            )
+        return wanted
+
+    def _taken(self, name: str) -> Conflict:
+        live = self._turns.runs.get(self._live_id(name) or "")
+        known = "being submitted" if live is None else f"{live.run.status}, id {live.run.id}"
+        return Conflict(
+            f"a live run is named {name} already ({known}); stop it (`fairlead stop {name}`), "
+            f"give another name, or say --if-exists keep or replace",
+            code="name_taken",
+            field="name",
+        )
+
+    def _live_id(self, name: str) -> str | None:
+        return self._turns.live_run_named(name)
+
+    def _pick(self, below: int) -> int:
+        return int(self._chance.new_id(), 16) % below
+
+
+def _mapping(configuration: object) -> dict[str, object]:
+    """What is not even a mapping is left to `parse` to explain."""
+    if not isinstance(configuration, dict):
+        parse(configuration)
+    assert isinstance(configuration, dict)
+    return configuration

@@ -1,0 +1,102 @@
+"""What users do to live runs and jobs: recorded when answered, refused when it makes no sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from tests.unit.api.conftest import Controller
+from tests.unit.api.test_runs import HELLO, error_of, submit
+from tests.unit.cli.conftest import PlayedNode
+
+API = TestClient[Any, Any]
+PLAIN = {**HELLO, "nodes": 2, "gang": False, "share_nodes": True}
+
+
+async def act(api: API, what: str, **body: object) -> dict[str, Any]:
+    async with api.post(f"/v1/runs/hello/{what}", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        run: dict[str, Any] = await answer.json()
+        return run
+
+
+async def refusal(api: API, what: str, **body: object) -> tuple[int, str, str | None]:
+    async with api.post(f"/v1/runs/hello/{what}", json=body) as answer:
+        return await error_of(answer)
+
+
+async def test_a_completed_run_is_done_and_stays_so(api: API) -> None:
+    await submit(api, name="hello")
+    first, second = await act(api, "complete"), await act(api, "complete")
+    assert (first["status"], first["termination_reason"]) == ("done", "completed_by_user")
+    assert second == first
+
+
+async def test_a_suspended_run_says_so_until_it_is_resumed(api: API) -> None:
+    await submit(api, name="hello")
+    assert (await act(api, "suspend"))["suspended"] is True
+    assert (await act(api, "suspend", abort_running=True))["suspended"] is True
+    assert (await act(api, "resume"))["suspended"] is False
+    assert (await act(api, "resume"))["suspended"] is False
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["complete", "suspend", "resume", "scale", "jobs/0/abort", "jobs/0/abandon"],
+)
+async def test_a_run_that_was_stopped_takes_no_more_wishes(api: API, what: str) -> None:
+    await submit(api, name="hello")
+    await act(api, "stop")
+    body: dict[str, object] = {"group": "main", "nodes": 2} if what == "scale" else {}
+    assert await refusal(api, what, **body) == (409, "ended", "run")
+
+
+async def test_an_independent_group_gets_the_number_of_jobs_that_was_asked_for(api: API) -> None:
+    await submit(api, name="hello", configuration=PLAIN)
+    up = await act(api, "scale", group="main", nodes=3)
+    down = await act(api, "scale", group="main", nodes=1)
+    assert [job["cookie"] for job in up["jobs"]] == [0, 1, 2]
+    assert [job["scaled_down"] for job in down["jobs"]] == [False, True, True]
+
+
+async def test_a_gang_is_not_scaled(api: API) -> None:
+    await submit(api, name="hello", configuration={**HELLO, "nodes": 2})
+    assert await refusal(api, "scale", group="main", nodes=3) == (409, "gang", "group")
+
+
+async def test_scaling_names_what_is_wrong(api: API) -> None:
+    await submit(api, name="hello", configuration=PLAIN)
+    assert await refusal(api, "scale", group="nobody", nodes=3) == (404, "not_found", "group")
+    assert await refusal(api, "scale", group="main", nodes=0) == (422, "refused", "nodes")
+    assert await refusal(api, "scale", group="main") == (400, "invalid", "nodes")
+
+
+@pytest.mark.parametrize("key", ["main%2F1", "1"])
+async def test_a_job_is_named_by_group_and_cookie_or_index(api: API, key: str) -> None:
+    await submit(api, name="hello", configuration=PLAIN)
+    run = await act(api, f"jobs/{key}/abandon")
+    assert [job["abandoned"] for job in run["jobs"]] == [False, True]
+    assert await act(api, f"jobs/{key}/abandon") == run
+
+
+async def test_an_unknown_job_is_named(api: API) -> None:
+    await submit(api, name="hello")
+    assert await refusal(api, "jobs/7/abort") == (404, "not_found", "job")
+
+
+async def test_an_aborted_job_gets_a_new_attempt(api: API, controller: Controller) -> None:
+    await submit(api, name="hello")
+    await PlayedNode(controller).runs("hello")
+    run = await act(api, "jobs/0/abort")
+    assert run["jobs"][0]["attempts"][0]["termination_reason"] == "job_aborted_by_user"
+    assert run["status"] != "terminating"
+
+
+async def test_only_a_job_that_runs_can_be_interrupted(api: API, controller: Controller) -> None:
+    await submit(api, name="hello")
+    assert await refusal(api, "jobs/0/interrupt") == (409, "not_running", "job")
+    await PlayedNode(controller).runs("hello")
+    run = await act(api, "jobs/0/interrupt")
+    assert run["jobs"][0]["attempts"][0]["interrupt_requested_at"] is not None

@@ -1,0 +1,110 @@
+"""Names of live runs, and runs that belong to another one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from controller.lifecycle.statuses import RunStatus
+from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.api.test_runs import HELLO, error_of, submit
+from tests.unit.cli.conftest import PlayedNode
+
+OTHER = {**HELLO, "priority": 9}
+
+
+async def post(api: TestClient[Any, Any], **body: object) -> tuple[int, dict[str, Any]]:
+    async with api.post("/v1/runs", json={"configuration": OTHER, "name": "same", **body}) as got:
+        return got.status, await got.json()
+
+
+async def status_of(api: TestClient[Any, Any], run_id: str) -> str:
+    async with api.get(f"/v1/runs/{run_id}") as answer:
+        status: str = (await answer.json())["status"]
+        return status
+
+
+async def test_keep_answers_with_the_live_run_whatever_its_configuration(
+    api: TestClient[Any, Any],
+) -> None:
+    live = await submit(api, name="same")
+    status, run = await post(api, if_exists="keep")
+    assert (status, run["id"]) == (200, live["id"])
+
+
+async def test_keep_submits_when_no_live_run_has_the_name(api: TestClient[Any, Any]) -> None:
+    ended = await submit(api, name="same")
+    await api.post("/v1/runs/same/stop", json={})
+    status, run = await post(api, if_exists="keep")
+    assert status == 201
+    assert run["id"] != ended["id"]
+
+
+async def test_replace_waits_for_the_end_of_the_live_run_and_takes_its_name(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    live = await submit(api, name="same")
+    node = PlayedNode(controller)
+    await node.runs("same")
+    replacing = asyncio.create_task(post(api, if_exists="replace"))
+    async with controller.turns.watch(live["id"]) as changed:
+        while await status_of(api, live["id"]) != "terminating":
+            await changed.wait()
+            changed.clear()
+    meanwhile, answer = await post(api, if_exists="keep")
+    assert (meanwhile, answer["error"]["code"]) == (409, "name_taken")
+    assert not replacing.done()
+    await node.ends("same", 0)
+    status, run = await replacing
+    assert status == 201
+    assert run["id"] != live["id"]
+    assert await status_of(api, live["id"]) == "terminated"
+    assert await status_of(api, "same") == "submitted"
+
+
+async def test_what_is_refused_replaces_nothing(api: TestClient[Any, Any]) -> None:
+    live = await submit(api, name="same")
+    wrong = {**HELLO, "nodes": 0}
+    status, answer = await post(api, configuration=wrong, if_exists="replace")
+    assert (status, answer["error"]["field"]) == (400, "nodes")
+    assert await status_of(api, live["id"]) == "submitted"
+
+
+async def test_nobody_replaces_or_keeps_anothers_run(
+    api: TestClient[Any, Any], server: TestServer, controller: Controller
+) -> None:
+    live = await submit(api, name="same")
+    async with TestClient(server, headers={"Authorization": f"Bearer {USER_TOKEN}"}) as ada:
+        for wish in ("keep", "replace"):
+            status, answer = await post(ada, if_exists=wish)
+            assert (status, answer["error"]["code"]) == (403, "forbidden")
+    assert controller.turns.runs[live["id"]].run.status is RunStatus.SUBMITTED
+
+
+async def test_an_unknown_wish_is_refused_by_its_field(api: TestClient[Any, Any]) -> None:
+    status, answer = await post(api, if_exists="maybe")
+    assert (status, answer["error"]["field"]) == (400, "if_exists")
+
+
+async def test_a_child_names_its_parent_by_id(api: TestClient[Any, Any]) -> None:
+    parent = await submit(api, name="parent")
+    child = await submit(api, name="child", parent="parent")
+    assert child["parent_id"] == parent["id"]
+
+
+async def test_a_parent_must_live(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="parent")
+    await api.post("/v1/runs/parent/stop", json={})
+    body = {"configuration": HELLO, "parent": "parent"}
+    async with api.post("/v1/runs", json=body) as answer:
+        assert await error_of(answer) == (409, "parent_ended", "parent")
+    async with api.post("/v1/runs", json={**body, "parent": "nobody"}) as answer:
+        assert (await error_of(answer))[0] == 404
+
+
+async def test_a_gang_is_submitted_with_ranks_and_an_incarnation(api: TestClient[Any, Any]) -> None:
+    run = await submit(api, configuration={**HELLO, "nodes": 3, "gang": {"size": 2}})
+    assert run["incarnation"]["number"] == 1
+    assert [job["rank"] for job in run["jobs"]] == [0, 1, None]
