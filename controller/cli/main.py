@@ -35,6 +35,8 @@ def make_app() -> App:
     app.command(f"{_COMMANDS}.apply:apply", name="apply", help="Submit a run and follow it.")
     app.command(f"{_COMMANDS}.runs:ps", name="ps", help="List runs.")
     app.command(f"{_COMMANDS}.runs:inspect", name="inspect", help="Show all about a run.")
+    app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Tell why a run waits.")
+    app.command(f"{_COMMANDS}.scheduling:plan", name="plan", help="Show where a run would go.")
     app.command(f"{_COMMANDS}.logs:logs", name="logs", help="Show a run's log.")
     app.command(f"{_COMMANDS}.runs:stop", name="stop", help="Stop a run.")
     app.command(f"{_COMMANDS}.ssh:ssh", name="ssh", help="Log in to a run's job.")

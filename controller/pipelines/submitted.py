@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from controller.lifecycle.model import Fleet, Node, RunState, Use
-from controller.scheduling.explain import PlannedPlace, Waiting, explain, preview
+from controller.scheduling.explain import NameOf, PlannedPlace, Waiting, explain, preview
 from controller.scheduling.index import Index
 from controller.scheduling.placement import Round, Told
 
@@ -56,13 +56,13 @@ class JobSubmittedPipeline:
         self.is_unfinished = bool(this_round.left_over)
         return told
 
-    def explain(self, run_id: str, now: float) -> tuple[Waiting, ...]:
-        """Why each job of this run that waits does so; the present committed state's."""
-        return explain(self.index, run_id, now)
+    def explain(self, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
+        """Why each job of this run that waits does so."""
+        return explain(self.index, run_id, now, name_of)
 
-    def preview(self, state: RunState, now: float) -> tuple[PlannedPlace, ...]:
+    def preview(self, state: RunState, now: float, name_of: NameOf) -> tuple[PlannedPlace, ...]:
         """Where the jobs of this run, which nobody knows yet, would go."""
-        return preview(self.index, state, now, self._new_id)
+        return preview(self.index, state, now, self._new_id, name_of)
 
     def nominated(self, state: RunState) -> frozenset[str]:
         """Which places of this run have another's nomination on them."""

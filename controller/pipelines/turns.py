@@ -26,7 +26,7 @@ from controller.lifecycle.turn import decide
 from controller.pipelines.around import World
 from controller.pipelines.families import Families, ParentGone
 from controller.pipelines.watching import Watch, Watchers
-from controller.scheduling.explain import PlannedPlace, Waiting
+from controller.scheduling.explain import NameOf, PlannedPlace, Waiting
 from controller.store.base import Changes, LeaseLost, Store, StoreError, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ class Scheduler(Protocol):
     def nominated(self, state: RunState) -> frozenset[str]:
         """The places of this run on which another's nomination lies."""
 
-    def explain(self, run_id: str, now: float) -> Sequence[Waiting]: ...
+    def explain(self, run_id: str, now: float, name_of: NameOf) -> Sequence[Waiting]: ...
 
-    def preview(self, state: RunState, now: float) -> Sequence[PlannedPlace]: ...
+    def preview(self, state: RunState, now: float, name_of: NameOf) -> Sequence[PlannedPlace]: ...
 
 
 class TurnListener(Protocol):

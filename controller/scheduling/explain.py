@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from controller.lifecycle.model import Node, RunState
+from controller.lifecycle.model import Node, Run, RunState
 from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
 from controller.scheduling.attributes import attributes_of
 from controller.scheduling.board import Board
@@ -22,6 +22,8 @@ from controller.scheduling.sentences import why_all_wait, why_one_waits, why_unu
 from controller.scheduling.together import domains_for
 from controller.scheduling.units import Kind, Member, Unit
 
+NameOf = Callable[[Run], str]
+"""How a run is called to the user who asks."""
 MOST_AHEAD = 10
 NO_REASON = "a place is free: its turn comes with the next round"
 
@@ -58,7 +60,7 @@ class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
     victims: tuple[str, ...] = ()
 
 
-def explain(index: Index, run_id: str, now: float) -> tuple[Waiting, ...]:
+def explain(index: Index, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
     """Empty when no job of the run waits for a place."""
     index.refresh()
     mine = index.units.get(run_id, ())
@@ -67,12 +69,12 @@ def explain(index: Index, run_id: str, now: float) -> tuple[Waiting, ...]:
     every = in_order((unit for units in index.units.values() for unit in units), index.use, now)
     board = Board(index)
     found = []
-    ahead: dict[str, None] = {}
+    ahead: dict[str, str] = {}
     for position, unit in enumerate(every, 1):
         if unit in mine:
-            found += _of_unit(board, unit, position, tuple(ahead)[-MOST_AHEAD:])
+            found += _of_unit(board, unit, position, tuple(ahead.values())[-MOST_AHEAD:])
         if unit.run.id != run_id:
-            ahead[unit.run.name] = None
+            ahead[unit.run.id] = name_of(unit.run)
     return tuple(found)
 
 
@@ -144,7 +146,7 @@ def _in_the_way(index: Index, node: Node, need: Need, where: Where) -> list[str]
 
 
 def preview(
-    index: Index, state: RunState, now: float, new_id: Callable[[], str]
+    index: Index, state: RunState, now: float, new_id: Callable[[], str], name_of: NameOf
 ) -> tuple[PlannedPlace, ...]:
     """Where each job of this run would go now, were it submitted; in the order of its jobs."""
     index.run_changed(state.run.id, state)
@@ -153,7 +155,7 @@ def preview(
     finally:
         index.run_changed(state.run.id, None)
     names = {
-        run_id: index.states[run_id].run.name
+        run_id: name_of(index.states[run_id].run)
         for run_id, reports in told.items()
         if run_id in index.states and any(isinstance(one, Preempted) for one in reports)
     }

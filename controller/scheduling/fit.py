@@ -50,18 +50,22 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room:
     """What is left of the node beside these allocations of its own."""
     taken = [a for a in allocations if a.node_id == node.id and a.state in OCCUPYING]
-    capacity = node.capacity
-    if any(a.resources.whole_node for a in taken):
+    capacity, foreign = node.capacity, node.quarantine
+    if any(a.resources.whole_node for a in taken) or any(task.whole_node for task in foreign):
         return Room(node=node, cpu=0.0, memory=0, disk=0, gpus=(), starts=starts, empty=False)
-    held_gpus = {uuid for a in taken for uuid in a.gpus}
+    held_gpus = {uuid for place in (*taken, *foreign) for uuid in place.gpus}
     return Room(
         node=node,
-        cpu=capacity.cpu - sum(a.resources.cpu for a in taken),
-        memory=capacity.memory - sum(a.resources.memory for a in taken),
-        disk=capacity.disk - sum(a.resources.disk for a in taken),
+        cpu=capacity.cpu - sum(a.resources.cpu for a in taken) - sum(task.cpu for task in foreign),
+        memory=capacity.memory
+        - sum(a.resources.memory for a in taken)
+        - sum(task.memory for task in foreign),
+        disk=capacity.disk
+        - sum(a.resources.disk for a in taken)
+        - sum(task.disk for task in foreign),
         gpus=tuple(g for g in capacity.gpus if g.healthy and g.uuid not in held_gpus),
         starts=starts,
-        empty=not taken,
+        empty=not taken and not foreign,
     )
 
 
@@ -114,7 +118,7 @@ def could_ever_hold(need: Resources, node: Node) -> list[Shortfall]:
     """As `shortfalls`, on the same node with nothing on it and all its GPUs healthy."""
     gpus = tuple(msgspec.structs.replace(gpu, healthy=True) for gpu in node.capacity.gpus)
     capacity = msgspec.structs.replace(node.capacity, gpus=gpus)
-    return shortfalls(need, room(msgspec.structs.replace(node, capacity=capacity), ()))
+    return shortfalls(need, room(msgspec.structs.replace(node, capacity=capacity, quarantine=()), ()))
 
 
 def closest(need: Resources, rooms: Sequence[Room]) -> str:

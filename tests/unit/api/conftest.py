@@ -41,17 +41,17 @@ class NoPlace(JobSubmittedPipeline):
 
     def place(self, now: float) -> Told:
         return {
-            unit.run.id: [
+            run_id: [
                 NotPlaced(
-                    run_id=unit.run.id,
+                    run_id=run_id,
                     attempt_id=member.attempt.id,
                     pending_reason="no node is connected",
                 )
+                for unit in units
                 for member in unit.members
                 if member.attempt.pending_reason is None
             ]
-            for units in self.index.units.values()
-            for unit in units
+            for run_id, units in self.index.units.items()
         }
 
 

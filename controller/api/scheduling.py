@@ -1,0 +1,78 @@
+"""Why a run waits and where one would go, as REST."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from controller.api.routes import Call, Route
+from controller.lifecycle.statuses import RunStatus
+from controller.scheduling.explain import PlannedPlace, Waiting
+from controller.service.submitting import Submission
+
+
+class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`configuration`: the YAML's content."""
+
+    configuration: dict[str, Any]
+    name: str | None = None
+
+
+class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
+    """`about`: why none of its jobs waits for a place, when `waiting` is empty."""
+
+    run: str
+    name: str
+    status: RunStatus
+    about: str | None
+    waiting: tuple[Waiting, ...]
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`refused`: why a submit would be refused, because of `field`; then `jobs` is empty."""
+
+    jobs: tuple[PlannedPlace, ...]
+    refused: str | None
+    field: str | None
+    warning: str | None
+
+
+async def explain_run(call: Call) -> ExplainView:
+    found = await call.service.explanations.explain(call.path("run"), call.caller)
+    run = found.state.run
+    return ExplainView(
+        run=run.id,
+        name=run.name,
+        status=run.status,
+        about=found.about,
+        waiting=found.waiting,
+    )
+
+
+async def plan_run(call: Call) -> PlanView:
+    body: PlanBody = call.body
+    submission = Submission(configuration=body.configuration, name=body.name)
+    found = call.service.plans.plan(submission, user=call.caller)
+    return PlanView(
+        jobs=found.places, refused=found.refused, field=found.field, warning=found.warning
+    )
+
+
+SCHEDULING: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/explain",
+        summary="Why each job of a run waits, node by node, and what stands before it",
+        handler=explain_run,
+        answer=ExplainView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/plan",
+        summary="Where each job of a configuration would go now; nothing is submitted",
+        handler=plan_run,
+        body=PlanBody,
+        answer=PlanView,
+    ),
+)

@@ -1,0 +1,110 @@
+"""`explain`: why a run waits. `plan`: where one would go, nothing submitted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from controller.api.scheduling import ExplainView, PlanView
+from controller.cli import output, settings
+from controller.cli.client import decode, run_path
+from controller.cli.commands.apply import read_configuration
+from controller.cli.commands.options import Json
+from controller.cli.errors import EXIT_FAILED
+from controller.scheduling.explain import NodeAnswer, Waiting
+
+
+def explain(run: str, /, *, json: Json = False) -> int:
+    """Tell why a run (id or name) waits: what it lacks on each node, and what stands before it."""
+    data = settings.client().get(run_path(run, "explain"))
+    if json:
+        output.emit_json(data)
+        return 0
+    found = decode(data, ExplainView)
+    output.emit(f"{found.name} ({found.run}): {found.status}")
+    if found.about is not None:
+        output.emit(found.about)
+    for waiting in found.waiting:
+        _show_waiting(waiting)
+    return 0
+
+
+def _show_waiting(waiting: Waiting) -> None:
+    together = ", all or none" if waiting.together and len(waiting.jobs) > 1 else ""
+    output.emit(f"{_names(waiting.jobs)}{together}: {waiting.why}")
+    ahead = f"; before it: {', '.join(waiting.ahead)}" if waiting.ahead else ""
+    output.emit(f"  number {waiting.position} in the queue{ahead}")
+    if waiting.nominated:
+        output.emit(f"  nominated for {', '.join(dict.fromkeys(waiting.nominated))}")
+    output.emit_table(("NODE", "WHY NOT"), [_row(node) for node in waiting.nodes])
+
+
+def _row(node: NodeAnswer) -> tuple[str, str]:
+    return node.node, "; ".join(node.why) or "it fits"
+
+
+def _names(jobs: tuple[str, ...]) -> str:
+    return jobs[0] if len(jobs) == 1 else f"{jobs[0]} and {len(jobs) - 1} more"
+
+
+def plan(
+    *,
+    file: Annotated[Path, Parameter(name=["-f", "--file"], allow_leading_hyphen=True)],
+    name: Annotated[str | None, Parameter(name=["-n", "--name"])] = None,
+    env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
+    json: Json = False,
+) -> int:
+    """Show where each job of a configuration would go now; nothing is submitted. The exit status is
+    1 when it would be refused.
+
+    Parameters
+    ----------
+    file
+        The configuration, a YAML file; - for standard input.
+    name
+        Instead of the configuration's.
+    env
+        As for `apply`.
+    """
+    body = {"configuration": _without_code(read_configuration(file, env, os.environ)), "name": name}
+    data = settings.client().post("/v1/plan", body)
+    found = decode(data, PlanView)
+    if json:
+        output.emit_json(data)
+    else:
+        _show_plan(found)
+    return 0 if found.refused is None else EXIT_FAILED
+
+
+def _without_code(configuration: object) -> object:
+    """What would have to be uploaded has no say in where a job goes."""
+    if not isinstance(configuration, dict):
+        return configuration
+    return {key: value for key, value in configuration.items() if key not in ("repos", "files")}
+
+
+def _show_plan(found: PlanView) -> None:
+    if found.refused is not None:
+        output.emit(f"it would be refused: {found.field}: {found.refused}")
+        return
+    if found.warning is not None:
+        output.note(found.warning)
+    output.emit_table(
+        ("JOB", "NODE", "GPUS", "WHY"),
+        [
+            (
+                place.job,
+                place.node or "-",
+                ", ".join(place.gpus) or "-",
+                _why(place.why, place.victims),
+            )
+            for place in found.jobs
+        ],
+    )
+
+
+def _why(why: str | None, victims: tuple[str, ...]) -> str:
+    return f"{why}: {', '.join(victims)}" if why and victims else why or ""

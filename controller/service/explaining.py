@@ -1,0 +1,58 @@
+"""Why a run waits, as the scheduler sees it now."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.clock import Clock
+from controller.lifecycle.model import Run, RunState
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.pipelines.turns import Turns
+from controller.scheduling.explain import NameOf, Waiting
+from controller.service.access import sees_all
+from controller.service.runs import RunService
+from controller.store.users import User
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """`about`: why none of its jobs waits for a place, when `waiting` is empty."""
+
+    state: RunState
+    about: str | None
+    waiting: tuple[Waiting, ...]
+
+
+class ExplainService:
+    def __init__(self, turns: Turns, runs: RunService, clock: Clock) -> None:
+        self._turns = turns
+        self._runs = runs
+        self._clock = clock
+
+    async def explain(self, key: str, user: User) -> Explanation:
+        """Raises NotFound, Forbidden, StoreUnavailable."""
+        state = await self._runs.seen(key, user)
+        found = self._turns.scheduler.explain(state.run.id, self._clock.now(), names_for(user))
+        about = None if found else _why_nothing_waits(state)
+        return Explanation(state=state, about=about, waiting=tuple(found))
+
+
+def names_for(user: User) -> NameOf:
+    """Others' runs have no names for a user, only owners."""
+
+    def name_of(run: Run) -> str:
+        return run.name if sees_all(user) or run.user == user.name else f"a run of {run.user}"
+
+    return name_of
+
+
+def _why_nothing_waits(state: RunState) -> str:
+    run = state.run
+    if run.status in FINAL_RUN_STATUSES:
+        return f"it has ended: {run.status}"
+    if run.suspended:
+        return f"it is suspended: `fairlead resume {run.name}` lets it go on"
+    if run.next_triggered_at is not None:
+        return "it waits for its next trigger"
+    if any(job.retry_at is not None for job in state.jobs):
+        return "it waits before a job is tried again"
+    return "none of its jobs waits for a place"

@@ -1,0 +1,122 @@
+"""`explain` and `plan` over REST: why a run waits, and where one would go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
+
+from controller.lifecycle.model import NodeStatus
+from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.scheduling.cluster import gpu_node
+
+TASK = {"type": "task", "commands": ["true"], "resources": {"cpu": 1, "memory": "1GB"}}
+
+
+def task(**more: Any) -> dict[str, Any]:
+    return {**TASK, **more}
+
+
+async def plan(api: TestClient[Any, Any], configuration: dict[str, Any]) -> dict[str, Any]:
+    async with api.post("/v1/plan", json={"configuration": configuration}) as response:
+        assert response.status == 200, await response.text()
+        return dict(await response.json())
+
+
+async def submit(api: TestClient[Any, Any], name: str, **more: Any) -> None:
+    body = {"configuration": task(**more), "name": name}
+    async with api.post("/v1/runs", json=body) as response:
+        assert response.status == 201, await response.text()
+
+
+async def explain(api: TestClient[Any, Any], name: str) -> dict[str, Any]:
+    async with api.get(f"/v1/runs/{name}/explain") as response:
+        assert response.status == 200, await response.text()
+        return dict(await response.json())
+
+
+@pytest.fixture
+def nodes(controller: Controller) -> Controller:
+    for name in ("n1", "n2"):
+        controller.turns.set_node(gpu_node(name, 2), name)
+    return controller
+
+
+async def test_a_plan_shows_node_and_gpus_and_submits_nothing(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    found = await plan(api, task(resources={"cpu": 1, "memory": "1GB", "gpu": 2}))
+    (job,) = found["jobs"]
+    assert (job["job"], job["node"], job["gpus"]) == ("main/0", "n1", ["n1-g0", "n1-g1"])
+    assert (found["refused"], found["warning"], nodes.turns.runs) == (None, None, {})
+
+
+async def test_a_plan_says_what_would_be_refused(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    found = await plan(api, task(resources={"cpu": 1, "memory": "1GB", "gpu": 3}))
+    assert (found["jobs"], found["field"]) == ([], "resources")
+    assert found["refused"].startswith("no node could ever hold it: needs 3 GPU; best node n1 has")
+
+
+async def test_a_plan_of_a_gang_that_has_to_wait_says_why(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    nodes.turns.set_node(replace(gpu_node("n2", 2), cordoned=True), "n2")
+    found = await plan(api, task(nodes=2))
+    assert [job["node"] for job in found["jobs"]] == [None, None]
+    assert found["jobs"][0]["why"] == ("needs 2 whole nodes in one fleet; best fleet default has 1")
+
+
+async def test_a_plan_warns_when_no_node_is_there_yet(api: TestClient[Any, Any]) -> None:
+    found = await plan(api, task())
+    assert found["warning"] == "this controller has no node yet: the run waits for the first one"
+    assert found["jobs"][0]["why"] == "no node is connected"
+
+
+async def test_a_wrong_configuration_is_refused_as_apply_does(api: TestClient[Any, Any]) -> None:
+    async with api.post("/v1/plan", json={"configuration": {"type": "tusk"}}) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["field"] == "type"
+
+
+async def test_explain_goes_node_by_node_and_tells_what_stands_before(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    nodes.turns.set_node(
+        replace(gpu_node("n2", 2), status=NodeStatus.UNREACHABLE, message="cut"), "n2"
+    )
+    await submit(api, "first")
+    await submit(api, "second", resources={"cpu": 100, "memory": "1GB"})
+    found = await explain(api, "second")
+    (waiting,) = found["waiting"]
+    assert waiting["why"] == "needs 100 CPU; best node n1 has 64 free of 64"
+    assert (waiting["position"], waiting["ahead"]) == (2, ["first"])
+    assert waiting["nodes"] == [
+        {"node": "n1", "why": ["needs 100 CPU, it has 64 free of 64"]},
+        {
+            "node": "n2",
+            "why": ["it is unreachable: cut", "needs 100 CPU, it has 64 free of 64"],
+        },
+    ]
+
+
+async def test_explain_hides_the_names_of_others_runs(
+    api: TestClient[Any, Any], server: TestServer
+) -> None:
+    await submit(api, "secret")
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    async with TestClient(server, headers=headers) as ada:
+        await submit(ada, "mine")
+        found = await explain(ada, "mine")
+    assert found["waiting"][0]["ahead"] == ["a run of admin"]
+
+
+async def test_a_run_that_has_ended_waits_for_nothing(api: TestClient[Any, Any]) -> None:
+    await submit(api, "a")
+    async with api.post("/v1/runs/a/stop", json={"abort": True}) as response:
+        assert response.status == 200
+    found = await explain(api, "a")
+    assert (found["about"], found["waiting"]) == ("it has ended: terminated", [])
