@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.lifecycle import nominations, places
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs.monitoring import with_descriptor
 from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reports import (
@@ -144,7 +145,9 @@ def _placed(draft: Draft, report: Placed) -> None:
         return
     if draft.run.suspended or draft.run.status is RunStatus.TERMINATING:
         return
-    allocation = report.allocation
+    job = draft.job(attempt.job_id)
+    assert job is not None, "an attempt belongs to a job"
+    allocation = with_descriptor(draft.run, job, attempt.rank, report.allocation, draft.new_id)
     draft.hold(attempt, allocation, "Placed")
     draft.move_attempt(
         attempt,

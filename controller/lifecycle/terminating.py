@@ -51,11 +51,11 @@ def settle(draft: Draft) -> None:
 def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
     """Make final what was on a node that is gone: its cleanup stays unknown and its place occupied,
     unless the node's new life proves that nothing runs there."""
-    for report in reports:
-        if isinstance(report, NodeGone):
-            for attempt in draft.attempts_on(report.node_id):
-                _lose(draft, attempt, report)
-            places.lose(draft, report)
+    gone = [report for report in reports if isinstance(report, NodeGone)]
+    for report in sorted(gone, key=lambda r: (r.node_id, not r.cleanup_confirmed, r.message)):
+        for attempt in draft.attempts_on(report.node_id):
+            _lose(draft, attempt, report)
+        places.lose(draft, report)
 
 
 def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
