@@ -119,8 +119,8 @@ def _run_limit(run: Run, counted: Sequence[Counted]) -> Outcome | None:
             started = one.last is not None and one.last.container_started
             done = one.last is not None and one.last.reason is Reason.DONE_BY_RUNNER
             if one.verdict is Verdict.RETRY and started and not done:
-                message = _because_of(run, one, len(counted)).message
-                return _terminating(1, RunReason.JOB_FAILED, message)
+                because = _because_of(run, one, len(counted))
+                return _terminating(1, RunReason.JOB_FAILED, because.message)
     return None
 
 

@@ -223,8 +223,10 @@ class FakeRunner:
         self.acknowledged.set()
         return offset
 
-    async def stop(self, *, signal: str | None = None, grace: float = 10.0) -> StatusEvent:
-        answer = self._note("stop")
+    async def stop(
+        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+    ) -> StatusEvent:
+        answer = self._note("interrupt" if interrupt else "stop")
         self.stops.append((signal, grace))
         return answer
 

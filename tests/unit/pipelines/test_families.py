@@ -1,0 +1,132 @@
+"""Parents and children through the turns, and scheduled runs that are given their triggers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from controller.cron import next_trigger
+from controller.lifecycle.model import JobSpec, OnParentEnd, RunPolicy, RunState
+from controller.lifecycle.reasons import RunReason
+from controller.lifecycle.reports import CompleteRequested, StopRequested
+from controller.lifecycle.statuses import RunStatus
+from controller.lifecycle.submission import PlannedJob, new_run
+from controller.pipelines.families import ParentGone
+from controller.pipelines.turns import Turns
+from controller.pipelines.watching import Watchers
+from controller.store.memory import MemoryDatabase
+from tests.unit.pipelines.parts import NOW, Ids, submitted
+from tests.unit.pipelines.test_turns import working
+
+_ids = Ids()
+
+
+@pytest.fixture
+async def turns() -> AsyncIterator[Turns]:
+    async with working(MemoryDatabase()) as (turns, _, _loop):
+        yield turns
+
+
+def child_of(parent: RunState, name: str = "child", **policy: object) -> RunState:
+    state = submitted(name)
+    run = replace(state.run, parent_id=parent.run.id, policy=RunPolicy(**policy))  # type: ignore[arg-type]
+    return replace(state, run=run)
+
+
+def _stop(state: RunState) -> StopRequested:
+    return StopRequested(run_id=state.run.id, abort=False, by="ann")
+
+
+async def test_children_end_in_the_same_commit_as_a_parent_that_is_stopped() -> None:
+    database = MemoryDatabase()
+    async with working(database) as (turns, _, _loop):
+        parent = submitted("parent")
+        child = child_of(parent)
+        grandchild = child_of(child, "grandchild")
+        for state in (parent, child, grandchild):
+            await turns.admit(state)
+        await turns.report(_stop(parent))
+        assert turns.runs == {}
+    ended = [database.runs[state.run.id].run for state in (child, grandchild)]
+    assert [run.reason for run in ended] == [RunReason.STOPPED_BY_USER] * 2
+    assert [run.message for run in ended] == [
+        "its parent run parent ended as terminated",
+        "its parent run child ended as terminated",
+    ]
+
+
+async def test_children_of_a_parent_that_is_done_go_on(turns: Turns) -> None:
+    parent = submitted("parent")
+    await turns.admit(parent)
+    await turns.admit(child := child_of(parent))
+    await turns.report(CompleteRequested(run_id=parent.run.id, by="ann"))
+    assert list(turns.runs) == [child.run.id]
+    assert turns.runs[child.run.id].run.status is RunStatus.SUBMITTED
+
+
+async def test_a_child_that_is_to_be_kept_goes_on(turns: Turns) -> None:
+    parent = submitted("parent")
+    await turns.admit(parent)
+    await turns.admit(child := child_of(parent, on_parent_end=OnParentEnd.KEEP))
+    await turns.report(_stop(parent))
+    assert list(turns.runs) == [child.run.id]
+
+
+async def test_a_run_whose_parent_is_not_live_is_not_admitted(turns: Turns) -> None:
+    orphan = child_of(submitted("parent"))
+    with pytest.raises(ParentGone):
+        await turns.admit(orphan)
+    assert turns.live_run_named("child") is None
+
+
+async def test_children_are_known_after_a_restart() -> None:
+    database = MemoryDatabase()
+    async with working(database) as (turns, _, _loop):
+        await turns.admit(parent := submitted("parent"))
+        await turns.admit(child_of(parent))
+    async with working(database) as (turns, _, _loop):
+        await turns.settled()
+        await turns.report(_stop(parent))
+        assert turns.runs == {}
+
+
+async def test_a_scheduled_run_is_told_when_its_expressions_fire_next(turns: Turns) -> None:
+    schedule = ("0 8 * * *", "30 7 * * *")
+    state = new_run(
+        name="nightly",
+        user="ann",
+        jobs=[PlannedJob(spec=JobSpec(image="busybox"))],
+        now=NOW,
+        new_id=_ids,
+        policy=RunPolicy(schedule=schedule),
+    )
+    await turns.admit(state)
+    run = turns.runs[state.run.id].run
+    assert run.status is RunStatus.PENDING
+    assert run.next_triggered_at == next_trigger(schedule, NOW)
+
+
+def test_cron_expressions_are_in_utc_and_fire_after_the_moment() -> None:
+    midnight = 1_700_006_400.0
+    assert next_trigger(["0 0 * * *"], midnight - 1) == midnight
+    assert next_trigger(["0 0 * * *"], midnight) == midnight + 86400
+    assert next_trigger(["0 0 * * *", "15 * * * *"], midnight) == midnight + 900
+    assert next_trigger([], midnight) is None
+
+
+def test_watchers_are_woken_in_the_order_in_which_they_came() -> None:
+    watchers = Watchers()
+    woken: list[int] = []
+
+    class Noting(asyncio.Event):
+        def set(self) -> None:
+            woken.append(events.index(self))
+
+    events = [Noting() for _ in range(20)]
+    for event in events:
+        watchers.add("r", event)
+    watchers.wake(["r", None])
+    assert woken == list(range(20))
