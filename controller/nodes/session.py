@@ -124,6 +124,7 @@ class NodeSession:
             self.up.clear()
             await stock.close()
             await connection.close()
+        _end_if_cancelled()
         self._not_connected(message)
 
     async def _follow(self, connection: NodeConnection, stock: Stock) -> None:
@@ -266,3 +267,10 @@ def _why(errors: BaseExceptionGroup[BaseException]) -> str:
             return f"what the node said could not be stored: {error}"
         case error:
             return str(error)
+
+
+def _end_if_cancelled() -> None:
+    """A task group that is cancelled while one of its tasks fails tells of the failure alone."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

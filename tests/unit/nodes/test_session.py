@@ -248,6 +248,19 @@ async def test_the_session_ends_with_its_node() -> None:
         assert it.turns.nodes == {}
 
 
+@pytest.mark.parametrize("steps", range(12))
+async def test_a_session_that_is_ended_while_its_connection_breaks_ends_too(steps: int) -> None:
+    async with world() as it:
+        await it.connected()
+        session = next(task for task in asyncio.all_tasks() if "NodeSession.run" in repr(task))
+        it.shim.stream.put_nowait(ShimUnavailable("cut"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        session.cancel()
+        await asyncio.wait({session}, timeout=10)
+        assert session.cancelled()
+
+
 # -- the link breaks ------------------------------------------------------------------------
 
 
