@@ -277,4 +277,5 @@ def index_of(
 
 
 def _as_seen(node: Node) -> tuple[object, ...]:
-    return (is_usable(node), node.name, node.fleet, node.attributes, node.capacity)
+    held = tuple((task.id, task.cpu, task.memory, task.disk, task.gpus) for task in node.quarantine)
+    return (is_usable(node), node.name, node.fleet, node.attributes, node.capacity, held)

@@ -159,6 +159,7 @@ def as_new(node: Node) -> Node:
         draining=False,
         cordoned=False,
         unfit=None,
+        quarantine=(),
         capacity=replace(capacity, gpus=gpus),
     )
 

@@ -12,6 +12,7 @@ from controller.links.hostkeys import fingerprint
 from runner.schemas.frames import Stream
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode, Result
+from tests.unit.scheduling.cluster import gpu_node
 
 
 async def of(start: Fairlead, *arguments: str, **env: str) -> Result:
@@ -142,6 +143,30 @@ async def test_a_node_is_added_listed_drained_and_removed(start: Fairlead) -> No
     assert json.loads(resumed.out)["draining"] is False
     assert (await of(start, "node", "remove", "n1")).status == 0
     assert json.loads((await of(start, "node", "list", "--json")).out) == {"nodes": []}
+
+
+async def test_explain_tells_why_a_run_waits(start: Fairlead, tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text("type: task\ncommands: [date]\n")
+    assert (await of(start, "apply", "-d", "-n", "a", "-f", str(file))).status == 0
+    result = await of(start, "explain", "a")
+    assert b"main/0: no node is connected\n  number 1 in the queue\n" in result.out
+    found = json.loads((await of(start, "explain", "a", "--json")).out)
+    assert found["waiting"][0]["jobs"] == ["main/0"]
+
+
+async def test_a_plan_shows_where_a_run_would_go_and_submits_nothing(
+    start: Fairlead, tmp_path: Path, controller: Controller
+) -> None:
+    controller.turns.set_node(gpu_node("n1", 2), "n1")
+    file = tmp_path / "task.yaml"
+    file.write_text("type: task\ncommands: [date]\nresources: {gpu: 1}\nfiles: [.]\n")
+    result = await of(start, "plan", "-f", str(file))
+    assert (result.status, result.out.split()[-3:]) == (0, [b"main/0", b"n1", b"n1-g0"])
+    file.write_text("type: task\ncommands: [date]\nresources: {gpu: 3}\n")
+    result = await of(start, "plan", "-f", str(file))
+    assert (result.status, result.out[:34]) == (1, b"it would be refused: resources: no")
+    assert json.loads((await of(start, "ps", "--json")).out)["runs"] == []
 
 
 async def test_an_unknown_host_key_is_shown_with_how_to_accept_it(start: Fairlead) -> None:
