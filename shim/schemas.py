@@ -256,6 +256,8 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     ssh_host_key: str | None = None
     """The public key that the task's SSH server shows; `ports["ssh"]` is on the node's loopback."""
     needs_credentials: bool = False
+    gpu_fault: str | None = None
+    """What was found about a GPU of its that was cordoned while the task lived."""
     notices: tuple[Notice, ...] = ()
     """What the job's log should say, oldest first; whoever reaches its runner hands them on."""
     version: int = 0

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Iterable
 from concurrent.futures import Executor
+from typing import Any
 
 import msgspec
 
@@ -335,11 +336,17 @@ class Supervisor:
         """The tasks that have this GPU are told, each once."""
         notice = Notice(id=f"{gpu.uuid}:{finding.key}", at=time.time(), text=line)
         for task in list(self._tasks.values()):
+            if gpu.uuid not in task.info.gpus or task.ended:
+                continue
+            changes: dict[str, Any] = {}
             known = task.info.notices
-            is_news = notice.id not in {one.id for one in known} and len(known) < _MOST_NOTICES
-            if is_news and gpu.uuid in task.info.gpus and not task.ended:
+            if notice.id not in {one.id for one in known} and len(known) < _MOST_NOTICES:
+                changes["notices"] = (*known, notice)
+            if finding.cordon and task.info.gpu_fault is None:
+                changes["gpu_fault"] = line
+            if changes:
                 try:
-                    await task.change(notices=(*known, notice))
+                    await task.change(**changes)
                 except OSError as error:
                     log.error("task %s: a notice may be lost: %s", task.info.id, error)
 

@@ -34,11 +34,12 @@ from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 class Rank(IntEnum):
     RUNNER_DONE = 0
     OUT_OF_MEMORY = 1
-    RUNNER_ERROR = 2
-    SHIM_ERROR = 3
-    NODE_LOSS = 4
-    PREEMPTION = 5
-    TAKEN_AWAY = 5
+    ENDED_BY_SHIM = 2
+    """What the runner says of such an end is only its consequence."""
+    RUNNER_ERROR = 3
+    SHIM_ERROR = 4
+    NODE_LOSS = 5
+    TAKEN_AWAY = 6
     """Nothing went wrong with it: its place is wanted back."""
 
 
@@ -66,6 +67,13 @@ _RUNNER_RANKS = {
 }
 """What an exit record may say. The job can forge it, so it must not reach a reason that would spare
 its retry budget."""
+
+_SHIM_RANKS = {
+    Reason.OUT_OF_MEMORY: Rank.OUT_OF_MEMORY,
+    Reason.GPU_UNHEALTHY: Rank.ENDED_BY_SHIM,
+    Reason.INSTANCE_UNREACHABLE: Rank.ENDED_BY_SHIM,
+}
+"""Of what only the shim's own word about a task can claim; any other is an error of the shim's."""
 
 _ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
 _STARTING = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
@@ -129,6 +137,8 @@ def _collect(draft: Draft, report: Report, claims: Claims) -> None:
             claim = _claim(draft, attempt, report) if attempt is not None else None
             if claim is not None:
                 claims.setdefault(report.attempt_id, []).append(claim)
+            if isinstance(report, TaskSeen) and report.gpu_fault is not None:
+                _claim_gpu_fault(attempt, report, claims)
         case TaskRemoved():
             _claim_lost(draft, report, claims)
         case Preempted():
@@ -177,6 +187,19 @@ def _claim(
             )
 
 
+def _claim_gpu_fault(attempt: Attempt | None, report: TaskSeen, claims: Claims) -> None:
+    """Of the shim's own finding: it outranks the error that the job then ends with."""
+    if attempt is None or attempt.status not in _ON_NODE:
+        return
+    claim = Claim(
+        rank=Rank.ENDED_BY_SHIM,
+        reason=Reason.GPU_UNHEALTHY,
+        message=report.gpu_fault,
+        cause="TaskSeen",
+    )
+    claims.setdefault(attempt.id, []).append(claim)
+
+
 def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim | None:
     """A job that was asked to interrupt itself did so by its `restart_exit_code`, or had to be
     killed for it; who was not asked cannot claim it."""
@@ -210,9 +233,8 @@ def _runner_exited(report: RunnerExited) -> Claim:
 
 def _task_ended(report: TaskSeen) -> Claim:
     if report.reason is not None:
-        oom = report.reason is Reason.OUT_OF_MEMORY
         return Claim(
-            rank=Rank.OUT_OF_MEMORY if oom else Rank.SHIM_ERROR,
+            rank=_SHIM_RANKS.get(report.reason, Rank.SHIM_ERROR),
             reason=report.reason,
             message=report.message,
             cause="TaskSeen",
@@ -243,7 +265,7 @@ def _drained(report: NodeDrained) -> Claim:
 
 def _preempted(report: Preempted) -> Claim:
     return Claim(
-        rank=Rank.PREEMPTION, reason=Reason.PREEMPTED, message=report.message, cause="Preempted"
+        rank=Rank.TAKEN_AWAY, reason=Reason.PREEMPTED, message=report.message, cause="Preempted"
     )
 
 

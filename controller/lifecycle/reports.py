@@ -144,6 +144,8 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     ports: dict[str, int] = {}
     ssh_host_key: str | None = None
     image_digest: str | None = None
+    gpu_fault: str | None = None
+    """The shim cordoned a GPU of its while it lived: what was found."""
     creating: bool = False
     """The image is there, the container is being created or was."""
 

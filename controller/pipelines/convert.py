@@ -115,6 +115,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             run_id=info.run_id,
             attempt_id=info.id,
             creating=info.times.creating_at is not None,
+            gpu_fault=info.gpu_fault,
             container_started=info.times.running_at is not None,
             terminated=terminated,
             runner_socket=info.runner_socket,
@@ -191,6 +192,7 @@ def task_request(view: View, cluster_key: str | None = None) -> TaskRequest:
             for volume in spec.volumes
         ),
         container=_container(spec),
+        stop_when_unheard_seconds=spec.stop_when_unheard,
     )
 
 

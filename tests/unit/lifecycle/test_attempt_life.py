@@ -519,3 +519,34 @@ def test_a_state_is_not_touched_by_the_decision_about_it() -> None:
     decision = decide(before, [play.exited()], play.now, play.new_id)
     assert before.jobs[0].attempts[0].status is AttemptStatus.RUNNING
     assert decision.state.jobs[0].attempts[0].status is AttemptStatus.TERMINATING
+
+
+# -- broken GPUs ----------------------------------------------------------------------------
+
+
+def test_a_gpu_that_its_shim_calls_faulty_ends_the_job_as_gpu_unhealthy() -> None:
+    play = Play(stop_duration=30.0).to_running()
+    play.send(play.seen(gpu_fault="XID 79: fallen off the bus"))
+    assert play.attempt().reason is Reason.GPU_UNHEALTHY
+    assert play.attempt().message == "XID 79: fallen off the bus"
+    assert play.attempt().remove_at == START + 30
+
+
+def test_a_faulty_gpu_outranks_the_error_that_the_job_ends_with() -> None:
+    play = Play().to_running()
+    exited = play.exited(reason=Reason.CONTAINER_EXITED_WITH_ERROR)
+    play.send(exited, play.seen(terminated=True, exit_code=1, gpu_fault="XID 79"))
+    assert play.attempt().reason is Reason.GPU_UNHEALTHY
+    assert play.attempt().later_reasons == (Reason.CONTAINER_EXITED_WITH_ERROR,)
+
+
+def test_a_job_that_finished_beside_a_faulty_gpu_is_done() -> None:
+    play = Play().to_running()
+    play.send(play.seen(gpu_fault="XID 79"), play.exited())
+    assert play.attempt().reason is Reason.DONE_BY_RUNNER
+
+
+def test_an_exit_record_cannot_claim_a_faulty_gpu() -> None:
+    play = Play().to_running()
+    play.send(play.exited(reason=Reason.GPU_UNHEALTHY))
+    assert play.attempt().reason is Reason.CONTAINER_EXITED_WITH_ERROR

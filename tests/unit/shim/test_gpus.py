@@ -84,6 +84,22 @@ async def test_a_notice_outlives_the_shim_and_is_not_doubled(node: Node, gpus: M
         assert [gpu.healthy for gpu in service.supervisor.ledger.gpus()] == [False, True]
 
 
+async def test_a_task_keeps_what_was_found_about_a_gpu_that_was_cordoned_under_it(
+    node: Node, gpus: MemoryGpus
+) -> None:
+    async with node.shim() as service:
+        supervisor = service.supervisor
+        await running(service, "t1", wants(uuids=["GPU-a"]))
+        gpus.raise_xid("GPU-a", 13)
+        await eventually(lambda: len(supervisor.info("t1").notices) == 1)
+        assert supervisor.info("t1").gpu_fault is None, "the application's own fault"
+        gpus.raise_xid("GPU-a", 79)
+        await eventually(lambda: len(supervisor.info("t1").notices) == 2)
+        assert "XID 79" in (supervisor.info("t1").gpu_fault or "")
+    async with node.shim() as service:
+        assert "XID 79" in (service.supervisor.info("t1").gpu_fault or "")
+
+
 async def test_a_broken_gpu_is_refused_by_name_and_left_out_of_a_choice(
     node: Node, gpus: MemoryGpus
 ) -> None:
