@@ -32,7 +32,7 @@ def nominate(draft: Draft, report: Nominated) -> None:
 def end(draft: Draft, report: NominationEnded) -> None:
     attempt = draft.attempt(report.attempt_id)
     if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
-        _end(draft, attempt, report.cause)
+        give_up(draft, attempt, report.cause)
 
 
 def settle(draft: Draft) -> None:
@@ -45,9 +45,10 @@ def settle(draft: Draft) -> None:
                     draft.move_allocation(attempt, AllocationState.RELEASED, "the attempt ended")
 
 
-def _end(draft: Draft, attempt: Attempt, cause: str) -> None:
+def give_up(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
+    """The waiting attempt is in the queue again, if a place was kept for it."""
     place = draft.allocation_of(attempt)
     if place is None or place.state is not AllocationState.NOMINATED:
-        return
+        return attempt
     draft.move_allocation(attempt, AllocationState.RELEASED, cause)
-    draft.change_attempt(attempt, allocation_id=None)
+    return draft.change_attempt(attempt, allocation_id=None)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle import attempts, occurrences, terminating
+from controller.lifecycle import attempts, nominations, occurrences, terminating
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs.reading import is_gang_run
 from controller.lifecycle.history import EventKind
@@ -126,6 +126,7 @@ def _suspend(draft: Draft, request: SuspendRequested) -> None:
         draft.tell(EventKind.REQUEST, _cause(request), to_status="suspended", message=message)
     for attempt in draft.live():
         if attempt.status is AttemptStatus.SUBMITTED:
+            attempt = nominations.give_up(draft, attempt, _cause(request))
             draft.change_attempt(attempt, pending_reason=SUSPENDED)
     if not request.abort_running:
         return

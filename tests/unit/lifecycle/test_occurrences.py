@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from controller.lifecycle.history import EventKind
-from controller.lifecycle.model import (
-    Group,
-    JobSpec,
-    RetryEvent,
-    RetryPolicy,
-    RunPolicy,
-)
+from controller.lifecycle.model import RetryEvent, RetryPolicy
 from controller.lifecycle.occurrences import KEPT, needs_next_trigger
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
@@ -19,9 +13,9 @@ from controller.lifecycle.reports import (
     ScaleRequested,
     SuspendRequested,
 )
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
-from controller.lifecycle.submission import PlannedGroup, new_run
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.surroundings import Surroundings
+from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
@@ -186,24 +180,22 @@ def test_a_slot_that_scale_adds_between_occurrences_gets_its_attempt_from_the_tr
 
 
 def test_a_gang_begins_a_new_incarnation_with_each_occurrence() -> None:
-    play = Scheduled()
-    group = Group(name="main", nodes=3, gang_size=2)
-    play.state = new_run(
-        name="play",
-        user="ada",
-        groups=[PlannedGroup(group=group, spec=JobSpec(image="busybox"))],
-        now=play.now,
-        new_id=play.new_id,
-        policy=RunPolicy(schedule=SCHEDULE),
-    )
-    play.send().send()
-    assert play.run.status is RunStatus.PENDING
-    assert all(job.attempts == () for job in play.state.jobs)
-    play.to_trigger()
-    assert play.run.incarnation is not None
-    assert play.run.incarnation.number == 1
+    play = GangPlay(gang(nodes=3, size=2), schedule=SCHEDULE)
+    around = Surroundings(next_trigger=START + HOUR)
+    play.around = around
+    play.send()
+    assert (play.run.status, play.number) == (RunStatus.PENDING, 0)
+    play.around = Surroundings(next_trigger=START + 2 * HOUR)
+    play.wait(HOUR)
+    assert play.number == 1
     assert [play.attempt(n).rank for n in range(3)] == [0, 1, None]
-    assert {play.attempt(n).incarnation for n in range(3)} == {play.run.incarnation}
+    play.run_all().send(play.exited(0), play.exited(1)).clean_all().clean_all()
+    assert [o.status for o in play.run.occurrences] == [RunStatus.DONE]
+    assert (play.run.status, play.number) == (RunStatus.PENDING, 1)
+    assert {a.state for a in play.state.allocations} == {AllocationState.RELEASED}
+    play.wait(HOUR)
+    assert play.number == 2
+    assert play.statuses() == [AttemptStatus.SUBMITTED] * 3
 
 
 def test_a_run_remembers_only_its_latest_occurrences() -> None:

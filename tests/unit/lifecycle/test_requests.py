@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.history import EventKind
@@ -16,14 +17,16 @@ from controller.lifecycle.reports import (
     JobAbandonRequested,
     JobAbortRequested,
     JobInterruptRequested,
+    Nominated,
     NotPlaced,
     ParentEnded,
     ResumeRequested,
     ScaleRequested,
     SuspendRequested,
 )
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob
+from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import Play
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
@@ -357,3 +360,64 @@ def test_requests_that_no_status_tells_are_told_in_the_history() -> None:
     told = [e for e in play.events if e.kind is EventKind.REQUEST]
     assert [e.to_status for e in told] == ["interrupted", "suspended", "resumed", "abandoned"]
     assert all("by ada" in (e.message or "") for e in told)
+
+
+# -- gangs ----------------------------------------------------------------------------------
+
+
+def test_a_suspended_gang_comes_back_as_a_new_incarnation_on_resume() -> None:
+    play = GangPlay(gang(nodes=3, size=2)).run_all()
+    play.send(Ask(play).suspend(abort_running=True))
+    assert play.reasons() == [Reason.SUSPENDED] * 3
+    play.clean_all()
+    assert (play.run.status, play.number) == (RunStatus.PENDING, 1)
+    play.send(Ask(play).resume())
+    assert play.number == 2
+    assert play.statuses() == [AttemptStatus.SUBMITTED] * 3
+
+
+def test_a_suspended_gang_that_lost_a_rank_stops_its_survivors_and_waits() -> None:
+    play = GangPlay(gang(nodes=2)).run_all()
+    play.send(Ask(play).suspend()).send(play.node_gone("n0", confirmed=True))
+    assert play.reasons() == [Reason.INSTANCE_UNREACHABLE, Reason.SUSPENDED]
+    play.clean_all().wait(1000)
+    assert play.number == 1
+    play.send(Ask(play).resume())
+    assert play.number == 2
+
+
+def test_a_gang_is_not_scaled() -> None:
+    play = GangPlay(gang(nodes=2)).run_all()
+    before = play.state
+    assert play.send(Ask(play).scale(3, group="train")).state is before
+
+
+def test_an_aborted_rank_switches_its_gang() -> None:
+    play = GangPlay(gang(nodes=2)).run_all()
+    play.send(Ask(play).abort(1))
+    assert play.reasons() == [Reason.INCARNATION_CHANGED, Reason.JOB_ABORTED_BY_USER]
+    assert play.run.switches[-1].reason == "job_aborted"
+
+
+def test_a_gang_is_done_without_its_abandoned_rank() -> None:
+    play = GangPlay(gang(nodes=2)).run_all()
+    play.send(Ask(play).abandon(1)).clean_all()
+    assert play.number == 1
+    play.send(play.exited(0)).clean_all().clean_all()
+    assert play.run.status is RunStatus.DONE
+
+
+def test_a_nomination_ends_when_its_run_is_suspended() -> None:
+    play = Play()
+    place = replace(play.placed().allocation, state=AllocationState.NOMINATED, victims=("v",))
+    play.send(
+        Nominated(
+            run_id=play.run_id,
+            attempt_id=play.attempt().id,
+            allocation=place,
+            pending_reason="waiting for 1 victim to leave",
+        )
+    )
+    play.send(Ask(play).suspend())
+    assert play.attempt().allocation_id is None
+    assert [a.state for a in play.state.allocations] == [AllocationState.RELEASED]
