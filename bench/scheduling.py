@@ -99,6 +99,7 @@ def main() -> None:
     bench.add(lambda _: _run(8), JOBS)
     bench.round(f"{JOBS} alike jobs, none fits")
     bench.round("the same again, nothing has changed")
+    bench.round("and once more")
     bench.pipeline.node_changed("n00000", None)
     bench.round("the same again, a node has changed")
     bench.add(lambda _: _run(1, nodes=200), 1)

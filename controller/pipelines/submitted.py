@@ -50,6 +50,9 @@ class JobSubmittedPipeline:
         if self.index.growth == self._seen_growth:
             units = [unit for run_id in to_see for unit in self.index.units.get(run_id, ())]
         self._seen_growth = self.index.growth
+        if not (self.index.units if units is None else units) and not self.index.nominations:
+            self.is_unfinished = False
+            return {}
         this_round = Round(self.index, now, self._new_id)
         told = this_round.decide(units)
         self._to_see.update(this_round.left_over)

@@ -111,6 +111,8 @@ class Victims:
             freed = self._without(node_id, chosen)
         if shortfalls(need.resources, freed) or all(one.leaves_anyway for one in chosen):
             return None
+        if len(chosen) == 1:
+            return Plan(node_id, tuple(chosen), freed)
         return self._pruned(node_id, need, chosen)
 
     def _pruned(self, node_id: str, need: Need, chosen: list[Victim]) -> Plan | None:
@@ -183,9 +185,12 @@ class Evictions:
         return None
 
     def _push(self, node_id: str) -> None:
-        plan = self._victims.plan(node_id, self._need, self._band)
-        if plan is not None:
-            heapq.heappush(self._heap, (plan.cost, node_id))
+        """As if the cheapest one alone had to go: what it really costs is looked at only when that
+        would be the best."""
+        candidates = self._victims.solos_on(node_id, self._band)
+        cheapest = next((one for one in candidates if not one.leaves_anyway), None)
+        if cheapest is not None:
+            heapq.heappush(self._heap, ((1, (cheapest.price,)), node_id))
 
 
 def _goes(run: Run, band: int) -> bool:
