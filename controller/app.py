@@ -27,10 +27,12 @@ from controller.links.local import LocalLink
 from controller.links.ssh import SshLink
 from controller.logs.store import LogStore
 from controller.pipelines.clusterkey import secret_of
+from controller.retention import Keep, Retention
 from controller.service import ControllerService
 from controller.service.access import Gate
 from controller.service.progress import PullBoard
 from controller.store.base import LeaseLost, Store, StoreError, StoreUnavailable
+from controller.store.database import Database
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 
@@ -52,6 +54,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Defaults = Defaults()
     most_upload: int = MOST_BYTES
     """Bytes of one upload."""
+    database: Database | None = None
+    """None: a file in the folder."""
+    keep: Keep = Keep()
     cluster_networks: tuple[IPv4Network, ...] = ()
     """Where the jobs of multi-node runs reach each other, the preferred network first."""
 
@@ -78,7 +83,7 @@ async def _controller(
     options: Options, ready: Callable[[str], None]
 ) -> AsyncIterator[asyncio.Task[None]]:
     data = options.data
-    store = SqlStore(SqliteDatabase(data))
+    store = SqlStore(options.database or SqliteDatabase(data))
     logs = LogStore(data / "logs")
     blobs = BlobStore(data / "blobs", most_bytes=options.most_upload)
     try:
@@ -86,7 +91,10 @@ async def _controller(
             machinery, service = await _open(store, logs, blobs, options)
         except (StoreError, identity.IdentityUnusable) as error:
             raise CannotStart(str(error)) from error
-        work = asyncio.create_task(_work(machinery, store, blobs), name="controller")
+        retention = Retention(
+            store, logs, SystemClock(), options.keep, lambda: tuple(machinery.turns.runs.values())
+        )
+        work = asyncio.create_task(_work(machinery, store, blobs, retention), name="controller")
         api = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         try:
             ready(await _listen(api, options))
@@ -117,6 +125,7 @@ async def _open(
         clock=clock,
         chance=chance,
         blobs=blobs,
+        node_failure_after=options.defaults.limits.node_lost_after,
         cluster_secret=secret_of(key),
         cluster_networks=options.cluster_networks,
     )
@@ -157,12 +166,13 @@ async def _listen(api: web.AppRunner, options: Options) -> str:
     return f"http://{host}:{port}"
 
 
-async def _work(machinery: Machinery, store: Store, blobs: BlobStore) -> None:
+async def _work(machinery: Machinery, store: Store, blobs: BlobStore, retention: Retention) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(machinery.run(), name="machinery")
             group.create_task(_keep_lease(store), name="lease")
             group.create_task(_tidy_blobs(machinery, blobs), name="blobs")
+            group.create_task(retention.run(), name="retention")
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 

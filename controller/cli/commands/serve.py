@@ -14,11 +14,13 @@ from cyclopts import Parameter
 
 from controller import app
 from controller.cli import output
+from controller.cli.databaseurl import find_database
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.operating import Operating
 from controller.configuration.operating import load as load_operating
 from controller.configuration.source import SourceError
-from controller.configuration.units import parse_size
+from controller.configuration.units import parse_duration, parse_size
+from controller.retention import Keep
 from controller.service.errors import Invalid
 from controller.service.userkeys import user_keys
 from controller.store.base import LeaseLost
@@ -32,6 +34,10 @@ def controller(
     default_image: str | None = None,
     upload_limit: str = "1GiB",
     project_keys: Path | None = None,
+    database: str | None = None,
+    database_file: Path | None = None,
+    keep_runs: str = "90d",
+    keep_logs: str = "30d",
     log_level: Annotated[str, Parameter(show=False)] = "info",
 ) -> int:
     """Start a controller and serve until it is stopped.
@@ -50,6 +56,15 @@ def controller(
         How large one upload (`repos`, `files`) may be.
     project_keys
         A file of public keys that get into every run by SSH, one on each line.
+    database
+        postgresql://USER@HOST/DATABASE, without a password; default: FAIRLEAD_DATABASE_URL, else a
+        file in the folder.
+    database_file
+        A file that has the database's URL, with its password.
+    keep_runs
+        How long ended runs are remembered.
+    keep_logs
+        How long logs are kept.
     """
     host, port = parse_listen(listen)
     operating = Operating() if config is None else read_config(config)
@@ -71,6 +86,10 @@ def controller(
         defaults=defaults,
         most_upload=parse_limit(upload_limit),
         cluster_networks=operating.cluster_networks,
+        database=find_database(data, database, database_file, os.environ),
+        keep=Keep(
+            runs=parse_keep(keep_runs, "--keep-runs"), logs=parse_keep(keep_logs, "--keep-logs")
+        ),
     )
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,6 +113,14 @@ def parse_limit(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise CliError(f"--upload-limit: {error}", EXIT_USAGE) from None
+
+
+def parse_keep(text: str, option: str) -> float:
+    """Seconds. Raises CliError."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}", EXIT_USAGE) from None
 
 
 def parse_listen(text: str) -> tuple[str, int]:

@@ -130,4 +130,4 @@ async def test_what_was_not_foreseen_is_logged_and_shown_without_a_traceback(
 async def test_answers_are_json_that_ends_in_no_surprise(api: TestClient[Any, Any]) -> None:
     async with api.get("/v1/nodes") as answer:
         assert answer.content_type == "application/json"
-        assert json.loads(await answer.read()) == {"nodes": []}
+        assert json.loads(await answer.read()) == {"nodes": [], "next_cursor": None}

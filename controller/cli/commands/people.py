@@ -1,0 +1,144 @@
+"""Commands about users and tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+from cyclopts import Parameter
+
+from controller.api.people import NewTokenView, NewUserView, TokenView, UserView
+from controller.cli import output, settings
+from controller.cli.client import decode
+from controller.cli.commands.options import Json
+from controller.lifecycle.model import Band
+from controller.store.users import Role
+
+Bands = Annotated[tuple[Band, ...], Parameter(name="--band", negative=())]
+
+
+class _Users(msgspec.Struct):
+    users: list[UserView]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[TokenView]
+
+
+def add_user(name: str, /, *, role: Role = Role.USER, band: Bands = (), json: Json = False) -> int:
+    """Add a user and show a first token, this once.
+
+    Parameters
+    ----------
+    role
+        An admin may change everything.
+    band
+        A band to grant, beyond those that everybody may use.
+    """
+    body = {"name": name, "role": role.value, "bands": [one.value for one in band]}
+    data = settings.client().post("/v1/users", body)
+    if json:
+        output.emit_json(data)
+        return 0
+    _show_secret(decode(data, NewUserView).token)
+    return 0
+
+
+def list_users(*, json: Json = False) -> int:
+    """List users."""
+    data = settings.client().get("/v1/users")
+    if json:
+        output.emit_json(data)
+        return 0
+    output.emit_table(
+        ("NAME", "ROLE", "GRANTED", "SINCE"),
+        [
+            (user.name, user.role, ", ".join(user.bands) or "-", user.created_at)
+            for user in decode(data, _Users).users
+        ],
+    )
+    return 0
+
+
+def grant(name: str, /, *, band: Bands = (), json: Json = False) -> int:
+    """Say which bands a user may use beyond those that everybody may; none: every grant ends.
+
+    Parameters
+    ----------
+    band
+        One of them; may be repeated.
+    """
+    body = {"bands": [one.value for one in band]}
+    data = settings.client().put(f"/v1/users/{quote(name, safe='')}/bands", body)
+    if json:
+        output.emit_json(data)
+        return 0
+    user = decode(data, UserView)
+    granted = ", ".join(user.bands) or "nothing beyond what everybody may use"
+    output.emit(f"user {user.name} is granted: {granted}")
+    return 0
+
+
+def remove_user(name: str, /, *, json: Json = False) -> int:
+    """Remove a user who has no live runs; the user's tokens end at once."""
+    data = settings.client().delete(f"/v1/users/{quote(name, safe='')}")
+    return _done(data, json, f"user {name} removed")
+
+
+def add_token(*, user: str | None = None, label: str = "", json: Json = False) -> int:
+    """Make one more token and show it, this once.
+
+    Parameters
+    ----------
+    user
+        Whose; default: your own.
+    label
+        To tell it from others.
+    """
+    data = settings.client().post("/v1/tokens", {"user": user, "label": label})
+    if json:
+        output.emit_json(data)
+        return 0
+    _show_secret(decode(data, NewTokenView))
+    return 0
+
+
+def list_tokens(*, user: str | None = None, json: Json = False) -> int:
+    """List tokens, without their secrets.
+
+    Parameters
+    ----------
+    user
+        Whose; default: your own, and for admins everybody's.
+    """
+    data = settings.client().get("/v1/tokens", user=user)
+    if json:
+        output.emit_json(data)
+        return 0
+    output.emit_table(
+        ("ID", "USER", "LABEL", "SINCE"),
+        [
+            (token.id, token.user, token.label or "-", token.created_at)
+            for token in decode(data, _Tokens).tokens
+        ],
+    )
+    return 0
+
+
+def revoke_token(id: str, /, *, json: Json = False) -> int:
+    """End a token at once, and what goes on under it."""
+    data = settings.client().delete(f"/v1/tokens/{quote(id, safe='')}")
+    return _done(data, json, f"token {id} revoked")
+
+
+def _show_secret(made: NewTokenView) -> None:
+    output.emit(made.token)
+
+
+def _done(data: bytes, json: bool, sentence: str) -> int:
+    if json:
+        output.emit_json(data)
+    else:
+        output.emit(sentence)
+    return 0

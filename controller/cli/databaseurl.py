@@ -1,0 +1,62 @@
+"""Which database a controller's state is in: a file in its folder, or a PostgreSQL server's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from controller.cli.errors import EXIT_USAGE, CliError
+from controller.store.base import StoreUnusable
+from controller.store.database import Database
+from controller.store.sqlite import SqliteDatabase
+
+VARIABLE = "FAIRLEAD_DATABASE_URL"
+
+
+def find_database(
+    data: Path, url: str | None, file: Path | None, environment: Mapping[str, str]
+) -> Database:
+    """`url` (an option, so without a password), else what `file` has, else the environment's; if
+    none is given, the file in `data`. Raises CliError."""
+    if url is not None and file is not None:
+        raise CliError("give --database or --database-file, not both", EXIT_USAGE)
+    if url is not None:
+        _refuse_password(url)
+        return _postgresql(url, "--database")
+    if file is not None:
+        return _postgresql(_read(file), f"--database-file {file}")
+    if environment.get(VARIABLE):
+        return _postgresql(environment[VARIABLE].strip(), VARIABLE)
+    return SqliteDatabase(data)
+
+
+def _postgresql(url: str, source: str) -> Database:
+    from controller.store.postgresql import PostgresqlDatabase
+
+    try:
+        return PostgresqlDatabase(url)
+    except StoreUnusable as error:
+        raise CliError(f"{source}: {error}", EXIT_USAGE) from None
+
+
+def _refuse_password(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        shown = parts.password is not None or "password" in parse_qs(parts.query)
+    except ValueError:
+        shown = False
+    if shown:
+        raise CliError(
+            f"--database: everybody on this machine can read a password in a command line; put the "
+            f"URL into {VARIABLE} or a file (--database-file), or the password into ~/.pgpass",
+            EXIT_USAGE,
+        )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not a text"
+        raise CliError(f"--database-file {file}: {why}", EXIT_USAGE) from None
