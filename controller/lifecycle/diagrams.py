@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from controller.lifecycle.gangs.incarnations import PHASE_MOVES, Phase
+from controller.lifecycle.gangs.switches import SWITCHES
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
     FINAL_STATUS_OF_RUN,
@@ -102,12 +104,31 @@ def _allocation_page() -> str:
     return "\n".join(["# Allocation\n", _NOTE, mermaid(ALLOCATION_MOVES, initial)])
 
 
+def _incarnation_page() -> str:
+    switches = [
+        (f"`{reason}`", "all" if whole else "those that do not survive", says)
+        for reason, whole, says in SWITCHES
+    ]
+    head = ("switch", "places given back", "when")
+    return "\n".join(
+        [
+            "# Incarnation of a gang\n",
+            _NOTE,
+            mermaid(PHASE_MOVES, (Phase.GATHERING,)),
+            "A phase is read off the attempts, never stored.\n",
+            "## Why a gang switches\n",
+            _table(head, switches),
+        ]
+    )
+
+
 def pages() -> dict[str, str]:
     """Text by file name."""
     return {
         "attempt.md": _attempt_page(),
         "run.md": _run_page(),
         "allocation.md": _allocation_page(),
+        "incarnation.md": _incarnation_page(),
     }
 
 

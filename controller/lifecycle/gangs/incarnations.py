@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from controller.lifecycle.gangs.reading import current_attempts, is_gang_run, is_whole
 from controller.lifecycle.model import Job, Run
+from controller.lifecycle.occurrences import waits_for_trigger
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -29,7 +30,7 @@ class Phase(StrEnum):
     WAITING = "waiting"
     """Nothing lives; the wait before the new attempts is going, or the run is suspended."""
     OVER = "over"
-    """The run is ending or has ended."""
+    """The run is ending or has ended, or a scheduled one waits for its next occurrence."""
 
 
 PHASE_MOVES: Mapping[Phase, frozenset[Phase]] = {
@@ -37,7 +38,7 @@ PHASE_MOVES: Mapping[Phase, frozenset[Phase]] = {
     Phase.WHOLE: frozenset({Phase.STOPPING, Phase.OVER}),
     Phase.STOPPING: frozenset({Phase.WAITING, Phase.OVER}),
     Phase.WAITING: frozenset({Phase.GATHERING, Phase.OVER}),
-    Phase.OVER: frozenset(),
+    Phase.OVER: frozenset({Phase.GATHERING}),
 }
 
 
@@ -46,6 +47,8 @@ def phase(run: Run, jobs: Sequence[Job]) -> Phase | None:
     if not is_gang_run(run):
         return None
     if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
+        return Phase.OVER
+    if waits_for_trigger(run):
         return Phase.OVER
     if next(current_attempts(run, jobs), None) is not None:
         return Phase.WHOLE if is_whole(run, jobs) else Phase.GATHERING

@@ -26,6 +26,31 @@ from controller.lifecycle.retry import Verdict, verdict
 _SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
 
 
+SWITCHES: Final = (
+    (SwitchReason.JOB_FAILED, False, "a rank ended with an error that is tried again"),
+    (SwitchReason.JOB_ABORTED, False, "a rank lost its place, was preempted or aborted"),
+    (SwitchReason.JOB_INTERRUPTED, False, "a rank was asked to interrupt itself and did"),
+    (
+        SwitchReason.JOB_LACK_AFTER_REVIVAL,
+        False,
+        "a node that was reached again no longer had a rank's task",
+    ),
+    (SwitchReason.RESUMED, False, "a suspension had stopped what ran"),
+    (SwitchReason.NO_CAPACITY, True, "an elastic fleet had no offer left for a rank"),
+    (
+        SwitchReason.REINCARNATION_TIMEOUT,
+        True,
+        "not every rank was there within `reincarnation_timeout`",
+    ),
+    (
+        SwitchReason.PLACEMENT_TOO_SMALL,
+        True,
+        "where the survivors are the whole gang can never be",
+    ),
+)
+"""Each with whether it gives all places back, and when it happens, for a person."""
+
+
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     reason: SwitchReason
     attempt: Attempt | None = None
