@@ -1,6 +1,6 @@
 """Beside a run until it is final: its state is shown, the output of its attempts is carried here.
 
-Two threads wait (one on the run, one on the log), the main one decides: so Ctrl-C always works.
+Threads wait (one on the run, one on each job's log), the main one decides: so Ctrl-C always works.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
-from controller.api.documents import AttemptView, RunView, WatchLine
+from controller.api.documents import AttemptView, JobView, RunView, WatchLine
 from controller.cli import output
 from controller.cli.client import ControllerClient
 from controller.cli.follow import News, follow_log, follow_run
-from controller.cli.progress import Display, display, step_of
+from controller.cli.progress import Display, display, job_name, step_of
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
+
+MOST_JOBS = 256
+"""Whose output is carried here, a connection each; `fairlead logs` shows any other's."""
 
 
 class _Failed:
@@ -24,7 +27,8 @@ class _Failed:
 
 
 class _LogEnded:
-    pass
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
 
 
 _Told = WatchLine | _LogEnded | _Failed
@@ -43,8 +47,10 @@ class _Attachment:
         self._inbox: SimpleQueue[_Told] = SimpleQueue()
         self._news = News(self._tell)
         self._followed: set[str] = set()
-        self._following = False
-        self._wrote = False
+        self._following: set[str] = set()
+        """Ids of the jobs whose attempt is followed now."""
+        self._wrote: set[str] = set()
+        self._switches = len(run.switches)
 
     def until_final(self) -> RunView:
         self._in_thread(self._watch)
@@ -55,7 +61,8 @@ class _Attachment:
                 if isinstance(told, _Failed):
                     raise told.error
                 if isinstance(told, _LogEnded):
-                    self._following = self._wrote = False
+                    self._following.discard(told.job_id)
+                    self._wrote.discard(told.job_id)
                     told = WatchLine(run=self._run)
                 self._take_up(told)
         finally:
@@ -68,32 +75,42 @@ class _Attachment:
     def _take_up(self, told: WatchLine) -> None:
         assert told.run is not None
         self._run = told.run
-        self._follow_next()
+        self._tell_switches()
+        for job in self._run.jobs[:MOST_JOBS]:
+            self._follow_next(job)
         if self._run.status not in FINAL_RUN_STATUSES:
-            flows = self._following and self._wrote
+            flows = bool(self._following & self._wrote)
             self._display.show(step_of(self._run, told.progress), output_flows=flows)
 
-    def _follow_next(self) -> None:
-        """The logs of the first job's attempts, one after the other, none left out."""
-        if self._following or not self._run.jobs:
+    def _tell_switches(self) -> None:
+        for switch in self._run.switches[self._switches :]:
+            because = f"{switch.reason}: {switch.message}" if switch.message else switch.reason
+            self._tell(f"incarnation {switch.incarnation} begins: {because}")
+        self._switches = len(self._run.switches)
+
+    def _follow_next(self, job: JobView) -> None:
+        """The logs of a job's attempts, one after the other, none left out."""
+        if job.id in self._following:
             return
-        for attempt in self._run.jobs[0].attempts:
+        for attempt in job.attempts:
             if attempt.id not in self._followed and not _never_ran(attempt):
                 self._followed.add(attempt.id)
-                self._following = True
-                self._in_thread(partial(self._carry, attempt.id))
+                self._following.add(job.id)
+                writer = output.log_writer(job_name(job), alone=len(self._run.jobs) == 1)
+                self._in_thread(partial(self._carry, job.id, attempt.id, writer))
                 return
 
     def _watch(self) -> None:
         for told in follow_run(self._client, self._run.id, self._news):
             self._inbox.put(told)
 
-    def _carry(self, attempt_id: str) -> None:
+    def _carry(self, job_id: str, attempt_id: str, writer: output.Writer) -> None:
         for frame in follow_log(self._client, self._run.id, attempt_id, 0, self._news):
-            self._wrote = True
+            self._wrote.add(job_id)
             self._display.pause()
-            output.write_frame(frame)
-        self._inbox.put(_LogEnded())
+            writer.write(frame)
+        writer.close()
+        self._inbox.put(_LogEnded(job_id))
 
     def _tell(self, text: str) -> None:
         self._display.pause()

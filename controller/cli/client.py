@@ -57,6 +57,15 @@ class ControllerClient:
     def post(self, path: str, body: object) -> bytes:
         return self._request("POST", path, body=body)
 
+    def put(self, path: str, body: object) -> bytes:
+        return self._request("PUT", path, body=body)
+
+    def submit(self, body: object, patience: float = ANSWER_SECONDS) -> tuple[bytes, bool]:
+        """The run, and whether it was there already. `patience`: seconds until the answer."""
+        with closing(self._connection(patience)) as connection:
+            response = self._open(connection, "POST", "/v1/runs", body=body)
+            return self._read(response), response.status == 200
+
     def has_upload(self, digest: str) -> bool:
         try:
             self.get(f"/v1/blobs/{digest}")
@@ -85,8 +94,11 @@ class ControllerClient:
             if response.status >= 400:
                 raise self.refusal(response.status, body)
 
-    def delete(self, path: str) -> bytes:
-        return self._request("DELETE", path)
+    def patch(self, path: str, body: object) -> bytes:
+        return self._request("PATCH", path, body=body)
+
+    def delete(self, path: str, **query: object) -> bytes:
+        return self._request("DELETE", path, query=query)
 
     def run(self, key: str) -> RunView:
         from controller.api.documents import RunView
@@ -231,6 +243,10 @@ class ControllerClient:
 def run_path(key: str, part: str = "") -> str:
     path = f"/v1/runs/{quote(key, safe='')}"
     return f"{path}/{part}" if part else path
+
+
+def job_path(run: str, job: str, part: str) -> str:
+    return run_path(run, f"jobs/{quote(job, safe='')}/{part}")
 
 
 def node_path(key: str, part: str = "") -> str:

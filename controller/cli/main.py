@@ -25,7 +25,16 @@ from controller.cli.errors import (
 _COMMANDS = "controller.cli.commands"
 
 
-def make_app() -> App:
+_ACTIONS = {
+    "stop": "Stop a run.",
+    "complete": "End a run as done now.",
+    "suspend": "Place, retry and trigger nothing of a run any more.",
+    "resume": "Go on with a suspended run.",
+    "scale": "Give a group that is no gang another number of jobs.",
+}
+
+
+def make_app(arguments: Sequence[str] = ()) -> App:
     app = App(
         name="fairlead",
         help="Runs GPU work on machines that you own or rent.",
@@ -38,7 +47,9 @@ def make_app() -> App:
     app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Tell why a run waits.")
     app.command(f"{_COMMANDS}.scheduling:plan", name="plan", help="Show where a run would go.")
     app.command(f"{_COMMANDS}.logs:logs", name="logs", help="Show a run's log.")
-    app.command(f"{_COMMANDS}.runs:stop", name="stop", help="Stop a run.")
+    for name, said in _ACTIONS.items():
+        app.command(f"{_COMMANDS}.actions:{name}", name=name, help=said)
+    app.command(_job_app())
     app.command(f"{_COMMANDS}.ssh:ssh", name="ssh", help="Log in to a run's job.")
     app.command(
         f"{_COMMANDS}.ssh:ssh_config", name="ssh-config", help="Show what ~/.ssh/config needs."
@@ -49,22 +60,74 @@ def make_app() -> App:
         help="Lead local ports to ports of a run's job.",
     )
     app.command(f"{_COMMANDS}.runs:events", name="events", help="Tell what happened.")
-    app.command(f"{_COMMANDS}.serve:controller", name="controller", help="Start a controller.")
+    if arguments[:1] == ["controller"]:
+        app.command(f"{_COMMANDS}.databases:app", name="controller")
+    else:  # what has commands of its own is not imported for the list of commands
+        app.command(App(name="controller", help="Start a controller; back it up and restore it."))
     app.command(_node_app())
+    app.command(_fleet_app())
+    app.command(_user_app())
+    app.command(_token_app())
     return app
 
 
+def _job_app() -> App:
+    job = App(name="job", help="Abort, abandon or interrupt one job of a run.")
+    for verb, said in (
+        ("abort", "End a job's attempt at once; it comes back."),
+        ("abandon", "Go on without a job."),
+        ("interrupt", "Ask a job to end by itself."),
+    ):
+        job.command(f"{_COMMANDS}.actions:{verb}_job", name=verb, help=said)
+    return job
+
+
 def _node_app() -> App:
-    node = App(name="node", help="Add, list, drain, resume and remove nodes.")
+    node = App(name="node", help="Add, show, change, drain and remove nodes.")
     nodes = f"{_COMMANDS}.nodes"
     node.command(f"{nodes}:add", name="add", help="Add a node.")
     node.command(f"{nodes}:list_", name="list", help="List nodes.")
+    node.command(f"{nodes}:show", name="show", help="Show all about a node.")
+    node.command(f"{nodes}:set_", name="set", help="Change a node's attributes or fleet.")
     node.command(f"{nodes}:drain", name="drain", help="Place nothing new on a node.")
     node.command(f"{nodes}:resume", name="resume", help="Place on a drained node again.")
+    node.command(f"{nodes}:cordon", name="cordon", help="Place nothing new, empty nothing.")
+    node.command(f"{nodes}:uncordon", name="uncordon", help="Place on a cordoned node again.")
+    node.command(f"{nodes}:tasks", name="tasks", help="List tasks that nobody here knows.")
+    node.command(f"{nodes}:stop_task", name="stop-task", help="Stop such a task.")
     node.command(f"{nodes}:clear_gpu", name="clear-gpu", help="Offer a broken GPU again.")
     node.command(f"{nodes}:remove", name="remove", help="Forget a node that has no jobs.")
     node.command(f"{nodes}:key", name="key", help="Show the controller's public SSH key.")
     return node
+
+
+def _fleet_app() -> App:
+    fleet = App(name="fleet", help="Add, list, change and remove fleets.")
+    fleets = f"{_COMMANDS}.fleets"
+    fleet.command(f"{fleets}:add", name="add", help="Add a fleet.")
+    fleet.command(f"{fleets}:list_", name="list", help="List fleets.")
+    fleet.command(f"{fleets}:set_", name="set", help="Change a fleet.")
+    fleet.command(f"{fleets}:remove", name="remove", help="Remove a fleet without nodes.")
+    return fleet
+
+
+def _user_app() -> App:
+    user = App(name="user", help="Add, list, grant and remove users.")
+    people = f"{_COMMANDS}.people"
+    user.command(f"{people}:add_user", name="add", help="Add a user and show a first token.")
+    user.command(f"{people}:list_users", name="list", help="List users.")
+    user.command(f"{people}:grant", name="grant", help="Say which bands a user may use.")
+    user.command(f"{people}:remove_user", name="remove", help="Remove a user.")
+    return user
+
+
+def _token_app() -> App:
+    token = App(name="token", help="Add, list and revoke tokens.")
+    people = f"{_COMMANDS}.people"
+    token.command(f"{people}:add_token", name="add", help="Make one more token and show it.")
+    token.command(f"{people}:list_tokens", name="list", help="List tokens.")
+    token.command(f"{people}:revoke_token", name="revoke", help="End a token at once.")
+    return token
 
 
 def main() -> None:
@@ -74,7 +137,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """The exit status."""
     try:
-        result = make_app()(
+        result = make_app(list(arguments))(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
         )
         sys.stdout.flush()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from controller.cli.errors import OutputError
 
@@ -44,6 +45,60 @@ def write_frame(frame: Frame) -> None:
     from runner.schemas.frames import Stream
 
     write_all(STDOUT_FD if frame.stream is Stream.STDOUT else STDERR_FD, frame.payload)
+
+
+class Writer(Protocol):
+    """Takes a log's frames in their order."""
+
+    def write(self, frame: Frame) -> None: ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class PlainWriter:
+    """Each byte as it came."""
+
+    def write(self, frame: Frame) -> None:
+        write_frame(frame)
+
+    def close(self) -> None:
+        pass
+
+
+class LineWriter:
+    """One of several jobs: whole lines, each behind the job's name; used by one thread at a time,
+    beside others of its kind."""
+
+    _one_at_a_time = threading.Lock()
+
+    def __init__(self, name: str) -> None:
+        self._prefix = f"{name} | ".encode()
+        self._rest: dict[int, bytes] = {}
+
+    def write(self, frame: Frame) -> None:
+        from runner.schemas.frames import Stream
+
+        fd = STDOUT_FD if frame.stream is Stream.STDOUT else STDERR_FD
+        text, newline, rest = (self._rest.pop(fd, b"") + frame.payload).rpartition(b"\n")
+        if rest:
+            self._rest[fd] = rest
+        if newline:
+            self._put(fd, text.split(b"\n"))
+
+    def close(self) -> None:
+        for fd, rest in self._rest.items():
+            self._put(fd, [rest])
+        self._rest.clear()
+
+    def _put(self, fd: int, lines: list[bytes]) -> None:
+        with self._one_at_a_time:
+            write_all(fd, b"".join(self._prefix + line + b"\n" for line in lines))
+
+
+def log_writer(name: str, *, alone: bool) -> Writer:
+    """`name` is the job's; `alone`: its run has no other."""
+    return PlainWriter() if alone else LineWriter(name)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,26 +17,38 @@ from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from shim.schemas import PullProgress
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.status import Status
+
+_MOST_ROWS = 20
+_MOST_NODES_NAMED = 8
 
 
 class Step(msgspec.Struct, frozen=True):
-    """`detail` changes often and is for terminals only; a `lasting` step stays on the screen."""
+    """`detail` and `rows` (job, status, node, about) change often and are for terminals only; a
+    `lasting` step stays on the screen."""
 
     text: str
     detail: str = ""
     lasting: bool = False
+    rows: tuple[tuple[str, str, str, str], ...] = ()
 
 
 def step_of(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
     """What a run that is not final does now; of its jobs, the first that waits speaks."""
+    if run.suspended and run.status in (RunStatus.PENDING, RunStatus.SUBMITTED):
+        return Step("suspended")
+    if run.status is RunStatus.PENDING and run.schedule and run.triggered_at is None:
+        return Step(f"scheduled: runs next at {run.next_triggered_at}")
     if run.status in (RunStatus.PENDING, RunStatus.SUBMITTED):
         reason = next((job.pending_reason for job in run.jobs if job.pending_reason), None)
         return Step(f"queued: {reason}" if reason else "queued")
     if run.status is RunStatus.PROVISIONING:
-        return _preparing(run, progress)
+        return (
+            _preparing(run, progress) if len(run.jobs) == 1 else _preparing_several(run, progress)
+        )
     if run.status is RunStatus.RUNNING:
-        return Step(f"running on {', '.join(_nodes(run)) or 'a node'}", lasting=True)
+        return Step(_running(run), lasting=True)
     return Step(f"ending: {why(run)}")
 
 
@@ -54,6 +67,30 @@ def _preparing(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
     return Step("starting")
 
 
+def _preparing_several(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
+    jobs = [job for job in run.jobs if not job.scaled_down]
+    states = Counter(job.status for job in jobs)
+    counts = ", ".join(f"{number} {status}" for status, number in states.items())
+    rows = tuple(_row(job, progress) for job in jobs[:_MOST_ROWS])
+    return Step(f"starting {len(jobs)} jobs", counts, rows=rows)
+
+
+def _row(job: JobView, progress: Mapping[str, PullProgress]) -> tuple[str, str, str, str]:
+    attempt = job.attempts[-1] if job.attempts else None
+    pull = progress.get(attempt.id) if attempt else None
+    about = job.pending_reason or ""
+    if pull is not None:
+        about = f"{size(pull.downloaded)} of {size(pull.total)}"
+    return job_name(job), job.status, (attempt.node if attempt else None) or "-", about
+
+
+def _running(run: RunView) -> str:
+    nodes = _nodes(run)
+    if len(nodes) > _MOST_NODES_NAMED:
+        return f"running on {len(nodes)} nodes"
+    return f"running on {', '.join(nodes) or 'a node'}"
+
+
 def _nodes(run: RunView) -> list[str]:
     nodes = (job.attempts[-1].node for job in run.jobs if job.attempts)
     return list(dict.fromkeys(node for node in nodes if node))
@@ -61,33 +98,39 @@ def _nodes(run: RunView) -> list[str]:
 
 def why(run: RunView) -> str:
     """The sentence of the attempt that decided, else of the run's reason."""
-    failed = failed_attempt(run)
-    if failed is not None:
+    found = failed_attempt(run)
+    if found is not None:
+        job, failed = found
         sentence = failed.message or (
             ROWS[failed.termination_reason].sentence if failed.termination_reason else ""
         )
         if sentence:
-            return sentence
+            return sentence if len(run.jobs) == 1 else f"{job_name(job)}: {sentence}"
     if run.message:
         return run.message
     return RUN_SENTENCES[run.termination_reason] if run.termination_reason else str(run.status)
 
 
-def failed_attempt(run: RunView) -> AttemptView | None:
-    """The first job's last attempt that ended badly by itself."""
-    for job in run.jobs:
-        last = job.attempts[-1] if job.attempts else None
-        if last is not None and last.status is AttemptStatus.FAILED:
-            return last
-    return None
+def failed_attempt(run: RunView) -> tuple[JobView, AttemptView] | None:
+    """Of the jobs that ended badly by themselves the last one: it ended the run."""
+    failed = [
+        (job, job.attempts[-1])
+        for job in run.jobs
+        if job.attempts and job.attempts[-1].status is AttemptStatus.FAILED
+    ]
+    return max(failed, key=lambda found: found[1].terminating_at or "", default=None)
 
 
 def exit_status(run: RunView) -> int:
-    """Of a final run: 0 when DONE, else the job's own exit code, 1 when it has none."""
+    """Of a final run: 0 when DONE, else the exit code of the job that ended it, 1 when it has
+    none."""
     if run.status is RunStatus.DONE:
         return 0
-    codes = (job.attempts[-1].exit_code for job in run.jobs if job.attempts)
-    return next((code for code in codes if code), 1)
+    found = failed_attempt(run)
+    attempt = found[1] if found else None
+    if attempt is None and len(run.jobs) == 1 and run.jobs[0].attempts:
+        attempt = run.jobs[0].attempts[-1]
+    return (attempt.exit_code if attempt else None) or 1
 
 
 class Display(Protocol):
@@ -141,14 +184,26 @@ class LiveDisplay:
             note(step.text)
 
     def _draw(self, step: Step) -> None:
-        from rich.text import Text
-
-        text = Text(f"{step.text} ({step.detail})" if step.detail else step.text)
+        shown = _rendered(step)
         with self._lock:
             if self._status is None:
-                self._status = self._console.status(text)
+                self._status = self._console.status(shown)
                 self._status.start()
-            self._status.update(text)
+            self._status.update(shown)
+
+
+def _rendered(step: Step) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    text = Text(f"{step.text} ({step.detail})" if step.detail else step.text)
+    if not step.rows:
+        return text
+    table = Table.grid(padding=(0, 2))
+    for row in step.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return Group(text, table)
 
 
 def display() -> Display:

@@ -7,12 +7,12 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from controller.cli import output, settings
-from controller.cli.client import ControllerClient, decode, run_path
+from controller.cli.client import ANSWER_SECONDS, ControllerClient, decode, run_path
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, ConnectionLost
 from controller.cli.follow import News, Patience
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from controller.api.documents import RunView
 
 SUBMIT_TRIES = 5
+REPLACE_SECONDS = 3600.0
+"""The run before may take its stop_duration to end."""
 
 
 def apply(
@@ -33,6 +35,8 @@ def apply(
     detach: Annotated[bool, Parameter(name=["-d", "--detach"], negative=())] = False,
     name: Annotated[str | None, Parameter(name=["-n", "--name"])] = None,
     env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
+    if_exists: Literal["error", "keep", "replace"] = "error",
+    parent: str | None = None,
     json: Json = False,
 ) -> int:
     """Submit a run and follow it; the exit status is the job's.
@@ -47,22 +51,43 @@ def apply(
         Instead of the configuration's.
     env
         NAME=VALUE, or NAME to take the value from here; over the configuration's `env`.
+    if_exists
+        When a live run has the name: refuse, follow that run instead, or stop it, wait for its end
+        and take its place.
+    parent
+        The live run (id or name) that this one belongs to: when it ends other than done, this one
+        is stopped.
     """
     configuration = read_configuration(file, env, os.environ)
     client = settings.client()
     configuration = with_code(client, configuration, file, os.environ)
     keys = public_keys(os.environ, Path.home())
-    data = _submit(client, {"configuration": configuration, "name": name, "ssh_keys": keys})
+    wish = {
+        "configuration": configuration,
+        "name": name,
+        "ssh_keys": keys,
+        "if_exists": if_exists,
+        "parent": parent,
+    }
+    data, kept = _submit(client, wish)
     from controller.api.documents import RunView  # from here on the job is on its way
 
     run = decode(data, RunView)
+    if kept:
+        output.note(f"kept {run.name}, which lives already ({run.status}): nothing was submitted")
     if detach:
         if json:
             output.emit_json(data)
         else:
             output.emit(run.name)
         return 0
-    output.note(f"submitted {run.name}")
+    if not kept:
+        output.note(f"submitted {run.name}")
+    if run.schedule:
+        output.note(f"{run.name} runs next at {run.next_triggered_at}; it goes on until stopped")
+        if json:
+            output.emit_json(data)
+        return 0
     return _follow(client, run, json)
 
 
@@ -112,18 +137,21 @@ def overrides(env: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str
     return given
 
 
-def _submit(client: ControllerClient, body: dict[str, object]) -> bytes:
-    """The key makes a second try of a submission whose answer was lost harmless."""
+def _submit(client: ControllerClient, body: dict[str, object]) -> tuple[bytes, bool]:
+    """The run, and whether it was kept. The key makes a second try of a submission whose answer was
+    lost harmless."""
     keyed = {**body, "client_key": uuid.uuid4().hex}
+    replaces = body["if_exists"] == "replace"
+    longest = REPLACE_SECONDS if replaces else ANSWER_SECONDS
     patience = Patience(News(output.note))
     for _ in range(SUBMIT_TRIES - 1):
         try:
-            return client.post("/v1/runs", keyed)
+            return client.submit(keyed, longest)
         except ConnectionLost as error:
             if error.refused:
                 raise
             patience.lost(error)
-    return client.post("/v1/runs", keyed)
+    return client.submit(keyed, longest)
 
 
 def _follow(client: ControllerClient, run: RunView, json: bool) -> int:

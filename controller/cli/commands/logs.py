@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from controller.api.documents import JobView, RunView
 from controller.cli import output, settings
+from controller.cli.client import ControllerClient
 from controller.cli.errors import CliError
 from controller.cli.follow import News, follow_log, unread
 from controller.cli.progress import job_name
@@ -15,6 +20,7 @@ from controller.cli.progress import job_name
 
 def logs(
     run: str,
+    job_: Annotated[str | None, Parameter(name="JOB")] = None,
     /,
     *,
     follow: Annotated[bool, Parameter(name=["-f", "--follow"], negative=())] = False,
@@ -22,32 +28,85 @@ def logs(
     job: str | None = None,
     attempt: str | None = None,
 ) -> int:
-    """Show a run's log: stdout on stdout, stderr on stderr.
+    """Show a run's log: stdout on stdout, stderr on stderr. Of several jobs all, each line behind
+    its job's name.
 
     Parameters
     ----------
+    job_
+        Id, index or GROUP/COOKIE; else all.
     follow
-        Go on until the attempt has ended.
+        Go on until the attempts have ended.
     offset
-        Leave out so many bytes of the output.
+        Leave out so many bytes of the job's output.
     job
-        Id, index or GROUP/COOKIE; else the first.
+        The same as JOB.
     attempt
         Id, or number from 0; else the job's latest.
     """
     if offset < 0:
         raise CliError(f"--offset: {offset} is less than 0", exit_status=2)
     client = settings.client()
-    if follow:
-        state = client.run(run)
-        attempt_id = chosen_attempt(state, job, attempt)
+    key = job_ or job
+    state = client.run(run) if follow or (key is None and attempt is None) else None
+    if state is not None and key is None and attempt is None and len(state.jobs) > 1:
+        if offset:
+            raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
+        _of_all(client, state, follow=follow)
+        return 0
+    if follow and state is not None:
+        attempt_id = chosen_attempt(state, key, attempt)
         frames = follow_log(client, state.id, attempt_id, offset, News(output.note))
     else:
-        stored = client.stored_frames(run, job=job, attempt=attempt, offset=offset)
+        stored = client.stored_frames(run, job=key, attempt=attempt, offset=offset)
         frames = unread(stored, offset)
     for frame in frames:
         output.write_frame(frame)
     return 0
+
+
+def _of_all(client: ControllerClient, run: RunView, *, follow: bool) -> None:
+    """Stored logs job by job, followed ones as they come: each job's latest attempt."""
+    news = News(output.note)
+    works = [
+        partial(_carry, client, run.id, job, job.attempts[-1].id, news if follow else None)
+        for job in run.jobs
+        if job.attempts
+    ]
+    if not follow:
+        for work in works:
+            work()
+        return
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    for work in works:
+        threading.Thread(target=_guarded, args=(work, ended), daemon=True).start()
+    for _ in works:
+        error = ended.get()
+        if error is not None:
+            raise error
+
+
+def _guarded(work: Callable[[], None], ended: SimpleQueue[BaseException | None]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        ended.put(error)
+    else:
+        ended.put(None)
+
+
+def _carry(
+    client: ControllerClient, run_id: str, job: JobView, attempt_id: str, news: News | None
+) -> None:
+    """`news` None: what is stored now."""
+    if news is None:
+        frames = unread(client.stored_frames(run_id, attempt=attempt_id), 0)
+    else:
+        frames = follow_log(client, run_id, attempt_id, 0, news)
+    writer = output.log_writer(job_name(job), alone=False)
+    for frame in frames:
+        writer.write(frame)
+    writer.close()
 
 
 def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:

@@ -1,19 +1,22 @@
-"""Commands that ask about runs, and `stop`."""
+"""Commands that ask about runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
-from controller.api.documents import AttemptView, EventView, RunSummary, RunView
+from controller.api.documents import AttemptView, EventView, JobView, RunSummary, RunView
 from controller.cli import output, settings
 from controller.cli.client import ControllerClient, decode, run_path
-from controller.cli.commands.options import Flag, Json
+from controller.cli.commands.options import Json
 from controller.cli.progress import job_name, why
+from controller.lifecycle.statuses import RunStatus
 
 _PAGE = 1000
+_MOST_NODES_NAMED = 8
 
 
 class _Runs(msgspec.Struct):
@@ -49,11 +52,11 @@ def ps(
         [
             (
                 run.name,
-                run.status,
-                ", ".join(run.nodes) or "-",
+                f"{run.status} (suspended)" if run.suspended else run.status,
+                _nodes(run),
                 output.ago(run.submitted_at, now),
                 run.user,
-                run.pending_reason or run.message or run.termination_reason or "",
+                _about(run),
             )
             for run in decode(data, _Runs).runs
         ],
@@ -71,49 +74,82 @@ def inspect(run: str, /, *, json: Json = False) -> int:
     return 0
 
 
+def _nodes(run: RunSummary) -> str:
+    if len(run.nodes) > _MOST_NODES_NAMED:
+        return f"{len(run.nodes)} nodes"
+    return ", ".join(run.nodes) or "-"
+
+
+def _about(run: RunSummary) -> str:
+    parts = [f"{run.jobs_running} of {run.jobs} jobs run"] if run.jobs > 1 else []
+    if run.status == RunStatus.PENDING and run.next_triggered_at:
+        parts.append(f"runs next at {run.next_triggered_at}")
+    parts.append(run.pending_reason or run.message or run.termination_reason or "")
+    return "; ".join(part for part in parts if part)
+
+
 def show_run(run: RunView) -> None:
     about = f"{run.name} ({run.id}), a {run.type} of {run.user}: {run.status}"
     output.emit(about if run.termination_reason is None else f"{about}: {why(run)}")
+    for line in _facts(run):
+        output.emit(line)
+    gang = any(group.gang_size is not None for group in run.groups)
     output.emit_table(
-        ("JOB", "ATTEMPT", "STATUS", "REASON", "EXIT", "NODE", "RUNNING", "FINISHED"),
+        (
+            *("JOB", "ATTEMPT", "STATUS", "REASON", "EXIT", "NODE", "RUNNING", "FINISHED"),
+            *(("INCARNATION", "RANK") if gang else ()),
+        ),
         [
-            (job_name(job), *_attempt_cells(number, attempt))
+            (*_attempt_cells(job, attempt), *(_gang_cells(attempt) if gang else ()))
             for job in run.jobs
-            for number, attempt in enumerate(job.attempts)
+            for attempt in job.attempts
         ],
     )
+    for switch in run.switches:
+        because = f"{switch.reason}: {switch.message}" if switch.message else switch.reason
+        by = f", by attempt {switch.attempt_id}" if switch.attempt_id else ""
+        output.emit(f"incarnation {switch.incarnation} since {switch.at} ({because}{by})")
     for job in run.jobs:
         if job.pending_reason:
             output.emit(f"{job_name(job)} waits: {job.pending_reason}")
 
 
-def _attempt_cells(number: int, attempt: AttemptView) -> tuple[str, ...]:
+def _facts(run: RunView) -> Iterator[str]:
+    if run.suspended:
+        yield "suspended: nothing is placed, retried or triggered (`fairlead resume` goes on)"
+    if run.schedule:
+        yield f"scheduled {', '.join(run.schedule)} (UTC); next {run.next_triggered_at or '-'}"
+    for occurrence in run.occurrences:
+        yield (
+            f"occurrence {occurrence.number}: {occurrence.status} "
+            f"({occurrence.message or occurrence.termination_reason}), "
+            f"{occurrence.started_at} to {occurrence.finished_at}"
+        )
+    if run.parent_id is not None:
+        yield f"child of {run.parent_id}"
+    for child in run.children:
+        yield f"parent of {child.name} ({child.id}): {child.status}"
+    for job in run.jobs:
+        if job.abandoned or job.scaled_down:
+            yield f"{job_name(job)} is {'abandoned' if job.abandoned else 'scaled down'}"
+
+
+def _gang_cells(attempt: AttemptView) -> tuple[str, str]:
+    number = "-" if attempt.incarnation is None else str(attempt.incarnation.number)
+    return number, "reserved" if attempt.rank is None else str(attempt.rank)
+
+
+def _attempt_cells(job: JobView, attempt: AttemptView) -> tuple[str, ...]:
     return (
-        str(number),
-        attempt.status,
+        job_name(job),
+        str(attempt.number),
+        f"{attempt.status} (disconnected)" if attempt.disconnected else attempt.status,
         attempt.termination_reason or "-",
         "-" if attempt.exit_code is None else str(attempt.exit_code),
         attempt.node or "-",
         attempt.running_at or "-",
         attempt.finished_at or "-",
     )
-
-
-def stop(run: str, /, *, abort: Annotated[bool, Flag] = False, json: Json = False) -> int:
-    """Stop a run; returns when the controller has recorded it.
-
-    Parameters
-    ----------
-    abort
-        At once, without the grace that the job has to end by itself.
-    """
-    data = settings.client().post(run_path(run, "stop"), {"abort": abort})
-    if json:
-        output.emit_json(data)
-        return 0
-    state = decode(data, RunView)
-    output.emit(f"{state.name}: {state.status}")
-    return 0
 
 
 def events(run: str | None = None, /, *, after: int = 0, json: Json = False) -> int:

@@ -190,7 +190,7 @@ async def start_on_terminal(
 
 
 class PlayedNode:
-    """Reports what a node's daemons would, for the current attempt of a run's only job."""
+    """Reports what a node's daemons would, for the current attempt of a run's job (by index)."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -198,13 +198,13 @@ class PlayedNode:
     async def _state(self, name: str) -> RunState:
         return await self._controller.service.runs.get(name)
 
-    async def _current(self, name: str) -> tuple[str, Attempt]:
+    async def _current(self, name: str, job: int) -> tuple[str, Attempt]:
         state = await self._state(name)
-        return state.run.id, state.jobs[0].attempts[-1]
+        return state.run.id, state.jobs[job].attempts[-1]
 
-    async def runs(self, name: str) -> str:
+    async def runs(self, name: str, job: int = 0) -> str:
         """Place the attempt and start its commands; its id."""
-        run_id, attempt = await self._current(name)
+        run_id, attempt = await self._current(name, job)
         ids = {"run_id": run_id, "attempt_id": attempt.id}
         allocation = Allocation(
             id=f"allocation-of-{attempt.id}",
@@ -222,14 +222,16 @@ class PlayedNode:
         await turns.report(RunnerStarted(at=1.0, **ids))
         return attempt.id
 
-    async def prints(self, name: str, data: bytes, stream: Stream = Stream.STDOUT) -> None:
-        _, attempt = await self._current(name)
+    async def prints(
+        self, name: str, data: bytes, stream: Stream = Stream.STDOUT, job: int = 0
+    ) -> None:
+        _, attempt = await self._current(name, job)
         writer = await self._controller.logs.writer(attempt.id)
         await writer.append(encode(Frame(writer.end, 1, stream, data)))
         await writer.close()
 
-    async def ends(self, name: str, exit_code: int) -> None:
-        run_id, attempt = await self._current(name)
+    async def ends(self, name: str, exit_code: int, job: int = 0) -> None:
+        run_id, attempt = await self._current(name, job)
         ids = {"run_id": run_id, "attempt_id": attempt.id}
         reason = Reason.CONTAINER_EXITED_WITH_ERROR if exit_code else Reason.DONE_BY_RUNNER
         turns = self._controller.turns

@@ -1,0 +1,101 @@
+"""What a user does to a live run and to its jobs; each returns when the wish is recorded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from controller.api.documents import RunView
+from controller.cli import output, settings
+from controller.cli.client import decode, job_path, run_path
+from controller.cli.commands.options import Flag, Json
+
+
+def stop(run: str, /, *, abort: Annotated[bool, Flag] = False, json: Json = False) -> int:
+    """Stop a run; returns when the controller has recorded it.
+
+    Parameters
+    ----------
+    abort
+        At once, without the grace that the job has to end by itself.
+    """
+    return _do(run_path(run, "stop"), {"abort": abort}, json)
+
+
+def complete(run: str, /, *, json: Json = False) -> int:
+    """End a run as done now."""
+    return _do(run_path(run, "complete"), {}, json)
+
+
+def suspend(
+    run: str, /, *, abort_running: Annotated[bool, Flag] = False, json: Json = False
+) -> int:
+    """Place, retry and trigger nothing any more; what runs goes on, and no time limit counts.
+
+    Parameters
+    ----------
+    abort_running
+        End what runs, too; `resume` starts it again.
+    """
+    return _do(run_path(run, "suspend"), {"abort_running": abort_running}, json)
+
+
+def resume(run: str, /, *, json: Json = False) -> int:
+    """Go on with a suspended run: what ended meanwhile is decided now."""
+    return _do(run_path(run, "resume"), {}, json)
+
+
+def scale(run: str, /, *, nodes: int, group: str = "main", json: Json = False) -> int:
+    """Give a group that is no gang another number of jobs.
+
+    Parameters
+    ----------
+    nodes
+        So many jobs; the ones with the highest cookies end first.
+    group
+        One of the configuration's groups.
+    """
+    return _do(run_path(run, "scale"), {"group": group, "nodes": nodes}, json)
+
+
+def abort_job(run: str, job: str, /, *, json: Json = False) -> int:
+    """End a job's attempt at once; under the default retry it comes back, uncharged.
+
+    Parameters
+    ----------
+    job
+        Id, GROUP/COOKIE or index.
+    """
+    return _do(job_path(run, job, "abort"), {}, json)
+
+
+def abandon_job(run: str, job: str, /, *, json: Json = False) -> int:
+    """Go on without a job: it ends, and gets no new attempts.
+
+    Parameters
+    ----------
+    job
+        Id, GROUP/COOKIE or index.
+    """
+    return _do(job_path(run, job, "abandon"), {}, json)
+
+
+def interrupt_job(run: str, job: str, /, *, json: Json = False) -> int:
+    """Ask a job to end by itself; with its restart_exit_code it says that it wants to come back.
+
+    Parameters
+    ----------
+    job
+        Id, GROUP/COOKIE or index.
+    """
+    return _do(job_path(run, job, "interrupt"), {}, json)
+
+
+def _do(path: str, body: object, json: bool) -> int:
+    data = settings.client().post(path, body)
+    if json:
+        output.emit_json(data)
+        return 0
+    run = decode(data, RunView)
+    suspended = " (suspended)" if run.suspended else ""
+    output.emit(f"{run.name}: {run.status}{suspended}")
+    return 0

@@ -1,0 +1,95 @@
+"""Runs of several jobs: whose output is whose, and whose end is the run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.cli.output import LineWriter
+from runner.schemas.frames import Frame, Stream
+from tests.unit.cli.conftest import Fairlead, PlayedNode
+
+PAIR = "type: task\nname: pair\nnodes: 2\ngang: false\nshare_nodes: true\ncommands: [work]\n"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> str:
+    path = tmp_path / "pair.yml"
+    path.write_text(PAIR)
+    return str(path)
+
+
+async def test_lines_of_several_jobs_stand_behind_their_jobs_names(
+    start: Fairlead, node: PlayedNode, pair: str
+) -> None:
+    command = await start("apply", "-f", pair)
+    await command.hears("submitted pair")
+    for job in (0, 1):
+        await node.runs("pair", job)
+        await node.prints("pair", f"first of {job}\nno end".encode(), job=job)
+        await node.prints("pair", f" of {job}".encode(), job=job)
+        await node.prints("pair", b"oops\n", Stream.STDERR, job=job)
+    for job in (0, 1):
+        await node.ends("pair", 0, job)
+    result = await command.ended()
+    assert sorted(result.out.decode().splitlines()) == [
+        "main/0 | first of 0",
+        "main/0 | no end of 0",
+        "main/1 | first of 1",
+        "main/1 | no end of 1",
+    ]
+    assert "main/1 | oops\n" in result.err
+    assert result.status == 0
+
+
+async def test_the_exit_code_of_the_job_that_ended_the_run_is_the_commands(
+    start: Fairlead, node: PlayedNode, pair: str
+) -> None:
+    command = await start("apply", "-f", pair)
+    await command.hears("submitted pair")
+    for job in (0, 1):
+        await node.runs("pair", job)
+    await node.ends("pair", 9, 1)
+    await node.ends("pair", 3, 0)
+    result = await command.ended()
+    assert "main/1: " in result.err
+    assert result.status == 9
+
+
+async def test_logs_show_all_jobs_or_the_one_that_is_named(
+    start: Fairlead, node: PlayedNode, pair: str
+) -> None:
+    await (await start("apply", "-f", pair, "-d")).ended()
+    for job in (0, 1):
+        await node.runs("pair", job)
+        await node.prints("pair", f"of {job}\n".encode(), job=job)
+    everything = await (await start("logs", "pair")).ended()
+    assert everything.out == b"main/0 | of 0\nmain/1 | of 1\n"
+    for key in (("main/1",), ("--job", "1")):
+        assert (await (await start("logs", "pair", *key)).ended()).out == b"of 1\n"
+    unclear = await (await start("logs", "pair", "--offset", "1")).ended()
+    assert (unclear.status, "which job's?" in unclear.err) == (2, True)
+
+
+async def test_followed_logs_of_several_jobs_end_with_the_last_of_them(
+    start: Fairlead, node: PlayedNode, pair: str
+) -> None:
+    await (await start("apply", "-f", pair, "-d")).ended()
+    for job in (0, 1):
+        await node.runs("pair", job)
+    command = await start("logs", "-f", "pair")
+    for job in (0, 1):
+        await node.prints("pair", f"of {job}\n".encode(), job=job)
+        await node.ends("pair", 0, job)
+    result = await command.ended()
+    assert sorted(result.out.splitlines()) == [b"main/0 | of 0", b"main/1 | of 1"]
+    assert result.status == 0
+
+
+def test_a_line_in_pieces_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    writer = LineWriter("main/3")
+    for offset, part in enumerate((b"a", b"b\nc", b"\n\n", b"d")):
+        writer.write(Frame(offset, 1, Stream.STDOUT, part))
+    writer.close()
+    assert capfd.readouterr().out == "main/3 | ab\nmain/3 | c\nmain/3 | \nmain/3 | d\n"
