@@ -22,6 +22,7 @@ from controller.lifecycle.reasons import (
     run_reason_of,
 )
 from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, charged, charged_to, verdict
+from controller.lifecycle.startup import master_of
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
 
@@ -125,16 +126,12 @@ def _run_limit(run: Run, counted: Sequence[Counted]) -> Outcome | None:
 
 
 def rule_2_the_master_is_done(run: Run, counted: Sequence[Counted]) -> Outcome | None:
-    if run.policy.stop_criteria is not StopCriteria.MASTER_DONE or not counted:
+    if run.policy.stop_criteria is not StopCriteria.MASTER_DONE:
         return None
-    first = min(counted, key=lambda one: one.job.index).job.group
-    group = [one for one in counted if one.job.group == first]
-    ranked = [one for one in group if one.last is not None and one.last.rank is not None]
-    if ranked:
-        master = next((one for one in ranked if one.last and one.last.rank == 0), None)
-    else:
-        master = next((one for one in group if one.job.cookie == 0), None)
-    if master is None or master.status is not AttemptStatus.DONE:
+    master = master_of([one.job for one in counted])
+    if master is None or not master.attempts:
+        return None
+    if master.attempts[-1].status is not AttemptStatus.DONE:
         return None
     return _terminating(2, RunReason.ALL_JOBS_DONE, "the master job is done")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -115,7 +115,7 @@ class Play:
 
     # -- reporting --------------------------------------------------------------------------
 
-    def send(self, *reports: Report) -> Play:
+    def send(self, *reports: Report) -> Self:
         reports = reports or (Tick(run_id=self.run_id),)
         decision = decide(
             self.state, reports, self.now, self.new_id, lambda: self._jitter, self.around
@@ -125,16 +125,16 @@ class Play:
         self.wake_at = decision.wake_at
         return self
 
-    def wait(self, seconds: float) -> Play:
+    def wait(self, seconds: float) -> Self:
         self.now += seconds
         return self.send()
 
-    def change_run(self, **changes: Any) -> Play:
+    def change_run(self, **changes: Any) -> Self:
         """For what no report can do yet."""
         self.state = replace(self.state, run=replace(self.state.run, **changes))
         return self
 
-    def change_job(self, n: int, **changes: Any) -> Play:
+    def change_job(self, n: int, **changes: Any) -> Self:
         jobs = list(self.state.jobs)
         jobs[n] = replace(jobs[n], **changes)
         self.state = replace(self.state, jobs=tuple(jobs))
@@ -198,7 +198,7 @@ class Play:
             place_released=not is_kept(self.run, attempt),
         )
 
-    def release_places(self) -> Play:
+    def release_places(self) -> Self:
         """The nodes let go of what has outlived its task and is needed no more."""
         going = [place for place in self.state.allocations if place.releasing]
         return self.send(
@@ -228,24 +228,24 @@ class Play:
 
     # -- whole stretches of a life ----------------------------------------------------------
 
-    def to_provisioning(self, n: int = 0, node: str = "n1") -> Play:
+    def to_provisioning(self, n: int = 0, node: str = "n1") -> Self:
         return self.send(self.placed(n, node))
 
-    def to_pulling(self, n: int = 0, node: str = "n1") -> Play:
+    def to_pulling(self, n: int = 0, node: str = "n1") -> Self:
         return self.to_provisioning(n, node).send(self.accepted(n))
 
-    def to_container(self, n: int = 0, node: str = "n1") -> Play:
+    def to_container(self, n: int = 0, node: str = "n1") -> Self:
         return self.to_pulling(n, node).send(self.seen(n))
 
-    def to_running(self, n: int = 0, node: str = "n1") -> Play:
+    def to_running(self, n: int = 0, node: str = "n1") -> Self:
         return self.to_container(n, node).send(self.started(n))
 
-    def clean(self, n: int = 0) -> Play:
+    def clean(self, n: int = 0) -> Self:
         """The node's part of the end: container gone, logs read, task removed."""
         ended = self.seen(n, started=self.attempt(n).container_started, terminated=True)
         return self.send(ended).send(self.logs_complete(n)).send(self.removed(n))
 
-    def live_and_end(self, n: int = 0, reason: Reason = Reason.DONE_BY_RUNNER) -> Play:
+    def live_and_end(self, n: int = 0, reason: Reason = Reason.DONE_BY_RUNNER) -> Self:
         """Runs and is final with this reason; a shim reports what a runner may not say."""
         self.to_running(n)
         if reason in RUNNER_SAYS:

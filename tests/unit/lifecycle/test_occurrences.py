@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
 from controller.lifecycle.occurrences import KEPT, needs_next_trigger
@@ -30,12 +32,12 @@ class Scheduled(Play):
         super().__init__(schedule=SCHEDULE, **more)  # type: ignore[arg-type]
         self.send()
 
-    def send(self, *reports: object) -> Play:
+    def send(self, *reports: object) -> Self:
         passed = (self.now - START) // HOUR
         self.around = Surroundings(next_trigger=START + (passed + 1) * HOUR)
         return super().send(*reports)  # type: ignore[arg-type]
 
-    def to_trigger(self) -> Play:
+    def to_trigger(self) -> Self:
         assert self.run.next_triggered_at is not None
         return self.wait(self.run.next_triggered_at - self.now)
 

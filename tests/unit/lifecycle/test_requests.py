@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from msgspec.structs import replace
 
@@ -13,53 +11,19 @@ from controller.lifecycle.limits import interruption_ends_at
 from controller.lifecycle.model import JobSpec, OnParentEnd, RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
-    CompleteRequested,
-    JobAbandonRequested,
-    JobAbortRequested,
-    JobInterruptRequested,
     Nominated,
     NotPlaced,
     ParentEnded,
-    ResumeRequested,
-    ScaleRequested,
-    SuspendRequested,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import Play
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
 ON_ERROR = RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}))
 RESTART = 75
-
-
-@dataclass
-class Ask:
-    """The requests of one user."""
-
-    play: Play
-
-    def complete(self) -> CompleteRequested:
-        return CompleteRequested(run_id=self.play.run_id, by="ada")
-
-    def suspend(self, *, abort_running: bool = False) -> SuspendRequested:
-        return SuspendRequested(run_id=self.play.run_id, abort_running=abort_running, by="ada")
-
-    def resume(self) -> ResumeRequested:
-        return ResumeRequested(run_id=self.play.run_id, by="ada")
-
-    def scale(self, nodes: int, group: str = "main") -> ScaleRequested:
-        return ScaleRequested(run_id=self.play.run_id, group=group, nodes=nodes, by="ada")
-
-    def abort(self, n: int = 0) -> JobAbortRequested:
-        return JobAbortRequested(run_id=self.play.run_id, job_id=self.play.job(n).id, by="ada")
-
-    def abandon(self, n: int = 0) -> JobAbandonRequested:
-        return JobAbandonRequested(run_id=self.play.run_id, job_id=self.play.job(n).id, by="ada")
-
-    def interrupt(self, n: int = 0) -> JobInterruptRequested:
-        return JobInterruptRequested(run_id=self.play.run_id, job_id=self.play.job(n).id, by="ada")
 
 
 def _interruptible() -> tuple[Play, Ask]:
@@ -145,10 +109,11 @@ def test_limits_stand_still_while_the_run_is_suspended() -> None:
     play = Play(scheduling_timeout=100.0)
     play.send(NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full"))
     play.wait(60).send(Ask(play).suspend())
-    assert play.wake_at is None
+    wake_ups = [play.wake_at]
     play.wait(1000).send(Ask(play).resume())
     play.send(NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full"))
-    assert play.wake_at == play.now + 40
+    wake_ups.append(play.wake_at)
+    assert wake_ups == [None, play.now + 40]
     assert play.wait(40).attempt().reason is Reason.UNSCHEDULABLE
 
 
