@@ -64,7 +64,7 @@ class GangPlay(Play):
 
     def place_waiting(self) -> GangPlay:
         """What the scheduler does: all that waits gets its place in one turn."""
-        waiting = [n for n in range(self.count) if self._waits(n)]
+        waiting = [n for n in range(self.count) if self.waits(n)]
         self.send(*(self.placed_in(n) for n in waiting))
         return self
 
@@ -92,5 +92,5 @@ class GangPlay(Play):
         self.release_places()
         return self
 
-    def _waits(self, n: int) -> bool:
+    def waits(self, n: int) -> bool:
         return self.attempt(n).status is AttemptStatus.SUBMITTED
