@@ -22,13 +22,13 @@ MISSING = "the node does not name it any more"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's shim said. `asked_at`, `answered_at`: Unix seconds around the health's
-    answer."""
+    """What a node's shim said. `asked_at`, `answered_at`: Unix seconds around the health's answer,
+    where its clock is to be judged."""
 
     health: Health
     info: NodeInfo
-    asked_at: float
-    answered_at: float
+    asked_at: float = float("-inf")
+    answered_at: float = float("inf")
 
     @property
     def skew(self) -> float:

@@ -110,10 +110,10 @@ class NodeSession:
         try:
             async with asyncio.TaskGroup() as group:
                 attending = group.create_task(self._attend(connection))
-                draining = group.create_task(self._push_drain_state(connection.shim, stock))
+                wishing = group.create_task(self._push_wishes(connection, stock))
                 await self._follow(connection, stock)
                 attending.cancel()
-                draining.cancel()
+                wishing.cancel()
         except* (ShimUnavailable, ShimError, ShimTaken, Silent, StoreError) as errors:
             message = _why(errors)
         except* Exception as errors:
@@ -189,15 +189,18 @@ class NodeSession:
         ]
         return min(limits) / GREETINGS_PER_PATIENCE if limits else None
 
-    async def _push_drain_state(self, shim: ShimApi, stock: Stock) -> None:
-        """The shim must know it too: it answers whoever asks the node itself."""
+    async def _push_wishes(self, connection: NodeConnection, stock: Stock) -> None:
+        """What an admin wants of the node. The shim must know of a drain too: it answers whoever
+        asks the node itself."""
         await self.up.wait()
         async with self._turns.watch(self._node_id) as changed:
             while True:
                 changed.clear()
                 node = self._turns.nodes.get(self._node_id)
                 if node is not None and node.draining != stock.shim_drains:
-                    await self._drain(shim, stock, node)
+                    await self._drain(connection.shim, stock, node)
+                if node is not None:
+                    await stock.end_quarantined(node)
                 await changed.wait()
 
     async def _drain(self, shim: ShimApi, stock: Stock, node: Node) -> None:

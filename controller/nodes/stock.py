@@ -6,6 +6,7 @@ here. What a node still has and nobody wants is stopped before it counts as conn
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -14,7 +15,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle import reports
-from controller.lifecycle.model import NodeStatus
+from controller.lifecycle.model import Node, NodeStatus
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.links.base import NodeConnection, ShimApi
@@ -22,6 +23,7 @@ from controller.nodes import gate
 from controller.nodes.notices import NoticeCarrier
 from controller.pipelines import convert
 from controller.pipelines.turns import Turns
+from shim.client import ShimError
 from shim.schemas import Event, EventType, Health, TaskInfo, TaskStatus
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class Stock:
         self._clock = clock
         self._connection = connection
         self._notices = NoticeCarrier(connection)
+        self._ending: set[str] = set()
         self.shim_drains = False
         """Whether the shim was told to drain, as far as is known."""
 
@@ -141,6 +144,16 @@ class Stock:
             left = tuple(task for task in node.quarantine if task.id in listed)
             self._turns.set_node(msgspec.structs.replace(node, quarantine=left), node.id)
 
+    async def end_quarantined(self, node: Node) -> None:
+        """Once for each task whose end an admin has asked for; what it says then goes on by itself.
+
+        Raises ShimUnavailable."""
+        for task in node.quarantine:
+            if task.stopping and task.id not in self._ending:
+                self._ending.add(task.id)
+                with contextlib.suppress(ShimError):
+                    await self._found(await self._connection.shim.task(task.id))
+
     # -- the node itself --------------------------------------------------------------------
 
     async def _health(self) -> tuple[Health, float]:
@@ -214,9 +227,11 @@ def report_gone(
     node_id: str,
     message: str,
     is_clean: Callable[[str], bool] = lambda run_id: False,
+    *,
+    removed: bool = False,
 ) -> None:
     """Every run that has something there is told; `is_clean`: by run id, whether nothing of it can
-    run there any more."""
+    run there any more. `removed`: the node is about to be ours no longer."""
     for state in turns.runs_on(node_id):
         turns.post(
             reports.NodeGone(
@@ -225,5 +240,6 @@ def report_gone(
                 reason=Reason.INSTANCE_UNREACHABLE,
                 message=message,
                 cleanup_confirmed=is_clean(state.run.id),
+                removed=removed,
             )
         )

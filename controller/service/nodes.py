@@ -9,10 +9,24 @@ from typing import Any
 import msgspec
 
 from controller.clock import Chance, Clock
-from controller.lifecycle.model import Node, NodeAddress, RunState
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
+from controller.configuration.units import MAX_DURATION
+from controller.lifecycle.model import (
+    DEFAULT_FLEET,
+    Allocation,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    RunState,
+)
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AllocationState,
+)
+from controller.nodes.stock import report_gone
 from controller.pipelines.turns import Turns
 from controller.service.access import require_admin
+from controller.service.attributes import changed_attributes, check_attributes
 from controller.service.errors import Conflict, Invalid, NotFound
 from controller.service.hostkeys import HostKeys, trusted_key
 from controller.store.users import User
@@ -33,16 +47,20 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     jump_user: str = "fairlead-jump"
     host_key: str | None = None
     accept_host_key: str | None = None
+    fleet: str = DEFAULT_FLEET.name
+    attributes: dict[str, str] = {}
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What allocations hold on a node: cores, bytes, bytes, GPU UUIDs; and whose they are."""
+    """What allocations hold on a node: cores, bytes, bytes, GPU UUIDs; and whose they are: live
+    runs, and ended ones of which something may be left there."""
 
     cpu: float = 0.0
     memory: int = 0
     disk: int = 0
     gpus: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
 
 
 class NodeService:
@@ -69,20 +87,30 @@ class NodeService:
         return {node.id: node.name for node in self._turns.nodes.values()}
 
     def use(self, node: Node) -> NodeUse:
-        return node_use(node.id, self._turns.runs.values())
+        return self.uses().get(node.id, NodeUse())
+
+    def uses(self) -> dict[str, NodeUse]:
+        """By node id; what nothing holds is not in it."""
+        return node_uses(self._turns.known.values())
 
     async def add(self, request: NodeRequest, *, user: User) -> Node:
         """Raises Invalid, Conflict, Refused, Unavailable, Forbidden."""
         require_admin(user, "add a node")
         _check(request)
+        check_attributes(request.attributes)
+        self._require_fleet(request.fleet)
         if request.name in self._adding or self._named(request.name) is not None:
             raise Conflict(f"a node named {request.name} exists already", field="name")
         self._adding.add(request.name)
         try:
+            address = await self._address(request)
+            self._require_fleet(request.fleet)
             node = Node(
                 id=self._chance.new_id(),
                 name=request.name,
-                address=await self._address(request),
+                fleet=request.fleet,
+                attributes=request.attributes,
+                address=address,
                 created_at=self._clock.now(),
             )
             await self._turns.save_node(node, node.id)
@@ -90,30 +118,90 @@ class NodeService:
             self._adding.discard(request.name)
         return node
 
-    async def drain(self, key: str, *, reason: str | None, user: User) -> Node:
-        """Nothing new is placed on it; what runs there goes on. Raises NotFound, Forbidden."""
+    async def drain(
+        self, key: str, *, reason: str | None, deadline: float | None = None, user: User
+    ) -> Node:
+        """Nothing new is placed on it; what runs there goes on, for `deadline` seconds from now at
+        most. Asked again, the last word counts. Raises NotFound, Invalid, Forbidden."""
         require_admin(user, "drain a node")
-        return await self._change(key, draining=True, drain_reason=reason)
+        if deadline is not None and not 0 <= deadline <= MAX_DURATION:
+            raise Invalid("deadline is a number of seconds from now, 0 or more", field="deadline")
+        ends_at = None if deadline is None else self._clock.now() + deadline
+        return await self._change(key, draining=True, drain_reason=reason, drain_deadline=ends_at)
 
     async def resume(self, key: str, *, user: User) -> Node:
         """Raises NotFound, Forbidden."""
         require_admin(user, "resume a node")
-        return await self._change(key, draining=False, drain_reason=None)
+        return await self._change(key, draining=False, drain_reason=None, drain_deadline=None)
 
-    async def remove(self, key: str, *, user: User) -> Node:
-        """Raises NotFound, Forbidden, and Conflict while jobs are there."""
+    async def cordon(self, key: str, *, cordoned: bool, reason: str | None, user: User) -> Node:
+        """Nothing new is placed on it, and nobody waits for it to be empty. Raises NotFound,
+        Forbidden."""
+        require_admin(user, "cordon a node")
+        reason = reason if cordoned else None
+        return await self._change(key, cordoned=cordoned, cordon_reason=reason)
+
+    async def set(
+        self, key: str, *, attributes: dict[str, str | None], fleet: str | None, user: User
+    ) -> Node:
+        """Change these attributes (None: remove one) and the fleet. Raises NotFound, Invalid,
+        Forbidden."""
+        require_admin(user, "change a node")
+        check_attributes(attributes)
+        node = self.get(key)
+        if fleet is not None:
+            self._require_fleet(fleet)
+        changed = changed_attributes(node.attributes, attributes)
+        return await self._change(key, attributes=changed, fleet=fleet or node.fleet)
+
+    async def stop_task(self, key: str, task_id: str, *, user: User) -> Node:
+        """End a task that is in quarantine there, and remove what is left of it. Raises NotFound,
+        Forbidden."""
+        require_admin(user, "stop a task in quarantine")
+        node = self.get(key)
+        if all(task.id != task_id for task in node.quarantine):
+            raise NotFound(
+                f"node {node.name} has no task {task_id!r} in quarantine; `fairlead node tasks "
+                f"{node.name}` lists them",
+                field="task",
+            )
+        marked = tuple(
+            msgspec.structs.replace(task, stopping=task.stopping or task.id == task_id)
+            for task in node.quarantine
+        )
+        return await self._change(key, quarantine=marked)
+
+    async def remove(self, key: str, *, lost: bool = False, user: User) -> Node:
+        """`lost`: the admin knows that the machine is gone, and that nothing runs there any more.
+
+        Raises NotFound, Forbidden, and Conflict while something is there."""
         require_admin(user, "remove a node")
         node = self.get(key)
-        busy = self.use(node).runs
-        if busy:
-            raise Conflict(
-                f"node {node.name} still has jobs of {', '.join(busy)}; drain it and wait, or stop "
-                f"them (`fairlead stop RUN`)",
-                code="node_busy",
-                field="node",
-            )
+        if lost:
+            self._give_up(node)
+        else:
+            _require_empty(node, self.use(node))
         await self._turns.save_node(None, node.id)
         return node
+
+    def _give_up(self, node: Node) -> None:
+        if node.status is NodeStatus.CONNECTED:
+            raise Conflict(
+                f"node {node.name} is connected, so it is not lost; drain it, and remove it when "
+                f"it is empty",
+                code="node_connected",
+                field="lost",
+            )
+        message = f"node {node.name} was removed as lost"
+        report_gone(self._turns, node.id, message, lambda _: True, removed=True)
+
+    def _require_fleet(self, name: str) -> None:
+        if name not in self._turns.fleets:
+            raise Invalid(
+                f"there is no fleet {name!r}; `fairlead fleet list` shows them, `fairlead fleet "
+                f"add {name}` makes it",
+                field="fleet",
+            )
 
     async def _change(self, key: str, **changes: Any) -> Node:
         node = msgspec.structs.replace(self.get(key), **changes)
@@ -144,27 +232,61 @@ class NodeService:
         return next((node for node in self._turns.nodes.values() if node.name == name), None)
 
 
-def node_use(node_id: str, states: Iterable[RunState]) -> NodeUse:
-    """What is occupied there: held and orphaned allocations, and attempts that are not final."""
-    cpu, memory, disk = 0.0, 0, 0
-    gpus: list[str] = []
-    runs: dict[str, None] = {}
+def node_uses(states: Iterable[RunState]) -> dict[str, NodeUse]:
+    """What is occupied, by node id: held and orphaned allocations, and attempts that are not final
+    or of which nobody knows whether they are over."""
+    tallies: dict[str, _Tally] = {}
     for state in states:
-        for allocation in state.allocations:
-            if allocation.node_id != node_id or allocation.state is AllocationState.RELEASED:
-                continue
-            cpu += allocation.resources.cpu
-            memory += allocation.resources.memory
-            disk += allocation.resources.disk
-            gpus.extend(allocation.gpus)
-            runs[state.run.name] = None
-        if any(
-            attempt.node_id == node_id and attempt.status not in FINAL_ATTEMPT_STATUSES
-            for job in state.jobs
-            for attempt in job.attempts
-        ):
-            runs[state.run.name] = None
-    return NodeUse(cpu=cpu, memory=memory, disk=disk, gpus=tuple(gpus), runs=tuple(runs))
+        for place in state.allocations:
+            if place.state not in (AllocationState.RELEASED, AllocationState.NOMINATED):
+                tallies.setdefault(place.node_id, _Tally()).add(place, state)
+        for job in state.jobs:
+            for attempt in job.attempts:
+                over = attempt.status in FINAL_ATTEMPT_STATUSES and not attempt.cleanup_unknown
+                if attempt.node_id is not None and not over:
+                    tallies.setdefault(attempt.node_id, _Tally()).name(state)
+    return {node_id: tally.sum() for node_id, tally in tallies.items()}
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self._places: list[Allocation] = []
+        self._runs: dict[str, None] = {}
+        self._ended: dict[str, None] = {}
+
+    def add(self, place: Allocation, state: RunState) -> None:
+        self._places.append(place)
+        self.name(state)
+
+    def name(self, state: RunState) -> None:
+        ended = state.run.status in FINAL_RUN_STATUSES
+        (self._ended if ended else self._runs)[state.run.name] = None
+
+    def sum(self) -> NodeUse:
+        return NodeUse(
+            cpu=sum(place.resources.cpu for place in self._places),
+            memory=sum(place.resources.memory for place in self._places),
+            disk=sum(place.resources.disk for place in self._places),
+            gpus=tuple(gpu for place in self._places for gpu in place.gpus),
+            runs=tuple(self._runs),
+            ended=tuple(self._ended),
+        )
+
+
+def _require_empty(node: Node, use: NodeUse) -> None:
+    lost = f"if the machine is gone for good, `fairlead node remove {node.name} --lost`"
+    if use.runs:
+        what = f"jobs of {', '.join(use.runs)}"
+        advice = f"drain it and wait, or stop them (`fairlead stop RUN`); {lost}"
+    elif use.ended:
+        what = f"places of {', '.join(use.ended)}, of which nobody knows whether they are free"
+        advice = f"wait until it is connected again; {lost}"
+    elif node.quarantine:
+        what = f"tasks of nobody here: {', '.join(task.id for task in node.quarantine)}"
+        advice = f"see `fairlead node tasks {node.name}`; {lost}"
+    else:
+        return
+    raise Conflict(f"node {node.name} still has {what}; {advice}", code="node_busy", field="node")
 
 
 def _check(request: NodeRequest) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
 
-from controller.api.documents import NodeView
+from controller.api.documents import NodeView, QuarantinedTaskView
 from controller.cli import output, settings
 from controller.cli.client import decode, node_path
-from controller.cli.commands.options import Json
+from controller.cli.commands.options import Attributes, Flag, Json, attributes_of, seconds_of
 from controller.cli.errors import EXIT_USAGE, CliError
 
 
 class _Nodes(msgspec.Struct):
     nodes: list[NodeView]
+
+
+class _Tasks(msgspec.Struct):
+    tasks: list[QuarantinedTaskView]
 
 
 class _Key(msgspec.Struct):
@@ -33,6 +38,8 @@ def add(
     jump_user: str = "fairlead-jump",
     host_key: str | None = None,
     accept_host_key: str | None = None,
+    fleet: str = "default",
+    attribute: Attributes = None,
     json: Json = False,
 ) -> int:
     """Add a node: a shim on the controller's machine, or one that is reached through SSH.
@@ -55,6 +62,8 @@ def add(
         The node's public host key, as in /etc/ssh/ssh_host_ed25519_key.pub.
     accept_host_key
         The fingerprint (SHA256:…) of the key that the node presents now.
+    fleet
+        The fleet that it belongs to.
     """
     if (local is None) == (host is None):
         raise CliError(
@@ -71,6 +80,8 @@ def add(
         "jump_user": jump_user,
         "host_key": host_key,
         "accept_host_key": accept_host_key,
+        "fleet": fleet,
+        "attributes": attributes_of(attribute),
     }
     data = settings.client().post("/v1/nodes", request)
     return _show(data, json, "added")
@@ -83,7 +94,7 @@ def list_(*, json: Json = False) -> int:
         output.emit_json(data)
         return 0
     output.emit_table(
-        ("NAME", "STATUS", "ADDRESS", "ENGINE", "CPU", "MEMORY", "GPU", "RUNS", "ABOUT"),
+        ("NAME", "FLEET", "STATUS", "ADDRESS", "ENGINE", "CPU", "MEMORY", "GPU", "RUNS", "ABOUT"),
         [_cells(node) for node in decode(data, _Nodes).nodes],
     )
     return 0
@@ -92,14 +103,20 @@ def list_(*, json: Json = False) -> int:
 def _cells(node: NodeView) -> tuple[str, ...]:
     in_use = sum(gpu.in_use for gpu in node.gpus)
     memory = f"{output.size(node.memory_allocated)} / {output.size(node.memory)}"
-    about = [node.message or ""]
-    if node.draining:
-        about.append(f"draining: {node.drain_reason}" if node.drain_reason else "draining")
+    about = [
+        node.message or "",
+        _reasoned("draining", node.drain_reason) if node.draining else "",
+        f"until {node.drain_deadline}" if node.drain_deadline else "",
+        _reasoned("cordoned", node.cordon_reason) if node.cordoned else "",
+        f"takes no work: {node.unfit}" if node.unfit else "",
+        f"{node.quarantined} tasks of nobody here" if node.quarantined else "",
+    ]
     about += [f"GPU {gpu.uuid}: {gpu.message}" for gpu in node.gpus if gpu.message]
     if not node.isolation:
         about.append("no isolation: for development only")
     return (
         node.name,
+        node.fleet,
         node.status,
         node.address,
         node.engine or "-",
@@ -111,16 +128,121 @@ def _cells(node: NodeView) -> tuple[str, ...]:
     )
 
 
-def drain(name: str, /, *, reason: str | None = None, json: Json = False) -> int:
-    """Place nothing new on a node; what runs there goes on.
+def _reasoned(word: str, reason: str | None) -> str:
+    return f"{word}: {reason}" if reason else word
+
+
+def show(name: str, /, *, json: Json = False) -> int:
+    """Show all about a node."""
+    data = settings.client().get(node_path(name))
+    if json:
+        output.emit_json(data)
+        return 0
+    node = decode(data, NodeView)
+    told = {
+        "name": node.name,
+        "id": node.id,
+        "fleet": node.fleet,
+        "attributes": ", ".join(f"{key}={value}" for key, value in node.attributes.items()),
+        "status": node.status,
+        "address": node.address,
+        "host key": node.host_key_fingerprint,
+        "engine": node.engine,
+        "CPU": f"{node.cpu_allocated:g} of {node.cpu:g} in use",
+        "memory": f"{output.size(node.memory_allocated)} of {output.size(node.memory)} in use",
+        "disk": f"{output.size(node.disk_allocated)} of {output.size(node.disk)} in use",
+        "GPUs": ", ".join(f"{gpu.uuid} {gpu.name}" for gpu in node.gpus),
+        "runs": ", ".join(node.runs),
+        "ended runs that may have left something": ", ".join(node.ended_runs),
+        "added at": node.created_at,
+        "about": _cells(node)[-1],
+    }
+    output.emit_table(("", ""), [(key, value) for key, value in told.items() if value])
+    return 0
+
+
+def set_(
+    name: str, /, *, attribute: Attributes = None, fleet: str | None = None, json: Json = False
+) -> int:
+    """Change a node's attributes (NAME= takes one away) or its fleet.
+
+    Parameters
+    ----------
+    fleet
+        The fleet that it shall belong to.
+    """
+    body = {"attributes": attributes_of(attribute, takes_away=True), "fleet": fleet}
+    return _show(settings.client().patch(node_path(name), body), json, "changed")
+
+
+def drain(
+    name: str,
+    /,
+    *,
+    reason: str | None = None,
+    deadline: str | None = None,
+    json: Json = False,
+) -> int:
+    """Place nothing new on a node; what runs there goes on, until the deadline if there is one.
+
+    Parameters
+    ----------
+    reason
+        Shown in `node list`, and to those whose jobs are ended.
+    deadline
+        A duration such as 30m, after which what still runs there is moved elsewhere.
+    """
+    body = {"reason": reason, "deadline": seconds_of(deadline, "--deadline")}
+    return _show(settings.client().post(node_path(name, "drain"), body), json, "is draining")
+
+
+def cordon(name: str, /, *, reason: str | None = None, json: Json = False) -> int:
+    """Place nothing new on a node, without emptying it.
 
     Parameters
     ----------
     reason
         Shown in `node list`.
     """
-    data = settings.client().post(node_path(name, "drain"), {"reason": reason})
-    return _show(data, json, "is draining")
+    data = settings.client().post(node_path(name, "cordon"), {"reason": reason})
+    return _show(data, json, "is cordoned")
+
+
+def uncordon(name: str, /, *, json: Json = False) -> int:
+    """Place on a cordoned node again."""
+    data = settings.client().post(node_path(name, "uncordon"), {})
+    return _show(data, json, "is in use again")
+
+
+def tasks(name: str, /, *, json: Json = False) -> int:
+    """List a node's tasks of which the controller knows nothing; they are left alone."""
+    data = settings.client().get(node_path(name, "tasks"))
+    if json:
+        output.emit_json(data)
+        return 0
+    output.emit_table(
+        ("TASK", "RUN", "STATUS", "CPU", "MEMORY", "GPU", "SINCE", "ABOUT"),
+        [
+            (
+                task.id,
+                task.run_name,
+                task.status,
+                f"{task.cpu:g}",
+                output.size(task.memory),
+                str(len(task.gpus)),
+                task.submitted_at,
+                "is being stopped" if task.stopping else "",
+            )
+            for task in decode(data, _Tasks).tasks
+        ],
+    )
+    return 0
+
+
+def stop_task(name: str, task: str, /, *, json: Json = False) -> int:
+    """Stop and remove a task of which the controller knows nothing."""
+    path = node_path(name, f"tasks/{quote(task, safe='')}")
+    return _show(settings.client().delete(path), json, f"is told to end task {task}")
 
 
 def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:
@@ -140,9 +262,15 @@ def resume(name: str, /, *, json: Json = False) -> int:
     return _show(settings.client().post(node_path(name, "resume"), {}), json, "is in use again")
 
 
-def remove(name: str, /, *, json: Json = False) -> int:
-    """Forget a node that has no jobs."""
-    return _show(settings.client().delete(node_path(name)), json, "removed")
+def remove(name: str, /, *, lost: Annotated[bool, Flag] = False, json: Json = False) -> int:
+    """Forget a node that has no jobs.
+
+    Parameters
+    ----------
+    lost
+        The machine is gone for good: its jobs go elsewhere and what they held is free.
+    """
+    return _show(settings.client().delete(node_path(name), lost=lost), json, "removed")
 
 
 def key(*, json: Json = False) -> int:

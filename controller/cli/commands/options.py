@@ -6,5 +6,35 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from controller.cli.errors import EXIT_USAGE, CliError
+from controller.configuration.units import DURATION_ALLOWED, parse_duration
+
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="The API's JSON.")]
 Flag = Parameter(negative=())
+Attributes = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--attribute",
+        negative=(),
+        help="NAME=VALUE that constraints can ask about; may be repeated.",
+    ),
+]
+
+
+def attributes_of(written: list[str] | None, *, takes_away: bool = False) -> dict[str, str | None]:
+    """`takes_away`: NAME= removes it. Raises CliError."""
+    found: dict[str, str | None] = {}
+    for text in written or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and (value or takes_away)):
+            raise CliError(f"--attribute: {text!r} is not NAME=VALUE", EXIT_USAGE)
+        found[name] = value or None
+    return found
+
+
+def seconds_of(text: str | None, option: str) -> float | None:
+    """Raises CliError."""
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}, give {DURATION_ALLOWED}", EXIT_USAGE) from None

@@ -22,12 +22,14 @@ from controller.nodes.silence import UNREACHABLE_AFTER_SECONDS
 from controller.nodes.strays import StrayTasks
 from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import Turns
+from controller.scheduling.fit import room
 from controller.store.memory import MemoryDatabase, MemoryStore
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import Event, EventType, Fence, Health, TaskInfo, TaskStatus
+from shim.schemas import AllocationInfo, Event, EventType, Fence, Health, TaskInfo, TaskStatus
 from tests.support.waiting import eventually
 from tests.unit.pipelines.fakes import HEALTH, FakeConnection, FakeShim
 from tests.unit.pipelines.parts import (
+    NOW,
     Clock,
     Ids,
     a_node,
@@ -91,7 +93,9 @@ class NotingTurns(Turns):
 
 
 class World:
-    def __init__(self, database: MemoryDatabase, node: Node, *states: RunState) -> None:
+    def __init__(
+        self, database: MemoryDatabase, node: Node, *states: RunState, restored: bool = False
+    ) -> None:
         self.database = database
         self.clock = Clock()
         self.link = FakeLink()
@@ -103,7 +107,7 @@ class World:
         self.turns.restore(states, [node])
         for state in states:
             database.runs[state.run.id] = state
-        self.listener = Listener(StrayTasks(self.turns, store, FENCE))
+        self.listener = Listener(StrayTasks(self.turns, store, FENCE, restored=restored))
         self.session = NodeSession(
             node.id,
             lambda _: self.link,
@@ -148,8 +152,10 @@ async def world(
     *states: RunState,
     node: Node | None = None,
     before: Callable[[World], None] = lambda world: None,
+    restored: bool = False,
 ) -> AsyncIterator[World]:
-    it = World(MemoryDatabase(), node or a_node(status=NodeStatus.CONNECTING), *states)
+    node = node or a_node(status=NodeStatus.CONNECTING)
+    it = World(MemoryDatabase(), node, *states, restored=restored)
     before(it)
     await it.store.open()
     tasks = [asyncio.create_task(it.turns.run()), asyncio.create_task(it.session.run())]
@@ -595,3 +601,186 @@ async def test_a_shim_learns_of_a_drain_and_of_its_end_while_it_is_connected() -
         await it.turns.save_node(msgspec.structs.replace(it.node, draining=False), "n1")
         await eventually(lambda: not it.shim.info.draining)
         assert [order.draining for order in it.shim.drained] == [True, False]
+
+
+# -- silence on a connection ----------------------------------------------------------------
+
+
+async def test_a_connection_on_which_nothing_comes_is_given_up_after_three_probes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "PROBE_AFTER_SECONDS": 0.01,
+        "PROBE_SECONDS": 0.01,
+        "SHORTEST_LOOK_SECONDS": 0.01,
+        "UNREACHABLE_AFTER_SECONDS": 0.02,
+    }.items():
+        monkeypatch.setattr(session_module, name, value)
+    async with world() as it:
+        await it.connected()
+        it.shim.deaf = True
+        it.link.refusal = LinkError("away")
+        it.clock.time += 11.0
+        probed = it.shim.probed
+        await eventually(lambda: it.shim.probed >= probed + 5)
+        assert it.node.status is NodeStatus.CONNECTED
+        it.clock.time += UNREACHABLE_AFTER_SECONDS
+        await eventually(lambda: it.session.connection is None)
+        await eventually(lambda: it.node.status is NodeStatus.UNREACHABLE)
+
+
+async def test_bytes_on_other_channels_are_life_though_no_probe_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PROBE_AFTER_SECONDS", "PROBE_SECONDS", "SHORTEST_LOOK_SECONDS"):
+        monkeypatch.setattr(session_module, name, 0.01)
+    monkeypatch.setattr(session_module, "UNREACHABLE_AFTER_SECONDS", 0.0)
+    async with world() as it:
+        await it.connected()
+        it.shim.deaf = True
+        it.clock.time += 1000.0
+        connection = it.link.connections[0]
+        connection.last_byte_at = it.clock.time - 12.0
+        probed = it.shim.probed
+        await eventually(lambda: it.shim.probed >= probed + 5 or it.session.connection is None)
+        assert it.session.connection is connection
+
+
+async def test_a_controller_is_heard_by_a_job_that_would_be_stopped_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "SHORTEST_LOOK_SECONDS", 0.01)
+    state = placed(AttemptStatus.RUNNING)
+    (job,) = state.jobs
+    spec = msgspec.structs.replace(job.spec, stop_when_unheard=0.1)
+    wants = msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
+    async with world(wants, before=listing(task_of(wants))) as it:
+        await eventually(lambda: len(it.shim.greetings) >= 3)
+        assert set(it.shim.greetings) == {FENCE}
+
+
+async def test_nobody_else_is_greeted() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    async with world(state, before=listing(task_of(state))) as it:
+        await it.connected()
+        assert it.shim.greetings == []
+
+
+async def test_a_restarted_controller_goes_on_counting_where_the_silence_began() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    gone = a_node(status=NodeStatus.UNREACHABLE, last_seen_at=NOW - 290.0)
+
+    def refuse(it: World) -> None:
+        it.link.refusal = LinkError("away")
+
+    async with world(state, node=gone, before=refuse) as it:
+        await eventually(lambda: it.link.tries >= 4)
+        assert it.node.status is NodeStatus.UNREACHABLE
+        it.clock.time += UNREACHABLE_AFTER_SECONDS
+        await eventually(lambda: it.node.status is NodeStatus.LOST)
+
+
+async def test_when_it_was_last_heard_is_stored_when_the_link_breaks() -> None:
+    async with world() as it:
+        await it.connected()
+        it.clock.time += 7.0
+        it.link.refusal = LinkError("away")
+        await it.lose_connection()
+        await it.turns.settled()
+        assert it.node.last_seen_at == NOW
+
+
+# -- quarantine -----------------------------------------------------------------------------
+
+
+def place_of(info: TaskInfo) -> AllocationInfo:
+    return AllocationInfo(
+        id=info.allocation_id, run_id=info.run_id, cpu=8.0, memory=1 << 30, disk=5, gpus=("GPU-1",)
+    )
+
+
+async def test_an_unknown_task_is_listed_and_its_place_is_occupied() -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+
+    def before(it: World) -> None:
+        listing(foreign)(it)
+        it.shim.places = [place_of(foreign)]
+
+    async with world(before=before) as it:
+        await it.connected()
+        (task,) = it.node.quarantine
+        assert (task.id, task.cpu, task.gpus, task.stopping) == (foreign.id, 8.0, ("GPU-1",), False)
+        free = room(it.node, ())
+        assert (free.cpu, free.empty) == (56.0, False)
+
+
+async def test_after_a_restore_an_attempt_made_since_the_backup_is_kept_running() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    later = task_of(placed(AttemptStatus.RUNNING), run_id=state.run.id)
+    async with world(state, before=listing(task_of(state), later), restored=True) as it:
+        await it.connected()
+        assert [task.id for task in it.node.quarantine] == [later.id]
+        assert it.shim.asked == []
+
+
+async def test_without_a_restore_such_an_attempt_is_stopped() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    later = task_of(placed(AttemptStatus.RUNNING), run_id=state.run.id)
+    async with world(state, before=listing(task_of(state), later)) as it:
+        await it.connected()
+        assert it.node.quarantine == ()
+        assert it.shim.asked == [("terminate", later.id)]
+
+
+async def test_an_admin_may_end_a_task_in_quarantine() -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+    async with world(before=listing(foreign)) as it:
+        await it.connected()
+        marked = msgspec.structs.replace(it.node.quarantine[0], stopping=True)
+        await it.turns.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
+        await eventually(lambda: it.shim.asked == [("terminate", foreign.id)])
+        it.event(EventType.TASK, it.shim.listing[foreign.id])
+        await eventually(lambda: it.shim.listing == {})
+        it.shim.stream.put_nowait(Event(cursor="e.2", type=EventType.REMOVED, task_id=foreign.id))
+        await eventually(lambda: it.node.quarantine == ())
+
+
+async def test_a_task_that_is_gone_leaves_the_quarantine() -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+    async with world(before=listing(foreign)) as it:
+        await it.connected()
+        it.shim.listing.clear()
+        it.event(EventType.RESYNC)
+        await eventually(lambda: it.node.quarantine == ())
+
+
+# -- order ----------------------------------------------------------------------------------
+
+
+async def test_stale_tasks_are_stopped_before_the_node_counts_as_connected() -> None:
+    finished = placed(AttemptStatus.FAILED)
+    asked_while: list[NodeStatus] = []
+
+    def before(it: World) -> None:
+        listing(task_of(finished))(it)
+        it.database.runs[finished.run.id] = finished
+        order = it.shim._order
+
+        def noted(verb: str, name: str) -> None:
+            asked_while.append(it.node.status)
+            order(verb, name)
+
+        it.shim._order = noted  # type: ignore[method-assign]
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert asked_while == [NodeStatus.CONNECTING]
+
+
+async def test_a_node_that_is_not_fit_says_why_and_is_taken_back() -> None:
+    async with world(before=lambda it: setattr(it.shim, "info", node_info(disk_free=1))) as it:
+        await it.connected()
+        assert "are free on its disk" in (it.node.unfit or "")
+        it.shim.info = node_info(disk_free=1 << 40)
+        it.event(EventType.NODE)
+        await eventually(lambda: it.node.unfit is None)

@@ -1,0 +1,109 @@
+"""What an admin can ask about fleets."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from controller.clock import Clock
+from controller.lifecycle.model import DEFAULT_FLEET, Fleet
+from controller.pipelines.turns import Turns
+from controller.service.access import require_admin
+from controller.service.attributes import changed_attributes, check_attributes
+from controller.service.errors import Conflict, Invalid, NotFound
+from controller.store.users import User
+
+NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class FleetService:
+    def __init__(self, turns: Turns, clock: Clock) -> None:
+        self._turns = turns
+        self._clock = clock
+
+    def all(self) -> list[Fleet]:
+        return sorted(self._turns.fleets.values(), key=lambda fleet: fleet.name)
+
+    def get(self, name: str) -> Fleet:
+        """Raises NotFound."""
+        fleet = self._turns.fleets.get(name)
+        if fleet is None:
+            raise NotFound(
+                f"there is no fleet {name!r}; `fairlead fleet list` shows them", field="fleet"
+            )
+        return fleet
+
+    def nodes_of(self, name: str) -> list[str]:
+        """Their names."""
+        return sorted(node.name for node in self._turns.nodes.values() if node.fleet == name)
+
+    async def add(
+        self, name: str, *, placement: str | None, attributes: dict[str, str], user: User
+    ) -> Fleet:
+        """Raises Invalid, Conflict, Forbidden."""
+        require_admin(user, "add a fleet")
+        if not NAME_PATTERN.fullmatch(name):
+            raise Invalid(
+                f"{name!r} is not a fleet's name: 1 to 63 of a-z, 0-9 and '-', with a letter or "
+                f"digit at both ends",
+                field="name",
+            )
+        if name in self._turns.fleets:
+            raise Conflict(f"a fleet named {name} exists already", field="name")
+        _check_placement(placement)
+        check_attributes(attributes)
+        fleet = Fleet(
+            name=name,
+            placement=placement,
+            attributes=attributes,
+            created_at=self._clock.now(),
+        )
+        await self._turns.save_fleet(fleet, name)
+        return fleet
+
+    async def set(
+        self,
+        name: str,
+        *,
+        placement: str | None,
+        attributes: dict[str, str | None],
+        user: User,
+    ) -> Fleet:
+        """`placement` None leaves it, an empty one takes it away; so do attributes of None.
+
+        Raises NotFound, Invalid, Forbidden."""
+        require_admin(user, "change a fleet")
+        fleet = self.get(name)
+        check_attributes(attributes)
+        if placement:
+            _check_placement(placement)
+        changed = msgspec.structs.replace(
+            fleet,
+            placement=fleet.placement if placement is None else placement or None,
+            attributes=changed_attributes(fleet.attributes, attributes),
+        )
+        await self._turns.save_fleet(changed, name)
+        return changed
+
+    async def remove(self, name: str, *, user: User) -> Fleet:
+        """Raises NotFound, Forbidden, and Conflict while it has nodes."""
+        require_admin(user, "remove a fleet")
+        fleet = self.get(name)
+        if name == DEFAULT_FLEET.name:
+            raise Conflict(f"the fleet {name} is always there", field="fleet")
+        nodes = self.nodes_of(name)
+        if nodes:
+            raise Conflict(
+                f"fleet {name} still has nodes: {', '.join(nodes)}; move them "
+                f"(`fairlead node set NODE --fleet OTHER`) or remove them",
+                code="fleet_not_empty",
+                field="fleet",
+            )
+        await self._turns.save_fleet(None, name)
+        return fleet
+
+
+def _check_placement(attribute: str | None) -> None:
+    if attribute is not None:
+        check_attributes({attribute: None})

@@ -1,0 +1,100 @@
+"""The deadline of a drain, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from controller.lifecycle.model import Node, RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AttemptStatus
+from controller.nodes.drains import DrainDeadlines
+from controller.pipelines.submitted import JobSubmittedPipeline
+from controller.pipelines.turns import Turns
+from controller.store.memory import MemoryDatabase, MemoryStore
+from tests.support.waiting import eventually
+from tests.unit.pipelines.parts import (
+    NOW,
+    Clock,
+    Ids,
+    a_node,
+    attempt_of,
+    placed,
+    steady_chance,
+)
+
+
+@contextlib.asynccontextmanager
+async def drained(
+    state: RunState, node: Node, clock: Clock, database: MemoryDatabase | None = None
+) -> AsyncIterator[Turns]:
+    store = MemoryStore(database or MemoryDatabase())
+    await store.open()
+    turns = Turns(store, clock, steady_chance(), JobSubmittedPipeline(Ids()))
+    turns.restore([state], [node])
+    tasks = [
+        asyncio.create_task(turns.run()),
+        asyncio.create_task(DrainDeadlines(turns, clock).run()),
+    ]
+    try:
+        yield turns
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.close()
+
+
+def reason_of(turns: Turns, state: RunState) -> Reason | None:
+    return attempt_of(turns.runs[state.run.id]).reason
+
+
+async def test_what_runs_at_the_deadline_ends_as_node_drained_with_the_admins_reason() -> None:
+    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    node = a_node(draining=True, drain_reason="new disk", drain_deadline=NOW + 60.0)
+    async with drained(state, node, clock) as turns:
+        await turns.settled()
+        assert reason_of(turns, state) is None
+        clock.time += 60.0
+        turns.set_node(msgspec.structs.replace(node, message="any change"), node.id)
+        await eventually(lambda: reason_of(turns, state) is Reason.NODE_DRAINED)
+        assert "new disk" in (attempt_of(turns.runs[state.run.id]).message or "")
+
+
+async def test_a_deadline_that_passed_while_no_controller_was_there_is_met_at_once() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    node = a_node(draining=True, drain_deadline=NOW - 1.0)
+    async with drained(state, node, Clock()) as turns:
+        await eventually(lambda: reason_of(turns, state) is Reason.NODE_DRAINED)
+
+
+async def test_the_timer_itself_wakes() -> None:
+    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    node = a_node(draining=True, drain_deadline=NOW + 0.05)
+    async with drained(state, node, clock) as turns:
+        await turns.settled()
+        clock.time += 1.0
+        await eventually(lambda: reason_of(turns, state) is Reason.NODE_DRAINED)
+
+
+async def test_a_resumed_node_ends_nothing() -> None:
+    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    node = a_node(draining=True, drain_deadline=NOW + 60.0)
+    async with drained(state, node, clock) as turns:
+        await turns.save_node(msgspec.structs.replace(node, draining=False), node.id)
+        clock.time += 3600.0
+        await turns.save_node(msgspec.structs.replace(node, draining=False, message="x"), node.id)
+        await turns.settled()
+        assert reason_of(turns, state) is None
+
+
+async def test_jobs_on_other_nodes_go_on() -> None:
+    state = placed(AttemptStatus.RUNNING, node="n2")
+    node = a_node(draining=True, drain_deadline=NOW - 1.0)
+    async with drained(state, node, Clock()) as turns:
+        await turns.settled()
+        await turns.settled()
+        assert reason_of(turns, state) is None

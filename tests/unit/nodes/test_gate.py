@@ -1,0 +1,70 @@
+"""The health gate: each check fails with a sentence of its own, and passes again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.lifecycle.model import Node
+from controller.nodes import gate
+from controller.nodes.gate import Reading
+from shim.schemas import GpuInfo
+from tests.unit.pipelines.fakes import HEALTH
+from tests.unit.pipelines.parts import NOW, a_node, node_info
+
+GPU = GpuInfo(uuid="GPU-1", index=0, name="H100", memory=80 << 30)
+
+
+def reading(at: float | None = None, api: str = "v1", **info: Any) -> Reading:
+    health = msgspec.structs.replace(HEALTH, at=at, api_versions=(api,))
+    return Reading(health=health, info=node_info(**info), asked_at=NOW, answered_at=NOW + 2.0)
+
+
+def unfit(one: Reading, node: Node | None = None) -> str:
+    return gate.passed(node or a_node(), one).unfit or ""
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (reading(api="v2"), "speaks API v2, this controller v1"),
+        (reading(engine_error="no socket"), "engine does not answer: no socket"),
+        (reading(disk_free=100 << 20), "only 100 MiB are free"),
+        (reading(at=NOW + 100.0), "its clock is 98 s ahead"),
+        (reading(at=NOW - 100.0), "its clock is 100 s behind"),
+    ],
+)
+def test_a_failing_check_says_what_is_wrong(one: Reading, words: str) -> None:
+    assert words in unfit(one)
+
+
+@pytest.mark.parametrize("at", [None, NOW - 59.0, NOW + 1.0, NOW + 61.0])
+def test_a_node_that_passes_is_fit(at: float | None) -> None:
+    assert unfit(reading(at=at, disk_free=2 << 30), a_node(unfit="something was wrong")) == ""
+
+
+def test_a_missing_gpu_is_remembered_until_it_is_back() -> None:
+    whole = gate.passed(a_node(), reading(gpus=(GPU,)))
+    assert whole.unfit is None
+    for node in (
+        gate.passed(whole, reading()),
+        gate.passed(gate.passed(whole, reading()), reading()),
+    ):
+        (gpu,) = node.capacity.gpus
+        assert (gpu.missing, gpu.healthy) == (True, False)
+        assert "GPU GPU-1 (H100) is missing" in (node.unfit or "")
+    back = gate.passed(gate.passed(whole, reading()), reading(gpus=(GPU,)))
+    assert (back.unfit, back.capacity.gpus[0].missing) == (None, False)
+
+
+def test_a_gpu_that_was_taken_out_may_be_forgotten() -> None:
+    without = gate.passed(gate.passed(a_node(), reading(gpus=(GPU,))), reading())
+    forgotten = gate.passed(gate.without_gpu(without, "GPU-1"), reading())
+    assert (forgotten.unfit, forgotten.capacity.gpus) == (None, ())
+
+
+def test_several_failures_are_all_told() -> None:
+    text = unfit(reading(disk_free=0, engine_error="gone"))
+    assert "engine does not answer: gone; only 0 MiB" in text
