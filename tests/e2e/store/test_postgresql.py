@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
 
-from controller.store.base import LeaseHeld, LeaseLost, Store, StoreUnavailable, StoreUnusable
+from controller import backups
+from controller.lifecycle.statuses import RunStatus
+from controller.store import tables
+from controller.store.base import (
+    Changes,
+    LeaseHeld,
+    LeaseLost,
+    Store,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.sql import SqlStore
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.store_contract import MakeStore, StoreContract
-from tests.unit.store.samples import a_run, submission
+from tests.unit.store.samples import a_run, an_event, submission
 
 pytestmark = pytest.mark.e2e
 
@@ -159,3 +172,56 @@ def test_another_kind_of_address_is_refused_with_the_right_form(url: str) -> Non
     with pytest.raises(StoreUnusable, match="postgresql://USER@HOST/DATABASE") as caught:
         PostgresqlDatabase(url)
     assert "hunter2" not in str(caught.value)
+
+
+async def test_the_schema_is_exactly_that_of_the_tables(
+    make_store: MakeStore, database_url: str
+) -> None:
+    store = make_store()
+    await store.open()
+    await store.close()
+
+    def differences() -> list[object]:
+        database = PostgresqlDatabase(database_url)
+        with database.writer().begin() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            found = compare_metadata(context, tables.metadata)
+        database.leave()
+        return list(found)
+
+    assert await asyncio.to_thread(differences) == []
+
+
+async def test_a_database_that_was_put_back_begins_an_epoch(
+    make_store: MakeStore, database_url: str
+) -> None:
+    store = make_store()
+    before = await store.open()
+    with pytest.raises(LeaseHeld, match="stop it first"):
+        await asyncio.to_thread(backups.mark_restored, PostgresqlDatabase(database_url), 1e9)
+    await store.close()
+    epoch = await asyncio.to_thread(backups.mark_restored, PostgresqlDatabase(database_url), 1e9)
+    after = await store.open()
+    await store.close()
+
+    assert (before.epoch, before.restored_at) == (1, None)
+    assert (after.epoch, after.restored_at) == (epoch, 1e9)
+
+
+async def test_what_is_old_is_forgotten_with_all_that_belongs_to_it(
+    make_store: MakeStore, postgresql: PostgresqlServer, database_url: str
+) -> None:
+    store = make_store()
+    await store.open()
+    state = a_run("run1", status=RunStatus.DONE)
+    released = msgspec.structs.replace(state, allocations=state.allocations[:1])
+    await store.commit(Changes(runs=submission(released).runs, events=(an_event("run1"),)))
+    removed = await store.forget(finished_before=1e9, limit=10)
+    await store.close()
+    counts = " + ".join(
+        f"(SELECT count(*) FROM {table})"
+        for table in ("runs", "jobs", "attempts", "allocations", "events")
+    )
+    name = f"test{name_of(database_url)}"
+    assert removed == 1
+    assert await asyncio.to_thread(postgresql.sql, name, f"SELECT {counts}") == "0"

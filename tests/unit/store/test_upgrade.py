@@ -1,0 +1,189 @@
+"""A database of an earlier version, with live jobs in it, opens and goes on.
+
+The rows are those that the first version wrote: its columns, and in `rest` only what it knew.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+from controller.lifecycle.model import Fleet, NodeStatus, RunState
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.store import schema
+from controller.store.base import Changes
+from controller.store.sql import SqlStore
+from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
+from tests.unit.store.samples import change
+
+ROWS: dict[str, dict[str, Any]] = {
+    "installation": {"id": "inst", "epoch": 1, "created_at": 1.0},
+    "leases": {"name": "controller", "holder": "process 7 on h", "token": 5, "expires_at": 31.0},
+    "users": {"name": "admin", "role": "admin", "created_at": 1.0},
+    "tokens": {"id": "t1", "user": "admin", "digest": "d" * 64, "label": "x", "created_at": 1.0},
+    "nodes": {
+        "id": "n1",
+        "name": "gpu-1",
+        "fleet": "default",
+        "status": "connected",
+        "draining": False,
+        "message": None,
+        "created_at": 2.0,
+        "last_seen_at": 3.0,
+        "rest": {
+            "address": {"shim_socket": "/run/fairlead/shim.sock", "local_socket": True},
+            "boot_id": "boot",
+            "capacity": {"cpu": 8.0, "memory": 64, "engine": "docker"},
+        },
+    },
+    "runs": {
+        "id": "r1",
+        "name": "wise-otter-1",
+        "type": "task",
+        "user": "admin",
+        "status": "running",
+        "reason": None,
+        "message": None,
+        "parent_id": None,
+        "client_key": "key",
+        "suspended": False,
+        "occurrence": 1,
+        "deployment": 0,
+        "version": 4,
+        "next_triggered_at": None,
+        "submitted_at": 10.0,
+        "finished_at": None,
+        "policy": {"stop_duration": 300.0, "retry": {"on_events": ["interruption"]}},
+        "configuration": {"type": "task", "commands": ["sleep 1000"]},
+        "rest": {},
+    },
+    "jobs": {
+        "id": "j1",
+        "run_id": "r1",
+        "group": "main",
+        "replica": 0,
+        "cookie": 0,
+        "index": 0,
+        "rank": None,
+        "abandoned": False,
+        "retry_at": None,
+        "spec": {"image": "busybox", "commands": ["sleep 1000"]},
+        "rest": {},
+    },
+    "attempts": {
+        "id": "a1",
+        "job_id": "j1",
+        "run_id": "r1",
+        "number": 0,
+        "occurrence": 1,
+        "status": "running",
+        "reason": None,
+        "message": None,
+        "exit_code": None,
+        "node_id": "n1",
+        "allocation_id": "p1",
+        "submitted_at": 10.0,
+        "provisioned_at": 11.0,
+        "pulling_at": 12.0,
+        "running_at": 13.0,
+        "terminating_at": None,
+        "finished_at": None,
+        "rest": {"container_started": True, "runner_socket": "/run/x.sock"},
+    },
+    "allocations": {
+        "id": "p1",
+        "run_id": "r1",
+        "job_id": "j1",
+        "node_id": "n1",
+        "state": "held",
+        "created_at": 11.0,
+        "released_at": None,
+        "rest": {"resources": {"cpu": 2.0}, "gpus": ["GPU-1"]},
+    },
+    "events": {
+        "run_id": "r1",
+        "job_id": None,
+        "attempt_id": None,
+        "kind": "run",
+        "at": 10.0,
+        "message": None,
+        "rest": {"to_status": "submitted", "cause": "submitted"},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a controller of the first version that was killed with a job running."""
+    database = SqliteDatabase(tmp_path)
+    database.enter("the first version")
+    config = Config()
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    with database.writer().begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for table, row in ROWS.items():
+            columns = ", ".join(f'"{name}"' for name in row)
+            values = ", ".join(f":{name}" for name in row)
+            plain = {
+                name: json.dumps(value) if isinstance(value, dict) else value
+                for name, value in row.items()
+            }
+            connection.execute(
+                sa.text(f'INSERT INTO "{table}" ({columns}) VALUES ({values})'), plain
+            )
+    database.leave()
+    return tmp_path
+
+
+async def test_live_jobs_of_the_first_version_go_on(folder: Path) -> None:
+    store = SqlStore(SqliteDatabase(folder))
+    boot = await store.open()
+    snapshot = await store.load()
+    (state,) = snapshot.runs
+    await _goes_on(store, state)
+    await store.close()
+
+    assert (boot.epoch, boot.token, boot.installation_id) == (1, 6, "inst")
+    assert boot.restored_at is None
+    (attempt,) = state.jobs[0].attempts
+    assert (state.run.status, attempt.status) == (RunStatus.RUNNING, AttemptStatus.RUNNING)
+    assert (attempt.runner_socket, attempt.node_id) == ("/run/x.sock", "n1")
+    assert state.jobs[0].spec.commands == ("sleep 1000",)
+    assert state.allocations[0].gpus == ("GPU-1",)
+    (node,) = snapshot.nodes
+    assert (node.status, node.cordoned, node.unfit) == (NodeStatus.CONNECTED, False, None)
+    assert [user.bands for user in snapshot.users] == [()]
+    assert [token.label for token in snapshot.tokens] == ["x"]
+    assert snapshot.fleets == ()
+
+
+async def _goes_on(store: SqlStore, state: RunState) -> None:
+    """It can be changed, beside what the first version did not know."""
+    (place,) = state.allocations
+    released = msgspec.structs.replace(place, state=AllocationState.RELEASED, placement="rack1")
+    later = msgspec.structs.replace(
+        state,
+        run=msgspec.structs.replace(state.run, status=RunStatus.DONE, finished_at=99.0),
+        allocations=(released,),
+    )
+    await store.commit(change(state, later))
+    await store.commit(Changes(fleets={"f": Fleet(name="f", created_at=1.0)}))
+    assert await store.find_submission("admin", "key") == later
+    assert [stored.event.cause for stored in await store.events()] == ["submitted"]
+
+
+def test_the_rows_are_all_that_the_first_version_had(folder: Path) -> None:
+    with sqlite3.connect(folder / DATABASE_NAME) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {name for (name,) in names} - {"alembic_version", "sqlite_sequence"}
+    connection.close()
+    assert tables == set(ROWS)
