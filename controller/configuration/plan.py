@@ -11,6 +11,7 @@ from controller.configuration.errors import ConfigurationError
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
 from controller.configuration.schema import (
     ALLOWED,
+    DisconnectFields,
     FileFields,
     RegistryAuthFields,
     RepoFields,
@@ -38,6 +39,7 @@ from controller.lifecycle.submission import PlannedGroup
 _T = TypeVar("_T")
 
 LEAST_LOG_QUOTA = 1 << 20
+LEAST_UNHEARD = 30.0
 HIDDEN = "***"
 _SECRET_OF_REPO = frozenset({"token", "private_key"})
 
@@ -219,7 +221,20 @@ def _job(
         container=_container(configuration),
         constraints=tuple(one.constraint for one in own.constraints or ()),
         fleets=tuple(own.fleets or ()),
+        stop_when_unheard=_stop_when_unheard(configuration, defaults),
     )
+
+
+def _stop_when_unheard(configuration: TaskConfiguration, defaults: Defaults) -> float | None:
+    """A plain `stop` waits as long as the controller does before it gives the node up."""
+    written = configuration.on_disconnect
+    if not isinstance(written, DisconnectFields):
+        return defaults.limits.node_lost_after if written == "stop" else None
+    if written.stop_after < LEAST_UNHEARD:
+        field = "on_disconnect.stop_after"
+        message = "is less than 30s, in which a connection that broke is made again"
+        raise ConfigurationError(field, message, ALLOWED[field])
+    return float(written.stop_after)
 
 
 def _log_quota(written: int | None) -> int | None:

@@ -244,6 +244,10 @@ class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     required: bool = True
 
 
+class DisconnectFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    stop_after: Duration
+
+
 class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may stand at the top or, for its jobs alone, in a group. `None`: nothing was said."""
 
@@ -284,6 +288,7 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     startup_order: StartupOrder = StartupOrder.ANY
     schedule: Schedule | None = None
     on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
+    on_disconnect: Literal["keep", "stop"] | DisconnectFields = "keep"
     max_duration: DurationOrOff | None = None
     stop_duration: Duration | None = None
     stop_signal: SignalName | None = None
@@ -339,6 +344,8 @@ ALLOWED = {
     "startup_order": ", ".join(StartupOrder),
     "schedule": "a cron expression in UTC such as 0 8 * * 1-5, or a list of them",
     "on_parent_end": ", ".join(OnParentEnd),
+    "on_disconnect": "keep, stop, or a mapping with stop_after",
+    "on_disconnect.stop_after": f"{DURATION_ALLOWED}; at least 30s",
     "constraints": "a list of ATTRIBUTE OPERATOR VALUE, such as gpu.name EQ H100, or of mappings"
     " with attribute, operator, value or values, required",
     "constraints.attribute": "the name of an attribute of nodes",

@@ -240,7 +240,7 @@ class PlayedNode:
         await turns.report(self._seen(run_id, attempt.id, terminated=True))
         await self._controller.logs.complete(attempt.id)
         await turns.report(LogsComplete(**ids))
-        await turns.report(TaskRemoved(**ids))
+        await turns.report(TaskRemoved(run_id=run_id, attempt_id=attempt.id))
 
     @staticmethod
     def _seen(run_id: str, attempt_id: str, *, terminated: bool) -> TaskSeen:

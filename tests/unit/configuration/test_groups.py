@@ -307,3 +307,18 @@ def test_the_submitting_environment_fills_a_groups_env_and_overrides_it() -> Non
 def test_a_version_in_a_groups_env_stays_the_text_that_was_written() -> None:
     content = b"groups:\n- name: a\n  env: {PY: 3.10}\n"
     assert read(content, name="x").data == {"groups": [{"name": "a", "env": {"PY": "3.10"}}]}
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("keep", None), ("stop", 300.0), ({"stop_after": "10m"}, 600.0)],
+)
+def test_a_job_may_be_stopped_when_its_node_hears_of_no_controller(
+    written: object, seconds: float | None
+) -> None:
+    assert planned(on_disconnect=written).specs[0].stop_when_unheard == seconds
+
+
+def test_a_short_silence_stops_no_job() -> None:
+    assert refused(on_disconnect={"stop_after": "29s"})[0] == "on_disconnect.stop_after"
+    assert refused(on_disconnect="later")[0] == "on_disconnect"

@@ -28,6 +28,7 @@ FIELDS = (
     | fields_of(schema.FileFields, "files.")
     | fields_of(schema.GangFields, "gang.")
     | fields_of(schema.ConstraintFields, "constraints.")
+    | fields_of(schema.DisconnectFields, "on_disconnect.")
     | {"groups.name"}
 )
 
