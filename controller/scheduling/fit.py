@@ -13,6 +13,7 @@ from controller.lifecycle.model import (
     Node,
     NodeCapacity,
     NodeGpu,
+    NodeStatus,
     Resources,
 )
 from controller.lifecycle.statuses import AllocationState
@@ -117,9 +118,22 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
 
 def could_ever_hold(need: Resources, node: Node) -> list[Shortfall]:
     """As `shortfalls`, on the same node with nothing on it and all its GPUs healthy."""
-    gpus = tuple(msgspec.structs.replace(gpu, healthy=True) for gpu in node.capacity.gpus)
-    capacity = msgspec.structs.replace(node.capacity, gpus=gpus)
-    return shortfalls(need, room(msgspec.structs.replace(node, capacity=capacity, quarantine=()), ()))
+    return shortfalls(need, room(as_new(node), ()))
+
+
+def as_new(node: Node) -> Node:
+    """The same node with nothing on it and nothing wrong with it."""
+    capacity = node.capacity
+    gpus = tuple(msgspec.structs.replace(g, healthy=True, message=None) for g in capacity.gpus)
+    return msgspec.structs.replace(
+        node,
+        status=NodeStatus.CONNECTED,
+        draining=False,
+        cordoned=False,
+        unfit=None,
+        quarantine=(),
+        capacity=msgspec.structs.replace(capacity, gpus=gpus),
+    )
 
 
 def closest(need: Resources, rooms: Sequence[Room]) -> str:

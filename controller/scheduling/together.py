@@ -14,6 +14,7 @@ from controller.scheduling.board import Board
 from controller.scheduling.fit import (
     MAX_STARTS,
     Room,
+    as_new,
     fitting_gpus,
     in_blocks,
     shortfalls,
@@ -150,20 +151,6 @@ def empty_index(
     return made
 
 
-def as_new(node: Node) -> Node:
-    capacity = node.capacity
-    gpus = tuple(replace(gpu, healthy=True, message=None) for gpu in capacity.gpus)
-    return replace(
-        node,
-        status=NodeStatus.CONNECTED,
-        draining=False,
-        cordoned=False,
-        unfit=None,
-        quarantine=(),
-        capacity=replace(capacity, gpus=gpus),
-    )
-
-
 def could_ever_hold(index: Index, unit: Unit, ranked: Sequence[Member], domain: Domain) -> bool:
     """Whether this domain could hold all these jobs of the unit's run, were nothing else there.
 
@@ -171,7 +158,7 @@ def could_ever_hold(index: Index, unit: Unit, ranked: Sequence[Member], domain: 
     not: nobody expects it back in time."""
 
     def counts(node: Node) -> bool:
-        if node.draining or node.cordoned or node.unfit is not None:
+        if node.fleet != domain.fleet or node.draining or node.cordoned or node.unfit is not None:
             return False
         return node.status is not NodeStatus.LOST and domain_of(node, index.fleets) == domain
 
