@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from controller.lifecycle import occurrences
 from controller.lifecycle.gangs.incarnations import PHASE_MOVES, Phase
 from controller.lifecycle.gangs.switches import SWITCHES
 from controller.lifecycle.reasons import (
@@ -122,6 +123,18 @@ def _incarnation_page() -> str:
     )
 
 
+def _occurrence_page() -> str:
+    return "\n".join(
+        [
+            "# Occurrence of a scheduled run\n",
+            _NOTE,
+            mermaid(occurrences.PHASE_MOVES, (occurrences.Phase.WAITING,)),
+            "A phase is read off the run, never stored. A trigger that comes while the run is going "
+            "is skipped and recorded.\n",
+        ]
+    )
+
+
 def pages() -> dict[str, str]:
     """Text by file name."""
     return {
@@ -129,6 +142,7 @@ def pages() -> dict[str, str]:
         "run.md": _run_page(),
         "allocation.md": _allocation_page(),
         "incarnation.md": _incarnation_page(),
+        "occurrence.md": _occurrence_page(),
     }
 
 

@@ -7,6 +7,8 @@ the run itself ends by a user's stop, abort or complete alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final
 
 from controller.lifecycle.draft import Draft
@@ -20,13 +22,43 @@ KEPT: Final = 100
 """How many past occurrences a run itself remembers; its history has all of them."""
 
 
+class Phase(StrEnum):
+    """Of a scheduled run; read off it, never stored."""
+
+    WAITING = "waiting"
+    """For the next trigger, as PENDING."""
+    GOING = "going"
+    ENDING = "ending"
+    """The run is TERMINATING: the occurrence is, or a user wants no further one."""
+    OVER = "over"
+
+
+PHASE_MOVES: Mapping[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.GOING, Phase.ENDING}),
+    Phase.GOING: frozenset({Phase.ENDING}),
+    Phase.ENDING: frozenset({Phase.WAITING, Phase.OVER}),
+    Phase.OVER: frozenset(),
+}
+
+
+def phase(run: Run) -> Phase | None:
+    """None for a run that is not scheduled."""
+    if not is_scheduled(run):
+        return None
+    if run.status in FINAL_RUN_STATUSES:
+        return Phase.OVER
+    if run.status is RunStatus.TERMINATING:
+        return Phase.ENDING
+    return Phase.WAITING if run.triggered_at is None else Phase.GOING
+
+
 def is_scheduled(run: Run) -> bool:
     return bool(run.policy.schedule)
 
 
 def waits_for_trigger(run: Run) -> bool:
     """Between occurrences the rules of a run do not apply."""
-    return is_scheduled(run) and run.triggered_at is None and run.status is RunStatus.PENDING
+    return phase(run) is Phase.WAITING
 
 
 def needs_next_trigger(run: Run, now: float) -> bool:
@@ -76,9 +108,7 @@ def _start(draft: Draft) -> None:
     if incarnation is not None:
         incarnation = Incarnation(number=incarnation.number + 1, id=draft.new_id())
     draft.change_run(occurrence=number, triggered_at=draft.now, incarnation=incarnation)
-    draft.tell(
-        EventKind.OCCURRENCE, "trigger", to_status="started", message=f"occurrence {number}"
-    )
+    draft.tell(EventKind.OCCURRENCE, "trigger", to_status="started", message=f"occurrence {number}")
     for job in list(draft.jobs):
         rank = None if incarnation is None else first_rank(draft.run, job.group, job.cookie)
         job = draft.change_job(job, abandoned=False, retry_at=None, rank=rank)

@@ -110,7 +110,7 @@ class EffectRunner:
         else:
             effects = wanted(view.state, attempt, self._clock.now())
         keys = {(attempt.id, effect.kind) for effect in effects}
-        for key in (known or set()) - keys:
+        for key in sorted((known or set()) - keys):
             self._stop(key)
         for effect in effects:
             key = (attempt.id, effect.kind)

@@ -6,7 +6,7 @@ from typing import Self
 
 from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
-from controller.lifecycle.occurrences import KEPT, needs_next_trigger
+from controller.lifecycle.occurrences import KEPT, PHASE_MOVES, Phase, needs_next_trigger, phase
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     CompleteRequested,
@@ -212,3 +212,32 @@ def test_the_next_trigger_is_asked_for_only_when_it_will_be_looked_at() -> None:
     assert not needs_next_trigger(play.run, play.now)
     assert needs_next_trigger(play.run, START + HOUR)
     assert not needs_next_trigger(Play().run, play.now)
+
+
+def test_a_scheduled_run_moves_along_its_table() -> None:
+    play = Scheduled()
+    seen = [phase(play.run)]
+
+    def note(_: object) -> None:
+        if phase(play.run) is not seen[-1]:
+            seen.append(phase(play.run))
+
+    note(play.to_trigger())
+    note(play.to_running().send(play.exited()).clean())
+    note(play.to_trigger().to_running())
+    note(play.send(play.stop()))
+    note(play.clean())
+    assert seen == [
+        Phase.WAITING,
+        Phase.GOING,
+        Phase.WAITING,
+        Phase.GOING,
+        Phase.ENDING,
+        Phase.OVER,
+    ]
+    assert phase(Play().run) is None
+
+
+def test_every_phase_has_its_moves() -> None:
+    assert set(PHASE_MOVES) == set(Phase)
+    assert PHASE_MOVES[Phase.OVER] == frozenset()
