@@ -1,0 +1,41 @@
+"""Users and tokens by command; a secret is shown once."""
+
+from __future__ import annotations
+
+import json
+
+from tests.unit.cli.conftest import Fairlead, Result
+
+
+async def of(start: Fairlead, *arguments: str) -> Result:
+    return await (await start(*arguments)).ended()
+
+
+async def test_a_user_is_added_granted_listed_and_removed(start: Fairlead) -> None:
+    added = await of(start, "user", "add", "bob", "--band", "production")
+    assert (added.status, added.out[:3], added.out.count(b"\n")) == (0, b"fl_", 1)
+    listed = (await of(start, "user", "list")).out
+    assert [line.split()[:3] for line in listed.decode().splitlines()[1:]] == [
+        ["ada", "user", "-"],
+        ["admin", "admin", "-"],
+        ["bob", "user", "production"],
+    ]
+    assert b"nothing beyond" in (await of(start, "user", "grant", "bob")).out
+    assert (await of(start, "user", "remove", "bob")).out == b"user bob removed\n"
+    again = await of(start, "user", "remove", "bob")
+    assert (again.status, "there is no user 'bob'" in again.err) == (1, True)
+
+
+async def test_a_token_is_added_listed_and_revoked(start: Fairlead) -> None:
+    added = await of(start, "token", "add", "--user", "ada", "--label", "laptop", "--json")
+    made = json.loads(added.out)
+    listed = (await of(start, "token", "list", "--user", "ada")).out.decode()
+    assert made["id"] in listed
+    assert made["token"] not in listed
+    assert (await of(start, "token", "revoke", made["id"])).status == 0
+    assert made["id"] not in (await of(start, "token", "list")).out.decode()
+
+
+async def test_a_wrong_role_or_band_is_a_usage_error(start: Fairlead) -> None:
+    for wrong in (["--role", "king"], ["--band", "gold"]):
+        assert (await of(start, "user", "add", "bob", *wrong)).status == 2
