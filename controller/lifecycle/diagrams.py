@@ -129,8 +129,8 @@ def _occurrence_page() -> str:
             "# Occurrence of a scheduled run\n",
             _NOTE,
             mermaid(occurrences.PHASE_MOVES, (occurrences.Phase.WAITING,)),
-            "A phase is read off the run, never stored. A trigger that comes while the run is going "
-            "is skipped and recorded.\n",
+            "A phase is read off the run, never stored. A trigger that comes while it is going is "
+            "skipped and recorded.\n",
         ]
     )
 
