@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from controller.lifecycle.model import Fleet, Node, NodeStatus, RunState
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState
+from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.board import Board
 from controller.scheduling.fit import closest, could_ever_hold
 from controller.scheduling.index import Index
@@ -23,20 +26,47 @@ def why_never(
     A node whose capacity is not known yet, since it is not connected, counts as able. Fleets
     without nodes are no reason to refuse: the run waits for the first one (`why_queued`).
     """
-    units = waiting_units(state, Needs())
-    for unit in units:
-        for need in dict.fromkeys(member.need for member in unit.members):
-            asked = _asked(need, nodes)
-            if not asked or any(_is_unknown(node) for node in asked):
-                return None
-            refusal = _why_none_could(need, asked, fleets)
-            if refusal is not None:
-                return refusal
-    for unit in units:
+    units = waiting_units(as_begun(state), Needs())
+    is_certain = True
+    for need in dict.fromkeys(member.need for unit in units for member in unit.members):
+        asked = _asked(need, nodes)
+        if not asked or any(_is_unknown(node) for node in asked):
+            is_certain = False
+            continue
+        refusal = _why_none_could(need, asked, fleets)
+        if refusal is not None:
+            return refusal
+    for unit in units if is_certain else ():
         if unit.kind is Kind.TOGETHER and not fits_when_empty(nodes, fleets, unit):
             board = Board(empty_index(nodes, fleets, lambda _: True))
             return "nodes", f"no fleet could ever hold it: {why_all_wait(board, unit)}"
     return None
+
+
+def as_begun(state: RunState) -> RunState:
+    """A run that waits for its first trigger, as if that had come."""
+    if any(job.attempts for job in state.jobs):
+        return state
+    run = state.run
+    jobs = (
+        replace(
+            job,
+            attempts=(
+                Attempt(
+                    id=job.id,
+                    job_id=job.id,
+                    number=0,
+                    status=AttemptStatus.SUBMITTED,
+                    occurrence=run.occurrence,
+                    incarnation=run.incarnation,
+                    rank=job.rank,
+                    submitted_at=run.submitted_at,
+                ),
+            ),
+        )
+        for job in state.jobs
+    )
+    return replace(state, jobs=tuple(jobs))
 
 
 def why_queued(state: RunState, nodes: Sequence[Node]) -> str | None:

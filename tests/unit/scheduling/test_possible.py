@@ -1,0 +1,105 @@
+"""LIFECYCLE.md section 6: what is refused at submit, and what only waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import (
+    Constraint,
+    Fleet,
+    Group,
+    Node,
+    NodeStatus,
+    Operator,
+    RunPolicy,
+    RunState,
+)
+from controller.scheduling.possible import why_never, why_queued
+from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
+from tests.unit.scheduling.test_gang_placement import gang
+
+RACKS = [in_rack("a0", "r1"), *(in_rack(f"b{n}", "r2") for n in range(2))]
+NAMED = {"default": rack_fleet()}
+
+
+def asking(*groups: Group, **more: Any) -> RunState:
+    cluster = Cluster()
+    return cluster.states[cluster.submit("a", *groups, **more)]
+
+
+def refusal(state: RunState, nodes: list[Node], fleets: dict[str, Fleet]) -> str:
+    found = why_never(state, nodes, fleets)
+    assert found is not None
+    return ": ".join(found)
+
+
+def test_a_gang_that_no_placement_value_could_ever_hold_is_refused() -> None:
+    state = asking(gang(3), whole_node=True, gpus=8)
+    assert refusal(state, RACKS, NAMED) == (
+        "nodes: no fleet could ever hold it: "
+        "needs 3 whole nodes with 8 GPU in one rack; best rack r2 has 2"
+    )
+    assert why_never(state, RACKS, {}) is None
+
+
+def test_reserved_jobs_need_no_place_at_once() -> None:
+    assert why_never(asking(gang(3, size=2), whole_node=True), RACKS, NAMED) is None
+
+
+def test_a_gang_on_shared_nodes_may_start_more_jobs_than_a_node_starts_at_a_time() -> None:
+    assert why_never(asking(gang(20)), [gpu_node("n1")], {}) is None
+
+
+def test_a_constraint_that_no_node_meets_is_refused() -> None:
+    zone = Constraint(attribute="rack", operator=Operator.EQ, values=("r3",))
+    assert refusal(asking(constraints=(zone,)), RACKS, {}) == (
+        "constraints: no node could ever hold it: "
+        "needs rack = r3; node a0 has r1, and none is better"
+    )
+
+
+def test_only_nodes_that_meet_the_constraints_are_asked_for_room() -> None:
+    rack = Constraint(attribute="rack", operator=Operator.EQ, values=("r1",))
+    nodes = [in_rack("a0", "r1", 2), in_rack("b0", "r2", 8)]
+    assert refusal(asking(constraints=(rack,), gpus=8), nodes, {}).startswith(
+        "resources: no node could ever hold it: needs 8 GPU; best node a0 has 2"
+    )
+
+
+def test_what_is_busy_drained_or_cordoned_may_hold_it_later() -> None:
+    nodes = [replace(gpu_node("n1"), cordoned=True), replace(gpu_node("n2"), draining=True)]
+    assert why_never(asking(gang(2), whole_node=True), nodes, {}) is None
+
+
+def test_a_silent_node_of_the_fleet_counts_as_able() -> None:
+    nodes = [gpu_node("n1", 1), replace(gpu_node("n2", 0), status=NodeStatus.UNREACHABLE)]
+    assert why_never(asking(gpus=8), nodes, {}) is None
+    silent_elsewhere = [nodes[0], replace(nodes[1], fleet="other")]
+    assert refusal(asking(gpus=8, fleets=("default",)), silent_elsewhere, {}).startswith(
+        "resources: no node could ever hold it"
+    )
+
+
+def test_one_silent_fleet_hides_no_impossible_job_for_another() -> None:
+    nodes = [gpu_node("n1", 1), replace(gpu_node("n2", fleet="y"), status=NodeStatus.UNREACHABLE)]
+    state = asking(gpus=8, fleets=("y",))
+    here = asking(gpus=8, fleets=("default",))
+    both = replace(state, jobs=(*state.jobs, *here.jobs))
+    assert refusal(both, nodes, {}).startswith("resources: no node could ever hold it")
+
+
+def test_a_scheduled_run_is_refused_before_its_first_trigger() -> None:
+    policy = RunPolicy(schedule=("0 8 * * *",))
+    state = asking(gang(3), whole_node=True, policy=policy)
+    assert refusal(state, RACKS, NAMED).startswith("nodes: no fleet could ever hold it")
+
+
+def test_an_empty_fleet_queues_with_a_warning() -> None:
+    state = asking(fleets=("new",))
+    assert why_never(state, RACKS, {}) is None
+    assert why_queued(state, RACKS) == (
+        "fleet new has no node yet: the run waits for the first one"
+    )
+    assert why_queued(asking(), RACKS) is None
