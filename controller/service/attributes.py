@@ -16,23 +16,23 @@ BUILT_IN = frozenset(
 """Every node has these by itself (see `controller.scheduling.attributes`)."""
 
 
-def check_attributes(attributes: Mapping[str, str | None]) -> None:
-    """Raises Invalid."""
+def check_attributes(attributes: Mapping[str, str | None], field: str = "attributes") -> None:
+    """Raises Invalid, naming the field."""
     if len(attributes) > MOST_ATTRIBUTES:
-        raise Invalid(f"more than {MOST_ATTRIBUTES} attributes", field="attributes")
+        raise Invalid(f"more than {MOST_ATTRIBUTES} attributes", field=field)
     for name, value in attributes.items():
         if not _NAME.fullmatch(name):
             raise Invalid(
                 f"{name!r} is not an attribute's name: 1 to 63 letters, digits and ._/- with a "
                 f"letter or digit at both ends",
-                field="attributes",
+                field=field,
             )
         if name in BUILT_IN:
-            raise Invalid(f"every node has {name} by itself; give another name", field="attributes")
+            raise Invalid(f"every node has {name} by itself; give another name", field=field)
         if value is not None and not (0 < len(value) <= _MOST_VALUE and value.isprintable()):
             raise Invalid(
                 f"the value of {name} must be 1 to {_MOST_VALUE} printable characters",
-                field="attributes",
+                field=field,
             )
 
 

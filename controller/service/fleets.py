@@ -106,4 +106,4 @@ class FleetService:
 
 def _check_placement(attribute: str | None) -> None:
     if attribute is not None:
-        check_attributes({attribute: None})
+        check_attributes({attribute: None}, "placement")

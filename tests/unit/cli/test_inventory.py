@@ -1,0 +1,49 @@
+"""Commands about fleets, and about nodes beside adding and removing them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.unit.cli.conftest import Fairlead
+from tests.unit.cli.test_commands import of
+
+
+async def test_nodes_belong_to_fleets_and_both_have_attributes(start: Fairlead) -> None:
+    added = await of(start, "fleet", "add", "big", "--placement", "rack", "--attribute", "site=b")
+    assert (added.status, added.out) == (0, b"fleet big added\n")
+    node = ("node", "add", "n1", "--local", "/run/shim.sock", "--fleet", "big")
+    assert (await of(start, *node, "--attribute", "rack=r1")).status == 0
+    shown = (await of(start, "node", "show", "n1")).out
+    assert b"rack=r1" in shown
+    assert b"big" in shown
+    moved = await of(
+        start, "node", "set", "n1", "--fleet", "default", "--attribute", "rack=", "--json"
+    )
+    assert (json.loads(moved.out)["fleet"], json.loads(moved.out)["attributes"]) == ("default", {})
+    assert (await of(start, "fleet", "set", "big", "--placement", "")).status == 0
+    assert b"site=b" in (await of(start, "fleet", "list")).out
+    assert (await of(start, "fleet", "remove", "big")).status == 0
+
+
+async def test_a_node_is_cordoned_and_a_drain_has_a_deadline(start: Fairlead) -> None:
+    assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
+    assert (await of(start, "node", "cordon", "n1", "--reason", "noisy")).status == 0
+    assert b"cordoned: noisy" in (await of(start, "node", "list")).out
+    assert (await of(start, "node", "uncordon", "n1")).status == 0
+    drained = await of(start, "node", "drain", "n1", "--deadline", "30m", "--json")
+    assert json.loads(drained.out)["drain_deadline"] is not None
+    assert b"cordoned" not in (await of(start, "node", "list")).out
+
+
+async def test_what_is_written_wrongly_is_named_by_its_option(start: Fairlead) -> None:
+    attribute = await of(start, "fleet", "add", "big", "--attribute", "rack")
+    assert (attribute.status, "--attribute: 'rack' is not NAME=VALUE" in attribute.err) == (2, True)
+    deadline = await of(start, "node", "drain", "n1", "--deadline", "soon")
+    assert (deadline.status, "--deadline" in deadline.err) == (2, True)
+
+
+async def test_a_node_without_unknown_tasks_lists_none(start: Fairlead) -> None:
+    assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
+    assert (await of(start, "node", "tasks", "n1")).out.count(b"\n") == 1
+    refused = await of(start, "node", "stop-task", "n1", "t1")
+    assert (refused.status, "no task 't1' in quarantine" in refused.err) == (1, True)
