@@ -68,8 +68,10 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             return (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
             return _stopping_kinds(attempt, now)
-        case _:
+        case AttemptStatus.TERMINATING:
             return _cleaning_kinds(attempt)
+        case _:
+            return _cleaning_kinds(attempt) if attempt.cleanup_unknown else ()
 
 
 def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:

@@ -13,7 +13,8 @@ import logging
 import msgspec
 
 from controller.lifecycle import reports
-from controller.lifecycle.model import QuarantinedTask
+from controller.lifecycle.model import QuarantinedTask, RunState
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeConnection
 from controller.pipelines import convert
 from controller.pipelines.performing import TryAgain
@@ -39,23 +40,28 @@ class StrayTasks:
     async def settle(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         """Repeated at every word of the node about the task until it is gone; a place that was
         orphaned with it is free then."""
-        if await self._is_unknown(info):
+        state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
+        if self._is_unknown(state, info):
             stops = await self._quarantine(node_id, connection, info)
             why = "it is unknown here, and an admin has asked for its end"
         else:
             stops, why = True, "its attempt has ended"
         if not stops:
             return
+        told = _as_now(state, info)
+        kept = _is_held(state, info.allocation_id)
         try:
-            await end_task(connection, info, self._fence, why)
+            await end_task(connection, told, self._fence, why, keeps_place=kept)
         except (ShimError, TryAgain) as error:
             log.warning("stray task %s could not be cleared: %s", info.id, error)
             return
         if info.status is TaskStatus.TERMINATED:
-            self._turns.post(reports.TaskRemoved(run_id=info.run_id, attempt_id=info.id))
+            removed = reports.TaskRemoved(
+                run_id=info.run_id, attempt_id=info.id, place_released=not kept
+            )
+            self._turns.post(removed)
 
-    async def _is_unknown(self, info: TaskInfo) -> bool:
-        state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
+    def _is_unknown(self, state: RunState | None, info: TaskInfo) -> bool:
         return state is None or (self._restored and convert.find(state, info.id) is None)
 
     async def _quarantine(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
@@ -81,6 +87,23 @@ class StrayTasks:
         return task.stopping
 
 
+def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
+    """With the run's present incarnation: the shim refuses to hear an older one than it knows."""
+    incarnation = None if state is None else state.run.incarnation
+    newest = max(info.incarnation, 0 if incarnation is None else incarnation.number)
+    return msgspec.structs.replace(info, incarnation=newest)
+
+
+def _is_held(state: RunState | None, allocation_id: str) -> bool:
+    """A gang's place outlives its task; the live run gives it back when it needs it no more."""
+    if state is None or state.run.status in FINAL_RUN_STATUSES:
+        return False
+    return any(
+        place.id == allocation_id and place.state is AllocationState.HELD
+        for place in state.allocations
+    )
+
+
 def quarantined(
     info: TaskInfo, place: AllocationInfo | None, before: QuarantinedTask | None
 ) -> QuarantinedTask:
@@ -101,7 +124,9 @@ def quarantined(
     )
 
 
-async def end_task(connection: NodeConnection, info: TaskInfo, fence: Fence, why: str) -> None:
+async def end_task(
+    connection: NodeConnection, info: TaskInfo, fence: Fence, why: str, *, keeps_place: bool
+) -> None:
     """Stop the task, or remove it if it has ended; asked again with each word about it.
 
     Raises ShimError, ShimUnavailable, TryAgain."""
@@ -118,7 +143,7 @@ async def end_task(connection: NodeConnection, info: TaskInfo, fence: Fence, why
     await remove_from_node(
         connection,
         task_id=info.id,
-        allocation_id=info.allocation_id,
+        allocation_id=None if keeps_place else info.allocation_id,
         run_id=info.run_id,
         fence=fence,
         incarnation=info.incarnation,

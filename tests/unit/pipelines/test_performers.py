@@ -18,7 +18,7 @@ from controller.logs.store import LogStore
 from controller.pipelines import convert, running
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.running import JobStarter, LogCollector, RunnerFollower, TaskSubmitter
-from controller.pipelines.terminating import JobStopper, TaskRemover, TaskTerminator
+from controller.pipelines.terminating import JobStopper, PlaceReleaser, TaskRemover, TaskTerminator
 from runner.client import RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState
 from runner.schemas.frames import Decoder, Frame, Stream, encode
@@ -422,6 +422,27 @@ async def test_ending_a_task_that_is_gone_reports_it_missing(node: FakeConnectio
     turns = NotedTurns()
     await TaskTerminator(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
     assert [type(report) for report in turns.posted] == [reports.TaskMissing]
+
+
+async def test_a_place_that_is_kept_outlives_its_task(node: FakeConnection) -> None:
+    state = placed(AttemptStatus.TERMINATING, container_gone=True, reason=Reason.SIBLING_FAILED)
+    node.shim.listing[attempt_of(state).id] = task_of(state, TaskStatus.TERMINATED)
+    turns = NotedTurns()
+    await TaskRemover(turns, FENCE)(view_of(state), node)
+    assert node.shim.asked == [("remove", attempt_of(state).id)]
+    (removed,) = turns.posted
+    assert isinstance(removed, reports.TaskRemoved)
+    assert removed.place_released is False
+
+
+async def test_a_place_without_a_task_is_released_by_itself(node: FakeConnection) -> None:
+    state = placed(AttemptStatus.FAILED)
+    turns = NotedTurns()
+    await PlaceReleaser(turns, FENCE)(view_of(state), node)
+    assert node.shim.asked == [("release", state.allocations[0].id)]
+    assert turns.posted == [
+        reports.PlaceReleased(run_id=state.run.id, allocation_id=state.allocations[0].id)
+    ]
 
 
 @pytest.mark.parametrize("performer", [TaskTerminator, TaskRemover])
