@@ -134,6 +134,20 @@ class SshQuery(_Query, frozen=True):
     job: str | None = None
 
 
+class JobQuery(_Query, frozen=True):
+    """`job` as in the log's query, else all."""
+
+    job: str | None = None
+
+
+class EventsWatchQuery(_Query, frozen=True):
+    """`run`: id or name, else everything that the caller may see; `cursor`: the `seq` of the last
+    event that is known."""
+
+    run: str | None = None
+    cursor: Offset = 0
+
+
 class EventsQuery(_Query, frozen=True):
     """`run`: id or name; `cursor`: the `next_cursor` of the page before, or the `seq` of the last
     event that is known (`after` is its old name)."""

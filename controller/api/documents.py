@@ -12,7 +12,7 @@ import msgspec
 from controller.lifecycle.model import Band, RunType
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from shim.schemas import PullProgress
+from shim.schemas import GpuMetrics, PullProgress
 
 
 class _View(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,6 +280,39 @@ class EventView(_View, frozen=True):
     reason: str | None
     message: str | None
     cause: str | None
+
+
+class EventLine(_View, frozen=True):
+    """A heartbeat has no event."""
+
+    event: EventView | None
+
+
+class JobUseView(_View, frozen=True):
+    """Seconds and bytes; null where the node does not count it. With a `message` it could not be
+    asked, and says why. `memory` holds the file cache, `memory_working_set` only what the job
+    needs."""
+
+    job_id: str
+    group: str
+    cookie: int
+    rank: int | None
+    attempt_id: str
+    node: str
+    message: str | None
+    at: str | None
+    cpu_seconds: float | None
+    memory: int | None
+    memory_working_set: int | None
+    memory_peak: int | None
+    memory_limit: int | None
+    oom_kills: int | None
+    connections: int | None
+    gpus: tuple[GpuMetrics, ...]
+
+
+class MetricsAnswer(_View, frozen=True):
+    jobs: tuple[JobUseView, ...]
 
 
 class WatchLine(_View, frozen=True):

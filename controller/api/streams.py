@@ -45,7 +45,8 @@ def registered(request: web.Request, end: Ending) -> Iterator[None]:
         request.app[STREAMS].discard(end)
 
 
-def _cancel_this() -> Ending:
+def cancel_this() -> Ending:
+    """Ends the present task."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -61,7 +62,7 @@ async def watch_run(call: Call) -> web.StreamResponse:
     run_id = (await call.service.runs.get(call.path("run"))).run.id
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
     await response.prepare(call.request)
-    with registered(call.request, _cancel_this()), suppress(ClientConnectionResetError):
+    with registered(call.request, cancel_this()), suppress(ClientConnectionResetError):
         async for line in _watch_lines(call, run_id):
             await response.write(line + b"\n")
         await response.write_eof()
@@ -98,7 +99,7 @@ async def read_logs(call: Call) -> web.StreamResponse:
     attempt = find_attempt(state, query.job, query.attempt)
     response = web.StreamResponse(headers={"Content-Type": FRAMES, "Cache-Control": "no-store"})
     await response.prepare(call.request)
-    with registered(call.request, _cancel_this()), suppress(ClientConnectionResetError):
+    with registered(call.request, cancel_this()), suppress(ClientConnectionResetError):
         if attempt is not None:
             async for piece in call.service.logs.read(attempt.id, query.offset):
                 await response.write(piece)

@@ -24,10 +24,12 @@ from controller.api.bodies import (
 )
 from controller.api.documents import NodeView, RunView, SshTarget, WatchLine
 from controller.api.inventory import INVENTORY
+from controller.api.metrics import METRICS
 from controller.api.paging import PageQuery
 from controller.api.people import PEOPLE
 from controller.api.routes import BYTES, FRAMES, NDJSON, Route
 from controller.api.scheduling import SCHEDULING
+from controller.api.story import STORY
 from controller.service.nodes import NodeRequest
 
 ROUTES: tuple[Route, ...] = (
@@ -249,6 +251,8 @@ ROUTES: tuple[Route, ...] = (
         answer=NodeKeyAnswer,
     ),
     *SCHEDULING,
+    *METRICS,
+    *STORY,
     *PEOPLE,
     *INVENTORY,
 )

@@ -20,7 +20,7 @@ import msgspec
 from controller.cli.errors import ApiError, CliError, ConnectionLost
 
 if TYPE_CHECKING:
-    from controller.api.documents import RunView, WatchLine
+    from controller.api.documents import EventView, RunView, WatchLine
     from runner.schemas.frames import Frame
 
 T = TypeVar("T")
@@ -113,6 +113,16 @@ class ControllerClient:
             told = decode(line, WatchLine)
             if told.run is not None:
                 yield told
+
+    def watched_events(self, run: str | None, cursor: int) -> Iterator[EventView]:
+        """What `GET /v1/events/watch` says, heartbeats left out."""
+        from controller.api.documents import EventLine
+
+        path = self._target("/v1/events/watch", {"run": run, "cursor": cursor})
+        for line in self._lines(path.removeprefix(self._base)):
+            told = decode(line, EventLine)
+            if told.event is not None:
+                yield told.event
 
     def stored_frames(self, key: str, **query: object) -> Iterator[Frame]:
         """The log as far as it is stored now."""

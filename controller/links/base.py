@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from runner.client import PortStream
-from runner.schemas import RunnerHealth, StatusEvent, SubmitRequest
+from runner.schemas import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
 from shim.schemas import (
     AllocationInfo,
     DrainRequest,
@@ -20,6 +20,7 @@ from shim.schemas import (
     Fence,
     Health,
     NodeInfo,
+    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
@@ -46,6 +47,7 @@ class ShimApi(Protocol):
         """With its fence a controller is heard by tasks that would be stopped otherwise."""
 
     async def node(self) -> NodeInfo: ...
+    async def node_metrics(self) -> NodeMetrics: ...
     async def put_task(
         self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
     ) -> TaskInfo: ...
@@ -85,6 +87,7 @@ class RunnerApi(Protocol):
     async def stop(
         self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
     ) -> StatusEvent: ...
+    async def metrics(self) -> JobMetrics: ...
     def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]: ...
     def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]: ...
     async def connect_port(self, port: int) -> PortStream: ...

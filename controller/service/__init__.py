@@ -17,6 +17,7 @@ from controller.service.fleets import FleetService
 from controller.service.gpus import GpuService
 from controller.service.hostkeys import HostKeys
 from controller.service.logs import Logs
+from controller.service.metrics import MetricsService
 from controller.service.nodes import NodeService
 from controller.service.planning import PlanService
 from controller.service.ports import Connect, PortService
@@ -53,6 +54,7 @@ class ControllerService:
         self.blobs = BlobService(blobs)
         self.node_key = node_key
         self.runs = RunService(turns=turns, store=store, progress=progress)
+        self.metrics = MetricsService(self.runs, connect)
         self.actions = ActionService(turns, self.runs)
         self.submissions = SubmissionService(
             turns=turns,

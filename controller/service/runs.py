@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from controller.lifecycle.model import RunState
 from controller.pipelines.turns import Turns
+from controller.pipelines.watching import Watch
 from controller.service.access import require_sight, sees_all
 from controller.service.errors import NotFound
 from controller.service.progress import ProgressWatch, PullBoard
@@ -101,6 +102,10 @@ class RunService:
         run_id = None if key is None else (await self.seen(key, user)).run.id
         owner = None if sees_all(user) else user.name
         return await self._store.events(run_id=run_id, after=after, limit=limit, user=owner)
+
+    def changes(self, run_id: str | None) -> Watch:
+        """Wakes after each commit that changed this run; None: anything."""
+        return self._turns.watch(run_id)
 
     @asynccontextmanager
     async def watch(self, run_id: str) -> AsyncIterator[RunWatch]:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from controller.links.base import LinkError
 from runner.client import PortStream, RunnerUnavailable
-from runner.schemas import RunnerHealth, StatusEvent, SubmitRequest
+from runner.schemas import JobMetrics, RunnerHealth, StatusEvent, SubmitRequest
 from shim.client import ShimUnavailable
 from shim.schemas import (
     AllocationInfo,
@@ -27,6 +27,7 @@ from shim.schemas import (
     Fence,
     Health,
     NodeInfo,
+    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
@@ -142,6 +143,9 @@ class SimulatedShim:
     async def drain(self, request: DrainRequest) -> NodeInfo:
         return await self._ask(partial(self._node.drain, request))
 
+    async def node_metrics(self) -> NodeMetrics:
+        raise NotImplementedError("simulated nodes measure nothing")
+
     async def clear_gpu(self, uuid: str) -> NodeInfo:
         raise NotImplementedError("simulated GPUs do not break")
 
@@ -206,14 +210,21 @@ class SimulatedRunner:
     async def ack(self, offset: int) -> int:
         return await self._ask(lambda container: container.ack(offset))
 
-    async def stop(self, *, signal: str | None = None, grace: float = 10.0) -> StatusEvent:
-        return await self._ask(lambda container: container.stop(signal=signal, grace=grace))
+    async def stop(
+        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+    ) -> StatusEvent:
+        return await self._ask(
+            lambda container: container.stop(signal=signal, grace=grace, interrupt=interrupt)
+        )
 
     def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
         return self._wire.stream(lambda: self._container().status_events(after), RunnerUnavailable)
 
     def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
         return self._wire.stream(lambda: self._container().follow_logs(offset), RunnerUnavailable)
+
+    async def metrics(self) -> JobMetrics:
+        raise NotImplementedError("simulated jobs use nothing")
 
     async def connect_port(self, port: int) -> PortStream:
         raise NotImplementedError("simulated jobs listen nowhere")

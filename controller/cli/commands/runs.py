@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
-from controller.api.documents import AttemptView, EventView, JobView, RunSummary, RunView
+from controller.api.documents import (
+    AttemptView,
+    EventView,
+    JobView,
+    MetricsAnswer,
+    RunSummary,
+    RunView,
+)
 from controller.cli import output, settings
 from controller.cli.client import ControllerClient, decode, run_path
 from controller.cli.commands.options import Json
+from controller.cli.errors import ConnectionLost
+from controller.cli.follow import News, Patience
 from controller.cli.progress import job_name, why
-from controller.lifecycle.statuses import RunStatus
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
+from shim.schemas import GpuMetrics
 
 _PAGE = 1000
 _MOST_NODES_NAMED = 8
@@ -152,7 +162,14 @@ def _attempt_cells(job: JobView, attempt: AttemptView) -> tuple[str, ...]:
     )
 
 
-def events(run: str | None = None, /, *, after: int = 0, json: Json = False) -> int:
+def events(
+    run: str | None = None,
+    /,
+    *,
+    after: int = 0,
+    follow: Annotated[bool, Parameter(name=["-f", "--follow"], negative=())] = False,
+    json: Json = False,
+) -> int:
     """Tell what happened, oldest first.
 
     Parameters
@@ -161,16 +178,54 @@ def events(run: str | None = None, /, *, after: int = 0, json: Json = False) -> 
         Id or name; else everything.
     after
         Only what came after the event with this number.
+    follow
+        Go on until the run has ended, a line each (with --json: a document each).
     """
-    told = _all_events(settings.client(), run, after)
+    client = settings.client()
+    if follow:
+        _follow_events(client, run, after, json)
+        return 0
+    told = _all_events(client, run, after)
     if json:
         output.emit_json(msgspec.json.encode({"events": told}))
         return 0
+    names = {} if run is None else _names(client.run(run))
     output.emit_table(
         ("SEQ", "AT", "WHAT", "CHANGE", "REASON", "CAUSE"),
-        [_event_cells(decode(event, EventView)) for event in told],
+        [_event_cells(decode(event, EventView), names) for event in told],
     )
     return 0
+
+
+def _follow_events(client: ControllerClient, run: str | None, after: int, json: bool) -> None:
+    """Over connections that break: each event once."""
+    patience = Patience(News(output.note))
+    while True:
+        try:
+            for event in client.watched_events(run, after):
+                patience.found()
+                after = event.seq
+                if json:
+                    output.emit_json(msgspec.json.encode(event))
+                else:
+                    names = _names(client.run(event.run_id)) if event.attempt_id else {}
+                    output.emit("  ".join(cell for cell in _event_cells(event, names) if cell))
+            if run is not None and client.run(run).status in FINAL_RUN_STATUSES:
+                return
+            patience.lost(ConnectionLost(f"the controller at {client.url} ended the stream"))
+        except ConnectionLost as error:
+            patience.lost(error)
+
+
+def _names(run: RunView) -> dict[str, str]:
+    """What people call the jobs and attempts of a run, by id."""
+    jobs = {job.id: job_name(job) for job in run.jobs}
+    attempts = {
+        attempt.id: f"{jobs[job.id]} #{attempt.number}"
+        for job in run.jobs
+        for attempt in job.attempts
+    }
+    return jobs | attempts
 
 
 def _all_events(client: ControllerClient, run: str | None, after: int) -> list[msgspec.Raw]:
@@ -184,8 +239,54 @@ def _all_events(client: ControllerClient, run: str | None, after: int) -> list[m
         after = decode(page[-1], EventView).seq
 
 
-def _event_cells(event: EventView) -> tuple[str, ...]:
-    subject = event.attempt_id or event.run_id
+def _event_cells(event: EventView, names: Mapping[str, str]) -> tuple[str, ...]:
+    """An attempt is shown as `GROUP/COOKIE #NUMBER` where its run is known."""
+    subject = event.attempt_id or event.job_id or event.run_id
+    subject = names.get(subject, subject)
     change = f"{event.from_status or 'new'} → {event.to_status}" if event.to_status else ""
     reason = ": ".join(part for part in (event.reason, event.message) if part)
     return (str(event.seq), event.at, f"{event.kind} {subject}", change, reason, event.cause or "")
+
+
+def metrics(
+    run: str, job: Annotated[str | None, Parameter(name="JOB")] = None, /, *, json: Json = False
+) -> int:
+    """Show what the jobs that run use now.
+
+    Parameters
+    ----------
+    run
+        Id or name.
+    job
+        Id, index or GROUP/COOKIE; else all.
+    """
+    data = settings.client().get(run_path(run, "metrics"), job=job)
+    if json:
+        output.emit_json(data)
+        return 0
+    output.emit_table(
+        ("JOB", "NODE", "CPU SECONDS", "MEMORY", "PEAK", "LIMIT", "GPUS", "ABOUT"),
+        [
+            (
+                f"{use.group}/{use.cookie}",
+                use.node,
+                "-" if use.cpu_seconds is None else f"{use.cpu_seconds:.1f}",
+                _size(use.memory_working_set),
+                _size(use.memory_peak),
+                _size(use.memory_limit),
+                ", ".join(_gpu(gpu) for gpu in use.gpus) or "-",
+                use.message or "",
+            )
+            for use in decode(data, MetricsAnswer).jobs
+        ],
+    )
+    return 0
+
+
+def _size(amount: int | None) -> str:
+    return "-" if amount is None else output.size(amount)
+
+
+def _gpu(gpu: GpuMetrics) -> str:
+    busy = "-" if gpu.utilization is None else f"{gpu.utilization}%"
+    return f"{gpu.index}: {busy} {_size(gpu.memory_used)}"

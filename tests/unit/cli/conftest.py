@@ -202,7 +202,7 @@ class PlayedNode:
         state = await self._state(name)
         return state.run.id, state.jobs[job].attempts[-1]
 
-    async def runs(self, name: str, job: int = 0) -> str:
+    async def runs(self, name: str, job: int = 0, gpus: tuple[str, ...] = ()) -> str:
         """Place the attempt and start its commands; its id."""
         run_id, attempt = await self._current(name, job)
         ids = {"run_id": run_id, "attempt_id": attempt.id}
@@ -218,7 +218,7 @@ class PlayedNode:
         turns = self._controller.turns
         await turns.report(Placed(allocation=allocation, **ids))
         await turns.report(TaskAccepted(**ids))
-        await turns.report(self._seen(run_id, attempt.id, terminated=False))
+        await turns.report(self._seen(run_id, attempt.id, terminated=False, gpus=gpus))
         await turns.report(RunnerStarted(at=1.0, **ids))
         return attempt.id
 
@@ -243,13 +243,16 @@ class PlayedNode:
         await turns.report(TaskRemoved(run_id=run_id, attempt_id=attempt.id))
 
     @staticmethod
-    def _seen(run_id: str, attempt_id: str, *, terminated: bool) -> TaskSeen:
+    def _seen(
+        run_id: str, attempt_id: str, *, terminated: bool, gpus: tuple[str, ...] = ()
+    ) -> TaskSeen:
         return TaskSeen(
             run_id=run_id,
             attempt_id=attempt_id,
             container_started=True,
             terminated=terminated,
             runner_socket="/run/fairlead/runner.sock",
+            gpus=gpus,
         )
 
 

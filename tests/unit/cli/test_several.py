@@ -93,3 +93,15 @@ def test_a_line_in_pieces_is_one_line(capfd: pytest.CaptureFixture[str]) -> None
         writer.write(Frame(offset, 1, Stream.STDOUT, part))
     writer.close()
     assert capfd.readouterr().out == "main/3 | ab\nmain/3 | c\nmain/3 | \nmain/3 | d\n"
+
+
+async def test_events_name_jobs_and_are_followed_to_the_end(start: Fairlead, pair: str) -> None:
+    await (await start("apply", "-f", pair, "-d")).ended()
+    shown = (await (await start("events", "pair")).ended()).out.decode()
+    assert "attempt main/1 #0" in shown
+    following = await start("events", "-f", "pair")
+    await (await start("stop", "pair")).ended()
+    followed = await following.ended()
+    assert b"attempt main/1 #0" in followed.out
+    assert b"terminating" in followed.out
+    assert followed.status == 0

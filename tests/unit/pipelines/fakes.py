@@ -10,7 +10,14 @@ import msgspec
 
 from controller.links.base import LogPieces
 from runner.client import PortStream, RunnerUnavailable
-from runner.schemas import ExitRecord, RunnerHealth, RunnerState, StatusEvent, SubmitRequest
+from runner.schemas import (
+    ExitRecord,
+    JobMetrics,
+    RunnerHealth,
+    RunnerState,
+    StatusEvent,
+    SubmitRequest,
+)
 from shim.client import ShimError
 from shim.schemas import (
     AllocationInfo,
@@ -20,6 +27,7 @@ from shim.schemas import (
     Fence,
     Health,
     NodeInfo,
+    NodeMetrics,
     TaskInfo,
     TaskRequest,
     TaskStatus,
@@ -29,6 +37,33 @@ from shim.schemas import (
 from tests.unit.pipelines.parts import NOW, node_info
 
 HEALTH = Health(version="1", api_versions=("v1",), boot_id="boot", install_id="inst", epoch="e")
+METRICS = NodeMetrics(
+    at=NOW,
+    cpu=8.0,
+    cpu_allocated=0.0,
+    cpu_seconds=1.0,
+    load=0.0,
+    memory=1 << 30,
+    memory_allocated=0,
+    memory_available=1 << 30,
+    disk=1 << 30,
+    disk_allocated=0,
+    disk_total=1 << 30,
+    disk_free=1 << 30,
+    shim_memory=1 << 20,
+    shim_cpu_seconds=0.1,
+    draining=False,
+)
+USED = JobMetrics(
+    at=NOW,
+    cpu_seconds=12.5,
+    memory=300 << 20,
+    memory_working_set=200 << 20,
+    memory_peak=400 << 20,
+    memory_limit=1 << 30,
+    oom_kills=0,
+    connections=0,
+)
 NOT_FOUND = ShimError("not_found", "no such task", 404)
 
 
@@ -56,6 +91,7 @@ class FakeShim:
         self.log_failure: Exception | None = None
         self.says = HEALTH
         self.info = node_info()
+        self.metrics = METRICS
         self.stream: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         self.silent = False
         self.deaf = False
@@ -146,6 +182,11 @@ class FakeShim:
         self.info = msgspec.structs.replace(self.info, draining=request.draining)
         return self.info
 
+    async def node_metrics(self) -> NodeMetrics:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.metrics
+
     async def clear_gpu(self, uuid: str) -> NodeInfo:
         self._order("clear_gpu", uuid)
         return self.info
@@ -186,6 +227,7 @@ class FakeRunner:
         self.log: list[bytes | Exception | asyncio.Event] = []
         self.log_offsets: list[int] = []
         self.ports: dict[int, PortStream] = {}
+        self.used = USED
 
     def _note(self, verb: str) -> StatusEvent:
         if self.failures:
@@ -245,6 +287,11 @@ class FakeRunner:
                 await piece.wait()
             else:
                 yield piece
+
+    async def metrics(self) -> JobMetrics:
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.used
 
     async def connect_port(self, port: int) -> PortStream:
         if self.failures:

@@ -1,0 +1,73 @@
+"""What running jobs use: asked of their nodes, and honest about nodes that do not answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient
+
+from runner.client import RunnerUnavailable
+from shim.schemas import GpuMetrics
+from tests.unit.api.conftest import Controller
+from tests.unit.api.test_runs import submit
+from tests.unit.cli.conftest import PlayedNode
+from tests.unit.pipelines.fakes import FakeConnection
+
+
+async def use_of(api: TestClient[Any, Any], query: str = "") -> list[dict[str, Any]]:
+    async with api.get(f"/v1/runs/hello/metrics{query}") as answer:
+        assert answer.status == 200, await answer.text()
+        jobs: list[dict[str, Any]] = (await answer.json())["jobs"]
+        return jobs
+
+
+@pytest.fixture
+def connection(controller: Controller) -> FakeConnection:
+    controller.connections["n1"] = FakeConnection()
+    return controller.connections["n1"]  # type: ignore[return-value]
+
+
+async def test_only_jobs_that_run_use_something(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    await submit(api, name="hello")
+    assert await use_of(api) == []
+    await PlayedNode(controller).runs("hello")
+    (used,) = await use_of(api)
+    assert (used["group"], used["cookie"], used["node"]) == ("main", 0, "n1")
+    assert (used["cpu_seconds"], used["memory_peak"]) == (12.5, 400 << 20)
+    assert (used["gpus"], used["message"]) == ([], None)
+
+
+async def test_a_node_that_does_not_answer_is_told_beside_the_job(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    await submit(api, name="hello")
+    await PlayedNode(controller).runs("hello")
+    connection.the_runner.failures.append(RunnerUnavailable("gone"))
+    (used,) = await use_of(api, "?job=main/0")
+    assert (used["memory"], used["message"]) == (None, "it cannot be reached: gone")
+
+
+async def test_only_the_jobs_own_gpus_are_shown(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    await submit(api, name="hello")
+    await PlayedNode(controller).runs("hello", gpus=("GPU-1",))
+    connection.shim.metrics = msgspec.structs.replace(
+        connection.shim.metrics,
+        gpus=tuple(
+            GpuMetrics(uuid=f"GPU-{n}", index=n, name="H100", memory=1, healthy=True, utilization=n)
+            for n in (0, 1)
+        ),
+    )
+    (used,) = await use_of(api)
+    assert [(gpu["uuid"], gpu["utilization"]) for gpu in used["gpus"]] == [("GPU-1", 1)]
+
+
+async def test_an_unknown_job_is_refused(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="hello")
+    async with api.get("/v1/runs/hello/metrics?job=7") as answer:
+        assert (answer.status, (await answer.json())["error"]["field"]) == (404, "job")
