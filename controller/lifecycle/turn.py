@@ -64,6 +64,7 @@ def decide(
     if not draft.run_is_final:
         requests.obey(draft, reports)
         occurrences.trigger(draft)
+        limits.stand_still(draft)
         _advance(draft, reports)
         limits.stand_still(draft)
     else:

@@ -116,7 +116,8 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `POST /v1/submit`; the same body again answers 200, another one 409. What was first
-    said of the cluster stays: a node that got one more address makes it no other job."""
+    said of the cluster and of how many jobs there are stays: a node that got one more address, or a
+    group that was scaled, makes it no other job."""
 
     job: JobSpec
     cluster: ClusterInfo | None = None
@@ -126,7 +127,9 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     cluster_key: ClusterKey | None = None
 
     def is_the_same_job(self, other: SubmitRequest) -> bool:
-        return msgspec.structs.replace(self, cluster=other.cluster) == other
+        counts = {name: getattr(other.job, name) for name in ("job_count", "group_job_count")}
+        job = msgspec.structs.replace(self.job, **counts)
+        return msgspec.structs.replace(self, job=job, cluster=other.cluster) == other
 
     def __repr__(self) -> str:
         return f"SubmitRequest(job={self.job.attempt_id!r}, secrets={sorted(self.secrets)})"

@@ -550,3 +550,10 @@ def test_an_exit_record_cannot_claim_a_faulty_gpu() -> None:
     play = Play().to_running()
     play.send(play.exited(reason=Reason.GPU_UNHEALTHY))
     assert play.attempt().reason is Reason.CONTAINER_EXITED_WITH_ERROR
+
+
+def test_a_limit_that_passed_while_the_link_went_down_ends_the_attempt_when_it_is_up() -> None:
+    play = Play().to_provisioning()
+    play.now += 121
+    play.send(play.link(down=True)).wait(1).send(play.link(down=False))
+    assert play.attempt().reason is Reason.WAITING_INSTANCE_LIMIT_EXCEEDED

@@ -190,6 +190,13 @@ async def test_a_submission_may_be_repeated_but_not_changed(tmp_path: Path) -> N
     assert (caught.value.status, caught.value.code) == (409, "conflict")
 
 
+async def test_a_group_that_was_scaled_meanwhile_makes_it_no_other_job(tmp_path: Path) -> None:
+    async with a_runner(tmp_path) as (_, client):
+        first = await client.submit(a_job("true", job_count=2, group_job_count=2))
+        again = await client.submit(a_job("true", job_count=4, group_job_count=3))
+    assert again == first
+
+
 async def test_a_job_runs_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client):
         await client.submit(a_job("echo once"))
