@@ -9,8 +9,13 @@ import msgspec
 import pytest
 
 from controller.configuration import schema
+from controller.configuration.parse import parse
+from controller.configuration.plan import Defaults, to_run
+from controller.configuration.source import load, read, with_environment
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+PROJECT = Path(__file__).parents[3]
+PAGE = PROJECT / "docs" / "configuration.md"
+EXAMPLES = PROJECT / "examples"
 
 
 def fields_of(struct: type[msgspec.Struct], prefix: str = "") -> set[str]:
@@ -45,9 +50,14 @@ def test_every_field_is_explained_in_the_reference_and_no_other() -> None:
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL))
 def test_every_example_of_the_reference_is_right(block: str) -> None:
-    from controller.configuration.parse import parse
-    from controller.configuration.source import read, with_environment
-
     data = read(block.encode(), name="example").data
 
     assert parse(with_environment(data, {"HF_TOKEN": "x", "GITLAB_TOKEN": "y"}, {})).type == "task"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_can_be_submitted(path: Path) -> None:
+    data = load(path).data
+    assert isinstance(data, dict)
+    plan = to_run(parse(data), data, Defaults())
+    assert plan.name == path.stem
