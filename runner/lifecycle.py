@@ -35,7 +35,7 @@ from runner.schemas import (
     StopRequest,
     SubmitRequest,
 )
-from runner.schemas.frames import Stream
+from runner.schemas.frames import Stream, notice_line
 from runner.scope import Scope
 from runner.segments import QUOTA, SEGMENT_SIZE, SegmentLog
 from runner.status import StatusLog
@@ -47,9 +47,6 @@ LINGER = 10.0
 the shim serves them then."""
 HURRIED_LINGER = 2.0
 """The same when the container is being stopped; then only for followers that are there now."""
-
-MAX_NOTICE = 1000
-"""Characters of one line."""
 
 _log = logging.getLogger(__name__)
 
@@ -194,9 +191,8 @@ class Runner:
             raise Refused(409, "ended", "the job has ended, and its log with it")
         if notice_id not in self._noticed:
             self._noticed.add(notice_id)
-            line = "".join(c if c.isprintable() else " " for c in text)[:MAX_NOTICE]
             lead = b"" if self.log.at_line_start else b"\n"
-            self.log.append(Stream.SYSTEM, lead + line.encode() + b"\n")
+            self.log.append(Stream.SYSTEM, lead + notice_line(text))
         return self.status.latest
 
     def follower_came(self) -> None:

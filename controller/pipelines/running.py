@@ -17,7 +17,7 @@ from controller.lifecycle import limits, reports
 from controller.lifecycle.reasons import Reason
 from controller.links.base import NodeConnection, RunnerApi
 from controller.logs.store import LogStore, LogWriter
-from controller.pipelines import convert, submission
+from controller.pipelines import closing, convert, submission
 from controller.pipelines.cluster import Clusters
 from controller.pipelines.convert import View
 from controller.pipelines.performing import TryAgain
@@ -26,7 +26,7 @@ from runner.client import RunnerError, RunnerUnavailable
 from runner.schemas import RunnerState, StatusEvent
 from runner.schemas.frames import BadFrame
 from shim.client import ShimError
-from shim.schemas import Fence
+from shim.schemas import Fence, Notice
 
 log = logging.getLogger(__name__)
 
@@ -221,11 +221,22 @@ class LogCollector:
                 else:
                     runner = connection.runner(convert.runner_socket(view))
                     await self._follow_runner(runner, writer)
+                if attempt.gpus:
+                    notices = await self._notices(attempt.id, connection)
+                    await closing.say_rest(self._logs, writer, attempt.id, notices)
                 await writer.sync()
             finally:
                 await writer.close()
             await self._logs.complete(attempt.id)
         self._turns.post(reports.LogsComplete(run_id=view.state.run.id, attempt_id=attempt.id))
+
+    async def _notices(self, attempt_id: str, connection: NodeConnection) -> tuple[Notice, ...]:
+        try:
+            return (await connection.shim.task(attempt_id)).notices
+        except ShimError as error:
+            if error.status != 404:
+                raise TryAgain(str(error)) from error
+            return ()
 
     async def _read_from_shim(
         self, view: View, connection: NodeConnection, writer: LogWriter

@@ -24,6 +24,9 @@ _DROPPED = struct.Struct("<Q")
 _MAGIC = b"FLOG"
 
 HEADER_SIZE = _HEADER.size
+_MAX_NOTICE = 1000
+"""Characters of one line of ours."""
+
 MAX_PAYLOAD = 1 << 20
 """Bytes; a longer payload is a broken or hostile frame."""
 
@@ -54,6 +57,12 @@ class Frame(msgspec.Struct, frozen=True):
     def end(self) -> int:
         """The offset after this frame."""
         return self.offset + (self.dropped or len(self.payload))
+
+
+def notice_line(text: str) -> bytes:
+    """One whole line of ours, whatever it was made of; the same for whoever writes it."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return printable[:_MAX_NOTICE].encode() + b"\n"
 
 
 def encode(frame: Frame) -> bytes:
