@@ -120,8 +120,12 @@ def run(
 
 
 def inside(netns: str | None) -> list[str | Path]:
-    """What a command line begins with to run in the network namespace of that name."""
-    return [] if netns is None else ["nsenter", f"--net=/run/netns/{netns}"]
+    """What a command line begins with to run in the network namespace of that name, on a machine
+    that is called like it."""
+    if netns is None:
+        return []
+    named = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
+    return ["nsenter", f"--net=/run/netns/{netns}", "unshare", "--uts", "sh", "-c", named, netns]
 
 
 def processes_that_mention(text: str) -> list[int]:

@@ -47,6 +47,9 @@ class DockerDaemon:
     def pid(self) -> int:
         return self._daemon.pid
 
+    def is_alive(self) -> bool:
+        return self._daemon.is_alive()
+
     def start(self) -> None:
         for file in (*self._pid_files, self.socket):
             file.unlink(missing_ok=True)

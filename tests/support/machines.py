@@ -116,6 +116,12 @@ class Machine:
         self.mend()
         self.start()
 
+    def repair(self) -> None:
+        """Nothing to do for one that runs and is connected."""
+        self.mend()
+        if not self.dockerd.is_alive():
+            self.start()
+
     def container(self, attempt_id: str) -> str:
         named = ["--no-trunc", "--filter", f"name={attempt_id}"]
         return self.dockerd.docker("ps", "-aq", *named)

@@ -15,12 +15,14 @@ from tests.support.processes import ControllerProcess
 
 _CONFIG = """\
 limits: {waits: [0s, 1s], no_capacity_wait: 1s, reincarnation_timeout: 60s}
-node_failure: {after: 30s}
+node_failure: {after: 50s}
 """
 
 
 @pytest.fixture(scope="session")
-def gang_lab(runtime: Path, testbed_folder: Path, numbers: Iterator[int]) -> Iterator[GangLab]:
+def whole_gang_lab(
+    runtime: Path, testbed_folder: Path, numbers: Iterator[int]
+) -> Iterator[GangLab]:
     folder = testbed_folder / f"gang{next(numbers)}"
     folder.mkdir()
     root = busybox_root(folder / "busybox")
@@ -39,3 +41,10 @@ def gang_lab(runtime: Path, testbed_folder: Path, numbers: Iterator[int]) -> Ite
     assert "Traceback" not in controller.daemon.log.read_text(errors="replace"), (
         controller.daemon.tail()
     )
+
+
+@pytest.fixture
+def gang_lab(whole_gang_lab: GangLab) -> Iterator[GangLab]:
+    """Whatever the test has done, its machines and the controller are there for the next one."""
+    yield whole_gang_lab
+    whole_gang_lab.repair()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,35 @@ class GangLab(ControllerLab):
         self.cli("node", "add", machine.name, *where, *who, *socket).succeeded()
         self.wait_for_node(lambda node: node["status"] == "connected", machine.name)
 
+    def repair(self) -> None:
+        if not self.controller.daemon.is_alive():
+            self.controller.start()
+        for machine in self.machines:
+            machine.repair()
+            self.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+
+    @contextmanager
+    def only(self, count: int) -> Iterator[list[Machine]]:
+        """Nothing is placed on other machines meanwhile."""
+        for machine in self.machines[count:]:
+            self.cli("node", "drain", machine.name).succeeded()
+        yield self.machines[:count]
+        for machine in self.machines[count:]:
+            self.cli("node", "resume", machine.name).succeeded()
+
     def machine(self, name: str) -> Machine:
         return next(machine for machine in self.machines if machine.name == name)
 
+    def job(self, name: str, cookie: int) -> Any:
+        return next(job for job in self.inspect(name)["jobs"] if job["cookie"] == cookie)
+
+    def rank(self, name: str, cookie: int) -> int | None:
+        rank: int | None = self.job(name, cookie)["rank"]
+        return rank
+
     def last(self, name: str, cookie: int) -> Any:
         """The latest attempt of the job with this cookie."""
-        jobs = self.inspect(name)["jobs"]
-        return next(job for job in jobs if job["cookie"] == cookie)["attempts"][-1]
+        return self.job(name, cookie)["attempts"][-1]
 
     def wait_for_incarnation(
         self, name: str, number: int, cookies: Iterable[int], timeout: float = 60

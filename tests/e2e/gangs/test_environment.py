@@ -14,14 +14,14 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def told(gang_lab: GangLab) -> Iterator[tuple[GangLab, list[Any]]]:
+def told(whole_gang_lab: GangLab) -> Iterator[tuple[GangLab, list[Any]]]:
     """A gang of four, one of them reserved, and the attempts by cookie."""
-    gang_lab.submit(
+    whole_gang_lab.submit(
         "told", nodes=4, gang={"size": 3}, commands=[WAITING], env_style=["torch", "ytsaurus"]
     )
-    yield gang_lab, gang_lab.wait_for_incarnation("told", 1, range(4))
-    gang_lab.cli("stop", "told", "--abort").succeeded()
-    gang_lab.wait_for("told")
+    yield whole_gang_lab, whole_gang_lab.wait_for_incarnation("told", 1, range(4))
+    whole_gang_lab.cli("stop", "told", "--abort").succeeded()
+    whole_gang_lab.wait_for("told")
 
 
 def test_each_job_is_told_its_place(told: tuple[GangLab, list[Any]]) -> None:
@@ -58,16 +58,13 @@ def test_the_master_is_reached_by_the_address_that_the_others_are_told(
     """The rendezvous of torchrun and its like: rank 0 listens, the others connect and say who they
     are."""
     lab, attempts = told
-    serve = "for n in 1 2; do nc -l -p $MASTER_PORT; done > /tmp/met & echo $! > /tmp/server"
     master, *others = attempts[:3]
-    lab.inside(master, "sh", "-c", f". /tmp/env; export MASTER_PORT; {serve}")
-    knock = "echo rank $NODE_RANK | nc -w 5 $MASTER_ADDR $MASTER_PORT"
+    port = lab.environment(master)["MASTER_PORT"]
+    serve = f"for n in 1 2; do nc -l -p {port}; done > /tmp/met & echo $! > /tmp/server"
+    lab.inside(master, "sh", "-c", serve)
     for one in others:
-        lab.inside(one, "sh", "-c", f"until . /tmp/env; {knock}; do sleep 0.1; done")
-    met = lab.inside(
-        master,
-        "sh",
-        "-c",
-        "while [ -e /proc/$(cat /tmp/server) ]; do sleep 0.05; done; cat /tmp/met",
-    )
-    assert sorted(met.splitlines()) == ["rank 1", "rank 2"]
+        env = lab.environment(one)
+        knock = f"echo rank {env['NODE_RANK']} | nc -w 5 {env['MASTER_ADDR']} {env['MASTER_PORT']}"
+        lab.inside(one, "sh", "-c", f"until {knock}; do sleep 0.1; done")
+    met = "while [ -e /proc/$(cat /tmp/server) ]; do sleep 0.05; done; cat /tmp/met"
+    assert sorted(lab.inside(master, "sh", "-c", met).splitlines()) == ["rank 1", "rank 2"]

@@ -1,0 +1,170 @@
+"""A gang of four, one of them reserved, on four machines with a fifth to spare: what `inspect`
+tells after a rank has failed, a node was cut off or switched off, and the controller was killed
+meanwhile, is what LIFECYCLE.md section 5 says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.e2e.gangs.lab import WAITING, GangLab
+from tests.support.machines import Machine
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+COOKIES = range(4)
+LOST_SECONDS = 120.0
+"""A node is LOST after 50 s; then the gang begins anew elsewhere."""
+
+
+@contextmanager
+def a_gang(lab: GangLab, name: str) -> Iterator[list[Any]]:
+    """Its first attempts, by cookie. It is done in the end, and nothing of it is left."""
+    lab.submit(name, nodes=4, gang={"size": 3}, commands=[WAITING])
+    try:
+        yield lab.wait_for_incarnation(name, 1, COOKIES)
+        for cookie in COOKIES:
+            if lab.rank(name, cookie) is not None:
+                lab.end(lab.last(name, cookie), 0)
+        assert lab.wait_for(name)["status"] == "done"
+    finally:
+        lab.cli("stop", name, "--abort")
+        lab.wait_for(name)
+    for machine in lab.machines:
+        lab.wait_for_node(lambda node: node["cpu_allocated"] == 0, machine.name)
+
+
+def ranks(lab: GangLab, name: str) -> dict[int, int | None]:
+    return {job["cookie"]: job["rank"] for job in lab.inspect(name)["jobs"]}
+
+
+def places(attempts: list[Any], *cookies: int) -> list[tuple[str, str]]:
+    return [(attempts[cookie]["node"], attempts[cookie]["allocation_id"]) for cookie in cookies]
+
+
+def ends(lab: GangLab, name: str, incarnation: int) -> dict[int, str]:
+    """How the attempts of that incarnation ended, by cookie."""
+    return {
+        job["cookie"]: attempt["termination_reason"]
+        for job in lab.inspect(name)["jobs"]
+        for attempt in job["attempts"]
+        if attempt["incarnation"]["number"] == incarnation
+    }
+
+
+def switches(lab: GangLab, name: str) -> list[tuple[str, str | None]]:
+    return [(one["reason"], one["attempt_id"]) for one in lab.inspect(name)["switches"]]
+
+
+def assert_the_reserved_job_took_over(
+    lab: GangLab, name: str, first: list[Any], second: list[Any], lost: int
+) -> None:
+    """Survivors keep place and rank; the lost rank goes to the reserved survivor, and the job that
+    it came from becomes the reserved one."""
+    kept = [cookie for cookie in COOKIES if cookie != lost]
+    assert places(second, *kept) == places(first, *kept)
+    assert second[lost]["allocation_id"] != first[lost]["allocation_id"]
+    expected: dict[int, int | None] = {0: 0, 1: 1, 2: 2, 3: lost}
+    assert ranks(lab, name) == {**expected, lost: None}
+
+
+def is_stopped(machine: Machine, attempt: Any) -> bool:
+    return machine.container(attempt["id"]) == ""
+
+
+def test_a_rank_that_fails_begins_a_new_incarnation(gang_lab: GangLab) -> None:
+    lab, name = gang_lab, "failing"
+    with a_gang(lab, name) as first:
+        lab.end(first[1], 7)
+        second = lab.wait_for_incarnation(name, 2, COOKIES)
+        assert switches(lab, name) == [("job_failed", first[1]["id"])]
+        assert ends(lab, name, 1) == {
+            0: "incarnation_changed",
+            1: "container_exited_with_error",
+            2: "incarnation_changed",
+            3: "incarnation_changed",
+        }
+        assert_the_reserved_job_took_over(lab, name, first, second, lost=1)
+        told = [lab.environment(attempt) for attempt in second]
+        assert {env["FAIRLEAD_INCARNATION_NUMBER"] for env in told} == {"2"}
+        assert told[3]["FAIRLEAD_GANG_RANK"] == "1"
+        assert "FAIRLEAD_GANG_RANK" not in told[1]
+        ips = [lab.machine(second[cookie]["node"]).address for cookie in (0, 3, 2)]
+        assert told[0]["FAIRLEAD_MASTER_NODE_IP"] == ips[0]
+        hosts = lab.inside(second[0], "cat", told[0]["FAIRLEAD_MPI_HOSTFILE"])
+        assert hosts.splitlines() == [f"{ip} slots=1" for ip in ips]
+
+
+def test_a_reserved_job_that_fails_is_replaced_without_a_switch(gang_lab: GangLab) -> None:
+    lab, name = gang_lab, "spare"
+    with a_gang(lab, name) as first:
+        lab.end(first[3], 1)
+        wait_until(lambda: lab.last(name, 3)["id"] != first[3]["id"], 30, "another attempt")
+        second = lab.wait_for_incarnation(name, 1, COOKIES)
+        assert [one["id"] for one in second[:3]] == [one["id"] for one in first[:3]]
+        assert switches(lab, name) == []
+
+
+def test_a_node_that_is_cut_off_for_long_loses_its_rank_to_the_reserved_job(
+    gang_lab: GangLab,
+) -> None:
+    lab, name = gang_lab, "cut"
+    with a_gang(lab, name) as first:
+        machine = lab.machine(first[2]["node"])
+        machine.cut()
+        lab.wait_for_node(lambda node: node["status"] == "unreachable", machine.name, 60)
+        assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in first]
+        second = lab.wait_for_incarnation(name, 2, COOKIES, LOST_SECONDS)
+        assert switches(lab, name) == [("job_aborted", first[2]["id"])]
+        assert ends(lab, name, 1)[2] == "instance_unreachable"
+        assert_the_reserved_job_took_over(lab, name, first, second, lost=2)
+        assert not is_stopped(machine, first[2])
+        machine.mend()
+        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+        wait_until(lambda: is_stopped(machine, first[2]), 30, "the stale task to be stopped")
+        assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in second]
+
+
+def test_a_short_cut_changes_nothing(gang_lab: GangLab) -> None:
+    lab, name = gang_lab, "short-cut"
+    with a_gang(lab, name) as first:
+        machine = lab.machine(first[0]["node"])
+        machine.cut()
+        lab.wait_for_node(lambda node: node["status"] != "connected", machine.name, 60)
+        machine.mend()
+        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+        assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in first]
+        assert switches(lab, name) == []
+
+
+def test_a_node_is_switched_off_while_the_controller_is_killed(gang_lab: GangLab) -> None:
+    lab, name = gang_lab, "dark"
+    with a_gang(lab, name) as first:
+        machine = lab.machine(first[0]["node"])
+        lab.controller.kill9()
+        machine.switch_off()
+        lab.controller.start()
+        assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in first]
+        second = lab.wait_for_incarnation(name, 2, COOKIES, LOST_SECONDS)
+        lab.controller.restart()
+        assert switches(lab, name) == [("job_aborted", first[0]["id"])]
+        assert ends(lab, name, 1)[0] == "instance_unreachable"
+        assert_the_reserved_job_took_over(lab, name, first, second, lost=0)
+        machine.switch_on()
+        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+        assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in second]
+
+
+def test_the_controller_is_killed_in_the_middle_of_a_switch(gang_lab: GangLab) -> None:
+    lab, name = gang_lab, "interrupted"
+    with a_gang(lab, name) as first:
+        lab.end(first[1], 7)
+        wait_until(lambda: switches(lab, name), 30, "the switch to be decided")
+        lab.controller.restart()
+        second = lab.wait_for_incarnation(name, 2, COOKIES)
+        assert switches(lab, name) == [("job_failed", first[1]["id"])]
+        assert_the_reserved_job_took_over(lab, name, first, second, lost=1)
