@@ -200,6 +200,7 @@ def events(
 def _follow_events(client: ControllerClient, run: str | None, after: int, json: bool) -> None:
     """Over connections that break: each event once."""
     patience = Patience(News(output.note))
+    names: dict[str, str] = {}
     while True:
         try:
             for event in client.watched_events(run, after):
@@ -207,9 +208,10 @@ def _follow_events(client: ControllerClient, run: str | None, after: int, json: 
                 after = event.seq
                 if json:
                     output.emit_json(msgspec.json.encode(event))
-                else:
-                    names = _names(client.run(event.run_id)) if event.attempt_id else {}
-                    output.emit("  ".join(cell for cell in _event_cells(event, names) if cell))
+                    continue
+                if event.attempt_id is not None and event.attempt_id not in names:
+                    names |= _names(client.run(event.run_id))
+                output.emit("  ".join(cell for cell in _event_cells(event, names) if cell))
             if run is not None and client.run(run).status in FINAL_RUN_STATUSES:
                 return
             patience.lost(ConnectionLost(f"the controller at {client.url} ended the stream"))
