@@ -291,5 +291,6 @@ def _make_successor(draft: Draft, job: Job) -> None:
 
 def _can_be_reused(draft: Draft, place: Allocation) -> bool:
     around = draft.surroundings
-    usable = place.node_id not in around.unusable_nodes and place.id not in around.nominated
-    return usable and is_held(place)
+    if place.node_id in around.unusable_nodes | around.undecided_nodes:
+        return False
+    return is_held(place) and place.id not in around.nominated | around.broken_places

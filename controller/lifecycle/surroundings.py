@@ -10,6 +10,11 @@ import msgspec
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     unusable_nodes: frozenset[str] = frozenset()
     """Not connected, draining, cordoned, unfit or unknown: no place there outlives its attempt."""
+    undecided_nodes: frozenset[str] = frozenset()
+    """Nodes of this run's places to which a link is just being made: nobody knows yet whether they
+    are usable."""
+    broken_places: frozenset[str] = frozenset()
+    """Allocations of this run of which a GPU is broken."""
     nominated: frozenset[str] = frozenset()
     """Allocations of this run on whose place another run's nomination lies."""
     next_trigger: float | None = None

@@ -140,7 +140,8 @@ def _timers(draft: Draft) -> Iterator[float]:
         if _removal_is_ahead(attempt, draft.now) and attempt.remove_at is not None:
             yield attempt.remove_at
     if not draft.run.suspended:
-        yield from (job.retry_at for job in draft.jobs if job.retry_at is not None)
+        earliest = restarts.look_again_at(draft) or 0.0
+        yield from (max(j.retry_at, earliest) for j in draft.jobs if j.retry_at is not None)
     trigger_at = occurrences.next_trigger_at(draft.run)
     if trigger_at is not None:
         yield trigger_at

@@ -10,11 +10,13 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs import incarnations, ranks
 from controller.lifecycle.gangs.incarnations import Phase
 from controller.lifecycle.gangs.monitoring import with_descriptor
-from controller.lifecycle.gangs.survivors import survivors
+from controller.lifecycle.gangs.survivors import are_undecided, survivors
 from controller.lifecycle.history import EventKind
 from controller.lifecycle.limits import covered_seconds
 from controller.lifecycle.model import Allocation, Attempt, Job, Run
 from controller.lifecycle.reasons import RetryEvent, SwitchReason
+
+LOOK_AGAIN_SECONDS = 1.0
 
 
 def restart_if_due(draft: Draft) -> None:
@@ -23,9 +25,17 @@ def restart_if_due(draft: Draft) -> None:
     waiting = [job for job in draft.jobs if not job.abandoned]
     if any(job.retry_at is None for job in waiting):
         waiting = _start_wait(draft, waiting)
-    if waiting and all(job.retry_at is not None and draft.now >= job.retry_at for job in waiting):
+    due = all(job.retry_at is not None and draft.now >= job.retry_at for job in waiting)
+    if waiting and due and not are_undecided(draft):
         incarnations.check_move(Phase.WAITING, Phase.GATHERING)
         _restart(draft)
+
+
+def look_again_at(draft: Draft) -> float | None:
+    """When to ask again whether a link is up that a restart waits for."""
+    if incarnations.phase(draft.run, draft.jobs) is Phase.WAITING and are_undecided(draft):
+        return draft.now + LOOK_AGAIN_SECONDS
+    return None
 
 
 def short_incarnations(run: Run, jobs: Sequence[Job]) -> int:

@@ -38,9 +38,18 @@ def survivors(draft: Draft) -> Mapping[str, Allocation]:
         place = _kept_place(draft, job)
         if place is None or place.node_id in around.unusable_nodes:
             continue
-        if place.id not in around.nominated:
+        if place.id not in around.nominated | around.broken_places:
             found[job.id] = place
     return found
+
+
+def are_undecided(draft: Draft) -> bool:
+    """A link that is just being made again decides soon whether a place survives."""
+    nodes = draft.surroundings.undecided_nodes
+    if not nodes:
+        return False
+    places = (_kept_place(draft, job) for job in draft.jobs)
+    return any(place is not None and place.node_id in nodes for place in places)
 
 
 def _kept_place(draft: Draft, job: Job) -> Allocation | None:

@@ -55,8 +55,20 @@ class GangPlay(Play):
     def places(self) -> list[str | None]:
         return [self.attempt(n).allocation_id for n in range(self.count)]
 
-    def surround(self, *nodes: str, nominated: tuple[str, ...] = ()) -> None:
-        self.around = Surroundings(unusable_nodes=frozenset(nodes), nominated=frozenset(nominated))
+    def surround(
+        self,
+        *nodes: str,
+        undecided_nodes: tuple[str, ...] = (),
+        broken_places: tuple[str, ...] = (),
+        nominated: tuple[str, ...] = (),
+    ) -> None:
+        """`nodes` are the unusable ones."""
+        self.around = Surroundings(
+            unusable_nodes=frozenset(nodes),
+            undecided_nodes=frozenset(undecided_nodes),
+            broken_places=frozenset(broken_places),
+            nominated=frozenset(nominated),
+        )
 
     def placed_in(self, n: int, node: str | None = None, placement: str = "rack") -> Placed:
         report = self.placed(n, node or f"n{n}")

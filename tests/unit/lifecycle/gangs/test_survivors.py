@@ -69,6 +69,34 @@ def test_a_place_with_a_nomination_on_it_does_not_survive() -> None:
     assert play.attempt(0).status is AttemptStatus.PROVISIONING
 
 
+def test_a_place_whose_gpu_is_broken_does_not_survive() -> None:
+    play = GangPlay().run_all().fail(1)
+    play.surround(broken_places=(play.allocation(2).id,))
+    play.clean_all()
+    assert play.attempt(2).status is AttemptStatus.SUBMITTED
+
+
+def test_a_link_that_is_just_being_made_again_is_waited_for() -> None:
+    play = GangPlay().run_all().fail(1)
+    play.surround(undecided_nodes=("n2",))
+    play.clean_all()
+    assert play.phase() is Phase.WAITING
+    assert play.wake_at == play.now + 1
+    play.surround()
+    play.wait(1)
+    assert play.attempt(2).status is AttemptStatus.PROVISIONING
+
+
+def test_a_link_that_stays_down_is_not_waited_for_for_ever() -> None:
+    play = GangPlay().run_all().fail(1)
+    play.surround(undecided_nodes=("n2",))
+    play.clean_all()
+    play.surround("n2")
+    play.wait(1)
+    assert play.attempt(2).status is AttemptStatus.SUBMITTED
+    assert play.attempt(0).status is AttemptStatus.PROVISIONING
+
+
 def test_an_attempt_that_ended_by_itself_during_the_switch_keeps_what_it_had() -> None:
     """The first reason wins: it ended `incarnation_changed`."""
     play = GangPlay().run_all().fail(1)
