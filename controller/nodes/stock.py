@@ -40,6 +40,9 @@ class SessionListener(Protocol):
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         """The node has a task that no live attempt stands for."""
 
+    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+        """The node's tasks were read: it gives back the places without tasks that nobody holds."""
+
 
 class ShimTaken(Exception):
     """Another node has this very shim: to each, the other's tasks would be strays to be stopped."""
@@ -85,6 +88,7 @@ class Stock:
                 reports.TaskMissing(run_id=expected[attempt_id], attempt_id=attempt_id)
             )
         self._let_go_of_quarantined(listed)
+        await self._listener.idle_places(self._node_id, self._connection)
         await self._read_node(health, asked_at)
 
     async def handle(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that a node has and no live attempt stands for.
+"""Tasks and places that a node has and no live attempt stands for.
 
 One that belongs to a run of ours was given up while the node was away: it is stopped and removed.
 One that nobody here knows is put into quarantine, listed and kept running, since another
@@ -61,6 +61,26 @@ class StrayTasks:
             )
             self._turns.post(removed)
 
+    async def release_idle(self, connection: NodeConnection) -> None:
+        """A place that a gang kept beyond its task, and that was given up while the node was away
+        or began a new life, no task leads to. Raises ShimUnavailable, ShimError."""
+        for place in await connection.shim.allocations():
+            state = None if place.task_ids else await self._run_of(place)
+            if state is None or not _is_given_up(state, place.id):
+                continue
+            try:
+                await connection.shim.release_allocation(
+                    place.id,
+                    run_id=place.run_id,
+                    fence=self._fence,
+                    incarnation=_present_incarnation(state),
+                )
+            except ShimError as error:
+                log.warning("idle place %s could not be released: %s", place.id, error)
+
+    async def _run_of(self, place: AllocationInfo) -> RunState | None:
+        return self._turns.known.get(place.run_id) or await self._store.find_run(place.run_id)
+
     def _is_unknown(self, state: RunState | None, info: TaskInfo) -> bool:
         return state is None or (self._restored and convert.find(state, info.id) is None)
 
@@ -89,9 +109,20 @@ class StrayTasks:
 
 def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
     """With the run's present incarnation: the shim refuses to hear an older one than it knows."""
-    incarnation = None if state is None else state.run.incarnation
-    newest = max(info.incarnation, 0 if incarnation is None else incarnation.number)
-    return msgspec.structs.replace(info, incarnation=newest)
+    present = 0 if state is None else _present_incarnation(state)
+    return msgspec.structs.replace(info, incarnation=max(info.incarnation, present))
+
+
+def _present_incarnation(state: RunState) -> int:
+    return 0 if state.run.incarnation is None else state.run.incarnation.number
+
+
+def _is_given_up(state: RunState, allocation_id: str) -> bool:
+    return all(
+        place.state is AllocationState.RELEASED
+        for place in state.allocations
+        if place.id == allocation_id
+    )
 
 
 def _is_held(state: RunState | None, allocation_id: str) -> bool:

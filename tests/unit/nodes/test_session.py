@@ -78,6 +78,9 @@ class Listener:
         self.strays.append(info.id)
         await self._strays.settle(node_id, connection, info)
 
+    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+        await self._strays.release_idle(connection)
+
 
 class NotingTurns(Turns):
     """Decides like the real ones, and notes what was posted."""
@@ -578,6 +581,28 @@ async def test_a_stray_that_cannot_be_cleared_now_does_not_stop_the_session() ->
         await it.connected()
         assert it.node.status is NodeStatus.CONNECTED
         assert it.shim.asked == []
+
+
+@pytest.mark.parametrize(
+    ("state", "released"),
+    [(AllocationState.RELEASED, True), (AllocationState.HELD, False)],
+)
+async def test_a_place_without_a_task_is_given_back_once_nobody_holds_it(
+    state: AllocationState, released: bool
+) -> None:
+    run = placed(AttemptStatus.FAILED)
+    (place,) = run.allocations
+    run = msgspec.structs.replace(run, allocations=(msgspec.structs.replace(place, state=state),))
+
+    def before(it: World) -> None:
+        it.database.runs[run.run.id] = run
+        it.shim.places.append(
+            AllocationInfo(id=place.id, run_id=run.run.id, cpu=1.0, memory=1, disk=0)
+        )
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert (("release", place.id) in it.shim.asked) is released
 
 
 # -- drain ----------------------------------------------------------------------------------

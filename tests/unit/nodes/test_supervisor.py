@@ -46,6 +46,9 @@ class Deaf:
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         raise AssertionError("there is no task")
 
+    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+        assert not await connection.shim.allocations()
+
 
 @contextlib.asynccontextmanager
 async def supervised(*nodes: Node) -> AsyncIterator[tuple[Turns, Nodes, OneLinkEach]]:
