@@ -173,6 +173,36 @@ def _set_aside(path: Path) -> None:
         os.rename(path, path.with_name(f"{path.stem}.{time.time_ns()}.damaged"))
 
 
+class TwinRecords(Generic[T]):
+    """Each record in two places, for what nothing else could tell anew: it is lost only with both.
+    One that has gone or is damaged is made again from the other."""
+
+    def __init__(self, first: Records[T], second: Records[T]) -> None:
+        self._both = (first, second)
+
+    async def save(self, key: str, record: T) -> None:
+        """Raises OSError when neither took it."""
+        saves = (records.save(key, record) for records in self._both)
+        results = await asyncio.gather(*saves, return_exceptions=True)
+        wrong = [result for result in results if result is not None]
+        if any(not isinstance(error, OSError) for error in wrong) or len(wrong) == len(results):
+            raise wrong[0]
+
+    async def delete(self, key: str) -> None:
+        for records in self._both:
+            await records.delete(key)
+
+    async def load(self) -> Loaded[T]:
+        first, second = [await records.load() for records in self._both]
+        known = second.records | first.records
+        for records, loaded in zip(self._both, (first, second), strict=True):
+            for key in known.keys() - loaded.records.keys():
+                with contextlib.suppress(OSError):
+                    await records.save(key, known[key])
+        damaged = set(first.damaged + second.damaged) - known.keys()
+        return Loaded(known, tuple(sorted(damaged)))
+
+
 class MemoryRecords(Generic[T]):
     """For tests: as durable as the object itself."""
 

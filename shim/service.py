@@ -31,7 +31,7 @@ from shim.hearing import Hearing
 from shim.images import ImageRecord, Images, Watermarks
 from shim.keys import JumpKeys
 from shim.reconcile import leftovers_of, reconcile
-from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord
+from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords
 from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics
 from shim.settings import Settings
 from shim.steps.volumes import release_strays
@@ -141,8 +141,8 @@ class Service:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, remove_strays, settings.doors_folder, known)
         images = await _images(settings, engine, executor)
-        faults = DiskRecords(settings.data / "records" / "gpus", Fault, executor)
-        watch = GpuWatch(gpus, faults)
+        faults = [settings.data / "records" / "gpus", settings.data / "gpu-faults"]
+        watch = GpuWatch(gpus, TwinRecords(*(DiskRecords(f, Fault, executor) for f in faults)))
         await watch.open()
         infos = watch.infos()
         ledger = Ledger(capacity, infos, found.allocations, resolve_blocks(blocks, gpus=len(infos)))

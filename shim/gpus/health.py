@@ -41,6 +41,7 @@ _XID_WORDS = {
     154: "the driver's recovery action changed",
 }
 
+_DAMAGED = "the record of its fault was damaged; have it looked at, then `fairlead node clear-gpu`"
 _RECOVERY_WORDS = {
     Recovery.GPU_RESET: "a reset of the GPU",
     Recovery.NODE_REBOOT: "a reboot of the node",
@@ -106,7 +107,7 @@ def lost() -> Finding:
 
 
 def record_damaged() -> Finding:
-    return Finding(key="record", words="the record of its fault was damaged", cordon=True)
+    return Finding(key="record", words=_DAMAGED, cordon=True)
 
 
 def silent() -> Finding:

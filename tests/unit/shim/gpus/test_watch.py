@@ -13,7 +13,7 @@ from shim.gpus import MemoryGpus, watch
 from shim.gpus.base import GpuLost, GpuSilent, Recovery, Vitals
 from shim.gpus.health import Fault, Finding
 from shim.gpus.watch import GpuWatch
-from shim.records import DiskRecords, FailingRecords, MemoryRecords, Records
+from shim.records import DiskRecords, FailingRecords, MemoryRecords, Records, TwinRecords
 from shim.schemas import GpuInfo
 from tests.support.waiting import eventually
 from tests.unit.shim.gpus.parts import gpu, mig
@@ -149,7 +149,40 @@ async def test_a_damaged_record_of_a_fault_is_a_fault(tmp_path: Path) -> None:
         for _ in range(2):
             async with world(gpus, faults) as it:
                 assert it.offered() == ["GPU-1"]
-                assert it.message("GPU-0") == "cordoned: the record of its fault was damaged"
+                words = "cordoned: the record of its fault was damaged; have it looked at"
+                assert (it.message("GPU-0") or "").startswith(words)
+
+
+@pytest.mark.parametrize("victim", ["first", "second"])
+@pytest.mark.parametrize("how", ["torn", "gone"])
+async def test_a_fault_is_kept_twice_and_each_copy_makes_the_other_anew(
+    tmp_path: Path, victim: str, how: str
+) -> None:
+    gpus = MemoryGpus(gpu(0), gpu(1))
+    copies = [tmp_path / name / "GPU-0.json" for name in ("first", "second")]
+    with ThreadPoolExecutor(1) as threads:
+        faults = TwinRecords(*(DiskRecords(copy.parent, Fault, threads) for copy in copies))
+        async with world(gpus, faults) as it:
+            gpus.raise_xid("GPU-0", 79)
+            await it.until_offered("GPU-1")
+        await eventually(lambda: all(copy.exists() for copy in copies))
+        kept = copies[0].read_bytes()
+        damaged = tmp_path / victim / "GPU-0.json"
+        damaged.write_text("torn") if how == "torn" else damaged.unlink()
+        async with world(gpus, faults) as it:
+            assert it.message("GPU-0") == "cordoned: XID 79 (the GPU has fallen off the bus)"
+            assert [copy.read_bytes() for copy in copies] == [kept, kept]
+            await it.watch.clear("GPU-0")
+        async with world(gpus, faults) as it:
+            assert it.offered() == ["GPU-0", "GPU-1"]
+
+
+async def test_one_copy_is_enough_where_the_other_cannot_be_written() -> None:
+    memory: MemoryRecords[Fault] = MemoryRecords()
+    async with world(MemoryGpus(gpu(0)), TwinRecords(FailingRecords(), memory)) as it:
+        it.gpus.raise_xid("GPU-0", 79)
+        await it.until_offered()
+        await eventually(lambda: list(memory.kept) == ["GPU-0"])
 
 
 async def test_a_full_disk_does_not_keep_a_broken_gpu_in_use() -> None:
