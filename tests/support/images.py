@@ -57,6 +57,20 @@ def debian_archive(folder: Path, suite: str, *packages: str) -> Path:
     return archive
 
 
+def openmpi_archive(kept: Path, folder: Path) -> Path:
+    """Debian with Open MPI and ssh, without an sshd, and `/allreduce`: every rank says the sum of
+    all ranks' numbers. `kept` is where what takes a while is kept."""
+    archive = folder / "openmpi.tar"
+    shutil.copyfile(debian_archive(kept, "bookworm", "openmpi-bin", "openssh-client"), archive)
+    libraries = folder / "usr/lib/x86_64-linux-gnu"
+    run(["tar", "-x", "-C", folder, "-f", archive, "./usr/lib/x86_64-linux-gnu"])
+    source = Path(__file__).with_name("allreduce.c")
+    found = [f"-L{libraries}", "-l:libmpi.so.40", "-Wl,--allow-shlib-undefined"]
+    run(["gcc", "-fPIC", "-o", folder / "allreduce", source, *found])
+    run(["tar", "--append", "-C", folder, "-f", archive, "./allreduce"])
+    return archive
+
+
 def preload_library(path: Path, marker: str) -> Path:
     """A library that says `marker` on standard error in every process that loads it."""
     source = path.with_suffix(".c")
