@@ -96,7 +96,7 @@ def test_a_job_gets_its_gpu_and_no_other(gpu_lab: RunLab) -> None:
     wait_until(lambda: _gpus(gpu_lab) == [(True, False)] * 2, 20, "both GPUs to be free")
 
 
-def test_a_broken_gpu_is_told_in_the_jobs_log_once_and_not_given_again(
+def test_a_broken_gpu_is_told_once_and_its_job_goes_on_elsewhere(
     gpu_lab: RunLab, machine: StandIn
 ) -> None:
     gpu_lab.start("job", commands=["echo up", UNTIL_ASKED, "echo down"], resources=ONE)
@@ -104,29 +104,40 @@ def test_a_broken_gpu_is_told_in_the_jobs_log_once_and_not_given_again(
     _until_log(gpu_lab, "job", b"up\n")
     machine.raise_xid(index, 13)
     _until_log(gpu_lab, "job", b"XID 13")
-    machine.raise_xid(index, 79)
-    machine.change(index, lost=1)
-    _until_log(gpu_lab, "job", b"XID 79")
     gpu_lab.shim.restart()
     wait_until(lambda: gpu_lab.node()["status"] == "connected", 30, "the node to be back")
+    assert gpu_lab.inspect("job")["status"] == "running", "an application's fault ends nothing"
+    machine.raise_xid(index, 79)
+    machine.change(index, lost=1)
+    wait_until(lambda: len(gpu_lab.attempts("job")) == 2, 30, "a second attempt")
+    gpu_lab.wait_for("job", "running")
     gpu_lab.let_go("job")
-    gpu_lab.wait_for("job")
-    lines = gpu_lab.log("job").decode().splitlines()
+    assert gpu_lab.wait_for("job")["status"] == "done"
+    first, second = gpu_lab.attempts("job")
+    assert (first["status"], first["termination_reason"]) == ("failed", "gpu_unhealthy")
     name = f"[gpu-health] GPU {index} (NVIDIA H100 80GB HBM3, {uuid(index)})"
-    assert lines == [
-        "up",
+    lost = f"{name}: XID 79 (the GPU has fallen off the bus); no new job gets this GPU"
+    assert first["message"] == lost
+    log = gpu_lab.cli("logs", "job", "--attempt", "0").succeeded()
+    assert log.output == "up\n"
+    assert log.errors.splitlines() == [
         f"{name}: XID 13 (graphics engine exception), caused by the application",
-        f"{name}: XID 79 (the GPU has fallen off the bus); no new job gets this GPU",
-        "down",
+        lost,
     ]
+    assert second["gpus"] == [uuid(1 - index)]
+    assert second["termination_reason"] == "done_by_runner"
     gpu_lab.apply("next", commands=[SHOW], resources=ONE).succeeded()
     assert gpu_lab.log("next") == f"{uuid(1 - index)}\nnvidia{1 - index}\n".encode()
-    assert [healthy for healthy, _ in _gpus(gpu_lab)].count(False) == 1
-    assert f"GPU {uuid(index)}: cordoned: XID 79" in _listed(gpu_lab)
+    _clear(gpu_lab, machine, index)
+
+
+def _clear(lab: RunLab, machine: StandIn, index: int) -> None:
+    assert [healthy for healthy, _ in _gpus(lab)].count(False) == 1
+    assert f"GPU {uuid(index)}: cordoned: XID 79" in _listed(lab)
     machine.change(index, lost=0)
-    gpu_lab.cli("node", "clear-gpu", "n1", uuid(index)).succeeded()
-    wait_until(lambda: _gpus(gpu_lab) == [(True, False)] * 2, 20, "both GPUs to be offered")
-    again = gpu_lab.cli("node", "clear-gpu", "n1", uuid(index))
+    lab.cli("node", "clear-gpu", "n1", uuid(index)).succeeded()
+    wait_until(lambda: _gpus(lab) == [(True, False)] * 2, 20, "both GPUs to be offered")
+    again = lab.cli("node", "clear-gpu", "n1", uuid(index))
     assert (again.status, again.output) == (1, "")
     assert f"there is no cordoned GPU {uuid(index)}" in again.errors
 
