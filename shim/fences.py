@@ -27,7 +27,8 @@ class FenceBook:
         return self._records.get(run_id)
 
     def check(self, run_id: str, fence: Fence, incarnation: int) -> None:
-        """Raises ShimProblem (409 `fenced`) for an older fence or incarnation than known."""
+        """Raises ShimProblem (409 `fenced`) for an older fence, or an older incarnation in the same
+        epoch: a database that was restored from a backup counts on from what it knew then."""
         known = self._records.get(run_id)
         if known is None:
             return
@@ -35,7 +36,7 @@ class FenceBook:
             raise _fenced(
                 f"fence {fence.header()} of run {run_id} is older than {known.fence.header()}"
             )
-        if incarnation < known.incarnation:
+        if incarnation < known.incarnation and fence.epoch == known.fence.epoch:
             raise _fenced(
                 f"incarnation {incarnation} of run {run_id} is older than {known.incarnation}"
             )
@@ -56,7 +57,10 @@ class FenceBook:
         known = self._records.get(run_id)
         if known is None:
             return self._put(FenceRecord(run_id=run_id, fence=fence, incarnation=incarnation))
-        higher = max(known.fence, fence), max(known.incarnation, incarnation)
+        newest = max(known.incarnation, incarnation)
+        if fence.epoch > known.fence.epoch:
+            newest = incarnation
+        higher = max(known.fence, fence), newest
         if higher == (known.fence, known.incarnation) and known.expires_at is None:
             return None
         return self._put(

@@ -108,9 +108,10 @@ class StrayTasks:
 
 
 def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
-    """With the run's present incarnation: the shim refuses to hear an older one than it knows."""
-    present = 0 if state is None else _present_incarnation(state)
-    return msgspec.structs.replace(info, incarnation=max(info.incarnation, present))
+    """With the run's present incarnation: the shim refuses to hear an older one than it knows, and
+    a newer one, of a task from after the backup, would make it refuse the present one."""
+    present = info.incarnation if state is None else _present_incarnation(state)
+    return msgspec.structs.replace(info, incarnation=present)
 
 
 def _present_incarnation(state: RunState) -> int:

@@ -91,6 +91,8 @@ def _peers(view: View) -> Iterator[Attempt]:
             if attempt.node_id is not None:
                 yield attempt
         elif attempt.rank is not None:
+            if attempt.node_id is None and attempt.reason is not None:
+                continue  # abandoned before it was placed: it is nowhere, and nobody waits for it
             if attempt.node_id is None:
                 raise TryAgain(f"the gang of attempt {view.attempt.id} is not placed yet")
             yield attempt

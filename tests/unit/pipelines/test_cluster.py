@@ -24,6 +24,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
+from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
 from controller.pipelines import cluster, convert, submission
@@ -149,6 +150,12 @@ def test_a_job_waits_until_all_ranks_of_its_incarnation_hold_places() -> None:
     state = placed(a_gang(), "n1", "n2")
     with pytest.raises(TryAgain, match="not placed yet"):
         CLUSTERS.info(view(state, 0))
+
+
+def test_a_job_does_not_wait_for_a_rank_that_was_abandoned_before_it_had_a_place() -> None:
+    state = placed(a_gang(), "n1", "n2")
+    state = replace_last(state, 2, status=AttemptStatus.TERMINATED, reason=Reason.ABANDONED)
+    assert told(state, 1).ips == ("10.0.0.1", "10.0.0.2")
 
 
 def test_a_job_does_not_wait_for_reserved_ones() -> None:

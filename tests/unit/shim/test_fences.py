@@ -34,6 +34,16 @@ def test_an_older_incarnation_is_refused() -> None:
     assert code_of(lambda: book.check("r", Fence(1, 1), 2)) == "fenced"
 
 
+def test_a_new_epoch_begins_with_whatever_incarnation_its_database_knows() -> None:
+    book = FenceBook()
+    book.raise_to("r", Fence(1, 9), 5)
+    book.check("r", Fence(2, 1), 4)
+    book.raise_to("r", Fence(2, 1), 4)
+    book.check("r", Fence(2, 1), 4)
+    assert code_of(lambda: book.check("r", Fence(2, 1), 3)) == "fenced"
+    assert code_of(lambda: book.check("r", Fence(1, 9), 5)) == "fenced"
+
+
 def test_raising_says_only_what_is_new() -> None:
     book = FenceBook()
     first = book.raise_to("r", Fence(1, 1), 0)
