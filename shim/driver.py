@@ -121,7 +121,17 @@ def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
 async def _give_up(ctx: StepContext, reason: str | None, message: str | None) -> None:
     """The end is said once the container is confirmed gone: with it the task's place is free."""
     await _insist(ctx, lambda: ctx.engine.remove(ctx.task.info.id))
+    await _let_volumes_go(ctx)
     await _end(ctx, reason=reason, message=message, container_id=None)
+
+
+async def _let_volumes_go(ctx: StepContext) -> None:
+    """Before the end is said: whoever hears of it may mount the same disk elsewhere. What is busy
+    is tried again when the task is removed, and does not hold up its end."""
+    try:
+        await Volumes().undo(ctx)
+    except (EngineError, OSError) as error:
+        log.warning("task %s: a volume stays mounted for now: %s", ctx.task.info.id, error)
 
 
 async def _end(ctx: StepContext, **changes: Any) -> None:
@@ -202,6 +212,7 @@ def _pauses() -> Iterator[float]:
 
 async def _say_end(ctx: StepContext, ended: Exit) -> None:
     task = ctx.task
+    await _let_volumes_go(ctx)
     exit_record = await asyncio.get_running_loop().run_in_executor(
         ctx.executor, _read_exit_record, ctx
     )

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
@@ -32,7 +32,7 @@ from shim.images import ImageRecord, Images, Watermarks
 from shim.keys import JumpKeys
 from shim.reconcile import leftovers_of, reconcile
 from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords
-from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics
+from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics, TaskStatus
 from shim.settings import Settings
 from shim.steps.volumes import release_strays
 from shim.systemd import Systemd
@@ -78,6 +78,11 @@ class Identity:
     async def set_draining(self, draining: bool, reason: str | None) -> None:
         self.record = msgspec.structs.replace(self.record, draining=draining, drain_reason=reason)
         await self._book.save(_NODE_KEY, self.record)
+
+
+def _alive(tasks: Iterable[TaskRecord]) -> set[str]:
+    """Only those whose container may be there need what was mounted for it."""
+    return {task.info.id for task in tasks if task.info.status is not TaskStatus.TERMINATED}
 
 
 def _life(identity: Identity, tasks: tuple[TaskRecord, ...]) -> int:
@@ -136,7 +141,7 @@ class Service:
         books = books or RecordBooks.on_disk(settings.data, executor)
         found = await reconcile(books, engine, settings, executor)
         mounter = KernelMounter(settings.mounts_folder)
-        await release_strays(settings, executor, mounter, {task.info.id for task in found.tasks})
+        await release_strays(settings, executor, mounter, _alive(found.tasks))
         known = [task.info.id for task in found.tasks]
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, remove_strays, settings.doors_folder, known)

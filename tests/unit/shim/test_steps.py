@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from shim.task_state import TaskState
 from shim.volumes.errors import VolumeError
 from shim.volumes.kernel import Mounter
 from shim.volumes.memory import FailingMounter, MemoryMounter
+from tests.support.waiting import eventually
 from tests.unit.shim.parts import RUN, request, settings
 
 VOLUMES = (
@@ -209,6 +211,50 @@ async def test_a_disk_that_fails_is_a_volume_error_and_a_release_is_asked_for_ag
             await Volumes().do(made.ctx)
         with pytest.raises(OSError, match="busy"):
             await Volumes().undo(made.ctx)
+
+
+class WatchedMounter(MemoryMounter):
+    """Notes in which state its task was when it let go."""
+
+    def __init__(self, *there: str, fails: bool = False) -> None:
+        super().__init__(*there)
+        self.fails = fails
+        self.task: TaskState | None = None
+        self.released_in: list[TaskStatus] = []
+
+    def release(self, folder: Path) -> None:
+        assert self.task is not None
+        self.released_in.append(self.task.info.status)
+        if self.fails:
+            raise OSError(16, "Device or resource busy", str(folder))
+        super().release(folder)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["free", "busy"])
+async def test_volumes_are_let_go_before_the_end_is_told_and_never_hold_it_up(
+    tmp_path: Path, fails: bool
+) -> None:
+    mounter = WatchedMounter("/mnt/d/a", "/dev/vdb", fails=fails)
+    async with bench(tmp_path, mounter) as made:
+        task = mounter.task = made.ctx.task
+        life = asyncio.create_task(driver.drive(made.ctx))
+        await eventually(lambda: task.info.status is TaskStatus.RUNNING)
+        assert len(mounter.mounted) == 2
+        made.host.containers["c-t1"].end(0)
+        await asyncio.wait_for(life, 10)
+    assert task.info.status is TaskStatus.TERMINATED
+    assert mounter.released_in == [TaskStatus.RUNNING]
+    assert (mounter.mounted == {}) is not fails
+
+
+async def test_what_was_mounted_for_a_container_that_was_never_made_is_let_go(
+    tmp_path: Path,
+) -> None:
+    absent = VolumeMount(kind=VolumeKind.HOST, source="/mnt/d/none", target="/x")
+    async with bench(tmp_path, volumes=(*VOLUMES, absent)) as made:
+        await driver.drive(made.ctx)
+        assert made.ctx.task.info.reason == "volume_error"
+        assert made.mounter.mounted == {}
 
 
 async def test_what_a_crash_left_mounted_for_nobody_is_released(tmp_path: Path) -> None:
