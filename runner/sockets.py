@@ -12,6 +12,8 @@ from pathlib import Path
 
 _MODE = 0o660
 _MAX_PATH = 107
+_UNFINISHED = ".new"
+"""Beside the socket, with a name no longer than most."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -28,35 +30,39 @@ class SocketUnusable(Exception):
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`; folders are made, a stale socket replaced. Blocking. Raises
-    SocketUnusable."""
-    if len(os.fsencode(path)) > _MAX_PATH:
+    """A socket that is at `path` only once it listens, so that nobody who sees it is refused;
+    folders are made, a stale socket replaced. Blocking. Raises SocketUnusable."""
+    unfinished = path.with_name(_UNFINISHED)
+    if max(len(os.fsencode(path)), len(os.fsencode(unfinished))) > _MAX_PATH:
         raise SocketUnusable(f"--socket: {path} is longer than {_MAX_PATH} bytes")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(path)
+        _check_unused(path)
+        unfinished.unlink(missing_ok=True)
         with ExitStack() as undo:
             server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             undo.callback(server.close)
             server.setblocking(False)
-            server.bind(os.fspath(path))
-            path.chmod(_MODE)
+            server.bind(os.fspath(unfinished))
+            unfinished.chmod(_MODE)
             server.listen(128)
+            unfinished.rename(path)
             undo.pop_all()
     except OSError as error:
         raise SocketUnusable(f"--socket: cannot listen on {path}: {error.strerror}") from error
     return server
 
 
-def _remove_stale(path: Path) -> None:
-    if not path.is_socket():
+def _check_unused(path: Path) -> None:
+    """Raises OSError when somebody listens there, or when it is no socket at all."""
+    if not os.path.lexists(path):
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(os.fspath(path))
+            except ConnectionRefusedError:
+                return
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 

@@ -1,7 +1,9 @@
 import asyncio
+import errno
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,33 @@ def test_folders_are_made_and_the_mode_lets_the_group_in(tmp_path: Path) -> None
 def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "runner.sock"
     listen(path).close()
-    with listen(path) as server:
-        assert server.getsockname() == str(path)
+    with listen(path), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        assert os.listdir(tmp_path) == ["runner.sock"]
+
+
+def test_who_sees_the_socket_is_never_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runner.sock"
+    seen = threading.Event()
+    refused: list[int] = []
+
+    def knock() -> None:
+        while not seen.is_set():
+            with socket.socket(socket.AF_UNIX) as client:
+                code = client.connect_ex(str(path))
+            if code not in (0, errno.ENOENT):
+                refused.append(code)
+            if code == 0:
+                seen.set()
+
+    for _ in range(50):
+        seen.clear()
+        client = threading.Thread(target=knock)
+        client.start()
+        with listen(path):
+            client.join()
+        path.unlink()
+    assert refused == []
 
 
 def test_a_socket_in_use_is_not_taken_away(tmp_path: Path) -> None:
