@@ -298,3 +298,19 @@ async def test_a_host_that_refuses_connections_is_a_link_error_that_names_it() -
 def test_an_ssh_link_without_a_pinned_key_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="pinned"):
         SshLink(NodeAddress(shim_socket="/shim.sock", host="node"), CLIENT_KEY)
+
+
+# -- life -----------------------------------------------------------------------------------
+
+
+async def test_every_byte_from_the_node_is_heard_whoever_asked_for_it() -> None:
+    async with linked("ssh") as (connection, sockets):
+        assert connection.heard_at() == float("-inf")
+        await connection.shim.health()
+        first = connection.heard_at()
+        assert first > 0
+        pieces = [
+            len(piece) async for piece in connection.runner(sockets.runner_path).follow_logs(0)
+        ]
+        assert pieces
+        assert connection.heard_at() > first

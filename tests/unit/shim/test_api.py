@@ -54,7 +54,8 @@ def client(session: aiohttp.ClientSession) -> ShimClient:
 
 
 async def test_health_names_this_life_and_this_install(client: ShimClient) -> None:
-    health = await client.health()
+    health = await client.health(fence=FENCE)
+    assert health.at is not None
     assert health.api_versions == ("v1",)
     assert health.epoch.startswith("1-")
     assert len(health.install_id) == 32

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shim.engines.base import Exit, Found
+from shim.engines.base import EngineUnavailable, Exit, Found
 from shim.engines.memory import MemoryEngine, MemoryHost
 from shim.records import MemoryRecords
-from shim.schemas import TaskStatus
+from shim.schemas import EventType, TaskStatus
 from shim.service import Service
 from shim.systemd import ALIVE, READY, Systemd
 from shim.upkeep import Upkeep
@@ -169,3 +169,56 @@ def test_without_systemd_nothing_is_told_and_nobody_watches(tmp_path: Path) -> N
     gone = Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "30000000"})
     gone.tell(READY)
     assert (nobody.watchdog, gone.watchdog) == (None, 30.0)
+
+
+class MuteEngine(MemoryEngine):
+    """Answers nothing while it is `away`."""
+
+    away = False
+
+    async def list(self) -> tuple[Found, ...]:
+        if self.away:
+            raise EngineUnavailable("nobody listens")
+        return await super().list()
+
+    async def version(self) -> str | None:
+        if self.away:
+            raise EngineUnavailable("nobody listens")
+        return await super().version()
+
+
+async def test_an_engine_that_falls_silent_is_told_and_that_it_answers_again(node: Node) -> None:
+    engine = MuteEngine(node.host)
+    async with node.shim(engine) as service, brisk_upkeep(service):
+        assert (await service.node()).engine_error is None
+        for away, error in ((True, "nobody listens"), (False, None)):
+            cursor = service.events.cursor
+            engine.away = away
+            async with asyncio.timeout(5), aclosing(service.events.follow(cursor)) as events:
+                async for event in events:
+                    if event.type is EventType.NODE:
+                        break
+            assert (await service.node()).engine_error == error
+
+
+async def test_a_disk_that_fills_is_told_each_time_its_free_space_has_halved(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, looked = 64 << 30, asyncio.Event()
+
+    async def free_disk() -> int:
+        looked.set()
+        return free
+
+    async with node.shim() as service:
+        monkeypatch.setattr(service.supervisor, "free_disk", free_disk)
+        async with brisk_upkeep(service):
+            async with asyncio.timeout(5):
+                await looked.wait()
+            cursor = service.events.cursor
+            free = 20 << 30
+            async with asyncio.timeout(5), aclosing(service.events.follow(cursor)) as events:
+                async for event in events:
+                    if event.type is EventType.NODE:
+                        break
+            assert (await service.node()).disk_free == free
