@@ -108,15 +108,17 @@ def read_small(folder: Path, name: str, limit: int) -> bytes | None:
     return data if len(data) <= limit else None
 
 
-def replace_file(folder: Path, name: str, data: bytes) -> None:
-    """`folder/name` holds `data`, whatever lay there: a link in its place is replaced and not
-    followed. Anybody may read it."""
+def replace_file(folder: Path, name: str, data: bytes, mode: int = 0o644, gid: int = -1) -> None:
+    """`folder/name` holds `data`, whatever lay there: a link in its place is replaced and
+    not followed. -1: the folder's group."""
     base = os.open(folder, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     unfinished = f".{name}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(unfinished, flags, 0o644, dir_fd=base), "wb") as file:
+        with os.fdopen(os.open(unfinished, flags, 0o600, dir_fd=base), "wb") as file:
             file.write(data)
+            os.fchown(file.fileno(), -1, gid)
+            os.fchmod(file.fileno(), mode)
         os.rename(unfinished, name, src_dir_fd=base, dst_dir_fd=base)
     finally:
         os.close(base)

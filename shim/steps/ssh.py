@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import socket
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
+from shim import safe_files
 from shim.durable import sync_folder
 from shim.engines.base import EngineError, EngineUnavailable
 from shim.schemas import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
@@ -33,6 +34,7 @@ _EVERYWHERE = "0.0.0.0"
 _HOST_PORTS = range(20000, 32768)
 """Below those that the kernel gives to outgoing connections."""
 _TRIES = 100
+_MOST_KEY = 1 << 12
 _SECONDS = 20.0
 
 
@@ -97,11 +99,25 @@ def published_port(ctx: StepContext) -> int | None:
 
 def _make_host_key(ctx: StepContext) -> str:
     """The public key line. Made once: a repeated step finds it. Blocking."""
-    path = ctx.settings.job_folder(ctx.task.info.id) / _HOST_KEY
-    known = ctx.task.info.ssh_host_key
-    if known is not None and path.exists():
+    job_folder, known = ctx.settings.job_folder(ctx.task.info.id), ctx.task.info.ssh_host_key
+    if known is not None and safe_files.read_small(job_folder, _HOST_KEY, _MOST_KEY) is not None:
         return known
-    _remove_key(path)
+    private, public = _new_key(ctx.settings.task_folder(ctx.task.info.id))
+    # The container's user may be any, but is in the group that owns the folder.
+    safe_files.replace_file(job_folder, _HOST_KEY, private, 0o640, ctx.settings.gid)
+    sync_folder(job_folder)
+    return " ".join(public.split()[:2])
+
+
+def _new_key(folder: Path) -> tuple[bytes, str]:
+    """Made where no job reaches."""
+    with TemporaryDirectory(dir=folder) as private:
+        path = Path(private) / _HOST_KEY
+        _generate(path)
+        return path.read_bytes(), path.with_name(f"{path.name}.pub").read_text()
+
+
+def _generate(path: Path) -> None:
     command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path))
     try:
         done = subprocess.run(
@@ -116,21 +132,6 @@ def _make_host_key(ctx: StepContext) -> str:
         raise EngineError(f"ssh-keygen did not end in {_SECONDS:.0f} s") from None
     if done.returncode != 0:
         raise EngineError(f"ssh-keygen failed: {done.stderr.decode(errors='replace').strip()}")
-    return _share_key(ctx, path)
-
-
-def _remove_key(path: Path) -> None:
-    for file in (path, path.with_name(f"{path.name}.pub")):
-        file.unlink(missing_ok=True)
-
-
-def _share_key(ctx: StepContext, path: Path) -> str:
-    """The container's user may be any, but is in the group that owns the folder."""
-    os.chown(path, -1, ctx.settings.gid)
-    os.chmod(path, 0o640)
-    public = path.with_name(f"{path.name}.pub").read_text().split()
-    sync_folder(path.parent)
-    return " ".join(public[:2])
 
 
 def _write_settings(ctx: StepContext, asked: SshRequest) -> None:
@@ -142,9 +143,9 @@ def _write_settings(ctx: StepContext, asked: SshRequest) -> None:
         "authorized_keys": (*asked.authorized_keys, *filter(None, [asked.cluster_key])),
         "mode": asked.mode,
     }
-    path = ctx.settings.job_folder(info.id) / _SETTINGS
-    path.write_bytes(msgspec.json.encode(settings))
-    path.chmod(0o640)
+    content = msgspec.json.encode(settings)
+    folder = ctx.settings.job_folder(info.id)
+    safe_files.replace_file(folder, _SETTINGS, content, 0o640, ctx.settings.gid)
 
 
 def _host_port(asked: SshRequest) -> int:

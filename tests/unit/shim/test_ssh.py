@@ -110,6 +110,22 @@ async def test_the_jobs_of_a_run_reach_each_other_at_one_port_by_the_runs_key_al
     assert BEN.split()[1] not in lent
 
 
+async def test_links_of_a_job_lead_neither_its_key_nor_its_settings_out(node: Node) -> None:
+    """A shim that was killed sets a task up again, over what may lie there by then."""
+    folder, outside = node.settings.job_folder("t1"), node.settings.data.parent / "outside"
+    folder.mkdir(parents=True)
+    outside.mkdir()
+    for name in ("ssh.json", "ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"):
+        (outside / name).write_text("untouched")
+        (folder / name).symlink_to(outside / name)
+    async with node.shim() as service:
+        await put(service, "t1", ANNA)
+        await until(service, "t1", TaskStatus.RUNNING)
+    written = [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
+    assert {"ssh.json", "ssh_host_ed25519_key"} <= {path.name for path in written}
+    assert {path.read_text() for path in outside.iterdir()} == {"untouched"}
+
+
 async def test_a_node_without_ssh_keygen_runs_jobs_that_did_not_ask_for_ssh_by_name(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
