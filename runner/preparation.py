@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from runner import cluster_ssh, environment, variables
+from runner import cluster_ssh, environment, session_environment, variables
 from runner.children import Children
 from runner.code.store import CodeStore
 from runner.environment import Paths
@@ -43,6 +43,7 @@ class Preparation:
         finally:
             await asyncio.to_thread(self._code.drop)
         paths = await asyncio.to_thread(self._make_paths, request, place, scratch)
+        await asyncio.to_thread(self._tell_sessions, request, place, paths)
         return await asyncio.to_thread(
             lambda: prepare(request, image, inherited=inherited, place=place, paths=paths)
         )
@@ -67,6 +68,13 @@ class Preparation:
         git = choose(lambda program: find(program, env, "/"), helpers, scratch)
         preparer = CodePreparer(self._code, git, place.working_dir, place.identity)
         await preparer.prepare(request)
+
+    def _tell_sessions(self, request: SubmitRequest, place: Place, paths: Paths) -> None:
+        env = session_environment.for_session(request, place.working_dir, paths)
+        try:
+            session_environment.write(self._task, env)
+        except OSError as error:
+            _log.error("visitors do not get the job's environment: %s", error)
 
     def _make_paths(self, request: SubmitRequest, place: Place, scratch: Scratch) -> Paths:
         repos = request.job.repos

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from entrypoint import processes
 from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
-from runner import environment
+from runner import environment, session_environment
 from runner.children import Children
 
 _FOLDER = Path("/run/fairlead-ssh")
@@ -26,6 +26,7 @@ _PRIVILEGE_SEPARATION = (Path("/run/sshd"), Path("/var/empty"))
 _CHECK_SECONDS = 10.0
 _SET_BY_SSHD = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM"})
 _MOST_OUTPUT = 4096
+_CONFIG_NAME = "sshd_config"
 _CONFIG = """\
 HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/authorized_keys
@@ -60,13 +61,16 @@ def find() -> str | None:
 
 
 class OpenSshServer:
-    def __init__(self, argv: list[str], log: Path, children: Children) -> None:
-        self._argv = argv
-        self._log = log
+    def __init__(self, program: str, folder: Path, task: Path, children: Children) -> None:
+        self._argv = [program, "-f", str(folder / _CONFIG_NAME)]
+        self._folder = folder
+        self._task = task
+        self._log = task / "ssh.log"
         self._children = children
         self._environment = environment.inherited()
 
     async def answer(self, listener: socket.socket) -> None:
+        self._write_config()
         with contextlib.suppress(BlockingIOError, ConnectionError):
             connection, _ = listener.accept()
             with connection, self._log.open("ab") as log:
@@ -80,6 +84,17 @@ class OpenSshServer:
                     start_new_session=True,
                 )
 
+    def _write_config(self) -> None:
+        """Anew for each visitor: the job, whose environment a session has, may have begun since."""
+        variables = self._environment | session_environment.read(self._task)
+        text = _CONFIG.format(folder=self._folder) + set_env(variables)
+        _write_file(self._folder / _CONFIG_NAME, text, 0o600)
+
+    async def check(self) -> None:
+        """Raises NotUsable, OSError."""
+        self._write_config()
+        await _check(self._argv, self._children, self._environment)
+
 
 async def prepare(task: Path, settings: SshSettings, children: Children) -> OpenSshServer:
     """Raises NotUsable."""
@@ -88,24 +103,25 @@ async def prepare(task: Path, settings: SshSettings, children: Children) -> Open
         raise NotUsable("the image has no sshd")
     if os.geteuid() != 0:
         raise NotUsable("the image's sshd needs root")
-    inherited = environment.inherited()
     try:
         folder = _folder(task)
-        config = _write(folder, task, settings, inherited)
-        argv = [program, "-f", str(config)]
-        await _check(argv, children, inherited)
+        _write_keys(folder, task, settings)
+        server = OpenSshServer(program, folder, task, children)
+        await server.check()
     except OSError as error:
         raise NotUsable(f"the image's sshd cannot be set up: {error}") from error
-    return OpenSshServer(argv, task / "ssh.log", children)
+    return server
 
 
 def set_env(variables: Mapping[str, str]) -> str:
-    """The line of sshd_config that gives sessions the image's variables. Those that sshd's own
-    syntax cannot hold are left out."""
+    """The line of sshd_config that gives sessions these variables. Those that sshd's own syntax
+    cannot hold (quotes, line breaks) are left out."""
     words = [
         f'"{name}={value}"'
         for name, value in variables.items()
-        if name not in _SET_BY_SSHD and value.isprintable() and not set('"\\') & set(name + value)
+        if name not in _SET_BY_SSHD
+        and (name + value).isprintable()
+        and not set('"\\') & set(name + value)
     ]
     return f"SetEnv {' '.join(words)}\n" if words else ""
 
@@ -122,16 +138,13 @@ def _folder(task: Path) -> Path:
     raise NotUsable(f"neither {_FOLDER} nor the task's folder can be written")
 
 
-def _write(folder: Path, task: Path, settings: SshSettings, inherited: Mapping[str, str]) -> Path:
+def _write_keys(folder: Path, task: Path, settings: SshSettings) -> None:
     _write_file(folder / "host_key", (task / HOST_KEY_NAME).read_text(), 0o600)
     keys = "".join(f"{key}\n" for key in settings.authorized_keys)
     _write_file(folder / "authorized_keys", keys, 0o644)
-    config = folder / "sshd_config"
-    _write_file(config, _CONFIG.format(folder=folder) + set_env(inherited), 0o600)
     for path in _PRIVILEGE_SEPARATION:
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o755, exist_ok=True)
-    return config
 
 
 def _write_file(path: Path, text: str, mode: int) -> None:

@@ -126,7 +126,7 @@ async def serve(
     keys = frozenset(asyncssh.import_public_key(k).public_data for k in settings.authorized_keys)
     visitors = Visitors(idle)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, visitors.gone.set)
-    sessions = Sessions()
+    sessions = Sessions(task)
     acceptor = await asyncssh.listen(
         sock=listener,
         config=None,

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import asyncssh
@@ -20,7 +21,7 @@ from entrypoint import processes
 from entrypoint.processes import Child
 from entrypoint.ssh.logins import Login, NothingToRun
 from entrypoint.ssh.terminal import Terminal
-from runner import environment
+from runner import environment, session_environment
 from runner.children import Children
 
 Process = asyncssh.SSHServerProcess[bytes]
@@ -30,7 +31,8 @@ _NOT_RUN = 127
 
 
 class Sessions:
-    def __init__(self) -> None:
+    def __init__(self, task: Path) -> None:
+        self._task = task
         self._children = Children()
         self._inherited = environment.inherited()
 
@@ -118,7 +120,8 @@ class Sessions:
         )
 
     def _environment(self, login: Login, process: Process) -> dict[str, str]:
-        env = login.environment(self._inherited)
+        job = session_environment.read(self._task)
+        env = login.environment(self._inherited | job)
         env |= {_text(name): _text(value) for name, value in process.env.items()}
         peer, own = process.get_extra_info("peername"), process.get_extra_info("sockname")
         if peer and own:

@@ -19,6 +19,7 @@ import pytest
 from entrypoint.ssh.door import Door
 from entrypoint.ssh.server import serve
 from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSettings
+from runner import session_environment
 from runner.children import Children
 from tests.support.waiting import eventually
 
@@ -91,6 +92,16 @@ async def test_a_command_gets_its_input_and_gives_output_errors_and_status(task:
     async with task.client() as connection:
         done = await connection.run("cat; echo oops >&2; exit 7", input="hello\n")
     assert (done.stdout, done.stderr, done.exit_status) == ("hello\n", "oops\n", 7)
+
+
+async def test_a_session_has_its_jobs_environment_from_when_the_job_began(task: Task) -> None:
+    ask = "echo $DATA,$FAIRLEAD_RUN_NAME,$USER"
+    async with task.client() as connection:
+        before = await connection.run(ask)
+        told = {"DATA": "/data", "FAIRLEAD_RUN_NAME": "fair-wind", "USER": "nobody-else"}
+        await asyncio.to_thread(session_environment.write, task.folder, told)
+        after = await connection.run(ask)
+    assert (before.stdout, after.stdout) == (",,root\n", "/data,fair-wind,root\n")
 
 
 async def test_output_is_complete_however_much_there_is(task: Task) -> None:
