@@ -1,0 +1,101 @@
+"""Measures a controller with thousands of nodes and prints a table of figures and goals."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+
+from bench.scale import parts, passes
+from bench.scale.lab import ScaleLab, add_ssh_nodes, behind_sshd, running
+from bench.scale.parts import Row, Stopwatch
+from tests.support.ssh_daemon import SshDaemon
+
+PARTS = ("pass", "submit", "steady", "exits", "gang", "reconnect", "ssh")
+SSH_NODES = 200
+
+
+def main() -> None:
+    given = _parser().parse_args()
+    if os.geteuid() != 0:
+        raise SystemExit("bench: it starts its own sshd: run it as root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
+    wanted = tuple(given.only.split(",")) if given.only else PARTS
+    if not set(wanted) <= set(PARTS):
+        raise SystemExit(f"bench: --only takes some of {','.join(PARTS)}")
+    rows: list[Row] = []
+    print(f"bench: {_machine()}", file=sys.stderr)
+    if "pass" in wanted:
+        rows += _told(passes.measure())
+    if set(wanted) - {"pass", "ssh"}:
+        with running(given.nodes, given.profile) as lab:
+            asyncio.run(_local(lab, wanted, rows))
+    if "ssh" in wanted:
+        with running(SSH_NODES) as lab, behind_sshd(lab) as sshd:
+            asyncio.run(_ssh(lab, sshd, rows))
+    _print(rows)
+
+
+async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> None:
+    """What a part needs of those before it is done, too."""
+    base = lab.rss()
+    rows += _told(await parts.connect(lab))
+    rows += _told(await parts.submit(lab))
+    if "steady" in wanted:
+        rows += _told(await parts.steady(lab, base))
+    if {"exits", "gang"} & set(wanted):
+        rows += _told(await parts.exits(lab))
+    if "gang" in wanted:
+        rows += _told(await parts.gang(lab))
+    if "reconnect" in wanted:
+        rows += _told(await parts.reconnect(lab))
+
+
+async def _ssh(lab: ScaleLab, sshd: SshDaemon, rows: list[Row]) -> None:
+    base, watch = lab.rss(), Stopwatch(lab)
+    await add_ssh_nodes(lab, sshd)
+    found = [Row(f"{SSH_NODES} nodes added and connected", str(watch))]
+    found += await parts.submit(lab)
+    found += await parts.steady(lab, base)
+    found += await parts.exits(lab, 100)
+    found += await parts.reconnect(lab, SSH_NODES)
+    rows += _told([Row(f"by SSH: {r.what}", r.figure, r.goal, r.met) for r in found])
+
+
+def _told(rows: list[Row]) -> list[Row]:
+    for row in rows:
+        print(f"bench: {time.strftime('%T')} {row.what}: {row.figure}", file=sys.stderr)
+    print(f"bench: load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    return rows
+
+
+def _print(rows: list[Row]) -> None:
+    print("| | figure | goal | |\n| --- | ---: | --- | --- |")
+    for row in rows:
+        verdict = {None: "", True: "met", False: "missed"}[row.met]
+        print(f"| {row.what} | {row.figure} | {row.goal} | {verdict} |")
+
+
+def _machine() -> str:
+    return (
+        f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, "
+        f"load average {os.getloadavg()[0]:.1f} before"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench scale", description=__doc__)
+    add = parser.add_argument
+    add("--only", metavar="PART,…", help=f"of {','.join(PARTS)} (default: all)")
+    add("--nodes", type=int, default=5000, metavar="N", help="default: %(default)s")
+    add("--profile", type=Path, metavar="FILE", help="of the controller, by cProfile")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
