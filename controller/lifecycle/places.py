@@ -46,12 +46,31 @@ def holders(jobs: list[Job] | tuple[Job, ...]) -> dict[str, Attempt]:
 def settle(draft: Draft) -> None:
     """Give back what is held, not needed, and not being given back yet."""
     for place, attempt in _idle(draft):
-        if place.state is not AllocationState.HELD or place.releasing:
+        if attempt.cleanup_unknown:
             continue
         if attempt.place_released:
             draft.move_allocation(attempt, AllocationState.RELEASED, "cleanup confirmed")
+        elif place.state is not AllocationState.HELD or place.releasing:
+            continue
         elif not (is_kept(draft.run, attempt) and _is_last(draft, attempt)):
             draft.change_allocation(place, releasing=True)
+
+
+def goes_with_its_task(draft: Draft, attempt: Attempt) -> bool:
+    """Where the shim has nothing of the attempt, it has nothing of its place: true of the attempt
+    that took it, not of one that took it over."""
+    users = [a for job in draft.jobs for a in job.attempts if a.job_id == attempt.job_id]
+    return [a.id for a in users if a.allocation_id == attempt.allocation_id] == [attempt.id]
+
+
+def free_orphaned(draft: Draft, attempt: Attempt, cause: str) -> None:
+    """It is known now what became of the attempt; of a place that it took over the shim has to say
+    so itself."""
+    place = draft.allocation_of(attempt)
+    if attempt.place_released or goes_with_its_task(draft, attempt):
+        draft.move_allocation(attempt, AllocationState.RELEASED, cause)
+    elif place is not None:
+        draft.change_allocation(place, releasing=True)
 
 
 def released_by_shim(draft: Draft, allocation_id: str) -> None:

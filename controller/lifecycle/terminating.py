@@ -43,7 +43,7 @@ def settle(draft: Draft) -> None:
         for attempt in job.attempts:
             if attempt.cleanup_unknown and attempt.task_removed:
                 clean = draft.change_attempt(attempt, cleanup_unknown=False)
-                draft.move_allocation(clean, AllocationState.RELEASED, "cleanup confirmed")
+                places.free_orphaned(draft, clean, "cleanup confirmed")
     places.settle(draft)
     nominations.settle(draft)
 
@@ -61,7 +61,8 @@ def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
 def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
     if attempt.status is AttemptStatus.TERMINATING:
         if report.cleanup_confirmed:
-            attempt = draft.change_attempt(attempt, container_gone=True, place_released=True)
+            released = report.removed or places.goes_with_its_task(draft, attempt)
+            attempt = draft.change_attempt(attempt, container_gone=True, place_released=released)
         if attempt.container_gone:
             _finish(draft, attempt, "NodeGone")
         else:
@@ -70,7 +71,8 @@ def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
             draft.move_allocation(lost, AllocationState.ORPHANED, "NodeGone")
     elif attempt.cleanup_unknown and report.cleanup_confirmed:
         clean = draft.change_attempt(attempt, cleanup_unknown=False, container_gone=True)
-        draft.move_allocation(clean, AllocationState.RELEASED, "NodeGone")
+        if not report.removed:
+            places.free_orphaned(draft, clean, "NodeGone")
 
 
 def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:

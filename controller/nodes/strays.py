@@ -63,17 +63,20 @@ class StrayTasks:
 
     async def release_idle(self, connection: NodeConnection) -> None:
         """A place that a gang kept beyond its task, and that was given up while the node was away
-        or began a new life, no task leads to. Raises ShimUnavailable, ShimError."""
+        or began a new life, no task leads to; nor to one that a restored database does not know.
+        Raises ShimUnavailable, ShimError."""
         for place in await connection.shim.allocations():
-            state = None if place.task_ids else await self._run_of(place)
-            if state is None or not _is_given_up(state, place.id):
+            if place.task_ids:
+                continue
+            state = await self._run_of(place)
+            if not (self._restored if state is None else _is_given_up(state, place.id)):
                 continue
             try:
                 await connection.shim.release_allocation(
                     place.id,
                     run_id=place.run_id,
                     fence=self._fence,
-                    incarnation=_present_incarnation(state),
+                    incarnation=0 if state is None else _present_incarnation(state),
                 )
             except ShimError as error:
                 log.warning("idle place %s could not be released: %s", place.id, error)

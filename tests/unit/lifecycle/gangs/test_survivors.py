@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle import gangs
@@ -289,6 +290,36 @@ def test_a_kept_place_on_a_lost_node_is_orphaned_until_its_shim_lets_go() -> Non
         play.run_all().fail(1).clean_all()
     play.send(play.stop(), play.node_gone("n0")).release_places()
     assert play.allocation(2).state is AllocationState.RELEASED
+
+
+def test_of_a_place_that_was_taken_over_only_its_shim_can_say_that_it_is_free() -> None:
+    """The new attempt's task was not there yet, so its absence says nothing about the place."""
+    play = GangPlay().run_all().fail(1).clean_all()
+    play.send(play.node_gone("n0", confirmed=True))
+    assert play.allocation(0, 0).state is AllocationState.HELD
+    assert play.allocation(0, 0).releasing
+    play.release_places()
+    assert play.allocation(0, 0).state is AllocationState.RELEASED
+
+
+def test_a_taken_over_place_of_a_lost_node_stays_orphaned_until_its_shim_lets_go() -> None:
+    play = GangPlay().run_all().fail(1).clean_all()
+    place = play.allocation(0).id
+    play.send(play.node_gone("n0")).send(play.node_gone("n0", confirmed=True))
+    (orphaned,) = [a for a in play.state.allocations if a.id == place]
+    assert (orphaned.state, orphaned.releasing) == (AllocationState.ORPHANED, True)
+    play.release_places()
+    (freed,) = [a for a in play.state.allocations if a.id == place]
+    assert freed.state is AllocationState.RELEASED
+
+
+def test_an_admin_who_gives_a_node_up_frees_the_places_that_were_kept_there() -> None:
+    play = GangPlay()
+    for _ in range(2):
+        play.run_all().fail(1).clean_all()
+    gone = msgspec.structs.replace(play.node_gone("n0", confirmed=True), removed=True)
+    play.send(gone)
+    assert play.allocation(0).state is AllocationState.RELEASED
 
 
 def test_a_word_about_a_place_that_is_needed_changes_nothing() -> None:
