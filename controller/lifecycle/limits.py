@@ -109,7 +109,10 @@ def stand_still(draft: Draft) -> None:
     """Stop and start the limits of all live attempts, as their surroundings now are."""
     run = draft.run
     for attempt in draft.live():
-        pauses = attempt.disconnected or run.suspended or _waits_for_its_turn(draft, attempt)
+        its_turn = not startup.waits_for_its_turn(run, draft.jobs, attempt)
+        if attempt.status is AttemptStatus.SUBMITTED:
+            attempt = _tell_of_its_turn(draft, attempt, its_turn)
+        pauses = attempt.disconnected or run.suspended or not its_turn
         since = attempt.limit_paused_since
         if pauses and since is None:
             draft.change_attempt(attempt, limit_paused_since=draft.now)
@@ -118,10 +121,14 @@ def stand_still(draft: Draft) -> None:
             draft.change_attempt(attempt, limit_paused_since=None, limit_paused_total=total)
 
 
-def _waits_for_its_turn(draft: Draft, attempt: Attempt) -> bool:
-    if attempt.status is not AttemptStatus.PULLING or not attempt.container_started:
-        return False
-    return not startup.may_start(draft.run, draft.jobs, attempt)
+def _tell_of_its_turn(draft: Draft, attempt: Attempt, its_turn: bool) -> Attempt:
+    """When the turn has come, the scheduler has not looked yet."""
+    sentence = f"waits for its turn (startup_order: {draft.run.policy.startup_order})"
+    if not its_turn:
+        return draft.change_attempt(attempt, pending_reason=sentence)
+    if attempt.pending_reason == sentence:
+        return draft.change_attempt(attempt, pending_reason=None)
+    return attempt
 
 
 def running_seconds(jobs: Iterable[Job], occurrence: int, now: float) -> float:

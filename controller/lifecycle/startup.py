@@ -1,7 +1,8 @@
 """Which jobs may start before which: `startup_order`, and who the master is.
 
-A job that waits for its turn has its container, so that it can start at once; its runner is not
-given the job yet, and `waiting_runner` stands still meanwhile.
+A gang's job that waits for its turn has its container, so that it can start at once; its runner is
+not given the job yet, and `waiting_runner` stands still meanwhile. A job of its own that waits for
+its turn takes no place yet: held places of jobs that wait for each other could lock a full cluster.
 """
 
 from __future__ import annotations
@@ -49,6 +50,21 @@ def may_start(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
     if order is StartupOrder.MASTER_FIRST:
         return is_master or _has_started(run, master)
     return not is_master or all(_has_started(run, job) for job in counted if job is not master)
+
+
+def may_take_place(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
+    return is_gang_run(run) or may_start(run, jobs, attempt)
+
+
+def waits_for_its_turn(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
+    """Whether nothing but the others is what this attempt waits for now."""
+    match attempt.status:
+        case AttemptStatus.SUBMITTED:
+            return not may_take_place(run, jobs, attempt)
+        case AttemptStatus.PULLING:
+            return attempt.container_started and not may_start(run, jobs, attempt)
+        case _:
+            return False
 
 
 def _counts(job: Job) -> bool:

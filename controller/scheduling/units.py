@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import msgspec
 
-from controller.lifecycle import gangs
+from controller.lifecycle import gangs, startup
 from controller.lifecycle.model import Allocation, Attempt, Band, Job, Run, RunState
 from controller.lifecycle.statuses import (
     FINAL_RUN_STATUSES,
@@ -67,7 +67,7 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     waiting = {
         job.attempts[-1].id: Member(job, job.attempts[-1], needs.of(job.spec))
         for job in state.jobs
-        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+        if job.attempts and _waits_for_a_place(state, job.attempts[-1])
     }
     if not waiting or not is_placeable(state.run):
         return ()
@@ -77,6 +77,12 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     if state.run.policy.same_placement and len(state.jobs) > 1:
         return (_unit(state, Kind.TOGETHER, members, tuple(_held_places(state))),)
     return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
+
+
+def _waits_for_a_place(state: RunState, attempt: Attempt) -> bool:
+    if attempt.status is not AttemptStatus.SUBMITTED:
+        return False
+    return startup.may_take_place(state.run, state.jobs, attempt)
 
 
 def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:

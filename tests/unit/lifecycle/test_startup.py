@@ -7,7 +7,7 @@ import pytest
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.reports import ScaleRequested
+from controller.lifecycle.reports import NotPlaced, ScaleRequested
 from controller.lifecycle.startup import master_of
 from controller.lifecycle.statuses import AttemptStatus
 from tests.unit.lifecycle.play import Play, planned
@@ -94,3 +94,14 @@ def test_the_one_whose_turn_it_is_has_its_limit() -> None:
     play = _all_in_containers(StartupOrder.MASTER_FIRST)
     assert play.wake_at == play.now + 300
     assert play.wait(300).attempt(0).reason is Reason.WAITING_RUNNER_LIMIT_EXCEEDED
+
+
+def test_a_job_of_its_own_waits_for_its_turn_without_a_place_or_a_limit() -> None:
+    play = Play(jobs=2, startup_order=StartupOrder.MASTER_FIRST, scheduling_timeout=60)
+    assert play.send().attempt(1).pending_reason is not None
+    play.to_provisioning(0).wait(100)
+    play.to_running(0)
+    looked = NotPlaced(run_id=play.run_id, attempt_id=play.attempt(1).id, pending_reason="full")
+    play.send(looked).wait(59)
+    assert play.attempt(1).reason is None
+    assert play.wait(1).attempt(1).reason is Reason.UNSCHEDULABLE
