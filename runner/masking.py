@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from runner.schemas import SHORTEST_SECRET
+
 MASK = b"***"
-SHORTEST = 4
-"""Bytes; what is shorter would be found everywhere."""
 
 
 class Masker:
@@ -54,4 +54,4 @@ def _needles(secrets: Iterable[str]) -> list[bytes]:
     of several (a key) count too, since tools print them one by one."""
     texts = {part for secret in secrets for part in (secret, *secret.splitlines())}
     needles = {text.encode() for text in texts if text.strip()}
-    return sorted((n for n in needles if len(n) >= SHORTEST), key=lambda n: (-len(n), n))
+    return sorted((n for n in needles if len(n) >= SHORTEST_SECRET), key=lambda n: (-len(n), n))

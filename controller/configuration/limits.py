@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller.configuration.errors import ConfigurationError
 from controller.configuration.groups import GroupPlan, plan_groups
 from controller.configuration.schema import ALLOWED, TaskConfiguration
+from runner.schemas import SHORTEST_SECRET
 from runner.schemas.script import LONGEST_ARGUMENT, script
 
 LEAST_MEMORY = 6 << 20
@@ -20,6 +21,7 @@ def check_limits(configuration: TaskConfiguration) -> None:
         )
     for name, value in (configuration.secrets or {}).items():
         _check_length(f"secrets.{name}", f"{name}={value}")
+        _check_secret(f"secrets.{name}", value)
     for planned in plan_groups(configuration):
         _check_group(planned)
 
@@ -36,6 +38,15 @@ def _check_group(planned: GroupPlan) -> None:
     for number, word in enumerate(written.entrypoint or ()):
         _check_length(planned.named(f"entrypoint[{number}]"), word)
     _check_length(planned.named("commands"), script(written.commands))
+
+
+def _check_secret(field: str, value: str) -> None:
+    if len(value.encode()) < SHORTEST_SECRET or not value.strip():
+        raise ConfigurationError(
+            field,
+            "is too short to be hidden in logs: make it longer, or put it into `env`",
+            f"{SHORTEST_SECRET} bytes and more, not blanks alone",
+        )
 
 
 def _check_length(field: str, argument: str) -> None:

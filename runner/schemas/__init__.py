@@ -238,6 +238,9 @@ LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
 
 RUNNER_SOCKET_NAME = "runner.sock"
 EXIT_RECORD_NAME = "exit.json"
+SHORTEST_SECRET = 4
+"""Bytes that are hidden in logs; what is shorter would be found everywhere."""
+
 IMAGE_CONFIG_NAME = "image.json"
 LOGS_FOLDER_NAME = "logs"
 

@@ -31,6 +31,9 @@ def submit(**fields: Any) -> None:
             "resources.shm_size",
             "at most the job's memory",
         ),
+        ({"secrets": {"PIN": "123"}}, "secrets.PIN", "4 bytes and more"),
+        ({"secrets": {"PIN": ""}}, "secrets.PIN", "too short to be hidden in logs"),
+        ({"secrets": {"BLANK": " " * 9}}, "secrets.BLANK", "not blanks alone"),
         ({"resources": {"shm_size": "2GiB"}}, "resources.shm_size", "memory of 1073741824 bytes"),
     ],
 )
@@ -50,6 +53,7 @@ def test_what_could_never_run_is_refused_with_what_is_allowed(
         {"max_duration": "off"},
         {"stop_duration": 0},
         {"resources": {"memory": "6MiB", "shm_size": "6MiB"}},
+        {"secrets": {"PIN": "1234", "WORD": "höh"}},
     ],
 )
 def test_what_lies_on_the_limit_is_accepted(fields: dict[str, Any]) -> None:
