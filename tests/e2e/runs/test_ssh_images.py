@@ -22,6 +22,7 @@ pytestmark = pytest.mark.e2e
 
 KEPT = CHECKOUT / ".build" / "images"
 FOREVER = ["sleep 3600"]
+TELL = "echo $DATA $FAIRLEAD_RUN_NAME"
 HOSTILE = {
     "LD_PRELOAD": "/usr/lib/evil.so",
     "LD_LIBRARY_PATH": "/usr/lib",
@@ -103,8 +104,9 @@ def test_an_image_without_a_shell(user: Visitor, noshell_image: str) -> None:
 
 def test_debian_12_with_an_sshd_of_its_own(user: Visitor, bookworm_with_sshd: str) -> None:
     """OpenSSH answers, in a session that knows the image's variables."""
-    fields = {"image": bookworm_with_sshd, "commands": FOREVER}
+    fields = {"image": bookworm_with_sshd, "commands": FOREVER, "env": {"DATA": "/data"}}
     with user.run("in-bookworm", **fields):
+        assert said(user, "in-bookworm", TELL) == "/data in-bookworm\n"
         assert server_of(user, "in-bookworm").startswith("SSH-2.0-OpenSSH_9")
         assert said(user, "in-bookworm", "cat /etc/debian_version").startswith("12")
         assert said(user, "in-bookworm", "id -un; pwd") == "root\n/root\n"
@@ -114,7 +116,9 @@ def test_debian_12_with_an_sshd_of_its_own(user: Visitor, bookworm_with_sshd: st
 def test_its_own_sshd_is_left_alone_when_the_embedded_one_is_asked_for(
     user: Visitor, bookworm_with_sshd: str
 ) -> None:
-    with user.run("embedded", image=bookworm_with_sshd, commands=FOREVER, ssh="embedded"):
+    fields = {"image": bookworm_with_sshd, "commands": FOREVER, "env": {"DATA": "/data"}}
+    with user.run("embedded", **fields, ssh="embedded"):
+        assert said(user, "embedded", TELL) == "/data embedded\n"
         assert server_of(user, "embedded").startswith("SSH-2.0-AsyncSSH")
         assert said(user, "embedded", "cat /etc/debian_version").startswith("12")
 
