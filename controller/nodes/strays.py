@@ -117,8 +117,9 @@ def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
     return msgspec.structs.replace(info, incarnation=present)
 
 
-def _present_incarnation(state: RunState) -> int:
-    return 0 if state.run.incarnation is None else state.run.incarnation.number
+def _present_incarnation(state: RunState | None) -> int:
+    incarnation = None if state is None else state.run.incarnation
+    return 0 if incarnation is None else incarnation.number
 
 
 def _is_given_up(state: RunState, allocation_id: str) -> bool:

@@ -605,6 +605,18 @@ async def test_a_place_without_a_task_is_given_back_once_nobody_holds_it(
         assert (("release", place.id) in it.shim.asked) is released
 
 
+@pytest.mark.parametrize("restored", [True, False])
+async def test_an_idle_place_of_an_unknown_run_goes_back_after_a_restore_only(
+    restored: bool,
+) -> None:
+    def before(it: World) -> None:
+        it.shim.places.append(AllocationInfo(id="a", run_id="b", cpu=1.0, memory=1, disk=0))
+
+    async with world(before=before, restored=restored) as it:
+        await it.connected()
+        assert (("release", "a") in it.shim.asked) is restored
+
+
 # -- drain ----------------------------------------------------------------------------------
 
 
