@@ -99,13 +99,15 @@ def is_there(attempt: Attempt) -> bool:
 
 
 def is_whole(run: Run, jobs: Sequence[Job]) -> bool:
-    """Every rank of the present incarnation is, or was, there."""
-    ranked = ranked_attempts(run, jobs)
-    return bool(ranked) and all(is_there(one) or _is_done(one) for one in ranked)
+    """Every rank of the present incarnation is, or was, there: a plain job that is replaced later
+    makes it no less whole."""
+    ranked = {one.job_id for one in ranked_attempts(run, jobs)}
+    return bool(ranked) and all(_was_there(run, job) for job in jobs if job.id in ranked)
 
 
-def _is_done(attempt: Attempt) -> bool:
-    return attempt.status is AttemptStatus.DONE
+def _was_there(run: Run, job: Job) -> bool:
+    own = (one for one in job.attempts if is_current(run, one))
+    return any(is_there(one) or one.status is AttemptStatus.DONE for one in own)
 
 
 def kept(state: RunState) -> list[Allocation]:

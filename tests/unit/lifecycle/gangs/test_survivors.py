@@ -212,6 +212,14 @@ def test_there_means_that_the_shim_reported_creating_or_later() -> None:
     assert play.number == 1
 
 
+def test_a_plain_job_that_is_replaced_makes_the_gang_no_less_whole() -> None:
+    play = GangPlay(gang(2), Group(name="data", nodes=1)).run_all()
+    play.wait(700).send(play.node_gone("n2"))
+    assert play.attempt(2).number == 1
+    assert play.phase() is Phase.WHOLE
+    assert play.number == 1
+
+
 def test_reserved_jobs_are_not_waited_for() -> None:
     play = GangPlay(gang(3, 2))
     play.send(*(play.placed_in(n) for n in range(2)))
@@ -296,8 +304,8 @@ def test_of_a_place_that_was_taken_over_only_its_shim_can_say_that_it_is_free() 
     """The new attempt's task was not there yet, so its absence says nothing about the place."""
     play = GangPlay().run_all().fail(1).clean_all()
     play.send(play.node_gone("n0", confirmed=True))
-    assert play.allocation(0, 0).state is AllocationState.HELD
     assert play.allocation(0, 0).releasing
+    assert play.allocation(0, 0).released_at is None
     play.release_places()
     assert play.allocation(0, 0).state is AllocationState.RELEASED
 
