@@ -185,6 +185,10 @@ class Stock:
         self.shim_drains = info.draining
 
     def _refuse_taken(self, health: Health) -> None:
+        """A shim that is this node's already was looked at when it became so."""
+        node = self._turns.nodes.get(self._node_id)
+        if node is None or node.install_id == health.install_id:
+            return
         for other in self._turns.nodes.values():
             if other.id != self._node_id and other.install_id == health.install_id:
                 raise ShimTaken(

@@ -13,6 +13,7 @@ from controller.lifecycle.model import Fleet, Node, RunState, Use
 from controller.scheduling.explain import NameOf, PlannedPlace, Waiting, explain, preview
 from controller.scheduling.index import Index
 from controller.scheduling.placement import Round, Told
+from controller.scheduling.possible import Possible
 
 
 class JobSubmittedPipeline:
@@ -20,6 +21,7 @@ class JobSubmittedPipeline:
 
     def __init__(self, new_id: Callable[[], str], past_use: Iterable[Use] = ()) -> None:
         self.index = Index(past_use)
+        self._possible = Possible()
         self._new_id = new_id
         self._seen_growth = -1
         self._to_see: dict[str, None] = {}
@@ -38,9 +40,11 @@ class JobSubmittedPipeline:
 
     def node_changed(self, node_id: str, node: Node | None) -> None:
         self.index.node_changed(node_id, node)
+        self._possible.node_changed(node_id, node)
 
     def fleet_changed(self, name: str, fleet: Fleet | None) -> None:
         self.index.fleet_changed(name, fleet)
+        self._possible.fleet_changed(name, fleet)
 
     def place(self, now: float) -> Told:
         """What to tell which runs, in this order. While nothing has come free, only what changed
@@ -58,6 +62,10 @@ class JobSubmittedPipeline:
         self._to_see.update(this_round.left_over)
         self.is_unfinished = bool(this_round.left_over)
         return told
+
+    def why_never(self, state: RunState) -> tuple[str, str] | None:
+        """The field that asks for more than the nodes could ever hold, and the sentence."""
+        return self._possible.why_never(state)
 
     def explain(self, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
         """Why each job of this run that waits does so."""

@@ -9,38 +9,91 @@ from msgspec.structs import replace
 from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.board import Board
-from controller.scheduling.fit import closest, could_ever_hold
+from controller.scheduling.fit import as_new, closest
 from controller.scheduling.index import Index
 from controller.scheduling.needs import Need, Needs
 from controller.scheduling.sentences import why_all_wait, why_one_waits
-from controller.scheduling.together import empty_index, fits_when_empty
+from controller.scheduling.together import fits_when_empty
 from controller.scheduling.units import Kind, waiting_units
 
 
-def why_never(
-    state: RunState, nodes: Sequence[Node], fleets: Mapping[str, Fleet]
-) -> tuple[str, str] | None:
-    """The field of the configuration that asks too much and the sentence about it; None when the
-    nodes that are there could hold all jobs of this new run, were they free.
+class Possible:
+    """What the nodes could hold, were they free; kept, so that no submission has to look at each of
+    thousands of nodes. It is told of every change of a node or fleet."""
 
-    A node whose capacity is not known yet, since it is not connected, counts as able. Fleets
-    without nodes are no reason to refuse: the run waits for the first one (`why_queued`).
-    """
-    units = waiting_units(as_begun(state), Needs())
-    is_certain = True
-    for need in dict.fromkeys(member.need for unit in units for member in unit.members):
-        asked = _asked(need, nodes)
-        if not asked or any(_is_unknown(node) for node in asked):
-            is_certain = False
-            continue
-        refusal = _why_none_could(need, asked, fleets)
-        if refusal is not None:
-            return refusal
-    for unit in units if is_certain else ():
-        if unit.kind is Kind.TOGETHER and not fits_when_empty(nodes, fleets, unit):
-            board = Board(empty_index(nodes, fleets, lambda _: True))
-            return "nodes", f"no fleet could ever hold it: {why_all_wait(board, unit)}"
-    return None
+    def __init__(self) -> None:
+        self._empty = Index()
+        self._changed: dict[str, Node | None] = {}
+        self._silent: dict[str, Node] = {}
+        self._needs = Needs()
+
+    def node_changed(self, node_id: str, node: Node | None) -> None:
+        self._changed[node_id] = node
+        if node is None or node.status is NodeStatus.CONNECTED:
+            self._silent.pop(node_id, None)
+        else:
+            self._silent[node_id] = node
+
+    def fleet_changed(self, name: str, fleet: Fleet | None) -> None:
+        self._empty.fleet_changed(name, fleet)
+
+    def why_never(self, state: RunState) -> tuple[str, str] | None:
+        """The field of the configuration that asks too much and the sentence about it; None when
+        the nodes that are there could hold all jobs of this new run, were they free.
+
+        A node whose capacity is not known yet, since it is not connected, counts as able. Fleets
+        without nodes are no reason to refuse: the run waits for the first one (`why_queued`).
+        """
+        self._refresh()
+        units = waiting_units(as_begun(state), self._needs)
+        for need in dict.fromkeys(member.need for unit in units for member in unit.members):
+            refusal = None if self._is_open(need) else self._why_none_could(need)
+            if refusal is not None:
+                return refusal
+        for unit in units:
+            if unit.kind is Kind.TOGETHER and not fits_when_empty(self._empty, unit):
+                if any(self._is_open(member.need) for every in units for member in every.members):
+                    return None
+                sentence = why_all_wait(Board(self._empty), unit)
+                return "nodes", f"no fleet could ever hold it: {sentence}"
+        return None
+
+    def _refresh(self) -> None:
+        changed, self._changed = self._changed, {}
+        for node_id, node in changed.items():
+            if node is not None or node_id in self._empty.nodes:
+                self._empty.node_changed(node_id, None if node is None else as_new(node))
+        self._empty.refresh()
+
+    def _is_open(self, need: Need) -> bool:
+        """Whether nobody can say: no node is there to be asked, or one that is silent."""
+        fleets, _ = need.scope
+        if any(_is_asked(node, fleets) for node in self._silent.values()):
+            return True
+        return not any(_is_asked(node, fleets) for node in self._empty.nodes.values())
+
+    def _why_none_could(self, need: Need) -> tuple[str, str] | None:
+        index = self._empty
+        allowed = index.sorted(need.scope)
+        if allowed.best(need, index.rooms) is not None:
+            return None
+        if not allowed:
+            why = why_one_waits(Board(index), need)
+            return "constraints", f"no node could ever hold it: {why}"
+        rooms = [free for _, free, _ in allowed.bins(index.rooms)]
+        return "resources", f"no node could ever hold it: {closest(need.resources, rooms)}"
+
+
+def why_never(
+    state: RunState, nodes: Iterable[Node], fleets: Mapping[str, Fleet]
+) -> tuple[str, str] | None:
+    """As `Possible.why_never`, of these nodes and fleets."""
+    made = Possible()
+    for name, fleet in fleets.items():
+        made.fleet_changed(name, fleet)
+    for node in nodes:
+        made.node_changed(node.id, node)
+    return made.why_never(state)
 
 
 def as_begun(state: RunState) -> RunState:
@@ -79,26 +132,5 @@ def why_queued(state: RunState, nodes: Sequence[Node]) -> str | None:
     return None
 
 
-def _asked(need: Need, nodes: Iterable[Node]) -> list[Node]:
-    fleets, _ = need.scope
-    return [node for node in nodes if not fleets or node.fleet in fleets]
-
-
-def _is_unknown(node: Node) -> bool:
-    return node.status is not NodeStatus.CONNECTED
-
-
-def _why_none_could(
-    need: Need, nodes: Sequence[Node], fleets: Mapping[str, Fleet]
-) -> tuple[str, str] | None:
-    index: Index = empty_index(nodes, fleets, lambda _: True)
-    board = Board(index)
-    if board.best(need) is not None:
-        return None
-    allowed = [
-        index.nodes[n] for n in index.rooms if index.tier(index.nodes[n], need.scope) is not None
-    ]
-    if not allowed:
-        return "constraints", f"no node could ever hold it: {why_one_waits(board, need)}"
-    rooms = [index.rooms[node.id] for node in allowed if could_ever_hold(need.resources, node)]
-    return "resources", f"no node could ever hold it: {closest(need.resources, rooms)}"
+def _is_asked(node: Node, fleets: tuple[str, ...]) -> bool:
+    return not fleets or node.fleet in fleets

@@ -179,9 +179,8 @@ def _fits_empty(empty: Index, unit: Unit, where: Where) -> bool:
     return True
 
 
-def fits_when_empty(nodes: Iterable[Node], fleets: Mapping[str, Fleet], unit: Unit) -> bool:
-    """Whether any domain could hold the unit, were nothing else there."""
-    empty = empty_index(nodes, fleets, lambda _: True)
+def fits_when_empty(empty: Index, unit: Unit) -> bool:
+    """Whether any domain could hold the unit; `empty`: of nodes as new."""
     return any(_fits_empty(empty, unit, domain) for domain in domains_for(empty, unit))
 
 

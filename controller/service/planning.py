@@ -8,7 +8,7 @@ from controller.clock import Clock
 from controller.lifecycle.model import RunState
 from controller.pipelines.turns import Turns
 from controller.scheduling.explain import PlannedPlace
-from controller.scheduling.possible import as_begun, why_never, why_queued
+from controller.scheduling.possible import as_begun, why_queued
 from controller.service.explaining import names_for
 from controller.service.submitting import Submission, SubmissionService
 from controller.store.users import User
@@ -34,7 +34,7 @@ class PlanService:
         """Raises ConfigurationError, Invalid, Refused (a band that was not granted)."""
         state = as_begun(self._submissions.draft(submission, user=user))
         nodes = tuple(self._turns.nodes.values())
-        never = why_never(state, nodes, self._turns.fleets)
+        never = self._turns.scheduler.why_never(state)
         if never is not None:
             field, sentence = never
             return Preview(state=state, refused=sentence, field=field)

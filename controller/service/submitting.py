@@ -24,7 +24,6 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.lifecycle.submission import new_run
 from controller.pipelines.families import ParentGone
 from controller.pipelines.turns import NameTaken, Turns
-from controller.scheduling.possible import why_never
 from controller.service.access import require_band, require_control
 from controller.service.errors import Conflict, Invalid, Refused
 from controller.service.userkeys import user_keys
@@ -224,7 +223,7 @@ class SubmissionService:
                 changed.clear()
 
     def _require_place(self, state: RunState) -> None:
-        never = why_never(state, tuple(self._turns.nodes.values()), self._turns.fleets)
+        never = self._turns.scheduler.why_never(state)
         if never is not None:
             field, sentence = never
             raise Refused(sentence, code="cannot_fit", field=field)
