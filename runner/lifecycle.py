@@ -312,6 +312,7 @@ class Runner:
         _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
         await asyncio.to_thread(self._preparation.clean)
         try:
+            record = await self._with_log_whole(record)
             await self._synced()
             path, data = self._task / EXIT_RECORD_NAME, msgspec.json.encode(record)
             await asyncio.to_thread(write_durably, path, data)
@@ -320,6 +321,15 @@ class Runner:
         self.log.finish()
         self.status.add(RunnerState.SERVING_LOGS, exit=record)
         self._changed.ring()
+
+    async def _with_log_whole(self, record: ExitRecord) -> ExitRecord:
+        """A job that removed its log's files hears of it."""
+        gone = await asyncio.to_thread(self.log.make_whole)
+        if not gone:
+            return record
+        told = f"{gone} bytes of its log are gone: the job removed their files"
+        message = told if record.message is None else f"{record.message}; {told}"
+        return msgspec.structs.replace(record, message=message)
 
     async def _synced(self) -> None:
         if self._syncs:

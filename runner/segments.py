@@ -4,7 +4,8 @@ Files outlive the runner and its container, so whatever happens to either, what 
 read: by the runner's followers through `LogReader`, later by the shim as raw bytes. Promises: an
 offset is handed out once and never again for other bytes; appending never blocks on a reader; above
 the quota the oldest segments go, and a marker segment at offset 0 counts what went; a tail torn by
-a crash is cut on open.
+a crash is cut on open; a file that the job removes is a marker to its readers; the newest, which
+is still open, is read all the same and put back at the end.
 
 Writes go to the page cache and are cheap enough for the event loop. Syncing is not: rotated
 segments are given to `retire`, and `sync` is for a thread.
@@ -13,6 +14,7 @@ segments are given to `retire`, and `sync` is for a thread.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from array import array
 from bisect import bisect_right
@@ -153,10 +155,41 @@ class SegmentLog:
         if self._fd >= 0:
             os.fsync(self._fd)
 
+    def make_whole(self) -> int:
+        """When nothing is appended any more: puts the newest segment back if somebody has removed
+        it. Gives how many bytes of output are gone with others. Blocking; raises OSError."""
+        gone = 0
+        for segment in self.segments:
+            if os.path.lexists(segment.path):
+                continue
+            if self.is_newest(segment) and self._fd >= 0:
+                self._put_back(segment)
+            else:
+                gone += segment.end - segment.start
+        return gone
+
+    def _put_back(self, segment: Segment) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
+        old = self._fd
+        with open(self.open_segment(segment), "rb") as source:
+            self._fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
+            os.close(old)
+            with open(self._fd, "wb", closefd=False) as copy:
+                shutil.copyfileobj(source, copy)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def open_segment(self, segment: Segment) -> int:
+        """A descriptor to read it by, of the newest also when its name is gone. Raises OSError."""
+        try:
+            return os.open(segment.path, os.O_RDONLY | _WARY)
+        except FileNotFoundError:
+            if not self.is_newest(segment) or self._fd < 0:
+                raise
+            return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def reader(self, offset: int) -> LogReader:
         return LogReader(self, offset)
@@ -217,7 +250,11 @@ class SegmentLog:
             if not newest.size or newest.size + size <= self._segment_size:
                 return newest
         segment = Segment(_segment_path(self._folder, offset), offset)
-        fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
+        try:
+            fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
+        except FileNotFoundError:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
+            fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
         if self._fd >= 0:
             self._retire(self._fd)
         self._fd = fd
@@ -259,8 +296,10 @@ def _write_file(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _marker(offset: int, dropped: int, now_ns: Callable[[], int]) -> Frame:
-    text = f"[fairlead: {dropped} bytes of output are gone, the log limit was reached]\n"
+def _marker(
+    offset: int, dropped: int, now_ns: Callable[[], int], why: str = "the log limit was reached"
+) -> Frame:
+    text = f"[fairlead: {dropped} bytes of output are gone, {why}]\n"
     return Frame(offset, now_ns(), Stream.MARKER, text.encode(), dropped)
 
 
@@ -361,8 +400,14 @@ class LogReader:
         segment = log.find(self.offset)
         if segment is None:
             return self._skip_lost()
+        try:
+            self._fd = log.open_segment(segment)
+        except FileNotFoundError:
+            missing, why = segment.end - self.offset, "their file was removed"
+            marker = _marker(self.offset, missing, time.time_ns, why)
+            self.offset = segment.end
+            return encode(marker)
         self._segment = segment
-        self._fd = os.open(segment.path, os.O_RDONLY | _WARY)
         index = bisect_right(segment.offsets, self.offset) - 1
         self._position = segment.positions[index]
         return self._skip_to_offset(segment)
