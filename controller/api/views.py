@@ -32,6 +32,7 @@ from controller.lifecycle.model import (
     Node,
     Occurrence,
     QuarantinedTask,
+    Run,
     RunState,
     Switch,
 )
@@ -73,7 +74,7 @@ def run_view(
         parent_id=run.parent_id,
         deployment=run.deployment,
         switches=tuple(_switch(switch) for switch in run.switches),
-        jobs=tuple(_job(job, node_names) for job in state.jobs),
+        jobs=tuple(_job(run, job, node_names) for job in state.jobs),
         groups=tuple(_group(group) for group in run.groups),
         allocations=tuple(
             _allocation(one, node_names)
@@ -149,7 +150,7 @@ def _switch(switch: Switch) -> SwitchView:
     )
 
 
-def _job(job: Job, node_names: Mapping[str, str]) -> JobView:
+def _job(run: Run, job: Job, node_names: Mapping[str, str]) -> JobView:
     return JobView(
         id=job.id,
         group=job.group,
@@ -158,7 +159,7 @@ def _job(job: Job, node_names: Mapping[str, str]) -> JobView:
         index=job.index,
         rank=job.rank,
         status=_job_status(job),
-        pending_reason=_pending_reason(job),
+        pending_reason=_pending_reason(run, job),
         attempts=tuple(_attempt(attempt, node_names) for attempt in job.attempts),
         abandoned=job.abandoned,
         scaled_down=job.scaled_down,
@@ -172,7 +173,9 @@ def _job_status(job: Job) -> str:
     return job.attempts[-1].status.value
 
 
-def _pending_reason(job: Job) -> str | None:
+def _pending_reason(run: Run, job: Job) -> str | None:
+    if job.retry_at is not None and run.suspended:
+        return "the run is suspended"
     if job.retry_at is not None:
         return f"waiting until {iso(job.retry_at)} before the next attempt"
     return job.attempts[-1].pending_reason if job.attempts else None
@@ -221,7 +224,7 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
     run = state.run
     current = [job.attempts[-1] for job in state.jobs if job.attempts]
     nodes = (_node_name(attempt, node_names) for attempt in current)
-    pending = (_pending_reason(job) for job in state.jobs)
+    pending = (_pending_reason(run, job) for job in state.jobs)
     exit_codes = (attempt.exit_code for attempt in current if attempt.exit_code is not None)
     return RunSummary(
         id=run.id,

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.api.documents import AttemptView, JobView, RunView
 from controller.cli.output import note, size
-from controller.lifecycle.reasons import ROWS, RUN_SENTENCES
+from controller.lifecycle.reasons import ROWS, RUN_SENTENCES, RunReason
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from shim.schemas import PullProgress
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.status import Status
 
+_BY_ITS_JOBS = (RunReason.JOB_FAILED, RunReason.RETRY_LIMIT_EXCEEDED)
 _MOST_ROWS = 20
 _MOST_NODES_NAMED = 8
 
@@ -112,13 +113,19 @@ def why(run: RunView) -> str:
 
 
 def failed_attempt(run: RunView) -> tuple[JobView, AttemptView] | None:
-    """Of the jobs that ended badly by themselves the last one: it ended the run."""
+    """Of the jobs that ended badly by themselves the last one, if that ended the run."""
+    if run.termination_reason not in _BY_ITS_JOBS:
+        return None
     failed = [
-        (job, job.attempts[-1])
-        for job in run.jobs
-        if job.attempts and job.attempts[-1].status is AttemptStatus.FAILED
+        (job, job.attempts[-1]) for job in run.jobs if job.attempts and _failed(job.attempts[-1])
     ]
     return max(failed, key=lambda found: found[1].terminating_at or "", default=None)
+
+
+def _failed(attempt: AttemptView) -> bool:
+    """Its cleanup may still be going."""
+    reason = attempt.termination_reason
+    return reason is not None and ROWS[reason].final is AttemptStatus.FAILED
 
 
 def exit_status(run: RunView) -> int:

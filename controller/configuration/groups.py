@@ -69,12 +69,15 @@ def check_groups(configuration: TaskConfiguration) -> None:
     planned = plan_groups(configuration)
     if sum(one.group.nodes for one in planned) > MOST_JOBS:
         raise ConfigurationError("groups", "have too many nodes", f"{MOST_JOBS} together")
-    if any(one.group.gang_size is not None for one in planned):
-        for name in _NOT_WITH_GANGS:
-            if getattr(configuration, name):
-                raise ConfigurationError(
-                    name, "can't be given with a gang, whose jobs restart together", "gang: false"
-                )
+    gangs = [one.group.name for one in planned if one.group.gang_size is not None]
+    for name in _NOT_WITH_GANGS if gangs else ():
+        if getattr(configuration, name):
+            where = "" if configuration.groups is None else f" in group {', '.join(gangs)}"
+            raise ConfigurationError(
+                name,
+                f"can't be given with a gang, whose jobs restart together{where}",
+                f"gang: false{where}",
+            )
 
 
 def _check_top(configuration: TaskConfiguration) -> None:

@@ -118,7 +118,9 @@ def _placed_attempt_fact(
 
 
 def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
-    word = "disconnected" if report.disconnected else "connected"
+    words = ("connected", "disconnected")
+    before, after = words if report.disconnected else reversed(words)
+    cause = "NodeDisconnected" if report.disconnected else "NodeConnected"
     for attempt in draft.live():
         if attempt.node_id != report.node_id:
             continue
@@ -130,7 +132,7 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
         if report.disconnected:
             changes["limit_paused_since"] = attempt.limit_paused_since or draft.now
         draft.change_attempt(attempt, **changes)
-        draft.note(EventKind.CONNECTION, attempt, "NodeDisconnected", to_status=word)
+        draft.note(EventKind.CONNECTION, attempt, cause, from_status=before, to_status=after)
 
 
 def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:

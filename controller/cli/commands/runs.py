@@ -91,7 +91,9 @@ def _nodes(run: RunSummary) -> str:
 
 
 def _about(run: RunSummary) -> str:
-    parts = [f"{run.jobs_running} of {run.jobs} jobs run"] if run.jobs > 1 else []
+    ended = run.status in FINAL_RUN_STATUSES
+    several = run.jobs > 1 and not ended
+    parts = [f"{run.jobs_running} of {run.jobs} jobs run"] if several else []
     if run.status == RunStatus.PENDING and run.next_triggered_at:
         parts.append(f"runs next at {run.next_triggered_at}")
     parts.append(run.pending_reason or run.message or run.termination_reason or "")

@@ -57,6 +57,25 @@ async def test_the_exit_code_of_the_job_that_ended_the_run_is_the_commands(
     assert result.status == 9
 
 
+async def test_a_failure_that_a_run_tolerated_is_not_why_it_ended(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    file = tmp_path / "tolerant.yml"
+    file.write_text(f"{PAIR}max_failed_jobs: 1\n")
+    command = await start("apply", "-f", str(file))
+    await command.hears("submitted pair")
+    for job in (0, 1):
+        await node.runs("pair", job)
+    await node.ends("pair", 9, 1)
+    await node.ends("pair", 0, 0)
+    result = await command.ended()
+    assert "pair: done: All jobs are done." in result.err
+    assert "exited with code 9" not in result.err
+    assert result.status == 0
+    listed = await (await start("ps", "--all")).ended()
+    assert b"jobs run" not in listed.out
+
+
 async def test_logs_show_all_jobs_or_the_one_that_is_named(
     start: Fairlead, node: PlayedNode, pair: str
 ) -> None:

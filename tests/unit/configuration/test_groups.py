@@ -145,6 +145,13 @@ def test_a_gang_is_refused_with_max_failed_jobs() -> None:
     assert "gang: false" in sentence
 
 
+def test_the_group_that_is_a_gang_unasked_is_named_where_one_is_refused() -> None:
+    both = [{"name": "ps", "commands": ["x"]}, {"name": "w", "nodes": 2, "gang": False}]
+    field, sentence = refused(max_failed_jobs=1, groups=[*both[:1], {**both[1], "commands": ["x"]}])
+    assert field == "max_failed_jobs"
+    assert "gang: false in group ps" in sentence
+
+
 def group(**fields: Any) -> dict[str, Any]:
     return {"groups": [{"name": "a", "commands": ["x"], **fields}]}
 

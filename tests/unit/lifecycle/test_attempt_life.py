@@ -429,6 +429,11 @@ def test_a_running_job_on_a_disconnected_node_stays_running_and_is_marked() -> N
     assert play.attempt().disconnected is True
     play.send(play.link(down=False))
     assert play.attempt().disconnected is False
+    told = [event for event in play.events if event.kind is EventKind.CONNECTION]
+    assert [(event.from_status, event.to_status, event.cause) for event in told] == [
+        ("connected", "disconnected", "NodeDisconnected"),
+        ("disconnected", "connected", "NodeConnected"),
+    ]
 
 
 def test_a_lost_node_makes_its_attempts_final_and_orphans_their_places() -> None:
