@@ -1,7 +1,8 @@
 """kill -9 of the shim at every step of a task's life, over a real dockerd.
 
 0 lost tasks, 0 containers started twice, 0 GPUs with two owners, 0 leaked mounts, keys, containers;
-then the shim finds many running containers again within two seconds of its start.
+then the shim finds many running containers again within two seconds of its start. The containers
+have the real runtime: each job is run once, its log is whole, and its end is kept.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 from statistics import median
 
 from bench.proofs._table import conclude
+from entrypoint.runtime.build import Builder
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.kill_lab import KillLab, path_with
+from tests.support.ssh_daemon import CHECKOUT
 
 _LIMIT = 2.0
 
@@ -39,7 +42,8 @@ def main() -> None:
         docker.start()
         image = docker.import_image("busybox:kill", images.busybox_root(folder / "busybox"))
         (folder / "lab").mkdir()
-        lab = KillLab(folder / "lab", docker, image, given.seed)
+        runtime = Builder(CHECKOUT, CHECKOUT / ".build").build()
+        lab = KillLab(folder / "lab", docker, image, given.seed, runtime)
         stack.callback(lab.close)
         asyncio.run(_lives(lab, given.kills))
         readopted = asyncio.run(_many(lab, given.containers)) if given.containers else []

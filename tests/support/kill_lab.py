@@ -2,7 +2,7 @@
 
 The moment is chosen by what the shim does, not by a clock: after the k-th change of its records,
 and a random few milliseconds later, so that every gap between two steps is met. The containers run
-a script that notes each of its starts.
+a script that notes each of its starts, or the real runtime with a job in it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from runner.client import RunnerClient, RunnerUnavailable
+from runner.schemas import JobSpec, SubmitRequest
+from runner.schemas.frames import Decoder
 from shim.client import ShimClient, ShimError, ShimUnavailable
 from shim.schemas import (
     Fence,
@@ -52,6 +55,9 @@ _MOST_CHANGES = 16
 _MOST_CHANGES_OF_A_PHASE = 4
 _PHASE_CHANCE = 0.3
 _MOST_DELAY = 0.15
+_GRACE = 20.0
+_JOB = "trap 'exit 0' TERM; echo start; sleep 100000 & wait"
+_SAID = b"start\n"
 _SCRIPT = """#!/bin/sh
 echo start >> "$2/starts"
 trap 'exit 0' TERM
@@ -84,14 +90,25 @@ class Findings:
 
 
 class KillLab:
-    def __init__(self, folder: Path, docker: DockerDaemon, image: str, seed: int) -> None:
+    """`runtime`: what runs in the containers; None: the script."""
+
+    def __init__(
+        self,
+        folder: Path,
+        docker: DockerDaemon,
+        image: str,
+        seed: int,
+        runtime: Path | None = None,
+    ) -> None:
         self.docker, self.image, self.found = docker, image, Findings()
         self.dice = random.Random(seed)
-        runtime = folder / "runtime"
-        (runtime / "bin").mkdir(parents=True)
-        self._script = runtime / "bin" / "fairlead-entrypoint"
-        self._script.write_text(_SCRIPT)
-        self._script.chmod(0o755)
+        self._real = runtime is not None
+        self._script = folder / "runtime" / "bin" / "fairlead-entrypoint"
+        if runtime is None:
+            runtime = folder / "runtime"
+            self._script.parent.mkdir(parents=True)
+            self._script.write_text(_SCRIPT)
+            self._script.chmod(0o755)
         library = nvml.build(folder)
         nvml.StandIn(folder / "nvml", count=2)
         self.volume = folder / "volume"
@@ -224,14 +241,16 @@ class KillLab:
         await self._enter("put")
         await self._insist(lambda c: c.put_task(task_id, wanted, fence=FENCE))
         await self._enter("setting up")
-        await self._until(task_id, TaskStatus.RUNNING)
+        running = await self._until(task_id, TaskStatus.RUNNING)
         await self._enter("running")
         await self._check_owner(number, wanted)
-        order = TerminateRequest(grace=5, reason="terminated_by_user")
+        if self._real and running.status is TaskStatus.RUNNING:
+            await self._begin_job(running)
+        order = TerminateRequest(grace=_GRACE, reason="terminated_by_user")
         await self._enter("stopping")
         await self._insist(lambda c: c.terminate(task_id, order, run_id=wanted.run_id, fence=FENCE))
         ended = await self._until(task_id, TaskStatus.TERMINATED)
-        self._check_end(task_id, ended)
+        await self._check_end(task_id, ended)
         await self._enter("removing")
         await self._gone(lambda c: c.remove_task(task_id, run_id=wanted.run_id, fence=FENCE))
         await self._enter("releasing")
@@ -270,13 +289,58 @@ class KillLab:
         else:
             self._broken(f"t{number}: a rival got the GPU too")
 
-    def _check_end(self, task_id: str, ended: TaskInfo) -> None:
-        starts = self.shim.data / "tasks" / task_id / "job" / "starts"
-        count = len(starts.read_text().splitlines()) if starts.exists() else 0
-        if count > 1 or (count == 0 and ended.exit_code == 0):
-            self._broken(f"{task_id}: its container was started {count} times")
+    async def _begin_job(self, info: TaskInfo) -> None:
+        """As a controller does: a runner that is not there yet, or whose shim has just been killed
+        before it opened the door, is asked again."""
+        job = JobSpec(
+            run_id=info.run_id,
+            run_name=info.run_name,
+            job_id=info.id,
+            attempt_id=info.id,
+            group="main",
+            cookie=0,
+            index=0,
+            job_count=1,
+            group_job_count=1,
+            commands=(_JOB,),
+        )
+        async with asyncio.timeout(_DEADLINE):
+            while True:
+                connector = aiohttp.UnixConnector(info.runner_socket)
+                async with aiohttp.ClientSession("http://runner", connector=connector) as session:
+                    client = RunnerClient(session)
+                    try:
+                        await client.submit(SubmitRequest(job=job))
+                        await client.run()
+                        return await _until_it_says(client, _SAID)
+                    except RunnerUnavailable:
+                        await self._insist(lambda c: c.health())
+
+    async def _check_end(self, task_id: str, ended: TaskInfo) -> None:
+        if self._real:
+            await self._check_job(task_id, ended)
+        else:
+            starts = self.shim.data / "tasks" / task_id / "job" / "starts"
+            count = len(starts.read_text().splitlines()) if starts.exists() else 0
+            if count > 1 or (count == 0 and ended.exit_code == 0):
+                self._broken(f"{task_id}: its container was started {count} times")
         if ended.reason != "terminated_by_user":
             self._broken(f"{task_id} ended otherwise: {ended.reason} {ended.message}")
+
+    async def _check_job(self, task_id: str, ended: TaskInfo) -> None:
+        """One start by the engine's own word, one run of the job, its whole log, its end kept."""
+        count = await asyncio.to_thread(self._starts_of, ended.container_id or "none")
+        if count != 1:
+            self._broken(f"{task_id}: its container was started {count} times")
+        if (said := await self._insist(partial(_log_of, task_id=task_id))) != _SAID:
+            self._broken(f"{task_id}: its log is {said!r}")
+        if '"exit_code":0' not in (ended.exit_record or ""):
+            self._broken(f"{task_id}: its exit record is {ended.exit_record}")
+
+    def _starts_of(self, container_id: str) -> int:
+        what = ("--filter", "event=start", "--filter", f"container={container_id}")
+        span = ("--since", "10m", "--until", "0s")
+        return len(self.docker.docker("events", *span, *what).splitlines())
 
     async def _gone(self, act: Callable[[ShimClient], Awaitable[None]]) -> None:
         try:
@@ -334,6 +398,21 @@ class KillLab:
 
     def _broken(self, text: str) -> None:
         self.found.violations.append(text)
+
+
+async def _until_it_says(client: RunnerClient, text: bytes) -> None:
+    """So that a stop finds the job with its trap set."""
+    said = b""
+    while text not in said:
+        frames = Decoder().feed((await client.logs(0, wait=1)).frames)
+        said = b"".join(frame.payload for frame in frames)
+
+
+async def _log_of(client: ShimClient, task_id: str) -> bytes:
+    decoder = Decoder()
+    async with client.logs(task_id) as stream:
+        frames = [f async for piece in stream.pieces() for f in decoder.feed(piece)]
+    return b"".join(frame.payload for frame in frames)
 
 
 async def _put(client: ShimClient, task_id: str, wanted: TaskRequest) -> TaskInfo:
