@@ -18,7 +18,7 @@ from controller.service.submitting import IfExists
 T = TypeVar("T")
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=1000)]
-Offset = Annotated[int, msgspec.Meta(ge=0)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):

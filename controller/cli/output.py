@@ -120,7 +120,7 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         _draw(columns, lines)
         return
     widths = [max(map(len, cells)) for cells in zip(columns, *lines, strict=True)]
-    for line in (columns, *lines):
+    for line in (columns, *lines) if any(columns) else lines:
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         emit("  ".join(padded).rstrip())
 

@@ -83,7 +83,7 @@ def _plainly(what: str) -> str:
     if _BOUND.match(what):
         return "is out of range"
     if expected is None:
-        return what[:1].lower() + what[1:]
+        return what if what[:2].isupper() else what[:1].lower() + what[1:]
     got = _PLAIN_NAMES.get(expected["got"], expected["got"])
     wanted = [_PLAIN_NAMES.get(name, name) for name in expected["wanted"].split(" | ")]
     return f"is {got}, not {' or '.join(name for name in wanted if name != 'nothing')}"

@@ -104,8 +104,10 @@ class Round:
                     pending_reason=reason,
                 )
             )
-        message = f"run {unit.run.name} of the {unit.run.policy.band} band needs its place"
+        run = unit.run
         for victim in nomination.victims:
+            who = f"run {run.name}" if victim.run.user == run.user else f"a run of {run.user}"
+            message = f"{who} of the {run.policy.band} band needs its place"
             report = Preempted(run_id=victim.run.id, attempt_id=victim.attempt.id, message=message)
             self._victims.setdefault(victim.run.id, []).append(report)
 

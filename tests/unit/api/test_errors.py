@@ -52,6 +52,17 @@ async def test_a_wrong_body_is_refused_by_its_field(
         assert await shape_of(answer) == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("events", "after"), ("events", "cursor"), ("events/watch", "cursor")],
+)
+async def test_a_number_that_no_list_can_count_to_is_refused(
+    api: TestClient[Any, Any], path: str, field: str
+) -> None:
+    async with api.get(f"/v1/{path}", params={field: "9" * 23}) as answer:
+        assert await shape_of(answer) == (400, "invalid", field)
+
+
 async def test_what_a_newer_client_says_beyond_the_body_is_ignored(
     api: TestClient[Any, Any],
 ) -> None:

@@ -152,6 +152,10 @@ def test_the_group_that_is_a_gang_unasked_is_named_where_one_is_refused() -> Non
     assert "gang: false in group ps" in sentence
 
 
+def test_an_operator_is_named_as_it_is_written() -> None:
+    assert "EQ needs one value" in refused(constraints=["storage EQ"])[1]
+
+
 def group(**fields: Any) -> dict[str, Any]:
     return {"groups": [{"name": "a", "commands": ["x"], **fields}]}
 

@@ -42,6 +42,15 @@ def test_a_higher_band_is_nominated_and_placed_when_its_victim_has_left() -> Non
     assert (held.id, held.state, held.gpus) == (place.id, AllocationState.HELD, place.gpus)
 
 
+def test_a_victim_is_not_told_the_name_of_anothers_run() -> None:
+    for user, name in (("ada", "run wide"), ("bob", "a run of bob")):
+        cluster, (victim,) = full("n1")
+        cluster.submit("wide", gpus=8, user=user)
+        cluster.settle()
+        (ended,) = attempts(cluster.states[victim])
+        assert ended.message == f"{name} of the interactive band needs its place"
+
+
 def test_the_same_band_and_higher_ones_are_left_alone() -> None:
     for band in (Band.INTERACTIVE, Band.PRODUCTION):
         cluster, (other,) = full("n1", band=band)
