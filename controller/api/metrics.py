@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from controller.api.bodies import JobQuery
 from controller.api.documents import JobUseView, MetricsAnswer
 from controller.api.routes import Call, Route
@@ -16,7 +18,7 @@ async def run_metrics(call: Call) -> MetricsAnswer:
     return MetricsAnswer(jobs=tuple(_view(use, names) for use in uses))
 
 
-def _view(use: JobUse, node_names: dict[str, str]) -> JobUseView:
+def _view(use: JobUse, node_names: Mapping[str, str]) -> JobUseView:
     used, node_id = use.used, use.attempt.node_id or ""
     return JobUseView(
         job_id=use.job.id,

@@ -12,6 +12,8 @@ from runner.client import RunnerClient, StreamReader, StreamWriter
 from shim.client import ShimClient
 
 CONNECT_SECONDS = 15.0
+IDLE_SECONDS = 2.0
+"""An unused connection is kept for so long: each is a file here and a process's on its node."""
 SILENCE_SECONDS = 30.0
 """Streams send a heartbeat every 10 s; a socket that is silent for longer is gone. Of the shim's
 event stream the node's session judges, which sees all of the connection."""

@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 
-from controller.links.clients import SocketClients
+from controller.links.clients import IDLE_SECONDS, SocketClients
 from runner.client import RunnerClient
 from shim.client import ShimClient
 
@@ -16,7 +16,9 @@ class LocalConnection:
 
     def __init__(self, shim_socket: str) -> None:
         self._clients = SocketClients(
-            shim_socket, lambda path: aiohttp.UnixConnector(path), asyncio.open_unix_connection
+            shim_socket,
+            lambda path: aiohttp.UnixConnector(path, keepalive_timeout=IDLE_SECONDS),
+            asyncio.open_unix_connection,
         )
         self._closed = asyncio.Event()
 

@@ -57,6 +57,7 @@ def segment_starts(folder: Path) -> list[int]:
 class SegmentWriter:
     """Appends frames in offset order; the same frame twice is written once.
 
+    Between a sync and the next frames it has no file open: most of thousands of logs are silent.
     Its calls come from any thread, one at a time. What is still on its way when it is closed does
     nothing, since whoever had asked for it is gone and another writer may have begun.
     """
@@ -82,6 +83,7 @@ class SegmentWriter:
             self.end, self._size = _verified(path, self._start) if starts else (0, 0)
             self._fd = _open(path)
             self._cut_back()
+            self._let_go()
 
     def append(self, frames: Iterable[Frame]) -> None:
         """Raises OSError; `end` says what was taken over."""
@@ -108,19 +110,32 @@ class SegmentWriter:
         """Everything before the returned offset is on disk. Raises OSError."""
         with self._one_at_a_time:
             if not self._closed:
+                self._take_up()
                 os.fsync(self._fd)
                 sync_folder(self._folder)
+                self._let_go()
             return self.end
 
     def close(self) -> None:
         with self._one_at_a_time:
             self._closed = True
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            self._let_go()
+
+    def _take_up(self) -> None:
+        """A file that is gone is not made again: what it had would be missing."""
+        if self._fd < 0:
+            path = segment_path(self._folder, self._start)
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
+        self._take_up()
         try:
             while view:
                 view = view[os.write(self._fd, view) :]

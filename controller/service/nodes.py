@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -63,6 +63,20 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[str, ...] = ()
 
 
+class _Names(Mapping[str, str]):
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = nodes
+
+    def __getitem__(self, node_id: str) -> str:
+        return self._nodes[node_id].name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
 class NodeService:
     def __init__(self, turns: Turns, clock: Clock, chance: Chance, host_keys: HostKeys) -> None:
         self._turns = turns
@@ -83,8 +97,9 @@ class NodeService:
             )
         return found
 
-    def names(self) -> dict[str, str]:
-        return {node.id: node.name for node in self._turns.nodes.values()}
+    def names(self) -> Mapping[str, str]:
+        """By id, as they are when they are looked up."""
+        return _Names(self._turns.nodes)
 
     def use(self, node: Node) -> NodeUse:
         return self.uses().get(node.id, NodeUse())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import resource
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +26,8 @@ from controller.retention import Keep
 from controller.service.errors import Invalid
 from controller.service.userkeys import user_keys
 from controller.store.base import LeaseLost
+
+GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def controller(
@@ -79,6 +83,7 @@ def controller(
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     os.umask(0o077)
+    prepare_for_many_nodes()
     options = app.Options(
         data=data,
         host=host,
@@ -99,6 +104,16 @@ def controller(
     except OSError as error:
         raise CliError(f"--data {data}: {error.strerror or error}") from None
     return 0
+
+
+def prepare_for_many_nodes() -> None:
+    """Each node and each job keeps connections open. And they are many objects that live long: to
+    look through them whenever a few hundred new ones were made costs more than it frees."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def is_our_failure(record: logging.LogRecord) -> bool:
