@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -119,13 +120,17 @@ def run(
     return output
 
 
-def inside(netns: str | None) -> list[str | Path]:
+def inside(netns: str | None, boot_id: Path | None = None) -> list[str | Path]:
     """What a command line begins with to run in the network namespace of that name, on a machine
-    that is called like it."""
+    that is called like it; the file `boot_id` holds what it finds to be the kernel's boot id."""
     if netns is None:
         return []
-    named = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
-    return ["nsenter", f"--net=/run/netns/{netns}", "unshare", "--uts", "sh", "-c", named, netns]
+    begin, apart = 'echo "$0" > /proc/sys/kernel/hostname', ["--uts"]
+    if boot_id is not None:
+        begin += f"; mount --bind {shlex.quote(str(boot_id))} /proc/sys/kernel/random/boot_id"
+        apart.append("--mount")
+    words = ["sh", "-ec", f'{begin}; exec "$@"', netns]
+    return ["nsenter", f"--net=/run/netns/{netns}", "unshare", *apart, *words]
 
 
 def processes_that_mention(text: str) -> list[int]:

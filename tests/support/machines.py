@@ -1,7 +1,8 @@
 """Several machines on this one: each a network namespace with its own sshd, dockerd and shim.
 
 They hang on one switch, where a cable can be pulled; this process has a port of it too. Switching a
-machine off kills whatever lives in its network, containers included, and leaves its disk as it was.
+machine off kills whatever lives in its network, containers included, and leaves its disk as it was;
+its shim finds another boot id when it is on again.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
-from tests.support.processes import ShimProcess
-from tests.support.ssh_daemon import SshDaemon
+from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.ssh_daemon import TUNNEL_USER, SshDaemon
 from tests.support.waiting import wait_until
 
+AnyHost = TypeVar("AnyHost", bound="Host")
 _BRIDGE = "br0"
 _numbers = itertools.count(1)
 
@@ -73,31 +77,46 @@ class Switch:
         run(["ip", "-n", self._namespace, *words])
 
 
-class Machine:
-    """`name` is the node's in the lab; `address` is what others reach it at."""
+class Host:
+    """A machine without Docker: its jobs are plain processes. `name` is the node's in the lab;
+    `address` is what others reach it at."""
 
-    def __init__(self, switch: Switch, number: int, folder: Path, runtime: Path) -> None:
+    def __init__(self, switch: Switch, number: int, folder: Path) -> None:
+        self._plug_in(switch, number, folder)
+        self.shim = self._make_shim("process", "--cpus", "1", "--memory", "1GiB")
+
+    def _plug_in(self, switch: Switch, number: int, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.name = f"n{number}"
+        self._folder = folder
         self._switch = switch
         self._number = number
+        self._boot_id = folder / "boot_id"
+        self._begin_boot()
         self._namespace, self.address = switch.connect(number)
-        for part in ("docker", "ssh"):
-            (folder / part).mkdir()
-        self.dockerd = DockerDaemon(folder / "docker", netns=self._namespace)
+        (folder / "ssh").mkdir()
         self.sshd = SshDaemon(folder / "ssh", self.address, self._namespace)
-        options = ("--runtime", runtime, "--cpus", "2", "--memory", "4GiB")
-        self.shim = ShimProcess(
-            folder / "shim",
-            "docker",
+
+    def _make_shim(self, engine: str, *options: str | Path, **more: Any) -> ShimProcess:
+        return ShimProcess(
+            self._folder / "shim",
+            engine,
             *options,
-            env=self.dockerd.env,
             outlasts_tests=True,
             netns=self._namespace,
+            boot_id=self._boot_id,
+            **more,
         )
 
+    def join(self, controller: ControllerProcess) -> None:
+        """Become a node of it."""
+        self.sshd.authorize(controller.public_key)
+        where = ["--host", self.address, "--port", str(self.sshd.port)]
+        who = ["--user", TUNNEL_USER, "--host-key", self.sshd.host_key]
+        socket = ["--socket", str(self.shim.socket)]
+        controller.cli("node", "add", self.name, *where, *who, *socket).succeeded()
+
     def start(self) -> None:
-        self.dockerd.start()
         self.sshd.start()
         self.shim.start()
 
@@ -113,8 +132,49 @@ class Machine:
         self._kill_all()
 
     def switch_on(self) -> None:
+        self._begin_boot()
         self.mend()
         self.start()
+
+    def reboot(self) -> None:
+        """Nobody has time to say anything."""
+        self.switch_off()
+        self.switch_on()
+
+    def close(self) -> None:
+        """Whatever state it is in."""
+        self.shim.close()
+        self.sshd.stop()
+        self._kill_all()
+        run(["ip", "netns", "delete", self._namespace])
+
+    def _begin_boot(self) -> None:
+        self._boot_id.write_text(f"{uuid.uuid4()}\n")
+
+    def _kill_all(self) -> None:
+        wait_until(lambda: not self._kill_some(), 20, f"{self.name} to be off")
+
+    def _kill_some(self) -> bool:
+        """Whether anybody was there. Those that we started ourselves are our zombies until waited
+        for, and are in no network any more."""
+        found = list(_processes_in(Path("/run/netns") / self._namespace))
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+
+class Machine(Host):
+    def __init__(self, switch: Switch, number: int, folder: Path, runtime: Path) -> None:
+        self._plug_in(switch, number, folder)
+        (folder / "docker").mkdir()
+        self.dockerd = DockerDaemon(folder / "docker", netns=self._namespace)
+        options = ("--runtime", runtime, "--cpus", "2", "--memory", "4GiB")
+        self.shim = self._make_shim("docker", *options, env=self.dockerd.env)
+
+    def start(self) -> None:
+        self.dockerd.start()
+        super().start()
 
     def repair(self) -> None:
         """Nothing to do for one that runs and is connected."""
@@ -130,24 +190,9 @@ class Machine:
         return self.dockerd.docker("exec", self.container(attempt_id), *command)
 
     def close(self) -> None:
-        """Whatever state it is in."""
         self.shim.close()
-        self.sshd.stop()
         self.dockerd.stop()
-        self._kill_all()
-        run(["ip", "netns", "delete", self._namespace])
-
-    def _kill_all(self) -> None:
-        wait_until(lambda: not self._kill_some(), 20, f"{self.name} to be off")
-
-    def _kill_some(self) -> bool:
-        """Whether anybody was there. Those that we started ourselves are our zombies until waited
-        for, and are in no network any more."""
-        found = list(_processes_in(Path("/run/netns") / self._namespace))
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return bool(found)
+        super().close()
 
 
 def _processes_in(namespace: Path) -> Iterator[int]:
@@ -162,12 +207,25 @@ def _processes_in(namespace: Path) -> Iterator[int]:
 @contextmanager
 def machines(folder: Path, runtime: Path, count: int) -> Iterator[list[Machine]]:
     """So many, running, on one switch."""
+    with _running(count, lambda s, n: Machine(s, n, folder / f"m{n}", runtime)) as made:
+        yield made
+
+
+@contextmanager
+def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
+    """The same without Docker."""
+    with _running(count, lambda s, n: Host(s, n, folder / f"m{n}")) as made:
+        yield made
+
+
+@contextmanager
+def _running(count: int, make: Callable[[Switch, int], AnyHost]) -> Iterator[list[AnyHost]]:
     switch = Switch()
     switch.build()
-    made: list[Machine] = []
+    made: list[AnyHost] = []
     try:
         for number in range(1, count + 1):
-            made.append(Machine(switch, number, folder / f"m{number}", runtime))
+            made.append(make(switch, number))
         for machine in made:
             machine.start()
         yield made

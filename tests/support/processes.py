@@ -59,7 +59,7 @@ def run_cli(
 
 class ShimProcess:
     """`fairlead-shim` with its data and sockets below one folder; `netns` names a network
-    namespace to live in."""
+    namespace to live in, `boot_id` a file to be taken for the kernel's."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class ShimProcess:
         env: Mapping[str, str] | None = None,
         outlasts_tests: bool = False,
         netns: str | None = None,
+        boot_id: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True)
         folder.chmod(0o755)
@@ -76,7 +77,7 @@ class ShimProcess:
         self.data = folder / "data"
         self.socket = folder / "run" / "shim.sock"
         self.socket.parent.mkdir()
-        argv = [*inside(netns), _PROGRAMS / "fairlead-shim"]
+        argv = [*inside(netns, boot_id), _PROGRAMS / "fairlead-shim"]
         argv += ["--data", self.data, "--socket", self.socket]
         self.daemon = Daemon(
             [*argv, "--engine", engine, *options],

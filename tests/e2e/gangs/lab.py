@@ -11,7 +11,6 @@ from typing import Any
 from tests.support.lab import ControllerLab
 from tests.support.machines import Machine
 from tests.support.processes import ControllerProcess
-from tests.support.ssh_daemon import TUNNEL_USER
 from tests.support.waiting import wait_until
 
 WAITING = """
@@ -32,11 +31,7 @@ class GangLab(ControllerLab):
     image: str
 
     def add(self, machine: Machine) -> None:
-        machine.sshd.authorize(self.controller.public_key)
-        where = ["--host", machine.address, "--port", str(machine.sshd.port)]
-        who = ["--user", TUNNEL_USER, "--host-key", machine.sshd.host_key]
-        socket = ["--socket", str(machine.shim.socket)]
-        self.cli("node", "add", machine.name, *where, *who, *socket).succeeded()
+        machine.join(self.controller)
         self.wait_for_node(lambda node: node["status"] == "connected", machine.name)
 
     def repair(self) -> None:
