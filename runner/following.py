@@ -12,7 +12,8 @@ import logging
 from contextlib import suppress
 
 import msgspec
-from aiohttp import WSCloseCode, web
+from aiohttp import web
+from aiohttp.http import WSCloseCode
 
 from runner.pacing import Seat
 from runner.schemas import WS_TOO_SLOW, LogsHeader
