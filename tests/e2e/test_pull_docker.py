@@ -63,7 +63,7 @@ async def test_a_cancelled_pull_ends_at_once(engine: DockerEngine, registry: Reg
     pull = asyncio.create_task(
         engine.pull(registry.name, None, lambda now: moving.set() if now.downloaded else None)
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await moving.wait()
         pull.cancel()
         with pytest.raises(asyncio.CancelledError):

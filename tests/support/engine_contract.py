@@ -14,7 +14,7 @@ from shim.engines.base import ContainerSpec, ContainerState, Engine
 from shim.schemas import NetworkMode
 from tests.support.waiting import eventually
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 _PREAMBLE = """cd "$(dirname "$0")"
 ready() { : > ready; }
 wait_forever() { while :; do sleep 0.05; done; }

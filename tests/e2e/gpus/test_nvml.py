@@ -200,7 +200,7 @@ async def test_a_hanging_call_ends_in_time_and_the_other_gpu_answers(
 
 
 async def _answer(gpus: NvmlGpus) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(GpuSilent):
                 await gpus.vitals(uuid(0))

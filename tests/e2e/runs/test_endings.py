@@ -107,7 +107,7 @@ def test_an_abort_cuts_the_grace_of_a_stop_short(lab: RunLab) -> None:
     lab.cli("stop", "deaf-too").succeeded()
     with _within(10):
         lab.cli("stop", "deaf-too", "--abort").succeeded()
-        run = lab.wait_for("deaf-too", timeout=10)
+        run = lab.wait_for("deaf-too", timeout=30)
     assert run["status"] == "terminated"
     assert lab.container("deaf-too") == ""
 
@@ -115,7 +115,7 @@ def test_an_abort_cuts_the_grace_of_a_stop_short(lab: RunLab) -> None:
 def test_an_aborted_run_says_so(lab: RunLab) -> None:
     lab.start("aborted", commands=[f"trap '' TERM; {FOREVER}"])
     lab.cli("stop", "aborted", "--abort").succeeded()
-    run = lab.wait_for("aborted", timeout=10)
+    run = lab.wait_for("aborted", timeout=30)
     assert (run["status"], run["termination_reason"]) == ("terminated", "aborted_by_user")
     (attempt,) = run["jobs"][0]["attempts"]
     assert (attempt["status"], attempt["termination_reason"]) == ("aborted", "aborted_by_user")

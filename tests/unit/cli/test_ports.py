@@ -21,7 +21,7 @@ from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.cli.conftest import Command, Fairlead, PlayedNode
 from tests.unit.runner.harness import a_runner
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class ConnectedNode:

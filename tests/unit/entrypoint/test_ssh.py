@@ -23,7 +23,7 @@ from runner import session_environment
 from runner.children import Children
 from tests.support.waiting import eventually
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 MEGABYTE = 1 << 20
 
 

@@ -42,7 +42,7 @@ async def test_a_notice_is_carried_once_by_each_connection() -> None:
     carrier = NoticeCarrier(made)
     for _ in range(3):
         carrier.carry(TASK)
-    await asyncio.wait_for(runner.noticed.wait(), 5)
+    await asyncio.wait_for(runner.noticed.wait(), 30)
     await carrier.close()
     assert runner.notices == [("GPU-0:lost", "[gpu-health] lost")]
 
@@ -52,7 +52,7 @@ async def test_a_runner_that_is_not_there_yet_is_told_later() -> None:
     runner.notice_failures = [RunnerUnavailable("not yet"), RunnerUnavailable("not yet")]
     carrier = NoticeCarrier(made)
     carrier.carry(TASK)
-    await asyncio.wait_for(runner.noticed.wait(), 5)
+    await asyncio.wait_for(runner.noticed.wait(), 30)
     await carrier.close()
     assert len(runner.notices) == 1
 

@@ -253,7 +253,7 @@ async def test_the_session_ends_with_its_node() -> None:
         await it.turns.save_node(None, "n1")
         session = next(task for task in asyncio.all_tasks() if "NodeSession.run" in repr(task))
         it.shim.stream.put_nowait(None)
-        await asyncio.wait_for(session, 10)
+        await asyncio.wait_for(session, 30)
         assert it.turns.nodes == {}
 
 
@@ -266,7 +266,7 @@ async def test_a_session_that_is_ended_while_its_connection_breaks_ends_too(step
         for _ in range(steps):
             await asyncio.sleep(0)
         session.cancel()
-        await asyncio.wait({session}, timeout=10)
+        await asyncio.wait({session}, timeout=30)
         assert session.cancelled()
 
 

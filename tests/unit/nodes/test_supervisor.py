@@ -77,7 +77,7 @@ async def test_whoever_needs_a_node_that_is_still_to_come_waits_for_it() -> None
     async with supervised() as (turns, nodes, links):
         waiting = asyncio.create_task(nodes.connection("n1"))
         await turns.save_node(a_node("n1"), "n1")
-        assert await asyncio.wait_for(waiting, 10) is links.connections["n1"]
+        assert await asyncio.wait_for(waiting, 30) is links.connections["n1"]
 
 
 async def test_a_removed_nodes_connection_is_closed() -> None:

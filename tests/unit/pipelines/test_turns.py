@@ -99,7 +99,7 @@ async def working(
 
 
 async def until_committed(turns: Turns, run_id: str | None, wanted: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10), turns.watch(run_id) as changed:
+    async with asyncio.timeout(30), turns.watch(run_id) as changed:
         while not wanted():
             await changed.wait()
             changed.clear()

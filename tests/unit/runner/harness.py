@@ -20,7 +20,7 @@ from runner.scope import SessionScope
 from runner.serving import served
 from runner.sockets import Peers
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def a_job(*commands: str, secrets: dict[str, str] | None = None, **fields: Any) -> SubmitRequest:

@@ -33,7 +33,7 @@ from shim.tasks import Speaker
 RUN = "run-1"
 SPEAKER = Speaker(RUN, Fence(1, 1), 0)
 CAPACITY = Capacity(cpu=4.0, memory=8 << 30, disk=100 << 30)
-DEADLINE = 5.0
+DEADLINE = 60.0
 
 GPU = GpuInfo(uuid="GPU-a", index=0, name="H100", memory=80 << 30, compute_capability="9.0")
 

@@ -72,7 +72,7 @@ async def test_a_task_is_followed_by_events_from_its_put_to_its_removal(
     client: ShimClient, node: Node
 ) -> None:
     seen: list[str] = []
-    async with asyncio.timeout(5), aclosing(client.events()) as events:
+    async with asyncio.timeout(30), aclosing(client.events()) as events:
         first = await anext(events)
         await client.put_task("t1", request(), fence=FENCE)
         async for event in events:
@@ -90,7 +90,7 @@ async def test_a_task_is_followed_by_events_from_its_put_to_its_removal(
 
 async def test_terminate_remove_and_release_end_a_task_for_good(client: ShimClient) -> None:
     await client.put_task("t1", request(), fence=FENCE)
-    async with asyncio.timeout(5), aclosing(client.events("none")) as events:
+    async with asyncio.timeout(30), aclosing(client.events("none")) as events:
         assert (await anext(events)).type is EventType.RESYNC
         await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
         async for event in events:
@@ -228,7 +228,7 @@ async def test_a_reader_of_events_that_goes_away_is_one_line_for_developers(
     answer = await session.get(f"{BASE_URL}/v1/events")
     await answer.content.readline()
     answer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while "the reader has gone away" not in caplog.text:
             await client.drain(DrainRequest(draining=True))
     assert "Traceback" not in caplog.text

@@ -19,7 +19,7 @@ from shim.main import _gid as gid_of
 from shim.node import parse_size
 from tests.support.waiting import wait_until
 
-DEADLINE = 15.0
+DEADLINE = 60.0
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

@@ -12,7 +12,7 @@ from shim.engines.base import EngineError
 from shim.engines.docker_networks import RunNetworks
 from tests.support.waiting import eventually
 
-DEADLINE = 5.0
+DEADLINE = 60.0
 
 
 class Api:

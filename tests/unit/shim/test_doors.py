@@ -96,7 +96,7 @@ async def test_a_file_that_comes_by_renaming_has_arrived_too(tmp_path: Path) -> 
     await asyncio.sleep(0)
     (tmp_path / "other").touch()
     (tmp_path / "other").rename(tmp_path / "wanted")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await waiting
     with pytest.raises(FileNotFoundError):
         await arrival(tmp_path / "nowhere", "wanted")

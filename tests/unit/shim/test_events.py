@@ -11,7 +11,7 @@ from shim.schemas import Event, EventType
 
 async def take(log: EventLog, after: str | None, count: int) -> list[Event]:
     found: list[Event] = []
-    async with asyncio.timeout(5), aclosing(log.follow(after, heartbeat=0.01)) as events:
+    async with asyncio.timeout(30), aclosing(log.follow(after, heartbeat=0.01)) as events:
         async for event in events:
             found.append(event)
             if len(found) == count:

@@ -15,7 +15,7 @@ from shim.records import MemoryRecords
 from shim.schemas import NetworkMode, PullProgress, RegistryAuth
 from tests.support.waiting import eventually
 
-DEADLINE = 5.0
+DEADLINE = 60.0
 ANNA = RegistryAuth(username="anna", password="s3cret")
 BEN = RegistryAuth(username="ben", password="wrong")
 

@@ -241,7 +241,7 @@ async def test_volumes_are_let_go_before_the_end_is_told_and_never_hold_it_up(
         await eventually(lambda: task.info.status is TaskStatus.RUNNING)
         assert len(mounter.mounted) == 2
         made.host.containers["c-t1"].end(0)
-        await asyncio.wait_for(life, 10)
+        await asyncio.wait_for(life, 30)
     assert task.info.status is TaskStatus.TERMINATED
     assert mounter.released_in == [TaskStatus.RUNNING]
     assert (mounter.mounted == {}) is not fails

@@ -181,10 +181,10 @@ async def test_the_event_loop_goes_on_while_the_database_is_slow(store: SqlStore
 
     def slow(connection: sa.Connection) -> None:
         started.set()
-        assert release.wait(timeout=10)
+        assert release.wait(timeout=30)
 
     writing = asyncio.create_task(store._write(slow))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 30)
     assert await store.find_run("nobody") is None
     assert not writing.done()
     release.set()
