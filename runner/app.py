@@ -31,6 +31,7 @@ from runner.validation import field_of
 MAX_BODY = 64 << 20
 CODE_PIECE = 1 << 20
 MAX_WAIT = 60.0
+MAX_HEARTBEAT = 300.0
 PAGE_SIZE = 4 << 20
 """About how much one `GET /v1/logs` answers at most; the reader asks again from where it ends."""
 
@@ -104,9 +105,10 @@ class _Api:
 
     async def status(self, request: web.Request) -> web.StreamResponse:
         after = _number(request, "after")
+        heartbeat = min(float(_number(request, "heartbeat")), MAX_HEARTBEAT) or self._heartbeat
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
-        async for event in self._runner.status.follow(after, self._heartbeat):
+        async for event in self._runner.status.follow(after, heartbeat):
             await response.write(msgspec.json.encode(event) + b"\n")
         await response.write_eof()
         return response

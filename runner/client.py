@@ -36,8 +36,11 @@ from runner.schemas import (
 
 BASE_URL = "http://runner"
 REQUEST_TIMEOUT = 30.0
-SILENCE = 30.0
-"""Seconds without a byte after which a status stream (heartbeat: 10 s) counts as lost."""
+STATUS_HEARTBEAT = 30
+"""Seconds between the heartbeats that a status stream is asked for: thousands of them are followed,
+and a node that is gone is found out by its shim's."""
+SILENCE = 90.0
+"""Seconds without a byte after which a status stream counts as lost."""
 
 _CODE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=300.0)
 """Of a large blob every piece may take its time; the answer comes when it lies on the disk."""
@@ -144,7 +147,7 @@ class RunnerClient:
         """Events after the one numbered `after`, until the runner ends; heartbeats repeat the last
         one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE)
-        query = {"after": str(after)}
+        query = {"after": str(after), "heartbeat": str(STATUS_HEARTBEAT)}
         with self._transport():
             async with self._session.get("/v1/status", params=query, timeout=timeout) as response:
                 if response.status != 200:

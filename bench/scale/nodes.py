@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import WSCloseCode, web
 
 from bench.scale.jobs import LINE, NodeJob, tell
+from runner.client import STATUS_HEARTBEAT
 from runner.schemas import AckRequest, LogsHeader, RunnerState
 from shim.schemas import (
     INCARNATION_HEADER,
@@ -33,6 +34,7 @@ from shim.schemas import (
 )
 
 HEARTBEAT_SECONDS = 10.0
+BEATS_OF_A_RUNNER = int(STATUS_HEARTBEAT / HEARTBEAT_SECONDS)
 GIB = 1 << 30
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -46,6 +48,7 @@ class Node:
         self.transports: WeakSet[asyncio.Transport] = WeakSet()
         self._streams: set[web.StreamResponse] = set()
         self._seq = 0
+        self._beats = 0
         self._health = Health(
             version="simulated",
             api_versions=("v1",),
@@ -61,8 +64,10 @@ class Node:
     async def beat(self) -> None:
         """What shim and runner send when they have nothing to say."""
         await self._publish(EventType.HEARTBEAT)
-        for job in self.jobs.values():
-            await job.say(job.states[-1])
+        self._beats += 1
+        if self._beats % BEATS_OF_A_RUNNER == 0:
+            for job in self.jobs.values():
+                await job.say(job.states[-1])
 
     async def _publish(self, kind: EventType, info: TaskInfo | None = None) -> None:
         self._seq += kind is not EventType.HEARTBEAT

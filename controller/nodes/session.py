@@ -160,9 +160,35 @@ class NodeSession:
             if self._silence.too_long and time() - began >= UNREACHABLE_AFTER_SECONDS:
                 raise Silent(f"nothing was heard of it for {self._silence.listened:.0f} s")
             quiet_for = PROBE_AFTER_SECONDS - self._silence.listened
-            pause = quiet_for if patience is None else min(quiet_for, patience)
-            await asyncio.sleep(max(SHORTEST_LOOK_SECONDS, pause))
+            if patience is None and quiet_for > 0:
+                await self._until_quiet(connection)
+            else:
+                pause = quiet_for if patience is None else min(quiet_for, patience)
+                await asyncio.sleep(max(SHORTEST_LOOK_SECONDS, pause))
             self._silence.heard(connection.heard_at())
+
+    async def _until_quiet(self, connection: NodeConnection) -> None:
+        """Until nothing was heard for a while, or a job is there that waits to hear of us. A timer
+        and no task looks after each of thousands of nodes that are well."""
+        loop = asyncio.get_running_loop()
+        quiet = loop.create_future()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            self._silence.heard(connection.heard_at())
+            left = PROBE_AFTER_SECONDS - self._silence.listened
+            if left > 0 and self._least_patience() is None:
+                timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, left), look)
+            elif not quiet.done():
+                quiet.set_result(None)
+
+        left = PROBE_AFTER_SECONDS - self._silence.listened
+        timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, left), look)
+        try:
+            await quiet
+        finally:
+            timer.cancel()
 
     async def _probe(self, connection: NodeConnection, fence: Fence | None) -> None:
         """Any byte counts, a refusal and an answer to somebody else too."""

@@ -155,10 +155,12 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line (JSON, `\\n`) of `GET /v1/status?after=<seq>`, a stream that ends with the runner.
+    """One line (JSON, `\\n`) of `GET /v1/status?after=<seq>&heartbeat=<seconds>`, a stream that
+    ends with the runner.
 
     `seq` counts from 1; `after=0` (the default) replays all. A heartbeat repeats the last event
-    every 10 s when nothing else comes. `exit` comes with SERVING_LOGS.
+    every so many seconds (default 10, at most 300) when nothing else comes. `exit` comes with
+    SERVING_LOGS.
     """
 
     seq: int

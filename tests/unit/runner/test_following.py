@@ -181,6 +181,20 @@ async def test_the_status_stream_shows_life_while_nothing_happens(tmp_path: Path
     assert first.state is RunnerState.WAITING_FOR_JOB
 
 
+async def test_who_follows_the_status_says_how_often_it_wants_to_hear(tmp_path: Path) -> None:
+    runner = Runner(tmp_path / "task", scope=SessionScope(), children=Children())
+    path = tmp_path / "runner.sock"
+    async with (
+        served(runner, path, Peers.ANY),
+        a_session(path) as session,
+        asyncio.timeout(DEADLINE),
+        session.get("/v1/status", params={"heartbeat": "1"}) as answer,
+    ):
+        first, beat = await answer.content.readline(), await answer.content.readline()
+    await runner.close()
+    assert first == beat
+
+
 class TestUnavailable:
     async def test_a_runner_that_is_not_there(self, tmp_path: Path) -> None:
         async with a_session(tmp_path / "runner.sock") as session:
