@@ -414,6 +414,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ends_as: RunReason | None = None
     """How a user ended a scheduled run, once the present occurrence is over."""
     suspended: bool = False
+    resumed_at: float | None = None
+    """When its last suspension was over."""
     parent_id: str | None = None
     deployment: int = 0
     policy: RunPolicy = RunPolicy()

@@ -52,7 +52,7 @@ def settle(draft: Draft) -> None:
             draft.move_allocation(attempt, AllocationState.RELEASED, "cleanup confirmed")
         elif place.state is not AllocationState.HELD or place.releasing:
             continue
-        elif not (is_kept(draft.run, attempt) and _is_last(draft, attempt)):
+        elif not (is_kept(draft.run, attempt) and _is_waited_for(draft, attempt)):
             draft.change_allocation(place, releasing=True)
 
 
@@ -109,5 +109,8 @@ def _idle(draft: Draft) -> Iterator[tuple[Allocation, Attempt]]:
             yield place, attempt
 
 
-def _is_last(draft: Draft, attempt: Attempt) -> bool:
-    return any(job.attempts and job.attempts[-1] is attempt for job in draft.jobs)
+def _is_waited_for(draft: Draft, attempt: Attempt) -> bool:
+    """It is its job's last, and the job may get another one."""
+    return any(
+        job.attempts and job.attempts[-1] is attempt and not job.abandoned for job in draft.jobs
+    )

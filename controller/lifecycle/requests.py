@@ -141,7 +141,7 @@ def _resume(draft: Draft, request: ResumeRequested) -> None:
     was going starts anew."""
     if not draft.run.suspended or draft.run.status is RunStatus.TERMINATING:
         return
-    draft.change_run(suspended=False)
+    draft.change_run(suspended=False, resumed_at=draft.now)
     draft.tell(
         EventKind.REQUEST,
         _cause(request),

@@ -99,10 +99,11 @@ def is_there(attempt: Attempt) -> bool:
 
 
 def is_whole(run: Run, jobs: Sequence[Job]) -> bool:
-    """Every rank of the present incarnation is, or was, there: a plain job that is replaced later
-    makes it no less whole."""
+    """Every rank of the present incarnation that nobody abandoned is, or was, there: a plain job
+    that is replaced later makes it no less whole."""
     ranked = {one.job_id for one in ranked_attempts(run, jobs)}
-    return bool(ranked) and all(_was_there(run, job) for job in jobs if job.id in ranked)
+    wanted = (job for job in jobs if job.id in ranked and not job.abandoned)
+    return bool(ranked) and all(_was_there(run, job) for job in wanted)
 
 
 def _was_there(run: Run, job: Job) -> bool:

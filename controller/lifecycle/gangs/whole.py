@@ -1,7 +1,7 @@
 """`reincarnation_timeout`: how long a gang may take until it is whole.
 
 It counts from the moment at which an incarnation holds its first place: from its start where places
-survived, from the first placement where the gang queued whole.
+survived, from the first placement where the gang queued whole; anew when a suspension is over.
 """
 
 from __future__ import annotations
@@ -24,4 +24,6 @@ def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
     if run.suspended or phase(run, jobs) is not Phase.GATHERING:
         return None
     began = since(run, jobs)
-    return None if began is None else began + run.policy.limits.reincarnation_timeout
+    if began is None:
+        return None
+    return max(began, run.resumed_at or began) + run.policy.limits.reincarnation_timeout
