@@ -43,10 +43,12 @@ class Preparation:
         finally:
             await asyncio.to_thread(self._code.drop)
         paths = await asyncio.to_thread(self._make_paths, request, place, scratch)
-        await asyncio.to_thread(self._tell_sessions, request, place, paths)
-        return await asyncio.to_thread(
-            lambda: prepare(request, image, inherited=inherited, place=place, paths=paths)
-        )
+
+        def prepared() -> Launch:
+            self._tell_sessions(request, place, paths)
+            return prepare(request, image, inherited=inherited, place=place, paths=paths)
+
+        return await asyncio.to_thread(prepared)
 
     def clean(self) -> None:
         """Blocking. Nothing of the job's secrets is left."""

@@ -13,6 +13,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import socket as Listener
 
 import msgspec
 from aiohttp import web
@@ -57,10 +58,15 @@ def log_to(task: Path) -> None:
 
 @asynccontextmanager
 async def served(
-    runner: Runner, socket: Path, peers: Peers, *, patience: float = FOLLOWER_PATIENCE
+    runner: Runner,
+    socket: Path,
+    peers: Peers,
+    *,
+    patience: float = FOLLOWER_PATIENCE,
+    listener: Listener | None = None,
 ) -> AsyncIterator[None]:
-    """Answers on `socket` meanwhile; drops a follower that takes nothing for `patience` seconds.
-    Raises SocketUnusable."""
+    """Answers on `socket` meanwhile, at which `listener` may listen already; drops a follower that
+    takes nothing for `patience` seconds. Raises SocketUnusable."""
     relay = Relay()
     app = make_app(runner, relay, patience=patience)
     app_runner = web.AppRunner(
@@ -70,7 +76,8 @@ async def served(
     server_factory = app_runner.server
     assert server_factory is not None
     door = Door(peers, server_factory, relay)
-    listener = await asyncio.to_thread(listen, socket)
+    if listener is None:
+        listener = await asyncio.to_thread(listen, socket)
     server = await asyncio.get_running_loop().create_unix_server(door.make_protocol, sock=listener)
     try:
         yield
@@ -83,7 +90,10 @@ async def served(
 
 
 async def serve(
-    options: Options, children: Children | None = None, scope: Scope | None = None
+    options: Options,
+    children: Children | None = None,
+    scope: Scope | None = None,
+    listener: Listener | None = None,
 ) -> int:
     """Run one job to its end; the status to exit with. SIGTERM and SIGINT stop the job first.
     Raises SocketUnusable and OSError."""
@@ -98,7 +108,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runner.shut_down)
     try:
-        async with served(runner, options.socket, options.peers):
+        async with served(runner, options.socket, options.peers, listener=listener):
             record = await runner.until_over()
     finally:
         await runner.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 
 def said(code: str) -> list[str]:
@@ -15,14 +16,30 @@ def said(code: str) -> list[str]:
 
 
 def test_neither_tls_nor_a_client_is_loaded() -> None:
-    loaded = said("import sys, entrypoint.main; print(*sys.modules)")
+    loaded = said("import sys, entrypoint.main, entrypoint.life; print(*sys.modules)")
     assert "aiohttp.web" in loaded
     assert {"aiohttp.client", "aiohttp.connector", "_ssl"} & set(loaded) == set()
 
 
+def test_it_listens_before_it_has_loaded_what_takes_long(tmp_path: Path) -> None:
+    path = tmp_path / "runner.sock"
+    code = (
+        f"import sys; sys.argv[1:] = ['--socket', {str(path)!r}];"
+        "from entrypoint import main; import socket;"
+        "from types import ModuleType;"
+        "life = sys.modules['entrypoint.life'] = ModuleType('life');"
+        "life.run = lambda listener: print(listener.getsockopt(socket.SOL_SOCKET,"
+        " socket.SO_ACCEPTCONN), *sys.modules);"
+        "sys.modules['entrypoint'].life = life; main.main()"
+    )
+    listens, *loaded = said(code)
+    assert listens == "1"
+    assert {"asyncio", "aiohttp.web", "msgspec", "runner.lifecycle"} & set(loaded) == set()
+
+
 def test_who_asks_for_more_of_the_library_gets_the_whole() -> None:
     code = (
-        "import entrypoint.main, aiohttp, aiohttp.web as web;"
+        "import entrypoint.main, entrypoint.life, aiohttp, aiohttp.web as web;"
         "from aiohttp import ClientSession, web_request, __version__;"
         "print(ClientSession.__name__, aiohttp.web is web, bool(aiohttp.__version__),"
         " hasattr(aiohttp, 'nothing'), type(aiohttp).__name__)"
