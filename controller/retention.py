@@ -1,4 +1,5 @@
-"""What ended long ago is forgotten (LIFECYCLE.md section 9): runs, their events, and logs.
+"""What ended long ago is forgotten (LIFECYCLE.md section 9): runs, earlier occurrences of those
+that live, their events, and logs.
 
 Never what is live, nor what still occupies a place on a node. Each transaction is small, so that
 decisions go on between them.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +24,11 @@ log = logging.getLogger(__name__)
 DAY = 86400.0
 SWEEP_SECONDS = 3600.0
 RUNS_AT_ONCE = 50
+ATTEMPTS_AT_ONCE = 500
+
+
+class Forget(Protocol):
+    async def __call__(self, *, finished_before: float, limit: int) -> int: ...
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,15 +67,20 @@ class Retention:
     async def sweep(self) -> None:
         """Forget all that is due now. Raises LeaseLost, StoreUnavailable, OSError."""
         now = self._clock.now()
-        runs, found = 0, RUNS_AT_ONCE
-        while found == RUNS_AT_ONCE:
-            found = await self._store.forget(
-                finished_before=now - self._keep.runs, limit=RUNS_AT_ONCE
-            )
-            runs += found
+        runs = await self._repeat(self._store.forget, RUNS_AT_ONCE)
+        attempts = await self._repeat(self._store.forget_attempts, ATTEMPTS_AT_ONCE)
         needed = {
             job.attempts[-1].id for state in self._live() for job in state.jobs if job.attempts
         }
         logs = await self._logs.sweep(needed, now - min(self._keep.logs, self._keep.runs))
-        if runs or logs:
-            log.info("forgot %d runs and %d logs that were too old", runs, logs)
+        if runs or attempts or logs:
+            message = "forgot %d runs, %d attempts of earlier occurrences and %d logs: too old"
+            log.info(message, runs, attempts, logs)
+
+    async def _repeat(self, forget: Forget, at_once: int) -> int:
+        before = self._clock.now() - self._keep.runs
+        total, found = 0, at_once
+        while found == at_once:
+            found = await forget(finished_before=before, limit=at_once)
+            total += found
+        return total

@@ -163,8 +163,14 @@ def max_duration_at(run: Run, jobs: Iterable[Job], now: float) -> float | None:
     jobs = tuple(jobs)
     if not any(job.attempts and _runs(job.attempts[-1]) for job in jobs):
         return None
-    left = limit - running_seconds(jobs, run.occurrence, now)
+    left = limit - _ran_before(run) - running_seconds(jobs, run.occurrence, now)
     return now if left < _CLOCK_RESOLUTION else now + left
+
+
+def _ran_before(run: Run) -> float:
+    """Of the present occurrence, what the state no longer has."""
+    past = run.past_running
+    return past.seconds if past.occurrence == run.occurrence else 0.0
 
 
 def _runs(attempt: Attempt) -> bool:

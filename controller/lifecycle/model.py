@@ -374,8 +374,31 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     limit_paused_total: float = 0.0
 
 
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """What decisions need to know of a job's older attempts of one occurrence. Derived from their
+    rows when a state is read, and as attempts leave it; never stored."""
+
+    occurrence: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    failed_incarnations: frozenset[int] = frozenset()
+    first_submitted_at: float | None = None
+    last_end_at: float | None = None
+    """When the last of them ended that had a place."""
+
+
+class PastRunning(msgspec.Struct, frozen=True, kw_only=True):
+    """For how long older attempts of one occurrence were RUNNING, before any that the state has.
+    Derived, as `Past` is."""
+
+    occurrence: int = 0
+    seconds: float = 0.0
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot of a run; `attempts` in the order they were made, the last is the current one."""
+    """One slot of a run; `attempts` in the order they were made, the last is the current one.
+
+    A state has the recent ones (`lifecycle.recent`), the store has all."""
 
     id: str
     group: str
@@ -390,6 +413,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """When its next attempt is made, while a wait of section 3 is going."""
     scaled_down: bool = False
     """`scale` took this slot away; a later one may bring it back."""
+    past: Past = Past()
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,6 +450,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float | None = None
     version: int = 0
     """Grows by one with each turn that changed the run."""
+    past_running: PastRunning = PastRunning()
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

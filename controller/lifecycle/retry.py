@@ -20,7 +20,7 @@ from controller.lifecycle.gangs.reading import (
     is_reserved,
 )
 from controller.lifecycle.history import EventKind
-from controller.lifecycle.model import Allocation, Attempt, Job, Limits, Run
+from controller.lifecycle.model import Allocation, Attempt, Job, Limits, Past, Run
 from controller.lifecycle.reasons import (
     PLACE_LOST,
     ROWS,
@@ -67,19 +67,28 @@ def charged_to(attempt: Attempt) -> Budget | None:
 def charged(run: Run, job: Job, budget: Budget) -> int:
     """How many ends of this job count against `budget` in the current occurrence; none of those
     that it had as a reserved job."""
-    return sum(1 for a in _charged_attempts(run, job, budget))
+    past = past_of(run, job)
+    before = {Budget.FAILURE: past.failures, Budget.PREEMPTION: past.preemptions}[budget]
+    return before + sum(1 for a in _charged_attempts(run, job, budget))
+
+
+def past_of(run: Run, job: Job) -> Past:
+    """Of the present occurrence."""
+    return job.past if job.past.occurrence == run.occurrence else Past(occurrence=run.occurrence)
 
 
 def failed_incarnations(run: Run, jobs: Iterable[Job]) -> int:
     """A gang's budget: in how many incarnations of the current occurrence a rank of it failed."""
-    return len(
-        {
-            attempt.incarnation
-            for job in jobs
-            if in_gang_group(run, job)
-            for attempt in _charged_attempts(run, job, Budget.FAILURE)
-        }
-    )
+    failed: set[int] = set()
+    for job in jobs:
+        if in_gang_group(run, job):
+            failed |= past_of(run, job).failed_incarnations
+            failed |= {
+                attempt.incarnation.number
+                for attempt in _charged_attempts(run, job, Budget.FAILURE)
+                if attempt.incarnation is not None
+            }
+    return len(failed)
 
 
 def _charged_attempts(run: Run, job: Job, budget: Budget) -> Iterator[Attempt]:
@@ -149,11 +158,17 @@ def _duration_passed(run: Run, job: Job, last: Attempt, event: RetryEvent | None
     if duration is None or last.terminating_at is None:
         return False
     own = [a for a in job.attempts if a.occurrence == run.occurrence]
-    since = own[0].submitted_at if own else run.submitted_at
+    past = past_of(run, job)
+    starts = [a.submitted_at for a in own[:1]] + _known(past.first_submitted_at)
+    since = min(starts, default=run.submitted_at)
     if event is not RetryEvent.NO_CAPACITY:
         ends = [a.terminating_at for a in own if a.provisioned_at and a.terminating_at]
-        since = ends[-1] if ends else since
+        since = max(ends + _known(past.last_end_at), default=since)
     return last.terminating_at - since >= duration
+
+
+def _known(time: float | None) -> list[float]:
+    return [] if time is None else [time]
 
 
 def short_lives(run: Run, job: Job) -> int:

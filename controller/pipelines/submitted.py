@@ -34,6 +34,10 @@ class JobSubmittedPipeline:
         self.index.run_changed(run_id, state)
         self._to_see[run_id] = None
 
+    def run_trimmed(self, state: RunState) -> None:
+        """The run as it was told last, without some of its history."""
+        self.index.run_trimmed(state)
+
     def run_over(self, run_id: str) -> None:
         """The run is final, committed, and has nothing on any node."""
         self.index.run_over(run_id)

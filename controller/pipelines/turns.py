@@ -12,26 +12,24 @@ import heapq
 import logging
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
-
-import msgspec
+from typing import Protocol
 
 from controller.clock import Chance, Clock
 from controller.lifecycle.history import Event
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
 from controller.lifecycle.places import OCCUPIED
+from controller.lifecycle.recent import recent
 from controller.lifecycle.reports import NodeDisconnected, Report, Tick
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
 from controller.lifecycle.turn import decide
 from controller.pipelines.around import World
 from controller.pipelines.families import Families, ParentGone
+from controller.pipelines.inventory import Inventory, gone, there
 from controller.pipelines.watching import Watch, Watchers
 from controller.scheduling.explain import NameOf, PlannedPlace, Waiting
 from controller.store.base import Changes, LeaseLost, Store, StoreError, StoreUnavailable
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 COMMIT_RETRY_SECONDS = 1.0
 ANY_NODE = "any node"
@@ -50,6 +48,8 @@ class Scheduler(Protocol):
     """Whether another turn should follow at once."""
 
     def run_changed(self, run_id: str, state: RunState | None) -> None: ...
+
+    def run_trimmed(self, state: RunState) -> None: ...
 
     def run_over(self, run_id: str) -> None: ...
 
@@ -97,7 +97,7 @@ class Turns:
         self._known = ChainMap(self.runs, self._leftovers)
         self._inbox: dict[str, list[Report]] = {}
         self._admitted: dict[str, RunState] = {}
-        self._inventory = _Inventory()
+        self._inventory = Inventory()
         self._waiters: list[asyncio.Future[None]] = []
         self._deadlines: list[tuple[float, str]] = []
         self._wake_at: dict[str, float] = {}
@@ -259,7 +259,7 @@ class Turns:
         now = self._clock.now()
         inbox, self._inbox = self._inbox, {}
         admitted, self._admitted = self._admitted, {}
-        inventory, self._inventory = self._inventory, _Inventory()
+        inventory, self._inventory = self._inventory, Inventory()
         waiters = self._take_waiters()
         for run_id in self._due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
@@ -287,17 +287,17 @@ class Turns:
         self._resolve(waiters, None)
         self._tell(turn, inventory.nodes)
 
-    async def _commit(self, turn: _Turn, inventory: _Inventory) -> None:
+    async def _commit(self, turn: _Turn, inventory: Inventory) -> None:
         changes = Changes(
             runs={
                 run_id: (self._known.get(run_id), state)
                 for run_id, state in turn.states.items()
                 if self._known.get(run_id) is not state
             },
-            nodes=_there(inventory.nodes),
-            removed_nodes=_gone(inventory.nodes),
-            fleets=_there(inventory.fleets),
-            removed_fleets=_gone(inventory.fleets),
+            nodes=there(inventory.nodes),
+            removed_nodes=gone(inventory.nodes),
+            fleets=there(inventory.fleets),
+            removed_fleets=gone(inventory.fleets),
             events=tuple(turn.events),
         )
         if changes.runs or changes.events or inventory.nodes or inventory.fleets:
@@ -310,6 +310,7 @@ class Turns:
     def _adopt(self, turn: _Turn) -> None:
         for run_id, state in turn.states.items():
             fresh = self._index(self._known.get(run_id), state)
+            state = self._trimmed(state)
             if state.run.status in FINAL_RUN_STATUSES:
                 self._retire(state)
             else:
@@ -318,6 +319,13 @@ class Turns:
             self._set_deadline(run_id, turn.deadlines.get(run_id))
         if self._reschedule:
             self._wake.set()
+
+    def _trimmed(self, state: RunState) -> RunState:
+        """Only of what is committed: the store has what leaves here."""
+        kept = recent(state)
+        if kept is not state:
+            self._scheduler.run_trimmed(kept)
+        return kept
 
     def _tell_of_lost_links(self, run_id: str, node_ids: Iterable[str]) -> None:
         """A link that broke while a placement was being committed was not told to that run."""
@@ -377,11 +385,11 @@ class Turns:
                 due.append(run_id)
         return due
 
-    def _put_back(self, inbox: dict[str, list[Report]], inventory: _Inventory) -> None:
+    def _put_back(self, inbox: dict[str, list[Report]], inventory: Inventory) -> None:
         for run_id, reports in inbox.items():
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
         newer = self._inventory
-        self._inventory = _Inventory(
+        self._inventory = Inventory(
             nodes={**inventory.nodes, **newer.nodes}, fleets={**inventory.fleets, **newer.fleets}
         )
 
@@ -425,21 +433,6 @@ def _no_node_reached(state: RunState) -> Iterator[NodeDisconnected]:
         yield NodeDisconnected(
             run_id=state.run.id, node_id=node_id, disconnected=True, limits_anew=True
         )
-
-
-class _Inventory(msgspec.Struct):
-    """Nodes and fleets that were changed or (None) removed and are not committed yet."""
-
-    nodes: dict[str, Node | None] = {}
-    fleets: dict[str, Fleet | None] = {}
-
-
-def _there(changes: Mapping[str, T | None]) -> dict[str, T]:
-    return {key: value for key, value in changes.items() if value is not None}
-
-
-def _gone(changes: Mapping[str, object]) -> tuple[str, ...]:
-    return tuple(key for key, value in changes.items() if value is None)
 
 
 class _Turn:

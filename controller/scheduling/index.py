@@ -86,6 +86,10 @@ class Index:
         else:
             self.states[run_id] = state
 
+    def run_trimmed(self, state: RunState) -> None:
+        """The same without some of its history: what that used stays counted."""
+        self.states[state.run.id] = state
+
     def run_over(self, run_id: str) -> None:
         """Nothing of this run will ever change again: what it used stays counted."""
         self.states.pop(run_id, None)

@@ -2,7 +2,8 @@
 
 * `commit` is one transaction: all of its changes are durable when it returns, or none ever is.
 * Every commit proves that this controller still holds the lease, inside that transaction.
-* What was loaded comes back equal to what was committed.
+* What was loaded comes back equal to what was committed; of a run's history the recent part
+  (`lifecycle.recent`). What a committed state no longer has stays stored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from controller.lifecycle.history import Event
-from controller.lifecycle.model import Allocation, Fleet, Node, RunState, Use
+from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, RunState, Use
 from controller.store.users import StoredToken, User
 
 USE_SECONDS = 10 * 86400.0
@@ -65,7 +66,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Places that finished runs still occupy (held or orphaned)."""
     fleets: tuple[Fleet, ...] = ()
     past_use: tuple[Use, ...] = ()
-    """What finished runs took within `USE_SECONDS`; live ones have their allocations."""
+    """What was taken within `USE_SECONDS` by places that none of `runs` has."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,9 +134,28 @@ class Store(Protocol):
         """Oldest first, those with `seq` > after; of one run, or of everything; of one user's
         runs, or of all."""
 
+    async def attempts(
+        self,
+        run_id: str,
+        *,
+        job_id: str | None = None,
+        occurrence: int | None = None,
+        key: str | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Attempt]:
+        """Oldest first, all that are stored of this run; of one job or occurrence; or those with
+        this id or number. `after` is the id of the last one of the page before (unknown: empty).
+        """
+
     async def forget(self, *, finished_before: float, limit: int) -> int:
         """Remove up to `limit` of the runs that ended before then (Unix time) and occupy nothing,
         and their events; how many these were. Raises LeaseLost, StoreUnavailable."""
+
+    async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
+        """Of live runs: remove up to `limit` attempts of earlier occurrences that ended before then
+        (Unix time), occupy nothing and are not among the recent ones, with their places and
+        events; how many. Raises LeaseLost, StoreUnavailable."""
 
     async def renew_lease(self) -> None:
         """Say that this controller lives. Raises LeaseLost, StoreUnavailable."""

@@ -8,8 +8,8 @@ from controller.store import tables
 from controller.store.rows import RowCodec
 from controller.store.users import StoredToken, User
 
-RUN = RowCodec(Run, tables.runs)
-JOB = RowCodec(Job, tables.jobs, without=frozenset({"attempts"}))
+RUN = RowCodec(Run, tables.runs, without=frozenset({"past_running"}))
+JOB = RowCodec(Job, tables.jobs, without=frozenset({"attempts", "past"}))
 ATTEMPT = RowCodec(Attempt, tables.attempts)
 ALLOCATION = RowCodec(Allocation, tables.allocations)
 FLEET = RowCodec(Fleet, tables.fleets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Attempt, RunState
 from controller.store.base import (
     Boot,
     Changes,
@@ -56,6 +56,23 @@ class _Around:
         user: str | None = None,
     ) -> list[StoredEvent]:
         return await self._inner.events(run_id=run_id, after=after, limit=limit, user=user)
+
+    async def attempts(
+        self,
+        run_id: str,
+        *,
+        job_id: str | None = None,
+        occurrence: int | None = None,
+        key: str | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Attempt]:
+        return await self._inner.attempts(
+            run_id, job_id=job_id, occurrence=occurrence, key=key, after=after, limit=limit
+        )
+
+    async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
+        return await self._inner.forget_attempts(finished_before=finished_before, limit=limit)
 
     async def forget(self, *, finished_before: float, limit: int) -> int:
         return await self._inner.forget(finished_before=finished_before, limit=limit)

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from controller.lifecycle.model import Allocation, Fleet, Node, RunState, Use
+from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, RunState, Use
+from controller.lifecycle.recent import recent
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.lifecycle.using import use_of
 from controller.store.base import (
@@ -22,6 +23,7 @@ from controller.store.base import (
     StoredEvent,
     StoreUnavailable,
 )
+from controller.store.memoryhistory import forgettable, whole, without
 from controller.store.tables import SCHEMA_VERSION
 from controller.store.users import StoredToken, User
 
@@ -74,8 +76,9 @@ class MemoryStore:
 
     async def load(self) -> Snapshot:
         database = self._opened()
+        runs = tuple(reversed(self._newest_first(lambda state: not _is_final(state))))
         return Snapshot(
-            runs=tuple(reversed(self._newest_first(lambda state: not _is_final(state)))),
+            runs=runs,
             nodes=tuple(sorted(database.nodes.values(), key=lambda node: node.name)),
             users=tuple(database.users.values()),
             tokens=tuple(database.tokens.values()),
@@ -87,13 +90,18 @@ class MemoryStore:
                 if _is_occupied(place)
             ),
             fleets=tuple(sorted(database.fleets.values(), key=lambda fleet: fleet.name)),
-            past_use=tuple(self._past_use()),
+            past_use=tuple(self._past_use(runs)),
         )
 
-    def _past_use(self) -> Iterator[Use]:
+    def _past_use(self, runs: Iterable[RunState]) -> Iterator[Use]:
+        at_hand = {place.id for state in runs for place in state.allocations}
         since = self._now() - USE_SECONDS
-        ended = [state for state in self._opened().runs.values() if _is_final(state)]
-        places = [(place, state.run.user) for state in ended for place in state.allocations]
+        places = [
+            (place, state.run.user)
+            for state in self._opened().runs.values()
+            for place in state.allocations
+            if place.id not in at_hand and not place.victims
+        ]
         for place, user in sorted(places, key=lambda entry: (entry[0].created_at, entry[0].id)):
             if place.state is not AllocationState.NOMINATED and (
                 place.released_at is None or place.released_at > since
@@ -103,7 +111,7 @@ class MemoryStore:
     async def commit(self, changes: Changes) -> None:
         database = self._verified()
         for run_id, (_, new) in changes.runs.items():
-            database.runs[run_id] = new
+            database.runs[run_id] = whole(database.runs.get(run_id), new)
         _put(database.fleets, changes.fleets, changes.removed_fleets)
         _put(database.nodes, changes.nodes, changes.removed_nodes)
         _put(database.users, {user.name: user for user in changes.users}, changes.removed_users)
@@ -136,13 +144,57 @@ class MemoryStore:
         database.events = [one for one in database.events if one.event.run_id not in old]
         return len(old)
 
+    async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
+        database = self._verified()
+        removed: set[str] = set()
+        for state in list(database.runs.values()):
+            old = [] if _is_final(state) else forgettable(state, finished_before)
+            old = old[: limit - len(removed)]
+            if old:
+                removed |= {attempt.id for attempt in old}
+                database.runs[state.run.id] = without(state, old, finished_before)
+                database.events = [
+                    one
+                    for one in database.events
+                    if one.event.run_id != state.run.id
+                    or (
+                        one.event.attempt_id not in removed
+                        and (one.event.attempt_id is not None or one.event.at >= finished_before)
+                    )
+                ]
+        return len(removed)
+
+    async def attempts(
+        self,
+        run_id: str,
+        *,
+        job_id: str | None = None,
+        occurrence: int | None = None,
+        key: str | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Attempt]:
+        state = self._opened().runs.get(run_id)
+        everything = [a for job in (state.jobs if state else ()) for a in job.attempts]
+        everything.sort(key=lambda attempt: (attempt.submitted_at, attempt.id))
+        if after is not None:
+            ids = [attempt.id for attempt in everything]
+            everything = everything[ids.index(after) + 1 :] if after in ids else []
+        return [
+            attempt
+            for attempt in everything
+            if job_id in (None, attempt.job_id)
+            and occurrence in (None, attempt.occurrence)
+            and key in (None, attempt.id, str(attempt.number))
+        ][:limit]
+
     async def renew_lease(self) -> None:
         self._verified()
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
         found = self._opened().runs.get(key)
         if found is not None and user in (None, found.run.user):
-            return found
+            return recent(found)
         return self._newest(lambda state: state.run.name == key and user in (None, state.run.user))
 
     async def find_submission(self, user: str, client_key: str) -> RunState | None:
@@ -211,7 +263,7 @@ class MemoryStore:
         return next(iter(self._newest_first(wanted)), None)
 
     def _newest_first(self, wanted: Callable[[RunState], bool]) -> list[RunState]:
-        runs = [state for state in self._opened().runs.values() if wanted(state)]
+        runs = [recent(state) for state in self._opened().runs.values() if wanted(state)]
         return sorted(runs, key=_age, reverse=True)
 
 

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Allocation, Attempt, Job, RunState, Use
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
+from controller.lifecycle.recent import recent
+from controller.lifecycle.statuses import AllocationState
 from controller.lifecycle.using import use_of
-from controller.store import codecs, tables
+from controller.store import codecs, history, tables
 from controller.store.base import Snapshot, StoredEvent
+from controller.store.history import FINAL
 from controller.store.rows import storable
 
 IDS_PER_QUERY = 500
 """Databases limit the number of parameters of a statement."""
 
-_FINAL = [status.value for status in FINAL_RUN_STATUSES]
 _runs = tables.runs.c
 
 
 def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
-    live = sa.select(tables.runs).where(_runs.status.not_in(_FINAL))
+    live = sa.select(tables.runs).where(_runs.status.not_in(FINAL))
+    in_order = live.order_by(_runs.submitted_at, _runs.id)
+    runs = tuple(map(recent, _assemble(connection, in_order, present=True)))
     return Snapshot(
-        runs=tuple(_assemble(connection, live.order_by(_runs.submitted_at, _runs.id))),
+        runs=runs,
         nodes=tuple(
             codecs.NODE.value(row)
             for row in _rows(connection, sa.select(tables.nodes).order_by(tables.nodes.c.name))
@@ -37,7 +40,7 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
             codecs.FLEET.value(row)
             for row in _rows(connection, sa.select(tables.fleets).order_by(tables.fleets.c.name))
         ),
-        past_use=tuple(_past_use(connection, used_since)),
+        past_use=tuple(_past_use(connection, used_since, runs)),
     )
 
 
@@ -46,26 +49,28 @@ def _leftovers(connection: sa.Connection) -> tuple[Allocation, ...]:
     query = (
         sa.select(places)
         .join(tables.runs, places.c.run_id == _runs.id)
-        .where(_runs.status.in_(_FINAL), places.c.state != AllocationState.RELEASED.value)
+        .where(_runs.status.in_(FINAL), places.c.state != AllocationState.RELEASED.value)
         .order_by(places.c.id)
     )
     return tuple(map(codecs.ALLOCATION.value, _rows(connection, query)))
 
 
-def _past_use(connection: sa.Connection, since: float) -> Iterator[Use]:
+def _past_use(connection: sa.Connection, since: float, runs: Iterable[RunState]) -> Iterator[Use]:
+    at_hand = {place.id for state in runs for place in state.allocations}
     places = tables.allocations
     query = (
         sa.select(places, _runs.user)
         .join(tables.runs, places.c.run_id == _runs.id)
         .where(
-            _runs.status.in_(_FINAL),
             places.c.state != AllocationState.NOMINATED.value,
             places.c.released_at.is_(None) | (places.c.released_at > since),
         )
         .order_by(places.c.created_at, places.c.id)
     )
     for row in connection.execute(query).mappings():
-        yield use_of(codecs.ALLOCATION.value(row), row["user"])
+        place = codecs.ALLOCATION.value(row)
+        if place.id not in at_hand and not place.victims:
+            yield use_of(place, row["user"])
 
 
 def find_run(connection: sa.Connection, key: str, user: str | None) -> RunState | None:
@@ -99,7 +104,7 @@ def list_runs(
 ) -> list[RunState]:
     query = sa.select(tables.runs).order_by(_runs.submitted_at.desc(), _runs.id.desc())
     if not include_finished:
-        query = query.where(_runs.status.not_in(_FINAL))
+        query = query.where(_runs.status.not_in(FINAL))
     if user is not None:
         query = query.where(_runs.user == user)
     if before is not None:
@@ -128,14 +133,20 @@ def events(
     ]
 
 
-def _assemble(connection: sa.Connection, query: sa.Select[Any]) -> list[RunState]:
-    """The whole states of the runs that the query gives, in its order."""
+def _assemble(
+    connection: sa.Connection, query: sa.Select[Any], *, present: bool = False
+) -> list[RunState]:
+    """The states of the runs that the query gives, in its order, with what is recent of them;
+    `present`: and with all of the present occurrence."""
     rows = _rows(connection, query)
     ids = [row["id"] for row in rows]
     places = defaultdict(list)
-    for row in _owned(connection, tables.allocations, ids, "created_at", "id"):
-        places[row["run_id"]].append(codecs.ALLOCATION.value(row))
-    jobs = _jobs(connection, ids)
+    order = (tables.allocations.c.created_at, tables.allocations.c.id)
+    for chunk in _chunks(ids):
+        recent_places = history.recent_places(chunk, present=present)
+        for row in _rows(connection, recent_places.order_by(*order)):
+            places[row["run_id"]].append(codecs.ALLOCATION.value(row))
+    jobs = _jobs(connection, ids, present=present)
     return [
         RunState(
             run=codecs.RUN.value(row),
@@ -146,26 +157,25 @@ def _assemble(connection: sa.Connection, query: sa.Select[Any]) -> list[RunState
     ]
 
 
-def _jobs(connection: sa.Connection, run_ids: Sequence[str]) -> dict[str, list[Job]]:
+def _jobs(
+    connection: sa.Connection, run_ids: Sequence[str], *, present: bool
+) -> dict[str, list[Job]]:
     attempts: dict[str, list[Attempt]] = defaultdict(list)
-    for row in _owned(connection, tables.attempts, run_ids, "number"):
-        attempts[row["job_id"]].append(codecs.ATTEMPT.value(row))
     jobs: dict[str, list[Job]] = defaultdict(list)
-    for row in _owned(connection, tables.jobs, run_ids, "index"):
-        job = codecs.JOB.value(row, attempts=tuple(attempts[row["id"]]))
-        jobs[row["run_id"]].append(job)
+    for chunk in _chunks(run_ids):
+        of_these = history.recent_attempts(chunk, present=present)
+        for row in _rows(connection, of_these.order_by(tables.attempts.c.number)):
+            attempts[row["job_id"]].append(codecs.ATTEMPT.value(row))
+        slots = sa.select(tables.jobs).where(tables.jobs.c.run_id.in_(chunk))
+        for row in _rows(connection, slots.order_by(tables.jobs.c.index)):
+            job = codecs.JOB.value(row, attempts=tuple(attempts[row["id"]]))
+            jobs[row["run_id"]].append(job)
     return jobs
 
 
-def _owned(
-    connection: sa.Connection, table: sa.Table, run_ids: Sequence[str], *order: str
-) -> list[sa.RowMapping]:
-    rows: list[sa.RowMapping] = []
-    for start in range(0, len(run_ids), IDS_PER_QUERY):
-        chunk = run_ids[start : start + IDS_PER_QUERY]
-        query = sa.select(table).where(table.c.run_id.in_(chunk))
-        rows += _rows(connection, query.order_by(*(table.c[name] for name in order)))
-    return rows
+def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        yield list(ids[start : start + IDS_PER_QUERY])
 
 
 def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[sa.RowMapping]:

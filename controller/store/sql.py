@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from controller.lifecycle.model import RunState
-from controller.store import reading, schema, writing
+from controller.lifecycle.model import Attempt, RunState
+from controller.store import forgetting, history, reading, schema, writing
 from controller.store.base import (
     USE_SECONDS,
     Boot,
@@ -118,7 +118,16 @@ class SqlStore:
         removed: list[str] = []
 
         def forget(connection: sa.Connection) -> None:
-            removed[:] = writing.forget(connection, finished_before, limit)
+            removed[:] = forgetting.runs(connection, finished_before, limit)
+
+        await self._write(forget)
+        return len(removed)
+
+    async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
+        removed: list[str] = []
+
+        def forget(connection: sa.Connection) -> None:
+            removed[:] = forgetting.attempts(connection, finished_before, limit)
 
         await self._write(forget)
         return len(removed)
@@ -165,6 +174,19 @@ class SqlStore:
                 connection, run_id=run_id, after=after, limit=limit, user=user
             )
         )
+
+    async def attempts(
+        self,
+        run_id: str,
+        *,
+        job_id: str | None = None,
+        occurrence: int | None = None,
+        key: str | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Attempt]:
+        wanted = history.of(run_id, job_id=job_id, occurrence=occurrence, key=key)
+        return await self._read(lambda connection: history.page(connection, wanted, after, limit))
 
     async def close(self) -> None:
         writer_thread, self._writer_thread = self._writer_thread, None

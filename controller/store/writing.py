@@ -9,7 +9,6 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.store import codecs, tables
 from controller.store.base import Changes
 from controller.store.rows import RowCodec
@@ -54,38 +53,16 @@ def _bound(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
 def write(connection: sa.Connection, changes: Changes) -> None:
     _write_runs(connection, changes.runs.values())
     _upsert(connection, codecs.FLEET, "name", changes.fleets.values())
-    _delete(connection, tables.fleets.c.name, changes.removed_fleets)
+    delete(connection, tables.fleets.c.name, changes.removed_fleets)
     _upsert(connection, codecs.NODE, "id", changes.nodes.values())
-    _delete(connection, tables.nodes.c.id, changes.removed_nodes)
+    delete(connection, tables.nodes.c.id, changes.removed_nodes)
     _upsert(connection, codecs.USER, "name", changes.users)
-    _delete(connection, tables.users.c.name, changes.removed_users)
+    delete(connection, tables.users.c.name, changes.removed_users)
     _upsert(connection, codecs.TOKEN, "id", changes.tokens)
-    _delete(connection, tables.tokens.c.id, changes.removed_tokens)
+    delete(connection, tables.tokens.c.id, changes.removed_tokens)
     if changes.events:
         rows = [codecs.EVENT.row(event) for event in changes.events]
         connection.execute(tables.events.insert(), rows)
-
-
-def forget(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
-    """The ids of the removed runs; what belongs to a run goes with it."""
-    runs, places = tables.runs.c, tables.allocations.c
-    occupied = sa.exists().where(
-        places.run_id == runs.id, places.state != AllocationState.RELEASED.value
-    )
-    query = (
-        sa.select(runs.id)
-        .where(
-            runs.status.in_([status.value for status in FINAL_RUN_STATUSES]),
-            runs.finished_at < finished_before,
-            ~occupied,
-        )
-        .order_by(runs.finished_at)
-        .limit(limit)
-    )
-    old = list(connection.execute(query).scalars())
-    _delete(connection, tables.events.c.run_id, old)
-    _delete(connection, runs.id, old)
-    return old
 
 
 def _write_runs(
@@ -111,7 +88,7 @@ def _write_runs(
         batch.write(connection)
 
 
-def _delete(connection: sa.Connection, key: sa.Column[Any], values: Sequence[str]) -> None:
+def delete(connection: sa.Connection, key: sa.Column[Any], values: Sequence[str]) -> None:
     if values:
         connection.execute(sa.delete(key.table).where(key.in_(values)))
 

@@ -218,11 +218,11 @@ def a_node(node_id: str = "node1", *, name: str = "n1") -> Node:
     )
 
 
-def an_event(run_id: str = "run1", cause: str = "submitted") -> Event:
+def an_event(run_id: str = "run1", cause: str = "submitted", attempt_id: str | None = "a") -> Event:
     return Event(
         run_id=run_id,
         job_id="j",
-        attempt_id="a",
+        attempt_id=attempt_id,
         at=100.5,
         kind=EventKind.ATTEMPT,
         from_status="submitted",
@@ -244,3 +244,34 @@ def change(old: RunState, new: RunState) -> Changes:
 def with_status(state: RunState, status: RunStatus) -> RunState:
     run = msgspec.structs.replace(state.run, status=status, version=state.run.version + 1)
     return msgspec.structs.replace(state, run=run)
+
+
+def with_history(state: RunState, attempts: int, *, day: float = 86400.0) -> RunState:
+    """Its job had so many attempts, one a day, each an occurrence with a place and an end of its
+    own; the last one runs."""
+    run_id, last = state.run.id, attempts - 1
+    made = [
+        msgspec.structs.replace(
+            an_attempt(run_id, n, status=AttemptStatus.FAILED, finished_at=n * day + 9.0),
+            occurrence=n + 1,
+            submitted_at=n * day,
+            cleanup_unknown=False,
+        )
+        for n in range(last)
+    ]
+    live = msgspec.structs.replace(
+        an_attempt(run_id, last, status=AttemptStatus.RUNNING),
+        occurrence=attempts,
+        submitted_at=last * day,
+    )
+    places = [
+        a_place(run_id, str(n + 1), state=AllocationState.RELEASED, released_at=n * day + 9.0)
+        for n in range(last)
+    ]
+    held = a_place(run_id, str(attempts), state=AllocationState.HELD)
+    return msgspec.structs.replace(
+        state,
+        run=msgspec.structs.replace(state.run, occurrence=attempts, finished_at=None),
+        jobs=(msgspec.structs.replace(state.jobs[0], attempts=(*made, live)),),
+        allocations=(*places, held),
+    )
