@@ -21,6 +21,7 @@ from tests.support.daemons import processes_that_mention
 from tests.support.lab import ControllerLab
 from tests.support.machines import Host, hosts
 from tests.support.processes import ControllerProcess
+from tests.support.waiting import wait_until
 
 LOST_AFTER = Limits().node_lost_after
 LATEST_LOSS = LOST_AFTER + 30.0
@@ -126,7 +127,8 @@ class Lab(ControllerLab):
     def end(self) -> None:
         """Every run is let go, and judged by what it left."""
         for cut in self.cuts:
-            self.wait_for(cut.run, "running")
+            last = self.wait_for(cut.run, "running")["jobs"][0]["attempts"][-1]
+            wait_until((self.folder / last["id"]).exists, what=f"{cut.run} to count")
         (self.folder / "end").touch()
         for cut in self.cuts:
             self._judge(cut, self.wait_for(cut.run))
