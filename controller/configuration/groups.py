@@ -49,8 +49,10 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def groups(value: object, make: Callable[[type, Any], Any]) -> schema.Groups:
     """Raises ConfigurationError naming the group's field."""
-    if not isinstance(value, list | tuple) or not value:
+    if not isinstance(value, list | tuple):
         raise ValueError(f"{shown(value)} is not a list of groups")
+    if not value:
+        raise ValueError("is empty")
     if len(value) > MOST_GROUPS:
         raise ValueError(f"has more than {MOST_GROUPS} groups")
     made = schema.Groups(_group(one, f"groups[{n}]", make) for n, one in enumerate(value))

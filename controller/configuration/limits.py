@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from controller.configuration.errors import ConfigurationError
 from controller.configuration.groups import GroupPlan, plan_groups
-from controller.configuration.schema import ALLOWED, TaskConfiguration
+from controller.configuration.schema import ALLOWED, DisconnectFields, TaskConfiguration
 from runner.schemas import SHORTEST_SECRET
 from runner.schemas.script import LONGEST_ARGUMENT, script
 
+LEAST_UNHEARD = 30.0
 LEAST_MEMORY = 6 << 20
 """Bytes: with less the container engine starts nothing."""
 
@@ -18,6 +19,13 @@ def check_limits(configuration: TaskConfiguration) -> None:
     if longest is not None and longest.seconds == 0:
         raise ConfigurationError(
             "max_duration", "would end the run at once", ALLOWED["max_duration"]
+        )
+    unheard = configuration.on_disconnect
+    if isinstance(unheard, DisconnectFields) and unheard.stop_after < LEAST_UNHEARD:
+        raise ConfigurationError(
+            "on_disconnect.stop_after",
+            "is less than 30s, in which a connection that broke is made again",
+            ALLOWED["on_disconnect.stop_after"],
         )
     for name, value in (configuration.secrets or {}).items():
         _check_length(f"secrets.{name}", f"{name}={value}")

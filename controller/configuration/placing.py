@@ -49,8 +49,10 @@ def schedule(value: object) -> schema.Schedule:
     """A text, a list of texts, or dstack's mapping with `cron`."""
     given = value.get("cron") if isinstance(value, dict) and value.keys() == {"cron"} else value
     expressions = [given] if isinstance(given, str) else given
-    if not isinstance(expressions, list | tuple) or not expressions:
+    if not isinstance(expressions, list | tuple):
         raise ValueError(f"{shown(value)} is not a schedule")
+    if not expressions:
+        raise ValueError("is empty")
     if len(expressions) > _MOST_EXPRESSIONS:
         raise ValueError(f"has more than {_MOST_EXPRESSIONS} expressions")
     return schema.Schedule(dict.fromkeys(_expression(one) for one in expressions))

@@ -39,7 +39,6 @@ from controller.lifecycle.submission import PlannedGroup
 _T = TypeVar("_T")
 
 LEAST_LOG_QUOTA = 1 << 20
-LEAST_UNHEARD = 30.0
 HIDDEN = "***"
 _SECRET_OF_REPO = frozenset({"token", "private_key"})
 
@@ -230,10 +229,6 @@ def _stop_when_unheard(configuration: TaskConfiguration, defaults: Defaults) -> 
     written = configuration.on_disconnect
     if not isinstance(written, DisconnectFields):
         return defaults.limits.node_lost_after if written == "stop" else None
-    if written.stop_after < LEAST_UNHEARD:
-        field = "on_disconnect.stop_after"
-        message = "is less than 30s, in which a connection that broke is made again"
-        raise ConfigurationError(field, message, ALLOWED[field])
     return float(written.stop_after)
 
 

@@ -25,7 +25,7 @@ from controller.lifecycle.submission import new_run
 from controller.pipelines.families import ParentGone
 from controller.pipelines.turns import NameTaken, Turns
 from controller.service.access import require_band, require_control
-from controller.service.errors import Conflict, Invalid, Refused
+from controller.service.errors import Conflict, Forbidden, Invalid, NotFound, Refused
 from controller.service.userkeys import user_keys
 from controller.store.base import Store
 from controller.store.users import User
@@ -189,8 +189,12 @@ class SubmissionService:
     async def _parent(self, key: str | None, user: User) -> RunState | None:
         if key is None:
             return None
-        parent = await self._runs.get(key)
-        require_control(user, parent.run)
+        try:
+            parent = await self._runs.get(key)
+            require_control(user, parent.run)
+        except (NotFound, Forbidden) as error:
+            error.field = "parent"
+            raise
         if parent.run.status in FINAL_RUN_STATUSES:
             raise await self._parent_ended(parent.run.id)
         return parent

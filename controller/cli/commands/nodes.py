@@ -109,7 +109,7 @@ def _cells(node: NodeView) -> tuple[str, ...]:
         f"until {node.drain_deadline}" if node.drain_deadline else "",
         _reasoned("cordoned", node.cordon_reason) if node.cordoned else "",
         f"takes no work: {node.unfit}" if node.unfit else "",
-        f"{node.quarantined} tasks of nobody here" if node.quarantined else "",
+        f"tasks of nobody here: {node.quarantined}" if node.quarantined else "",
     ]
     about += [f"GPU {gpu.uuid}: {gpu.message}" for gpu in node.gpus if gpu.message]
     if not node.isolation:

@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
@@ -27,6 +27,7 @@ from controller.service.errors import Invalid
 from controller.service.userkeys import user_keys
 from controller.store.base import LeaseLost
 
+LogLevel = Literal["debug", "info", "warning", "error"]
 GC_THRESHOLDS = (20_000, 20, 20)
 
 
@@ -42,7 +43,7 @@ def controller(
     database_file: Path | None = None,
     keep_runs: str = "90d",
     keep_logs: str = "30d",
-    log_level: Annotated[str, Parameter(show=False)] = "info",
+    log_level: Annotated[LogLevel, Parameter(show=False)] = "info",
 ) -> int:
     """Start a controller and serve until it is stopped.
 
@@ -90,6 +91,7 @@ def controller(
         port=port,
         defaults=defaults,
         most_upload=parse_limit(upload_limit),
+        node_failure=operating.node_failure,
         cluster_networks=operating.cluster_networks,
         database=find_database(data, database, database_file, os.environ),
         keep=Keep(

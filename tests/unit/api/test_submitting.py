@@ -101,7 +101,7 @@ async def test_a_parent_must_live(api: TestClient[Any, Any]) -> None:
     async with api.post("/v1/runs", json=body) as answer:
         assert await error_of(answer) == (409, "parent_ended", "parent")
     async with api.post("/v1/runs", json={**body, "parent": "nobody"}) as answer:
-        assert (await error_of(answer))[0] == 404
+        assert await error_of(answer) == (404, "not_found", "parent")
 
 
 async def test_a_gang_is_submitted_with_ranks_and_an_incarnation(api: TestClient[Any, Any]) -> None:

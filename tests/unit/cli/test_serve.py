@@ -10,6 +10,7 @@ from aiohttp.http_exceptions import BadStatusLine
 
 from controller.cli.commands.serve import is_our_failure, read_config
 from controller.cli.errors import CliError
+from tests.support.processes import run_cli
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,10 @@ def test_a_mistake_in_the_controllers_file_names_file_line_and_field(tmp_path: P
 def test_a_controllers_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"--config .*/none.yaml: can't be read: No such file"):
         read_config(tmp_path / "none.yaml")
+
+
+def test_a_level_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    done = run_cli("controller", "--data", tmp_path / "c", "--log-level", "loud")
+    assert done.status == 2
+    assert '"warning"' in done.errors
+    assert "should not have happened" not in done.errors

@@ -20,6 +20,7 @@ def submit(**fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "sentence"),
     [
+        ({"on_disconnect": {"stop_after": "29s"}}, "on_disconnect.stop_after", "at least 30s"),
         ({"max_duration": 0}, "max_duration", "more than 0"),
         ({"max_duration": "0s"}, "max_duration", "more than 0"),
         ({"stop_duration": -5}, "stop_duration", "a duration such as"),
