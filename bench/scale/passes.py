@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from bench.scale.parts import Row
 from bench.scheduling import JOBS, NODES, Bench, new_job
+from controller.cli.commands.serve import prepare_for_many_nodes
 from controller.lifecycle.model import RunState
 
 TRIES = 3
@@ -14,6 +15,9 @@ GOAL_SECONDS = 0.3
 
 
 def measure() -> list[Row]:
+    """As in a controller, also what concerns garbage. Judged by CPU time: a busy machine says
+    nothing about the scheduler."""
+    prepare_for_many_nodes()
     return [
         _row("alike, all fit", lambda number: new_job(8), full=False),
         _row("of 104 kinds, all fit", _mixed, full=False),
@@ -38,7 +42,7 @@ def _row(what: str, make: Callable[[int], RunState], *, full: bool) -> Row:
         bench.pipeline.place(1.0)
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-    best = min(walls)
-    figure = f"{best * 1000:.0f} ms ({min(cpus) * 1000:.0f} ms CPU), best of {TRIES}"
+    best = min(cpus)
+    figure = f"{best * 1000:.0f} ms CPU ({min(walls) * 1000:.0f} ms), best of {TRIES}"
     name = f"one scheduling pass, {JOBS} pending jobs ({what}), {NODES} nodes"
     return Row(name, figure, "≤ 300 ms", best <= GOAL_SECONDS)

@@ -24,7 +24,9 @@ def choose(fitting: Sequence[NodeGpu], free: Sequence[NodeGpu], count: int) -> l
     if count == len(fitting):
         return list(fitting)
     places = {gpu.uuid: at for at, gpu in enumerate(free)}
-    pattern = tuple(tuple(nearness(one, other) for other in free) for one in free)
+    pattern = ((_FAR,) * len(free),) * len(free)
+    if any(gpu.near for gpu in free):
+        pattern = tuple(tuple(nearness(one, other) for other in free) for one in free)
     chosen = _chosen(
         tuple(places[gpu.uuid] for gpu in fitting), pattern, tuple(g.memory for g in free), count
     )
