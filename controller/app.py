@@ -20,6 +20,7 @@ from controller.assembly import Machinery
 from controller.blobs import MOST_BYTES, BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.configuration.plan import Defaults
+from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node
 from controller.links import hostkeys
 from controller.links.base import NodeLink
@@ -57,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     database: Database | None = None
     """None: a file in the folder."""
     keep: Keep = Keep()
+    node_failure: NodeFailure = NodeFailure()
     cluster_networks: tuple[IPv4Network, ...] = ()
     """Where the jobs of multi-node runs reach each other, the preferred network first."""
 
@@ -125,7 +127,7 @@ async def _open(
         clock=clock,
         chance=chance,
         blobs=blobs,
-        node_failure_after=options.defaults.limits.node_lost_after,
+        node_failure=options.node_failure,
         cluster_secret=secret_of(key),
         cluster_networks=options.cluster_networks,
     )

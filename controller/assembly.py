@@ -9,7 +9,8 @@ from ipaddress import IPv4Network
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.lifecycle.effects import EffectKind
-from controller.lifecycle.model import Limits, Node
+from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
+from controller.lifecycle.model import Node
 from controller.links.base import NodeConnection, NodeLink
 from controller.logs.store import LogStore
 from controller.nodes.drains import DrainDeadlines
@@ -40,7 +41,7 @@ from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 class Machinery:
     """Turns, node sessions and effects over one opened store.
 
-    `node_failure_after`: seconds of silence after which a node is given up for lost.
+    `node_failure`: what is made of a node's silence.
     `progress` is told the bytes of images being pulled, by attempt id; they are never stored.
     `cluster_secret` is what the SSH keys of multi-node runs are derived from, `cluster_networks`
     where their jobs reach each other.
@@ -58,7 +59,7 @@ class Machinery:
         clock: Clock,
         chance: Chance,
         blobs: BlobStore,
-        node_failure_after: float = Limits().node_lost_after,
+        node_failure: NodeFailure = DEFAULT_NODE_FAILURE,
         cluster_secret: bytes,
         cluster_networks: Sequence[IPv4Network] = (),
     ) -> None:
@@ -67,7 +68,7 @@ class Machinery:
         self.turns = Turns(
             store, clock, chance, JobSubmittedPipeline(chance.new_id, snapshot.past_use)
         )
-        settings = Settings(lost_after=node_failure_after, fence=fence)
+        settings = Settings(failure=node_failure, fence=fence)
         self.nodes = Nodes(self.turns, make_link, clock, chance, settings)
         self._drains = DrainDeadlines(self.turns, clock)
         restored = boot.restored_at is not None

@@ -21,8 +21,10 @@ from controller.configuration.schema import Duration, DurationOrOff
 from controller.configuration.source import SourceError
 from controller.configuration.units import DURATION_ALLOWED, OFF_ALLOWED, shown
 from controller.configuration.values import make
+from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Limits
 
+_LEAST_PROBE_EVERY = 1.0
 _SOME_TIME = f"{DURATION_ALLOWED}, more than 0"
 ALLOWED: Mapping[str, str] = {
     "limits": "a mapping",
@@ -34,7 +36,9 @@ ALLOWED: Mapping[str, str] = {
     "limits.no_capacity_wait": DURATION_ALLOWED,
     "limits.jitter": "a number from 0 to 1",
     "node_failure": "a mapping",
-    "node_failure.after": _SOME_TIME,
+    "node_failure.probe_every": f"{DURATION_ALLOWED}, at least 1s",
+    "node_failure.unreachable_after": _SOME_TIME,
+    "node_failure.after": f"{DURATION_ALLOWED}, at least unreachable_after",
     "defaults": "a mapping",
     "defaults.image": "the name of an image",
     "defaults.stop_duration": DURATION_ALLOWED,
@@ -56,6 +60,8 @@ class _LimitsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _NodeFailureFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    probe_every: Duration | None = None
+    unreachable_after: Duration | None = None
     after: Duration | None = None
 
 
@@ -79,6 +85,7 @@ class Operating(msgspec.Struct, frozen=True, kw_only=True):
     each other, the preferred network first."""
 
     defaults: Defaults = Defaults()
+    node_failure: NodeFailure = NodeFailure()
     cluster_networks: tuple[IPv4Network, ...] = ()
 
 
@@ -98,7 +105,11 @@ def parse(data: object) -> Operating:
         raise ConfigurationError("", f"is a mapping of fields to values, not {shown(data)}", known)
     fields = convert(data, _Fields, _make, allowed=ALLOWED)
     _check_times(fields)
-    return Operating(defaults=_defaults(fields), cluster_networks=fields.cluster_networks)
+    return Operating(
+        defaults=_defaults(fields),
+        node_failure=_node_failure(fields.node_failure),
+        cluster_networks=fields.cluster_networks,
+    )
 
 
 def _make(type_: type, value: Any) -> Any:
@@ -117,6 +128,7 @@ def _check_times(fields: _Fields) -> None:
         "limits.waiting_instance": limits.waiting_instance,
         "limits.waiting_runner": limits.waiting_runner,
         "limits.reincarnation_timeout": limits.reincarnation_timeout,
+        "node_failure.unreachable_after": fields.node_failure.unreachable_after,
         "node_failure.after": fields.node_failure.after,
     }
     for field, seconds in some.items():
@@ -124,6 +136,24 @@ def _check_times(fields: _Fields) -> None:
             raise ConfigurationError(field, "is 0", ALLOWED[field])
     if limits.waits == ():
         raise ConfigurationError("limits.waits", "is empty", ALLOWED["limits.waits"])
+
+
+def _node_failure(written: _NodeFailureFields) -> NodeFailure:
+    """Raises ConfigurationError."""
+    changes = _given(written, "probe_every", "unreachable_after")
+    if written.after is not None:
+        changes["lost_after"] = float(written.after)
+    failure = msgspec.structs.replace(NodeFailure(), **changes)
+    if failure.probe_every < _LEAST_PROBE_EVERY:
+        field = "node_failure.probe_every"
+        raise ConfigurationError(field, f"is {failure.probe_every:g} s", ALLOWED[field])
+    if failure.lost_after < failure.unreachable_after:
+        field = "node_failure.after"
+        beside = f"is {failure.lost_after:g} s beside unreachable_after"
+        raise ConfigurationError(
+            field, f"{beside}: {failure.unreachable_after:g} s", ALLOWED[field]
+        )
+    return failure
 
 
 def _defaults(fields: _Fields) -> Defaults:

@@ -34,6 +34,18 @@ class NodeStatus(StrEnum):
     LOST = "lost"
 
 
+class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """What is made of a node's silence, in seconds: when nothing was heard for `probe_every` it is
+    asked; it is UNREACHABLE after `unreachable_after`, LOST after `lost_after`."""
+
+    probe_every: float = 10.0
+    unreachable_after: float = 30.0
+    lost_after: float = 300.0
+
+
+DEFAULT_NODE_FAILURE: Final = NodeFailure()
+
+
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Either `local_socket` (same machine) or SSH to `host` with the pinned `host_key`."""
 

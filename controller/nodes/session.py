@@ -17,17 +17,12 @@ import msgspec
 from controller.backoff import Backoff
 from controller.clock import Chance, Clock
 from controller.lifecycle import reports
-from controller.lifecycle.model import Limits, Node, NodeStatus
+from controller.lifecycle.inventory import NodeFailure
+from controller.lifecycle.model import Node, NodeStatus
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink, ShimApi
 from controller.nodes.handshakes import Handshakes
-from controller.nodes.silence import (
-    PROBE_AFTER_SECONDS,
-    PROBE_SECONDS,
-    UNREACHABLE_AFTER_SECONDS,
-    Silence,
-    silent_before,
-)
+from controller.nodes.silence import Silence, silent_before
 from controller.nodes.stock import SessionListener, ShimTaken, Stock, report_gone
 from controller.pipelines import convert
 from controller.pipelines.turns import Turns
@@ -49,9 +44,9 @@ class Silent(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`lost_after`: node_failure.after, seconds. `fence`: with which this controller is heard."""
+    """`fence`: with which this controller is heard."""
 
-    lost_after: float = Limits().node_lost_after
+    failure: NodeFailure = NodeFailure()
     fence: Fence | None = None
     monotonic: Callable[[], float] | None = None
     """Seconds that only grow; None: those of the event loop."""
@@ -78,10 +73,12 @@ class NodeSession:
         self._clock = clock
         self._handshakes = handshakes
         self._fence = settings.fence
-        self._backoff = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, chance.jitter)
+        self._failure = settings.failure
+        most_wait = min(MOST_WAIT_SECONDS, self._failure.probe_every)
+        self._backoff = Backoff(FIRST_WAIT_SECONDS, most_wait, chance.jitter)
         self._silence = Silence(
             settings.monotonic or asyncio.get_running_loop().time,
-            settings.lost_after,
+            self._failure,
             silent_before(turns.nodes[node_id], clock.now()),
         )
         self._told_disconnected: bool | None = None
@@ -155,11 +152,11 @@ class NodeSession:
             greets = patience is not None and time() - greeted_at >= patience
             if greets:
                 greeted_at = time()
-            if greets or self._silence.listened >= PROBE_AFTER_SECONDS:
+            if greets or self._silence.left <= 0:
                 await self._probe(connection, self._fence if greets else None)
-            if self._silence.too_long and time() - began >= UNREACHABLE_AFTER_SECONDS:
+            if self._silence.too_long and time() - began >= self._failure.unreachable_after:
                 raise Silent(f"nothing was heard of it for {self._silence.listened:.0f} s")
-            quiet_for = PROBE_AFTER_SECONDS - self._silence.listened
+            quiet_for = self._silence.left
             if patience is None and quiet_for > 0:
                 await self._until_quiet(connection)
             else:
@@ -177,14 +174,13 @@ class NodeSession:
         def look() -> None:
             nonlocal timer
             self._silence.heard(connection.heard_at())
-            left = PROBE_AFTER_SECONDS - self._silence.listened
+            left = self._silence.left
             if left > 0 and self._least_patience() is None:
                 timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, left), look)
             elif not quiet.done():
                 quiet.set_result(None)
 
-        left = PROBE_AFTER_SECONDS - self._silence.listened
-        timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, left), look)
+        timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, self._silence.left), look)
         try:
             await quiet
         finally:
@@ -193,7 +189,7 @@ class NodeSession:
     async def _probe(self, connection: NodeConnection, fence: Fence | None) -> None:
         """Any byte counts, a refusal and an answer to somebody else too."""
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(self._failure.probe_every):
                 await connection.shim.health(fence=fence)
         except (TimeoutError, ShimUnavailable):
             before = self._silence.listened

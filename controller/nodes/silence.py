@@ -1,22 +1,21 @@
 """How long a node has said nothing, and what that makes of it (LIFECYCLE.md section 7).
 
-Any byte is life. A node is UNREACHABLE after at least 3 failed probes *and* 30 s, LOST after
-`node_failure.after` on top of that: a slow or cut connection is not a dead job. Seconds are those
-of a clock that only runs forward, so that an adjusted wall clock loses no node.
+Any byte is life. A node is UNREACHABLE after at least 3 failed probes *and*
+`node_failure.unreachable_after`, LOST after `node_failure.after` on top of that: a slow or cut
+connection is not a dead job. Seconds are those of a clock that only runs forward, so that an
+adjusted wall clock loses no node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node, NodeStatus
 
-PROBE_AFTER_SECONDS = 11.0
-"""A shim sends a heartbeat every 10 s; the rest is its way here."""
-PROBE_SECONDS = 10.0
-"""A probe that nothing was heard after for so long has failed."""
-UNREACHABLE_AFTER_SECONDS = 30.0
 UNREACHABLE_AFTER_PROBES = 3
+_ON_ITS_WAY = 0.1
+"""A shim sends a heartbeat every 10 s; by this share later it is not missed yet."""
 
 
 class Silence:
@@ -25,9 +24,9 @@ class Silence:
     They count to LOST, but never in place of probes of its own: a controller that was away has to
     look for itself before it gives a node up."""
 
-    def __init__(self, monotonic: Callable[[], float], lost_after: float, before: float) -> None:
+    def __init__(self, monotonic: Callable[[], float], failure: NodeFailure, before: float) -> None:
         self._monotonic = monotonic
-        self._lost_after = lost_after
+        self._failure = failure
         self._before = before
         self._heard_at = monotonic()
         self._failed_probes = 0
@@ -40,6 +39,11 @@ class Silence:
     def listened(self) -> float:
         """The part of it that this controller has listened to."""
         return self._monotonic() - self._heard_at
+
+    @property
+    def left(self) -> float:
+        """Seconds until a probe is due; not more than 0 when it is."""
+        return self._failure.probe_every * (1 + _ON_ITS_WAY) - self.listened
 
     def heard(self, at: float | None = None) -> None:
         """A byte came (at this time of the same clock)."""
@@ -55,14 +59,14 @@ class Silence:
     @property
     def too_long(self) -> bool:
         return (
-            self.listened >= UNREACHABLE_AFTER_SECONDS
+            self.listened >= self._failure.unreachable_after
             and self._failed_probes >= UNREACHABLE_AFTER_PROBES
         )
 
     def verdict(self, now: NodeStatus, *, refused: bool = False) -> NodeStatus:
         """What the node is while there is no connection to it. `refused`: it was there, and is not
         the one that was pinned."""
-        if self.too_long and self.seconds >= self._lost_after:
+        if self.too_long and self.seconds >= self._failure.lost_after:
             return NodeStatus.LOST
         if now in (NodeStatus.LOST, NodeStatus.UNREACHABLE):
             return now

@@ -12,6 +12,7 @@ from controller.configuration.errors import ConfigurationError
 from controller.configuration.operating import ALLOWED, Operating
 from controller.configuration.plan import Defaults
 from controller.configuration.source import SourceError
+from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Limits
 
 CHECKOUT = Path(__file__).parents[3]
@@ -24,7 +25,7 @@ limits:
   waits: [0s, 1s, 2s]
   no_capacity_wait: 3s
   jitter: 0
-node_failure: {after: 40s}
+node_failure: {probe_every: 2s, unreachable_after: 8s, after: 40s}
 defaults:
   image: busybox
   stop_duration: 10s
@@ -52,7 +53,10 @@ def test_all_of_it_counts(tmp_path: Path) -> None:
         image="busybox", stop_duration=10.0, max_duration=86400.0, priority=70, limits=limits
     )
     networks = (IPv4Network("10.1.0.0/16"), IPv4Network("192.168.0.0/24"))
-    assert operating.load(file) == Operating(defaults=defaults, cluster_networks=networks)
+    failure = NodeFailure(probe_every=2.0, unreachable_after=8.0, lost_after=40.0)
+    assert operating.load(file) == Operating(
+        defaults=defaults, node_failure=failure, cluster_networks=networks
+    )
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
@@ -77,6 +81,12 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         ({"limits": {"jitter": 2}}, "limits.jitter: is out of range"),
         ({"limits": {"waiting_instance": 0}}, "limits.waiting_instance: is 0"),
         ({"node_failure": {"after": 0}}, "node_failure.after: is 0"),
+        ({"node_failure": {"unreachable_after": 0}}, "node_failure.unreachable_after: is 0"),
+        ({"node_failure": {"probe_every": "0s"}}, "node_failure.probe_every: is 0 s"),
+        (
+            {"node_failure": {"after": "20s"}},
+            "node_failure.after: is 20 s beside unreachable_after: 30 s",
+        ),
         ({"node_failure": {"afer": 1}}, "node_failure.afer: is not a field; did you mean after?"),
         ({"cluster_networks": ["10.0.0.1/8"]}, "cluster_networks[0]: '10.0.0.1/8' is not an IPv4"),
         ({"cluster_networks": [10]}, "cluster_networks[0]: '10' is not an IPv4 network"),

@@ -12,13 +12,13 @@ import pytest
 
 from controller.clock import Chance
 from controller.lifecycle import reports
+from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Limits, Node, NodeStatus, RunState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection
 from controller.nodes import session as session_module
 from controller.nodes.handshakes import Handshakes
 from controller.nodes.session import NodeSession, Settings
-from controller.nodes.silence import UNREACHABLE_AFTER_SECONDS
 from controller.nodes.strays import StrayTasks
 from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import Turns
@@ -97,7 +97,12 @@ class NotingTurns(Turns):
 
 class World:
     def __init__(
-        self, database: MemoryDatabase, node: Node, *states: RunState, restored: bool = False
+        self,
+        database: MemoryDatabase,
+        node: Node,
+        *states: RunState,
+        restored: bool = False,
+        failure: NodeFailure = DEFAULT_NODE_FAILURE,
     ) -> None:
         self.database = database
         self.clock = Clock()
@@ -119,7 +124,7 @@ class World:
             self.clock,
             self.chance,
             Handshakes(),
-            Settings(fence=FENCE, monotonic=self.clock.now),
+            Settings(fence=FENCE, monotonic=self.clock.now, failure=failure),
         )
 
     @property
@@ -156,9 +161,10 @@ async def world(
     node: Node | None = None,
     before: Callable[[World], None] = lambda world: None,
     restored: bool = False,
+    failure: NodeFailure = DEFAULT_NODE_FAILURE,
 ) -> AsyncIterator[World]:
     node = node or a_node(status=NodeStatus.CONNECTING)
-    it = World(MemoryDatabase(), node, *states, restored=restored)
+    it = World(MemoryDatabase(), node, *states, restored=restored, failure=failure)
     before(it)
     await it.store.open()
     tasks = [asyncio.create_task(it.turns.run()), asyncio.create_task(it.session.run())]
@@ -201,7 +207,7 @@ async def test_a_node_that_cannot_be_reached_is_tried_again_and_says_why() -> No
     async with world(before=refuse) as it:
         await eventually(lambda: it.link.tries >= 3)
         assert (it.node.status, it.node.message) == (NodeStatus.CONNECTING, "nobody listens")
-        it.clock.time += UNREACHABLE_AFTER_SECONDS
+        it.clock.time += DEFAULT_NODE_FAILURE.unreachable_after
         await eventually(lambda: it.node.status is NodeStatus.UNREACHABLE)
         it.link.refusal = None
         await it.connected()
@@ -646,22 +652,17 @@ async def test_a_shim_learns_of_a_drain_and_of_its_end_while_it_is_connected() -
 async def test_a_connection_on_which_nothing_comes_is_given_up_after_three_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {
-        "PROBE_AFTER_SECONDS": 0.01,
-        "PROBE_SECONDS": 0.01,
-        "SHORTEST_LOOK_SECONDS": 0.01,
-        "UNREACHABLE_AFTER_SECONDS": 0.02,
-    }.items():
-        monkeypatch.setattr(session_module, name, value)
-    async with world() as it:
+    monkeypatch.setattr(session_module, "SHORTEST_LOOK_SECONDS", 0.01)
+    failure = NodeFailure(probe_every=0.01, unreachable_after=0.1)
+    async with world(failure=failure) as it:
         await it.connected()
         it.shim.deaf = True
         it.link.refusal = LinkError("away")
-        it.clock.time += 11.0
+        it.clock.time += 0.09
         probed = it.shim.probed
         await eventually(lambda: it.shim.probed >= probed + 5)
         assert it.node.status is NodeStatus.CONNECTED
-        it.clock.time += UNREACHABLE_AFTER_SECONDS
+        it.clock.time += failure.unreachable_after
         await eventually(lambda: it.session.connection is None)
         await eventually(lambda: it.node.status is NodeStatus.UNREACHABLE)
 
@@ -669,10 +670,8 @@ async def test_a_connection_on_which_nothing_comes_is_given_up_after_three_probe
 async def test_bytes_on_other_channels_are_life_though_no_probe_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("PROBE_AFTER_SECONDS", "PROBE_SECONDS", "SHORTEST_LOOK_SECONDS"):
-        monkeypatch.setattr(session_module, name, 0.01)
-    monkeypatch.setattr(session_module, "UNREACHABLE_AFTER_SECONDS", 0.0)
-    async with world() as it:
+    monkeypatch.setattr(session_module, "SHORTEST_LOOK_SECONDS", 0.01)
+    async with world(failure=NodeFailure(probe_every=0.01, unreachable_after=0.0)) as it:
         await it.connected()
         it.shim.deaf = True
         it.clock.time += 1000.0
@@ -713,7 +712,7 @@ async def test_a_restarted_controller_goes_on_counting_where_the_silence_began()
     async with world(state, node=gone, before=refuse) as it:
         await eventually(lambda: it.link.tries >= 4)
         assert it.node.status is NodeStatus.UNREACHABLE
-        it.clock.time += UNREACHABLE_AFTER_SECONDS
+        it.clock.time += DEFAULT_NODE_FAILURE.unreachable_after
         await eventually(lambda: it.node.status is NodeStatus.LOST)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import NodeStatus
 from controller.nodes.silence import Silence, silent_before
 from tests.unit.pipelines.parts import NOW, Clock, a_node
-
-LOST_AFTER = 300.0
 
 
 class Seconds:
@@ -25,7 +24,7 @@ def seconds() -> Seconds:
 
 
 def silence(seconds: Seconds, before: float = 0.0) -> Silence:
-    return Silence(seconds, LOST_AFTER, before)
+    return Silence(seconds, NodeFailure(), before)
 
 
 def fail(one: Silence, probes: int) -> None:
@@ -50,6 +49,14 @@ def test_unreachable_after_three_failed_probes_and_thirty_seconds_lost_after_fiv
     seconds.now += after
     fail(one, probes)
     assert one.verdict(NodeStatus.CONNECTED) is status
+
+
+def test_a_probe_is_due_when_a_heartbeat_was_missed(seconds: Seconds) -> None:
+    one = silence(seconds)
+    seconds.now += 10.5
+    assert one.left == pytest.approx(0.5)
+    one.heard()
+    assert one.left == pytest.approx(11.0)
 
 
 def test_any_byte_received_is_life(seconds: Seconds) -> None:
