@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import logging
 import os
 import secrets
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
+from typing import TypeVar
 
+from tests.simulation import cuts, tracing
 from tests.simulation.world import Outcome, simulate
 
+T = TypeVar("T")
+
 MOST_SHOWN = 10
+FEW = 2
+"""Seeds for each process that are handed out ahead."""
 
 
 def main() -> int:
@@ -24,24 +32,27 @@ def main() -> int:
         logging.getLogger("controller").addHandler(logging.NullHandler())
     if options.seed is not None:
         return _report([_tell(options.seed)] if options.verbose else [simulate(options.seed)], 0.0)
-    start = secrets.randbelow(10**9) if options.start is None else options.start
-    print(f"seeds {start} to {start + options.seeds - 1}", flush=True)
+    if options.coverage:
+        tracing.prepare()
     began = time.monotonic()
-    seeds = range(start, start + options.seeds)
-    if options.workers == 1:
-        outcomes = [simulate(seed) for seed in seeds]
-    else:
-        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-            outcomes = list(pool.map(simulate, seeds))
-    return _report(outcomes, time.monotonic() - began)
+    if options.cuts is not None:
+        return _cuts(options)
+    outcomes = list(_each(simulate, _seeds(options, began), options.workers))
+    status = _report(outcomes, time.monotonic() - began)
+    if options.coverage:
+        print(tracing.told())
+    return status
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many worlds")
+    parser.add_argument("--seconds", type=float, help="worlds until that long has passed, instead")
     parser.add_argument("--start", type=int, help="the first seed; without it a fresh one")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--verbose", action="store_true", help="with --seed: the controller's log")
+    parser.add_argument("--coverage", action="store_true", help="which lines of the core were run")
+    parser.add_argument("--cuts", type=int, help="so many cuts of a node's link, instead")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     return parser.parse_args()
 
@@ -51,6 +62,49 @@ def _hash_the_same_way_always() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+
+
+def _seeds(options: argparse.Namespace, began: float) -> Iterator[int]:
+    start = secrets.randbelow(10**9) if options.start is None else options.start
+    if options.seconds is None:
+        print(f"seeds {start} to {start + options.seeds - 1}", flush=True)
+        yield from range(start, start + options.seeds)
+        return
+    print(f"seeds from {start} for {options.seconds:g} s", flush=True)
+    for seed in itertools.count(start):
+        if time.monotonic() - began > options.seconds:
+            return
+        yield seed
+
+
+def _each(play: Callable[[int], T], seeds: Iterable[int], workers: int) -> Iterator[T]:
+    """In the order of their seeds."""
+    if workers == 1:
+        yield from map(play, seeds)
+        return
+    results: dict[Future[T], int] = {}
+    waiting: set[Future[T]] = set()
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=tracing.begin
+    ) as pool:
+        for number, seed in enumerate(seeds):
+            future = pool.submit(play, seed)
+            results[future] = number
+            waiting.add(future)
+            if len(waiting) >= FEW * workers:
+                _, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+    yield from (future.result() for future in sorted(results, key=results.__getitem__))
+
+
+def _cuts(options: argparse.Namespace) -> int:
+    start = secrets.randbelow(10**9) if options.start is None else options.start
+    print(f"seeds {start} to {start + options.cuts - 1}", flush=True)
+    done = list(_each(cuts.cut, range(start, start + options.cuts), options.workers))
+    for one in done:
+        for text in one.wrong:
+            print(f"  {text}\n  ./dev sim --cuts 1 --start {one.seed}")
+    print(cuts.told(done))
+    return 1 if any(one.wrong for one in done) else 0
 
 
 class _VirtualTime(logging.Formatter):

@@ -15,6 +15,7 @@ import msgspec
 from controller.lifecycle.history import Event, EventKind
 from controller.lifecycle.model import Allocation, Attempt, Job, Resources, RunState
 from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import JobAbortRequested, Report
 from controller.lifecycle.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
@@ -23,16 +24,21 @@ from controller.lifecycle.statuses import (
     RUN_MOVES,
     AllocationState,
     AttemptStatus,
+    RunStatus,
 )
 from controller.store.base import Changes
 from runner.schemas.frames import Decoder, Stream
 from shim.schemas import TaskInfo
+from tests.simulation import gangs
 from tests.simulation.container import Container
 from tests.simulation.node import SimulatedNode
-from tests.simulation.verdicts import undeserved
+from tests.simulation.verdicts import Circumstances, could_preempt, undeserved
 
 OVERLAP_SECONDS = 60.0
 """How long two containers of one job may run while a node that was given up is being cleared."""
+
+
+_ENDED_IN_VAIN = FINAL_RUN_STATUSES - {RunStatus.DONE}
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -51,17 +57,27 @@ class Checks:
         """By attempt id: everything that was ever started."""
         self.node_ids: dict[str, str] = {}
         """The controller's id of a node by its name."""
-        self.stops_asked: set[str] = set()
+        self.names: dict[str, str] = {}
+        """The name of a node by each id that the controller ever had for it."""
+        self.asked: dict[type[Report], set[str]] = {}
+        """The ids of the runs and jobs that users asked such a thing for."""
         self.unreliable: set[str] = set()
-        """Ids of nodes that were rebooted or were away for long."""
+        """Names of nodes that were rebooted or were away for long."""
         self.drains: dict[str, list[list[float]]] = {}
         """From when to when somebody wanted a node drained, by its id, in Unix seconds."""
         self.lost: set[str] = set()
         """Ids of tasks that their node has forgotten."""
+        self.broken: set[str] = set()
+        """Ids of tasks whose engine or GPU failed."""
+        self.clock_jumped = False
+        self.rewound: set[str] = set()
+        """Ids of attempts and jobs of which a restored database has an older story."""
         self._nodes = nodes
         self._log_folder = log_folder
         self._now = now
         self._said: set[str] = set()
+        self._run_of: dict[str, str] = {}
+        self._arriving: dict[str, RunState] = {}
         self._overlaps: dict[str, float] = {}
 
     def violated(self, text: str) -> None:
@@ -72,27 +88,59 @@ class Checks:
     def committed(self, changes: Changes) -> None:
         for event in changes.events:
             self._check_event(event)
-        for run_id, (_, after) in changes.runs.items():
-            self._check_moves(self.runs.get(run_id), after)
+        self._arriving = {run_id: after for run_id, (_, after) in changes.runs.items()}
+        for run_id, after in self._arriving.items():
+            before = self.runs.get(run_id)
+            self._check_moves(before, after)
             self._check_run(after)
+            for text in (*gangs.breaches(before, after), *gangs.overdrawn_jobs(after)):
+                self.violated(text)
             self.runs[run_id] = after
         self._check_capacity()
         self._check_overlaps()
+
+    def put_back(self, runs: Mapping[str, RunState]) -> None:
+        """The database was restored: what is newer than it nobody remembers."""
+        for job, attempt in _attempts([*self.runs.values(), *runs.values()]):
+            known = runs.get(self._run_of.get(attempt.id, ""))
+            kept = {a.id: a for _, a in _attempts([known] if known else [])}.get(attempt.id)
+            if kept is None or not _is_final(kept):
+                self.rewound |= {job.id, attempt.id}
+        self.runs = dict(runs)
 
     # -- SimulatedNode's watcher --------------------------------------------------------------
 
     def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None:
         earlier = self.containers.get(info.id)
-        if earlier is not None and not (info.id in self.lost and earlier.ended.is_set()):
+        again = info.id in self.lost or info.id in self.rewound
+        if earlier is not None and not (again and earlier.ended.is_set()):
             self.violated(f"attempt {info.id} got a second container, on {node.name}")
         self.containers[info.id] = made
+        if info.id in self.rewound:
+            return
         for _, attempt in _attempts(self.runs.values()):
             final = attempt.status in FINAL_ATTEMPT_STATUSES and not attempt.cleanup_unknown
             if attempt.id == info.id and final:
                 self.violated(f"the container of {attempt.id} started after the attempt was final")
+        self._check_older_incarnations(info)
 
     def task_lost(self, task_id: str) -> None:
         self.lost.add(task_id)
+
+    def _check_older_incarnations(self, info: TaskInfo) -> None:
+        state = self.runs.get(info.run_id)
+        if state is None:
+            return
+        for _, other in _attempts([state]):
+            if other.incarnation is None or other.incarnation.number >= info.incarnation:
+                continue
+            container = self.containers.get(other.id)
+            runs = container is not None and not container.ended.is_set()
+            if runs and not other.cleanup_unknown and other.id not in self.rewound:
+                self.violated(
+                    f"incarnation {info.incarnation} of {state.run.name} started while {other.id} "
+                    f"of incarnation {other.incarnation.number} runs"
+                )
 
     # -- one run ------------------------------------------------------------------------------
 
@@ -118,6 +166,7 @@ class Checks:
         ):
             self.violated(f"run {run.name} changed from {before.run.status} to {run.status}")
         now = {attempt.id: attempt for _, attempt in _attempts([after])}
+        self._check_stillness(before, after)
         for _, old in _attempts([before]):
             new = now.get(old.id)
             if new is None:
@@ -130,6 +179,17 @@ class Checks:
         for place in before.allocations:
             if place.state is AllocationState.RELEASED and places[place.id].state != place.state:
                 self.violated(f"allocation {place.id} came back after its release")
+
+    def _check_stillness(self, before: RunState, after: RunState) -> None:
+        """A run that is suspended gets no places, one that is about to end no new attempts."""
+        known = {attempt.id: attempt for _, attempt in _attempts([before])}
+        suspended = before.run.suspended and after.run.suspended
+        for _, attempt in _attempts([after]):
+            old = known.get(attempt.id)
+            if suspended and attempt.node_id is not None and (old is None or old.node_id is None):
+                self.violated(f"{attempt.id} of suspended run {after.run.name} got a place")
+            if old is None and before.run.status is RunStatus.TERMINATING is after.run.status:
+                self.violated(f"ending run {after.run.name} got attempt {attempt.id}")
 
     def _check_run(self, state: RunState) -> None:
         run = state.run
@@ -147,8 +207,9 @@ class Checks:
             ends = _is_final(attempt) or attempt.status is AttemptStatus.TERMINATING
             if ends != (attempt.reason is not None):
                 self.violated(f"attempt {attempt.id} is {attempt.status}, reason {attempt.reason}")
-            if _is_final(attempt) and attempt.id not in finals:
-                self._check_ended(job, attempt)
+            self._run_of[attempt.id] = run.id
+            if _is_final(attempt) and attempt.id not in finals and attempt.id not in self.rewound:
+                self._check_ended(state, job, attempt)
         for place in state.allocations:
             if place.state is AllocationState.RELEASED:
                 self._check_released(state, place)
@@ -158,23 +219,37 @@ class Checks:
             container = self.containers.get(attempt.id)
             if attempt.allocation_id != place.id or container is None:
                 continue
-            if not container.ended.is_set():
+            if not container.ended.is_set() and attempt.id not in self.rewound:
                 self.violated(f"the place of {attempt.id} was released while its job ran")
 
-    def _check_ended(self, job: Job, attempt: Attempt) -> None:
+    def _check_ended(self, state: RunState, job: Job, attempt: Attempt) -> None:
         container = self.containers.get(attempt.id)
-        found = undeserved(
-            job,
-            attempt,
-            container,
-            asked=job.id in self.stops_asked,
-            unreliable=attempt.node_id in self.unreliable,
-            drained=self._was_drained(attempt),
-            lost=attempt.id in self.lost,
-        )
+        found = undeserved(state, job, attempt, container, self._circumstances(state, job, attempt))
         if found is not None:
             self.violated(f"attempt {attempt.id}: {found}")
         self._check_log(attempt, container)
+
+    def _circumstances(self, state: RunState, job: Job, attempt: Attempt) -> Circumstances:
+        ids, parent = {job.id, state.run.id}, self._parent(state)
+        bands = {other.run.policy.band for other in self.runs.values()}
+        return Circumstances(
+            asked=frozenset(kind for kind, asked in self.asked.items() if asked & ids),
+            parent_ended=parent is not None and parent.run.status in _ENDED_IN_VAIN,
+            one_job_aborted=any(
+                one.id in self.asked.get(JobAbortRequested, ()) for one in state.jobs
+            ),
+            unreliable=self.names.get(attempt.node_id or "") in self.unreliable,
+            drained=self._was_drained(attempt),
+            lost=attempt.id in self.lost,
+            broken=attempt.id in self.broken,
+            clock_jumped=self.clock_jumped,
+            crowded=bool(self.rewound),
+            outranked=could_preempt(state.run.policy.band, bands),
+        )
+
+    def _parent(self, state: RunState) -> RunState | None:
+        key = state.run.parent_id or ""
+        return self._arriving.get(key) or self.runs.get(key)
 
     def _was_drained(self, attempt: Attempt) -> bool:
         """At some time while the attempt held its place there."""
@@ -223,6 +298,9 @@ class Checks:
                     places.setdefault(place.node_id, []).append(place)
         for node in self._nodes.values():
             held = places.get(self.node_ids.get(node.name, ""), [])
+            held = [place for place in held if place.state is not AllocationState.NOMINATED]
+            if len(held) > 1 and any(place.resources.whole_node for place in held):
+                self.violated(f"{node.name} is held whole, and by {len(held)} allocations")
             gpus = [uuid for place in held for uuid in place.gpus]
             if len(gpus) != len(set(gpus)):
                 self.violated(f"a GPU of {node.name} is held twice: {sorted(gpus)}")
@@ -247,7 +325,11 @@ class Checks:
                 continue
             for info, _ in node.containers():
                 running.setdefault(jobs.get(info.id, info.id), []).append(node.name)
-        twice = {job_id: names for job_id, names in running.items() if len(names) > 1}
+        twice = {
+            job_id: names
+            for job_id, names in running.items()
+            if len(names) > 1 and job_id not in self.rewound
+        }
         self._overlaps = {job_id: self._overlaps.get(job_id, self._now()) for job_id in twice}
         for job_id, since in self._overlaps.items():
             if self._now() - since > OVERLAP_SECONDS:

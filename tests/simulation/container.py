@@ -15,7 +15,14 @@ from controller.clock import Clock
 from runner.client import RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerHealth, RunnerState, StatusEvent, SubmitRequest
 from runner.schemas.frames import Frame, Stream, encode, tail_from
-from tests.simulation.script import Ending, OnStop, Script, Start, script_from
+from tests.simulation.script import (
+    SPARED_EXIT_CODE,
+    Ending,
+    OnStop,
+    Script,
+    Start,
+    script_from,
+)
 
 LINGER_SECONDS = 10.0
 HEARTBEAT_SECONDS = 10.0
@@ -44,6 +51,8 @@ class Container:
         self.ended = asyncio.Event()
         self.stops: list[float] = []
         """When the job was asked to stop."""
+        self._interrupted = False
+        self._kill_at = float("inf")
         self._start = start
         self._clock = clock
         self._chance = chance
@@ -99,9 +108,10 @@ class Container:
     async def submit(self, request: SubmitRequest) -> StatusEvent:
         self._answer()
         if self.request is None and self.record is None:
-            self.request, self.script = request, script_from(request.job.env)
+            self.request = request
+            self.script = script_from(request.job.env).of(self.task_id)
             self._enter(RunnerState.READY)
-        elif request != self.request:
+        elif self.request is None or not request.is_the_same_job(self.request):
             raise RunnerError("conflict", "another job was submitted before", 409)
         return self._states[-1]
 
@@ -114,17 +124,18 @@ class Container:
             self._job = self._spawn(self._work(self.script))
         return self._states[-1]
 
-    async def stop(self, *, signal: str | None = None, grace: float = 10.0) -> StatusEvent:
+    async def stop(
+        self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
+    ) -> StatusEvent:
         self._answer()
         if self.record is not None:
             return self._states[-1]
+        self._interrupted |= interrupt
         if self._job is None:
             self._conclude("executor_error", None)
         else:
             self._ask_to_stop()
-            if self._killing is not None:
-                self._killing.cancel()
-            self._killing = self._spawn(self._kill_job_after(grace))
+            self._kill_job_by(self._clock.now() + grace)
         return self._states[-1]
 
     async def notice(self, id: str, text: str) -> None:
@@ -211,7 +222,7 @@ class Container:
                 await asyncio.sleep(1.0)
             self._conclude("done_by_runner", 0)
         elif stopped:
-            self._conclude("container_exited_with_error", 143)
+            self._exit_on_stop(script)
         elif script.ending is Ending.TAKES_RUNNER_ALONG:
             self.kill()
         elif script.ending is Ending.OUT_OF_MEMORY:
@@ -219,6 +230,12 @@ class Container:
         else:
             reason = "container_exited_with_error" if script.exit_code else "done_by_runner"
             self._conclude(reason, script.exit_code)
+
+    def _exit_on_stop(self, script: Script) -> None:
+        code = SPARED_EXIT_CODE if script.on_stop is OnStop.COMES_BACK else 143
+        asked_for = None if self.request is None else self.request.job.restart_exit_code
+        spared = self._interrupted and code == asked_for
+        self._conclude("interrupted" if spared else "container_exited_with_error", code)
 
     async def _pause(self, script: Script, seconds: float) -> bool:
         """Whether the job stops now."""
@@ -243,11 +260,20 @@ class Container:
         self.stops.append(self._clock.now())
         self._signalled.set()
 
-    async def _kill_job_after(self, grace: float) -> None:
-        await asyncio.sleep(grace)
+    def _kill_job_by(self, at: float) -> None:
+        """A later call may bring the kill forward, not back."""
+        if at < self._kill_at:
+            self._kill_at = at
+            if self._killing is not None:
+                self._killing.cancel()
+            self._killing = self._spawn(self._kill_job())
+
+    async def _kill_job(self) -> None:
+        await asyncio.sleep(max(0.0, self._kill_at - self._clock.now()))
         if self._job is not None and self.record is None:
             self._job.cancel()
-            self._conclude("container_exited_with_error", KILLED)
+            reason = "interrupted" if self._interrupted else "container_exited_with_error"
+            self._conclude(reason, KILLED)
 
     def _conclude(self, reason: str, exit_code: int | None) -> None:
         self.record = ExitRecord(

@@ -10,39 +10,63 @@ from typing import Any, TypeVar
 
 from controller.assembly import Machinery
 from controller.blobs import BlobStore
-from controller.clock import Chance
+from controller.clock import Chance, Clock
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
-from controller.store.base import Changes, StoreUnavailable
+from controller.store.base import Changes, LeaseLost, StoreUnavailable
 from controller.store.memory import MemoryDatabase, MemoryStore
 from tests.simulation.checks import Checks
-from tests.simulation.virtual import Life, VirtualClock, VirtualLoop
+from tests.simulation.virtual import Life, VirtualLoop
 
 T = TypeVar("T")
 
 COMMIT_SECONDS = 0.02
 FAILING_COMMITS = 0.02
+BUSY_SECONDS = 5.0
+LEASE_RENEWAL_SECONDS = 10.0
+
+
+class StoreWeather:
+    """How well the database answers now."""
+
+    def __init__(self) -> None:
+        self.failing = FAILING_COMMITS
+        self.slowest = COMMIT_SECONDS
+
+    def turn_bad(self) -> None:
+        self.failing, self.slowest = 0.5, BUSY_SECONDS
+
+    def pass_over(self) -> None:
+        self.failing, self.slowest = FAILING_COMMITS, COMMIT_SECONDS
+
+    def clear_up(self) -> None:
+        self.failing, self.slowest = 0.0, COMMIT_SECONDS
 
 
 class WatchedStore(MemoryStore):
     """Commits take time, fail now and then while there are faults, and are checked."""
 
     def __init__(
-        self, database: MemoryDatabase, checks: Checks, chance: Random, faulty: Callable[[], bool]
+        self,
+        database: MemoryDatabase,
+        checks: Checks,
+        chance: Random,
+        weather: StoreWeather,
+        clock: Clock,
     ) -> None:
-        super().__init__(database)
+        super().__init__(database, clock.now)
         self._checks = checks
         self._chance = chance
-        self._faulty = faulty
+        self._weather = weather
 
     async def commit(self, changes: Changes) -> None:
-        await asyncio.sleep(self._chance.uniform(0.0, COMMIT_SECONDS))
-        if self._faulty() and self._chance.random() < FAILING_COMMITS:
+        await asyncio.sleep(self._chance.uniform(0.0, self._weather.slowest))
+        if self._chance.random() < self._weather.failing:
             raise StoreUnavailable("the disk is full")
         await super().commit(changes)
         self._checks.committed(changes)
-        await asyncio.sleep(self._chance.uniform(0.0, COMMIT_SECONDS))
+        await asyncio.sleep(self._chance.uniform(0.0, self._weather.slowest))
 
 
 class Gone(Exception):
@@ -50,7 +74,8 @@ class Gone(Exception):
 
 
 class ControllerLife:
-    """`gone` is set when it was killed; `failed` is called when it ended by itself."""
+    """`gone` is set when it was killed; `failed` is called when it ended by itself, which it must
+    do, and may only do, after another one has taken over (`superseded`)."""
 
     def __init__(
         self, number: int, loop: VirtualLoop, failed: Callable[[BaseException | None], None]
@@ -58,6 +83,7 @@ class ControllerLife:
         self.life = Life(f"controller {number}")
         self.gone = asyncio.Event()
         self.machinery: Machinery | None = None
+        self.superseded = False
         self._loop = loop
         self._failed = failed
         self._work: asyncio.Task[None] | None = None
@@ -66,6 +92,7 @@ class ControllerLife:
         self,
         store: MemoryStore,
         log_folder: Path,
+        clock: Clock,
         chance: Chance,
         make_link: Callable[[Node], NodeLink],
     ) -> None:
@@ -78,14 +105,14 @@ class ControllerLife:
                 logs=LogStore(log_folder),
                 progress={},
                 make_link=make_link,
-                clock=VirtualClock(self._loop),
+                clock=clock,
                 chance=chance,
                 blobs=BlobStore(log_folder.parent / "blobs"),
                 cluster_secret=b"simulated",
             )
 
         self.machinery = await self.perform(boot())
-        self._work = self._loop.spawn(self.life, self.machinery.run(), name="machinery")
+        self._work = self._loop.spawn(self.life, _work(self.machinery, store), name="controller")
         self._work.add_done_callback(self._ended)
 
     async def perform(self, work: Coroutine[Any, Any, T]) -> T:
@@ -107,6 +134,19 @@ class ControllerLife:
         self._loop.kill(self.life)
         self.gone.set()
 
+    def kill_after(self, steps: int, die: Callable[[], None]) -> None:
+        """`die` is called, in nobody's life, between two steps of the controller."""
+        self._loop.after_steps(self.life, steps, die)
+
+    def pause(self) -> None:
+        self._loop.pause(self.life)
+
+    async def resume(self) -> None:
+        """Until it has found out that another one has taken over, and has ended."""
+        self._loop.resume(self.life)
+        if self._work is not None:
+            await asyncio.wait({self._work})
+
     async def stop(self) -> None:
         """As SIGTERM does: with all of its cleanup."""
         try:
@@ -119,4 +159,21 @@ class ControllerLife:
 
     def _ended(self, work: asyncio.Task[None]) -> None:
         self.gone.set()
-        self._failed(None if work.cancelled() else work.exception())
+        error = None if work.cancelled() else work.exception()
+        if not (self.superseded and isinstance(error, LeaseLost)):
+            self._failed(error)
+
+
+async def _work(machinery: Machinery, store: MemoryStore) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(machinery.run(), name="machinery")
+            group.create_task(_keep_lease(store), name="lease")
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _keep_lease(store: MemoryStore) -> None:
+    while True:
+        await asyncio.sleep(LEASE_RENEWAL_SECONDS)
+        await store.renew_lease()

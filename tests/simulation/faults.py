@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Protocol
 
+from tests.simulation.checks import Checks
+from tests.simulation.controller import StoreWeather
 from tests.simulation.node import SimulatedNode
+from tests.simulation.people import Admin
+from tests.simulation.rivals import Rivals
+from tests.simulation.virtual import VirtualClock
 
 log = logging.getLogger(__name__)
 
@@ -20,19 +26,28 @@ class Faulty(Protocol):
     """What faults are done to."""
 
     nodes: dict[str, SimulatedNode]
-
-    async def kill_controller(self, down: float, *, gently: bool) -> None: ...
+    rivals: Rivals
+    admin: Admin
+    store_weather: StoreWeather
+    clock: VirtualClock
+    checks: Checks
 
     def call_unreliable(self, node: SimulatedNode) -> None: ...
 
-    async def drain(self, node: SimulatedNode, seconds: float) -> None: ...
+    def call_broken(self, task_ids: Iterable[str]) -> None:
+        """Their ends are the fault of engine or GPU."""
+
+    async def restore_backup(self, down: float) -> None: ...
+
+
+Kind = Callable[[SimulatedNode], Coroutine[Any, Any, None]]
 
 
 class Faults:
     def __init__(self, world: Faulty, chance: Random) -> None:
         self._world = world
         self._chance = chance
-        self._kinds: dict[Callable[[SimulatedNode], Coroutine[Any, Any, None]], int] = {
+        self._kinds: dict[Kind, int] = {
             self.connection_is_cut: 30,
             self.short_silence: 15,
             self.long_silence: 5,
@@ -41,21 +56,39 @@ class Faults:
             self.lost_replies: 10,
             self.stuttering_events: 10,
             self.shim_restarts: 15,
+            self.engine_restarts: 4,
             self.node_reboots: 4,
             self.node_is_installed_anew: 1,
+            self.node_is_lost_for_good: 1,
             self.record_is_damaged: 3,
+            self.gpu_breaks: 3,
             self.node_is_drained: 5,
-            self.controller_is_killed: 15,
+            self.node_is_cordoned: 3,
+            self.controller_is_killed: 8,
+            self.controller_dies_between_two_steps: 10,
+            self.database_is_busy: 5,
+            **self._rare(),
         }
+
+    def _rare(self) -> dict[Kind, int]:
+        """They make the checks forgive more, so they happen in some worlds only."""
+        rare: dict[Kind, int] = {}
+        if self._chance.random() < 0.3:
+            rare[self.another_controller_takes_over] = 6
+        if self._chance.random() < 0.2:
+            rare[self.clock_jumps] = 5
+        if self._chance.random() < 0.15:
+            rare[self.database_is_backed_up] = 6
+            rare[self.database_is_put_back] = 4
+        return rare
 
     async def go_on(self, mean_pause: float) -> None:
         """Until cancelled; faults overlap."""
+        kinds, weights = list(self._kinds), list(self._kinds.values())
         async with asyncio.TaskGroup() as going:
             while True:
                 await asyncio.sleep(self._chance.expovariate(1.0 / mean_pause))
-                kind = self._chance.choices(list(self._kinds), weights=list(self._kinds.values()))[
-                    0
-                ]
+                (kind,) = self._chance.choices(kinds, weights)
                 node = self._chance.choice(list(self._world.nodes.values()))
                 log.info("fault: %s %s", kind.__name__, node.name)
                 going.create_task(kind(node))
@@ -97,17 +130,35 @@ class Faults:
         node.start_shim()
 
     async def node_reboots(self, node: SimulatedNode) -> None:
-        self._world.call_unreliable(node)
-        node.power_off()
-        await asyncio.sleep(self._chance.uniform(10.0, 120.0))
-        node.power_on()
+        async with self._power_off(node) as did:
+            if did:
+                await asyncio.sleep(self._chance.uniform(10.0, 120.0))
 
     async def node_is_installed_anew(self, node: SimulatedNode) -> None:
+        async with self._power_off(node) as did:
+            if did:
+                await asyncio.sleep(self._chance.uniform(60.0, 200.0))
+                node.wipe()
+
+    async def node_is_lost_for_good(self, node: SimulatedNode) -> None:
+        """An admin removes it, and adds another one of its name."""
+        async with self._power_off(node) as did:
+            if did:
+                await asyncio.sleep(self._chance.uniform(60.0, 400.0))
+                await self._world.admin.remove_lost(node)
+
+    @contextlib.asynccontextmanager
+    async def _power_off(self, node: SimulatedNode) -> AsyncIterator[bool]:
+        """False when it is off already, for another reason."""
+        if node.is_off:
+            yield False
+            return
         self._world.call_unreliable(node)
         node.power_off()
-        await asyncio.sleep(self._chance.uniform(60.0, 200.0))
-        node.wipe()
-        node.power_on()
+        try:
+            yield True
+        finally:
+            node.power_on()
 
     async def record_is_damaged(self, node: SimulatedNode) -> None:
         """Found at the shim's next start, which sets it aside."""
@@ -117,12 +168,62 @@ class Faults:
         await asyncio.sleep(1.0)
         node.start_shim()
 
+    async def engine_restarts(self, node: SimulatedNode) -> None:
+        survive = self._chance.random() < 0.5
+        self._world.call_broken(node.stop_engine(containers_survive=survive))
+        await asyncio.sleep(self._chance.choice((0.5, 5.0, 40.0)))
+        node.start_engine()
+
+    async def gpu_breaks(self, node: SimulatedNode) -> None:
+        if not node.ledger.gpus():
+            return
+        uuid = self._chance.choice(node.ledger.gpus()).uuid
+        self._world.call_broken(node.break_gpu(uuid))
+        await asyncio.sleep(self._chance.uniform(10.0, 300.0))
+        node.repair_gpu(uuid)
+
     async def node_is_drained(self, node: SimulatedNode) -> None:
-        await self._world.drain(node, self._chance.uniform(10.0, 300.0))
+        deadline = self._chance.choice((None, 0.0, 30.0, 200.0))
+        await self._world.admin.drain(node, self._chance.uniform(10.0, 300.0), deadline)
+
+    async def node_is_cordoned(self, node: SimulatedNode) -> None:
+        await self._world.admin.cordon(node, self._chance.uniform(10.0, 300.0))
 
     async def controller_is_killed(self, node: SimulatedNode) -> None:
-        down = self._chance.choice((0.0, 0.1, 5.0, 60.0, 400.0))
-        await self._world.kill_controller(down, gently=self._chance.random() < 0.3)
+        await self._world.rivals.kill(self._away(), gently=self._chance.random() < 0.3)
+
+    async def controller_dies_between_two_steps(self, node: SimulatedNode) -> None:
+        chance = self._chance
+        steps = chance.choice((1, chance.randint(1, 30), chance.randint(1, 300)))
+        await self._world.rivals.kill_at_step(steps, self._away())
+
+    async def another_controller_takes_over(self, node: SimulatedNode) -> None:
+        paused, together = self._away(), self._chance.choice((0.0, 5.0, 100.0))
+        await self._world.rivals.take_over(paused, together)
+
+    async def database_is_busy(self, node: SimulatedNode) -> None:
+        self._world.store_weather.turn_bad()
+        await asyncio.sleep(self._chance.uniform(1.0, 40.0))
+        self._world.store_weather.pass_over()
+
+    async def database_is_backed_up(self, node: SimulatedNode) -> None:
+        self._world.rivals.back_up()
+
+    async def database_is_put_back(self, node: SimulatedNode) -> None:
+        await self._world.restore_backup(self._away())
+
+    async def clock_jumps(self, node: SimulatedNode) -> None:
+        """The controller's, and after a while back."""
+        self._world.checks.clock_jumped = True
+        seconds = self._chance.choice((-1800.0, -60.0, -1.0, 1.0, 60.0, 1800.0))
+        self._world.clock.jumped += seconds
+        try:
+            await asyncio.sleep(self._chance.uniform(1.0, 300.0))
+        finally:
+            self._world.clock.jumped -= seconds
+
+    def _away(self) -> float:
+        return self._chance.choice((0.0, 0.1, 5.0, 60.0, 400.0))
 
     async def _silence(self, node: SimulatedNode, seconds: float) -> None:
         node.weather.go_silent()

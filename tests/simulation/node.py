@@ -82,6 +82,10 @@ class SimulatedNode:
         self.boot_id = self._fresh("boot", chance)
         self.install_id = self._fresh("install", chance)
         self.draining = False
+        self.attributes: dict[str, str] = {}
+        """What the admin says of it."""
+        self.generation = 0
+        """How often it was removed as lost and added again."""
         self._fences = FenceBook()
         self._images: set[str] = set()
         self._clock = clock
@@ -90,8 +94,11 @@ class SimulatedNode:
         self._watcher = watcher
         self._wires: list[Wire] = []
         self._events = EventLog(self._fresh("epoch", chance))
+        self._off = False
         self._serving = asyncio.Event()
         self._serving.set()
+        self._engine = asyncio.Event()
+        self._engine.set()
 
     # -- what happens to it -------------------------------------------------------------------
 
@@ -110,7 +117,7 @@ class SimulatedNode:
         self._events.close()
 
     def start_shim(self) -> None:
-        if not self._serving.is_set():
+        if not self._off and not self._serving.is_set():
             self._events = EventLog(self._fresh("epoch", self._chance))
             self._serving.set()
 
@@ -118,7 +125,12 @@ class SimulatedNode:
     def serving(self) -> bool:
         return self._serving.is_set()
 
+    @property
+    def is_off(self) -> bool:
+        return self._off
+
     def power_off(self) -> None:
+        self._off = True
         self.stop_shim()
         self.cut()
         self.weather.refusing = True
@@ -127,9 +139,52 @@ class SimulatedNode:
                 task.container.kill()
 
     def power_on(self) -> None:
+        self._off = False
         self.boot_id = self._fresh("boot", self._chance)
         self.weather.refusing = False
         self.start_shim()
+
+    def stop_engine(self, *, containers_survive: bool) -> list[str]:
+        """Nothing starts and nobody learns of an end before `start_engine`. The ids of the tasks
+        whose containers it takes along."""
+        self._engine.clear()
+        if containers_survive:
+            return []
+        killed = self.containers()
+        for _, container in killed:
+            container.kill()
+        return [info.id for info, _ in killed]
+
+    def start_engine(self) -> None:
+        self._engine.set()
+
+    def break_gpu(self, uuid: str) -> list[str]:
+        """The shim ends what has it. The ids of those tasks."""
+        self._set_gpu_health(uuid, healthy=False)
+        order = TerminateRequest(grace=0.0, reason="gpu_unhealthy", message=f"{uuid} broke")
+        hit = [task for task in self.tasks.values() if uuid in task.info.gpus and _is_going(task)]
+        for task in hit:
+            self._order_stop(task, order)
+        return [task.info.id for task in hit]
+
+    def repair_gpu(self, uuid: str) -> None:
+        self._set_gpu_health(uuid, healthy=True)
+
+    def _set_gpu_health(self, uuid: str, *, healthy: bool) -> None:
+        self.ledger.set_gpus(
+            msgspec.structs.replace(gpu, healthy=healthy) if gpu.uuid == uuid else gpu
+            for gpu in self.ledger.gpus()
+        )
+        self._events.node_changed()
+
+    def heal(self) -> None:
+        if self._off:
+            self.power_on()
+        self.start_engine()
+        self.start_shim()
+        self.weather.clear_up()
+        for gpu in self.ledger.gpus():
+            self.repair_gpu(gpu.uuid)
 
     def lose(self, task_id: str) -> None:
         """Its record and its files are gone from the disk, and so is its container."""
@@ -139,6 +194,7 @@ class SimulatedNode:
         if task.container is not None:
             task.container.kill()
         self.ledger.release(task.info.allocation_id)
+        self._events.task_removed(task_id)
         self._watcher.task_lost(task_id)
 
     def wipe(self) -> None:
@@ -249,10 +305,13 @@ class SimulatedNode:
         incarnation: int,
     ) -> TaskInfo:
         task = self._spoken_for(task_id, run_id, fence, incarnation)
+        self._order_stop(task, order)
+        return task.info
+
+    def _order_stop(self, task: SimulatedTask, order: TerminateRequest) -> None:
         if not task.ended and (task.stop is None or order.grace < task.stop.grace):
             task.stop = order
             task.stop_ordered.set()
-        return task.info
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
@@ -361,6 +420,7 @@ class SimulatedNode:
         await asyncio.sleep(chance.uniform(0.05, 1.0))
         if start is Start.CANNOT_CREATE:
             return "creating_container_error", "the engine refused the container"
+        await self._engine.wait()
         await self._serving.wait()
         task.container = Container(task.info.id, start, self._clock, chance, self._spawn)
         self._watcher.container_started(self, task.info, task.container)
@@ -373,6 +433,7 @@ class SimulatedNode:
         stopper = self._spawn(self._stop_when_asked(task, container))
         await container.ended.wait()
         stopper.cancel()
+        await self._engine.wait()
         reason, message = None, None
         if task.stop is not None:
             reason, message = task.stop.reason, task.stop.message
@@ -412,6 +473,11 @@ class SimulatedNode:
     @staticmethod
     def _fresh(kind: str, chance: Random) -> str:
         return f"{kind}-{chance.getrandbits(32):08x}"
+
+
+def _is_going(task: SimulatedTask) -> bool:
+    container = task.container
+    return not task.ended and (container is None or not container.ended.is_set())
 
 
 class NobodyListens(Exception):

@@ -10,6 +10,8 @@ from random import Random
 
 import msgspec
 
+SPARED_EXIT_CODE = 75
+"""With which a job says that it wants to be started again, where its spec agrees."""
 SCRIPT_VARIABLE = "SIMULATED_SCRIPT"
 
 
@@ -30,6 +32,8 @@ class OnStop(StrEnum):
     EXITS = "exits"
     CLEANS_UP = "cleans-up"
     """Writes for a while, then exits with 0."""
+    COMES_BACK = "comes-back"
+    """Exits with the code that asks for another start."""
     IGNORES = "ignores"
 
 
@@ -47,6 +51,17 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int = 0
     on_stop: OnStop = OnStop.EXITS
     ending: Ending = Ending.EXITS
+    bad_luck: float = 0.0
+    """The share of the attempts that end with exit code 1 before their time."""
+
+    def of(self, task_id: str) -> Script:
+        """As it goes for this very attempt: the jobs of a group share one script, not one fate."""
+        luck = Random(task_id)
+        if luck.random() >= self.bad_luck:
+            return self
+        return msgspec.structs.replace(
+            self, seconds=self.seconds * luck.random(), exit_code=1, ending=Ending.EXITS
+        )
 
     def env(self) -> dict[str, str]:
         return {SCRIPT_VARIABLE: msgspec.json.encode(self).decode()}
@@ -76,4 +91,5 @@ def random_script(chance: Random) -> Script:
         exit_code=chance.choices((0, 1, 7, 143), weights=(70, 15, 10, 5))[0],
         on_stop=chance.choice(list(OnStop)),
         ending=chance.choices(list(Ending), weights=(90, 5, 5))[0],
+        bad_luck=chance.choices((0.0, 0.1, 0.5), weights=(50, 35, 15))[0],
     )

@@ -7,6 +7,7 @@ shows the same failure again.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -29,6 +30,16 @@ def test_the_controller_keeps_its_promises_whatever_its_nodes_do(start: int, see
     told = f"./dev sim --start {start} --seeds {seeds}"
     done = _simulate(f"--start={start}", f"--seeds={seeds}")
     assert done.returncode == 0, f"{told}\n{done.stdout}{done.stderr}"
+
+
+def test_no_healthy_job_is_restarted_for_a_cut_link_before_its_node_may_be_given_up() -> None:
+    done = _simulate("--cuts=6", "--start=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    untouched = "0 restarted within 300 s; 0 given up"
+    assert re.search(rf"2 cuts of 30 s under [1-9]\d* running jobs: {untouched}\n", done.stdout)
+    assert re.search(rf"2 cuts of 120 s under [1-9]\d* running jobs: {untouched}\n", done.stdout)
+    given_up = "0 restarted within 300 s; [1-9]\\d* given up"
+    assert re.search(rf"2 cuts of 600 s under [1-9]\d* running jobs: {given_up}", done.stdout)
 
 
 def test_one_seed_gives_one_story() -> None:

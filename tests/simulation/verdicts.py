@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from controller.lifecycle.model import Attempt, Job
+import msgspec
+
+from controller.lifecycle import reports
+from controller.lifecycle.model import Attempt, Band, Job, RunState
 from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import Report
+from controller.lifecycle.statuses import RunStatus
 from tests.simulation.container import Container
 from tests.simulation.script import Ending, Start, script_from, start_of
 
@@ -21,7 +26,21 @@ _OF_LOST_TASKS = frozenset(
 )
 """The last when the task was lost before its acceptance was committed: then nobody misses it, and
 the silence of its runner tells."""
-_BY_USER = frozenset({Reason.TERMINATED_BY_USER, Reason.ABORTED_BY_USER})
+_OF_BROKEN_PARTS = frozenset({Reason.CONTAINER_EXITED_WITH_ERROR, Reason.GPU_UNHEALTHY})
+_OF_CLOCKS = frozenset(
+    {Reason.WAITING_INSTANCE_LIMIT_EXCEEDED, Reason.WAITING_RUNNER_LIMIT_EXCEEDED}
+)
+_OF_CROWDS = frozenset({Reason.WAITING_INSTANCE_LIMIT_EXCEEDED, Reason.CREATING_CONTAINER_ERROR})
+"""The latter where the unknown task is in the very place that the database holds for another."""
+_ASKED_BY: dict[Reason, tuple[type[Report], ...]] = {
+    Reason.TERMINATED_BY_USER: (reports.StopRequested,),
+    Reason.ABORTED_BY_USER: (reports.StopRequested,),
+    Reason.SUSPENDED: (reports.SuspendRequested,),
+    Reason.JOB_ABORTED_BY_USER: (reports.JobAbortRequested,),
+    Reason.ABANDONED: (reports.JobAbandonRequested,),
+    Reason.INTERRUPTED: (reports.JobInterruptRequested,),
+    Reason.SCALED_DOWN: (reports.ScaleRequested,),
+}
 _BY_POLICY = frozenset(
     {
         Reason.TERMINATED_BY_SERVER,
@@ -32,43 +51,80 @@ _BY_POLICY = frozenset(
 )
 
 
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What befell an attempt from outside."""
+
+    asked: frozenset[type[Report]]
+    """What users had asked of its job or of its run."""
+    parent_ended: bool
+    one_job_aborted: bool
+    """A user aborted a job of its run, which may end the run."""
+    unreliable: bool
+    """Its node was off, or silent for long."""
+    drained: bool
+    lost: bool
+    """Its node has forgotten it."""
+    broken: bool
+    """Its engine or a GPU of it failed."""
+    clock_jumped: bool
+    crowded: bool
+    """Its node may have held tasks that the controller did not know."""
+    outranked: bool
+    """There are runs of a strictly higher band."""
+
+
 def undeserved(
-    job: Job,
-    attempt: Attempt,
-    container: Container | None,
-    *,
-    asked: bool,
-    unreliable: bool,
-    drained: bool,
-    lost: bool,
+    state: RunState, job: Job, attempt: Attempt, container: Container | None, why: Circumstances
 ) -> str | None:
     """A sentence that says what is wrong, None when nothing is."""
     wrong_code = _wrong_exit_code(attempt, container)
     if wrong_code is not None:
         return wrong_code
-    if lost and attempt.reason in _OF_LOST_TASKS:
+    if _befell(attempt.reason, why) or _of_its_gang(state, attempt):
         return None
-    if attempt.reason is Reason.NODE_DRAINED and drained:
-        return None
-    if _deserved(job, attempt, container, asked=asked, unreliable=unreliable):
+    if _deserved(job, attempt, container, why):
         return None
     start = start_of(job.spec.image)
     return f"{attempt.reason} ({attempt.message}) is not what happened: {_truth(start, container)}"
 
 
-def _deserved(
-    job: Job, attempt: Attempt, container: Container | None, *, asked: bool, unreliable: bool
-) -> bool:
-    reason, start, script = attempt.reason, start_of(job.spec.image), script_from(job.spec.env)
+def _befell(reason: Reason | None, why: Circumstances) -> bool:
+    if reason in _ASKED_BY and why.asked & set(_ASKED_BY[reason]):
+        return True
+    return (
+        (why.parent_ended and reason is Reason.TERMINATED_BY_USER)
+        or (why.one_job_aborted and reason is Reason.ABORTED_BY_USER)
+        or (why.lost and reason in _OF_LOST_TASKS)
+        or (why.drained and reason is Reason.NODE_DRAINED)
+        or (why.broken and reason in _OF_BROKEN_PARTS)
+        or (why.clock_jumped and reason in _OF_CLOCKS)
+        or (why.crowded and reason in _OF_CROWDS)
+        or (why.unreliable and reason is Reason.INSTANCE_UNREACHABLE)
+        or (why.outranked and reason is Reason.PREEMPTED)
+    )
+
+
+def _of_its_gang(state: RunState, attempt: Attempt) -> bool:
+    if attempt.incarnation is None:
+        return False
+    if attempt.reason is Reason.RELEASED:
+        return attempt.rank is None and state.run.status not in (
+            RunStatus.RUNNING,
+            RunStatus.PROVISIONING,
+        )
+    if attempt.reason is Reason.SUSPENDED:
+        return state.run.suspended
+    return attempt.reason is Reason.INCARNATION_CHANGED and bool(state.run.switches)
+
+
+def _deserved(job: Job, attempt: Attempt, container: Container | None, why: Circumstances) -> bool:
+    reason, start = attempt.reason, start_of(job.spec.image)
+    script = script_from(job.spec.env).of(attempt.id)
     record = None if container is None else container.record
     if reason is None or reason in _BY_POLICY:
         return reason is not None
     if reason in _START_OF:
         return start in _START_OF[reason]
-    if reason in _BY_USER:
-        return asked
-    if reason is Reason.INSTANCE_UNREACHABLE:
-        return unreliable
     if reason is Reason.DONE_BY_RUNNER:
         return record is not None and record.exit_code == 0
     if reason is Reason.OUT_OF_MEMORY:
@@ -79,8 +135,13 @@ def _deserved(
         if record is not None:
             return bool(record.exit_code)
         by_itself = start is Start.STILLBORN or script.ending is Ending.TAKES_RUNNER_ALONG
-        return container is not None and (by_itself or unreliable)
+        return container is not None and (by_itself or why.unreliable)
     return False
+
+
+def could_preempt(band: Band, others: set[Band]) -> bool:
+    order = [Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH]
+    return any(order.index(other) < order.index(band) for other in others)
 
 
 def _wrong_exit_code(attempt: Attempt, container: Container | None) -> str | None:

@@ -117,7 +117,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         heapq.heapify(timers)
         for handle in life.backlog:
             if isinstance(handle, TimerHandle):
-                handle._scheduled = False
+                handle._scheduled = False  # type: ignore[attr-defined]
 
     def resume(self, life: Life) -> None:
         """All that came meanwhile happens at once, in its order; overdue timers after it."""
@@ -127,7 +127,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 continue
             if isinstance(handle, TimerHandle):
                 heapq.heappush(self._scheduled, handle)  # type: ignore[attr-defined]
-                handle._scheduled = True
+                handle._scheduled = True  # type: ignore[attr-defined]
             else:
                 self._ready.append(handle)  # type: ignore[attr-defined]
 

@@ -1,47 +1,172 @@
-"""What the simulated users do: submit, look away, change their minds."""
+"""What the simulated users submit: single jobs, replicas, groups, gangs, and what is between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
+import msgspec
+
 from controller.lifecycle.model import (
+    Band,
+    Constraint,
     GpuNeed,
+    Group,
     JobSpec,
+    OnParentEnd,
+    Operator,
     Resources,
     RetryEvent,
     RetryPolicy,
     RunPolicy,
     RunState,
+    StartupOrder,
+    StopCriteria,
 )
-from controller.lifecycle.submission import PlannedJob, new_run
-from tests.simulation.script import image_of, random_script, random_start
+from controller.lifecycle.submission import PlannedGroup, PlannedJob, new_run
+from tests.simulation.script import SPARED_EXIT_CODE, image_of, random_script, random_start
 
 GIB = 1 << 30
+USERS = ("ann", "bob", "cid")
 
 RETRIES = (
     RetryPolicy(),
+    RetryPolicy(max_preemptions=2),
     RetryPolicy(on_events=frozenset()),
     RetryPolicy(on_events=frozenset(RetryEvent), max_failures=2),
     RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=1, duration=900.0),
 )
+GANG_RETRIES = (
+    RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}), max_failures=10),
+    RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}), max_failures=1),
+    RetryPolicy(),
+)
+SCHEDULES = (("*/5 * * * *",), ("*/7 * * * *", "3 * * * *"))
 
 
-def random_run(name: str, chance: Random, now: float, new_id: Callable[[], str]) -> RunState:
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What the nodes are like that the runs must fit, once they are empty."""
+
+    largest_place: int
+    """Nodes under one value of the fleet's placement attribute."""
+
+
+def random_run(
+    name: str,
+    chance: Random,
+    now: float,
+    new_id: Callable[[], str],
+    site: Site,
+    parents: Sequence[str] = (),
+) -> RunState:
+    make = chance.choices((_jobs, _independent, _gang), weights=(60, 15, 25))[0]
+    jobs, groups, policy = make(chance, site)
+    wider = msgspec.structs.replace(
+        policy,
+        band=chance.choices(tuple(Band), weights=(15, 60, 25))[0],
+        priority=chance.choice((0, 50, 50, 100)),
+        on_parent_end=chance.choice(tuple(OnParentEnd)),
+        schedule=chance.choice(SCHEDULES) if chance.random() < 0.05 else (),
+    )
+    return new_run(
+        name=name,
+        user=chance.choice(USERS),
+        jobs=jobs,
+        groups=groups,
+        now=now,
+        new_id=new_id,
+        policy=wider,
+        parent_id=chance.choice(parents) if parents and chance.random() < 0.1 else None,
+    )
+
+
+Work = tuple[list[PlannedJob], list[PlannedGroup], RunPolicy]
+
+
+def _jobs(chance: Random, site: Site) -> Work:
     count = chance.choices((1, 2, 4), weights=(75, 15, 10))[0]
     together = chance.random() < 0.5
     jobs = [
         PlannedJob(cookie=cookie, replica=0 if together else cookie, spec=_spec(chance))
         for cookie in range(count)
     ]
-    return new_run(
-        name=name, user="somebody", jobs=jobs, now=now, new_id=new_id, policy=_policy(chance)
+    return jobs, [], _policy(chance)
+
+
+def _independent(chance: Random, site: Site) -> Work:
+    groups = [
+        PlannedGroup(
+            group=Group(name=f"group{number}", nodes=chance.randint(1, 3)), spec=_spec(chance)
+        )
+        for number in range(chance.choice((1, 2)))
+    ]
+    return [], groups, _policy(chance)
+
+
+def _gang(chance: Random, site: Site) -> Work:
+    """One gang group, at times a second one or a plain one beside it. Its ranked jobs always fit:
+    on a node each where they take whole nodes, else anywhere. Only a gang may ask for an order of
+    start: jobs that are placed one by one could wait for each other for ever."""
+    whole = chance.random() < 0.4
+    most = site.largest_place if whole else 4
+    size = chance.randint(1, max(1, min(4, most)))
+    reserved = chance.choices((0, 1, 2), weights=(50, 35, 15))[0]
+    spec = _small_spec(chance, whole_node=whole)
+    groups = [
+        PlannedGroup(group=Group(name="gang", nodes=size + reserved, gang_size=size), spec=spec)
+    ]
+    if size < most and chance.random() < 0.3:
+        beside = None if chance.random() < 0.6 else 1
+        groups.append(
+            PlannedGroup(
+                group=Group(name="beside", nodes=1, gang_size=beside),
+                spec=_small_spec(chance, whole_node=whole),
+            )
+        )
+    policy = msgspec.structs.replace(
+        _policy(chance),
+        retry=chance.choice(GANG_RETRIES),
+        max_failed_jobs=0,
+        restart_completed_jobs=False,
+        fail_on_job_restart=False,
+        startup_order=chance.choices(tuple(StartupOrder), weights=(70, 15, 15))[0],
     )
+    return [], groups, policy
 
 
 def _spec(chance: Random) -> JobSpec:
     start, script = random_start(chance), random_script(chance)
-    return JobSpec(image=image_of(start), env=script.env(), resources=_resources(chance))
+    return JobSpec(
+        image=image_of(start),
+        env=script.env(),
+        resources=_resources(chance),
+        constraints=_constraints(chance),
+        restart_exit_code=chance.choice((None, SPARED_EXIT_CODE)),
+    )
+
+
+def _small_spec(chance: Random, *, whole_node: bool) -> JobSpec:
+    """Fits every node."""
+    spec = _spec(chance)
+    small = Resources(cpu=0.5, memory=GIB, whole_node=whole_node)
+    preferred = tuple(one for one in spec.constraints if not one.required)
+    return msgspec.structs.replace(spec, resources=small, constraints=preferred)
+
+
+def _constraints(chance: Random) -> tuple[Constraint, ...]:
+    """The first node satisfies those that are required; it can hold any job."""
+    if chance.random() < 0.8:
+        return ()
+    return (
+        chance.choice(
+            (
+                Constraint(attribute="number", operator=Operator.LT, values=("2",)),
+                Constraint(attribute="rack", operator=Operator.EQ, values=("r0",)),
+                Constraint(attribute="number", operator=Operator.GE, values=("1",), required=False),
+                Constraint(attribute="cooled", operator=Operator.NOT_EXISTS),
+            )
+        ),
+    )
 
 
 def _resources(chance: Random) -> Resources:
@@ -59,5 +184,9 @@ def _policy(chance: Random) -> RunPolicy:
         stop_duration=chance.choice((0.0, 3.0, 60.0, 300.0)),
         max_duration=chance.choices((None, 30.0, 200.0), weights=(80, 10, 10))[0],
         scheduling_timeout=chance.choices((None, 0.0, 300.0), weights=(85, 5, 10))[0],
+        stop_criteria=chance.choices(tuple(StopCriteria), weights=(90, 10))[0],
         max_failed_jobs=chance.choices((0, 1), weights=(80, 20))[0],
+        max_failed_attempts=chance.choices((None, 2), weights=(90, 10))[0],
+        fail_on_job_restart=chance.random() < 0.05,
+        restart_completed_jobs=chance.random() < 0.03,
     )

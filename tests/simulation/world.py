@@ -9,31 +9,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import tempfile
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
 
-from controller.lifecycle.model import Node, NodeAddress, RunState
-from controller.lifecycle.reports import StopRequested
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.lifecycle.model import Fleet, Node
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeLink
 from controller.pipelines.turns import NameTaken
-from controller.store.base import StoreUnavailable
+from controller.store.base import LeaseLost, StoreUnavailable
 from controller.store.memory import MemoryDatabase
 from shim.allocations import Capacity
 from shim.schemas import GpuInfo
 from tests.simulation.checks import Checks, Violation
-from tests.simulation.controller import ControllerLife, Gone, WatchedStore
+from tests.simulation.controller import ControllerLife, Gone, StoreWeather, WatchedStore
 from tests.simulation.faults import Faults
 from tests.simulation.link import SimulatedLink
 from tests.simulation.node import SimulatedNode
-from tests.simulation.virtual import Deadlock, Life, VirtualClock, VirtualLoop, seeded_chance
-from tests.simulation.workload import GIB, random_run
+from tests.simulation.people import Admin, Ask, User
+from tests.simulation.rivals import Rivals
+from tests.simulation.virtual import (
+    EPOCH,
+    Deadlock,
+    Life,
+    VirtualClock,
+    VirtualLoop,
+    seeded_chance,
+)
+from tests.simulation.workload import GIB, Site
 
 SETTLING_SECONDS = 3 * 3600.0
 LOOK_EVERY_SECONDS = 5.0
@@ -53,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Upper ends; a seed chooses below them. Times in seconds."""
 
-    nodes: int = 4
+    nodes: int = 5
     runs: int = 16
     faults_until: float = 1500.0
     calmest: float = 200.0
@@ -61,15 +71,28 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(seed: int, scale: Scale | None = None) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="fairlead-simulation-") as folder:
+    return played(lambda loop, folder: World(seed, scale or Scale(), loop, folder), seed).outcome()
+
+
+W = TypeVar("W", bound="World")
+
+
+def played(make: Callable[[VirtualLoop, Path], W], seed: int) -> W:
+    """The world when its story is over."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-simulation-", dir=_memory()) as folder:
         loop = VirtualLoop(Random(f"{seed}/threads"))
-        world = World(seed, scale or Scale(), loop, Path(folder))
+        world = make(loop, Path(folder))
         try:
             loop.run_until_complete(world.live())
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
-        return world.outcome()
+        return world
+
+
+def _memory() -> str | None:
+    """Thousands of fsyncs of logs that nobody keeps need no disk."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class World:
@@ -78,30 +101,38 @@ class World:
         self.loop = loop
         self.nodes: dict[str, SimulatedNode] = {}
         self.checks = Checks(self.nodes, folder, loop.time)
+        self.clock = VirtualClock(loop)
+        self.database = MemoryDatabase()
+        self.store_weather = StoreWeather()
+        self.admin = Admin(self)
+        self.rivals = Rivals(
+            self.database, self.nodes, self.checks, self.clock.now, self._begin_controller
+        )
+        self.fleet = Fleet(name="fleet", created_at=EPOCH)
+        self.site = Site(largest_place=1)
         self._scale = scale
         self._folder = folder
-        self._database = MemoryDatabase()
-        self._clock = VirtualClock(loop)
         self._life = Life("world")
-        self._controllers: list[ControllerLife] = []
-        self._running = asyncio.Event()
-        self._faulty = True
         self._broken: asyncio.Future[None] = loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._errors = _ErrorLog(self.checks)
 
+    @property
+    def restores(self) -> int:
+        return self.rivals.restores
+
     def outcome(self) -> Outcome:
         story = [
             (stored.event.at, stored.event.kind, stored.event.to_status, stored.event.attempt_id)
-            for stored in self._database.events
+            for stored in self.database.events
         ]
         return Outcome(
             seed=self.seed,
             violations=tuple(self.checks.violations),
             virtual_seconds=self.loop.time(),
-            runs=len(self._database.runs),
+            runs=len(self.database.runs),
             events=len(story),
-            controllers=len(self._controllers),
+            controllers=len(self.rivals.lives),
             digest=crc32(repr(story).encode()),
         )
 
@@ -109,7 +140,7 @@ class World:
         logging.getLogger("controller").addHandler(self._errors)
         self.loop.set_exception_handler(self._unhandled)
         try:
-            story = self.spawn(self._story())
+            story = self.spawn(self.story())
             await asyncio.wait({story, self._broken}, return_when=asyncio.FIRST_COMPLETED)
             if story.done():
                 story.result()
@@ -120,106 +151,68 @@ class World:
             logging.getLogger("controller").removeHandler(self._errors)
             await self._clear_away()
 
-    async def _story(self) -> None:
-        chance = self._chance("story")
-        self._make_nodes(chance)
-        await self._start_controller()
-        users = [self.spawn(self._register(node)) for node in self.nodes.values()]
-        for number in range(chance.randint(1, self._scale.runs)):
-            users.append(self.spawn(self._use(f"run-{number}")))
+    async def story(self) -> None:
+        chance = self.chance("story")
+        self.make_nodes(chance)
+        await self.rivals.start()
+        await self.admin.register_fleet()
+        work = [self.spawn(self.join(node)) for node in self.nodes.values()]
+        users = [
+            User(self, f"run-{number}", self.chance(f"run-{number}"))
+            for number in range(chance.randint(1, self._scale.runs))
+        ]
+        work += [self.spawn(user.live(self._scale.faults_until)) for user in users]
         faults = self.spawn(
-            Faults(self, self._chance("faults")).go_on(
+            Faults(self, self.chance("faults")).go_on(
                 chance.choice((8.0, chance.uniform(10.0, self._scale.calmest)))
             )
         )
         await asyncio.sleep(self._scale.faults_until)
         faults.cancel()
-        await asyncio.wait({faults})
+        for error in await asyncio.gather(faults, return_exceptions=True):
+            if isinstance(error, Exception):
+                raise error
         await self._heal()
-        await asyncio.gather(*users)
-        await self._settle()
+        await asyncio.gather(*work)
+        for user in users:
+            await user.close()
+        await self.settle()
+
+    async def join(self, node: SimulatedNode) -> None:
+        chance = self.chance(f"register {node.name}")
+        await asyncio.sleep(chance.choice((0.0, 0.0, chance.uniform(0.0, 300.0))))
+        await self.admin.register(node)
 
     # -- what faults can do (faults.Faulty) ---------------------------------------------------
 
-    async def kill_controller(self, down: float, *, gently: bool) -> None:
-        if not self._running.is_set():
-            return
-        self._running.clear()
-        controller = self._controllers[-1]
-        if gently:
-            await controller.stop()
-        else:
-            controller.kill()
-        for node in self.nodes.values():
-            node.cut()
-        self._database.seize()
-        try:
-            await asyncio.sleep(down)
-        finally:
-            await self._start_controller()
-
     def call_unreliable(self, node: SimulatedNode) -> None:
-        self.checks.unreliable.add(self.checks.node_ids.get(node.name, ""))
+        self.checks.unreliable.add(node.name)
 
-    async def drain(self, node: SimulatedNode, seconds: float) -> None:
-        wanted = [self._clock.now(), float("inf")]
-        self.checks.drains.setdefault(f"id-of-{node.name}", []).append(wanted)
-        await self._set_draining(node, True)
-        await asyncio.sleep(seconds)
-        await self._set_draining(node, False)
-        wanted[1] = self._clock.now()
+    def call_broken(self, task_ids: Iterable[str]) -> None:
+        self.checks.broken.update(task_ids)
 
-    # -- users --------------------------------------------------------------------------------
+    async def restore_backup(self, down: float) -> None:
+        await self.rivals.restore(down)
+        await self.admin.remove_stale()
+        for node in self.nodes.values():
+            if node.name in self.checks.node_ids:
+                await self.admin.register(node)
 
-    async def _register(self, node: SimulatedNode) -> None:
-        chance = self._chance(f"register {node.name}")
-        await asyncio.sleep(chance.choice((0.0, 0.0, chance.uniform(0.0, 300.0))))
-        fresh = Node(
-            id=f"id-of-{node.name}",
-            name=node.name,
-            address=NodeAddress(shim_socket=f"/run/{node.name}", local_socket=True),
-            created_at=self._clock.now(),
-        )
-        self.checks.node_ids[node.name] = fresh.id
-        while fresh.id not in self._database.nodes:
-            await self._try(lambda turns: turns.save_node(fresh, fresh.id))
+    # -- what people can do (people.Office) ---------------------------------------------------
 
-    async def _set_draining(self, node: SimulatedNode, draining: bool) -> None:
-        async def change(turns: Any) -> None:
-            known = turns.nodes.get(f"id-of-{node.name}")
-            if known is not None:
-                changed = msgspec.structs.replace(known, draining=draining)
-                await turns.save_node(changed, changed.id)
-
-        while not await self._try(change):
-            await self._running.wait()
-
-    async def _use(self, name: str) -> None:
-        chance = self._chance(name)
-        await asyncio.sleep(chance.uniform(0.0, self._scale.faults_until))
-        state = random_run(name, chance, self._clock.now(), seeded_chance(chance).new_id)
-        while state.run.id not in self._database.runs:
-            acknowledged = await self._try(lambda turns: turns.admit(state))
-            if acknowledged and state.run.id not in self._database.runs:
-                self.checks.violated(f"run {name} was acknowledged and is not in the store")
-        for abort in chance.choices(((), (False,), (True,), (False, True)), (60, 20, 10, 10))[0]:
-            await asyncio.sleep(chance.choice((0.1, 5.0, 60.0, 300.0)) * chance.random())
-            await self._stop(state, abort)
-
-    async def _stop(self, state: RunState, abort: bool) -> None:
-        self.checks.stops_asked.update(job.id for job in state.jobs)
-        wish = StopRequested(run_id=state.run.id, abort=abort, by="somebody")
-        while not await self._try(lambda turns: turns.report(wish)):
-            await self._running.wait()
-
-    async def _try(self, ask: Any) -> bool:
+    async def asked(self, ask: Ask) -> bool:
         """Whether the controller has acknowledged it."""
-        await self._running.wait()
-        controller = self._controllers[-1]
+        await self.rivals.works.wait()
+        controller = self.rivals.newest
         assert controller.machinery is not None
+        turns = controller.machinery.turns
+
+        async def work() -> None:
+            await ask(turns)
+
         try:
-            await controller.perform(ask(controller.machinery.turns))
-        except (Gone, StoreUnavailable, NameTaken):
+            await controller.perform(work())
+        except (Gone, StoreUnavailable, LeaseLost, NameTaken):
             await asyncio.sleep(0.1)
             return False
         return True
@@ -233,47 +226,64 @@ class World:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _make_nodes(self, chance: Random) -> None:
+    def make_nodes(self, chance: Random) -> None:
+        racks = chance.random() < 0.5
+        if racks:
+            self.fleet = Fleet(name="fleet", placement="rack", created_at=EPOCH)
         for number in range(chance.randint(1, self._scale.nodes)):
-            name = f"n{number}"
-            big = number == 0
-            count = 2 if big else chance.choice((0, 0, 4))
-            gpus = tuple(
-                GpuInfo(uuid=f"GPU-{name}-{index}", index=index, name="H200", memory=141 * GIB)
-                for index in range(count)
-            )
-            capacity = Capacity(
-                cpu=4.0 if big else chance.choice((1.0, 2.0, 8.0)),
-                memory=(8 if big else chance.choice((2, 8, 32))) * GIB,
-                disk=100 * GIB,
-            )
-            self.nodes[name] = SimulatedNode(
-                name, capacity, gpus, self._clock, self._chance(name), self.spawn, self.checks
-            )
+            self._make_node(number, chance, "r0" if number < 3 else chance.choice(("r0", "r1")))
+        held = Counter(node.attributes["rack"] for node in self.nodes.values())
+        most = max(held.values()) if racks else len(self.nodes)
+        self.site = Site(largest_place=most)
 
-    async def _start_controller(self) -> None:
-        number = len(self._controllers) + 1
-        controller = ControllerLife(number, self.loop, self._controller_failed)
-        self._controllers.append(controller)
-        store = WatchedStore(
-            self._database, self.checks, self._chance(f"store {number}"), lambda: self._faulty
+    def _make_node(self, number: int, chance: Random, rack: str) -> None:
+        name = f"n{number}"
+        big = number == 0
+        count = 2 if big else chance.choice((0, 0, 4))
+        gpus = tuple(
+            GpuInfo(uuid=f"GPU-{name}-{index}", index=index, name="H200", memory=141 * GIB)
+            for index in range(count)
         )
-        chance = seeded_chance(self._chance(f"controller {number}"))
-        await controller.start(store, self._folder, chance, self._link)
-        self._running.set()
+        capacity = Capacity(
+            cpu=4.0 if big else chance.choice((1.0, 2.0, 8.0)),
+            memory=(8 if big else chance.choice((2, 8, 32))) * GIB,
+            disk=100 * GIB,
+        )
+        clock = VirtualClock(self.loop)
+        node = SimulatedNode(
+            name, capacity, gpus, clock, self.chance(name), self.spawn, self.checks
+        )
+        node.attributes = {"rack": rack, "number": str(number)}
+        self.nodes[name] = node
+
+    async def _begin_controller(self) -> ControllerLife:
+        number = len(self.rivals.lives) + 1
+        controller = ControllerLife(number, self.loop, self._controller_failed)
+        store = WatchedStore(
+            self.database,
+            self.checks,
+            self.chance(f"store {number}"),
+            self.store_weather,
+            self.clock,
+        )
+        chance = seeded_chance(self.chance(f"controller {number}"))
+        await controller.start(store, self._folder, self.clock, chance, self._link)
+        return controller
 
     def _link(self, node: Node) -> NodeLink:
         return SimulatedLink(self.nodes[node.name])
 
     async def _heal(self) -> None:
-        self._faulty = False
+        self.store_weather.clear_up()
+        self.rivals.end_the_superseded()
         for node in self.nodes.values():
-            node.start_shim()
-            node.weather.clear_up()
+            node.heal()
+            self.admin.clear_unknown(node)
+        await self.admin.remove_stale()
         for node in self.nodes.values():
-            await self._set_draining(node, False)
+            await self.admin.change(node, draining=False, drain_deadline=None, cordoned=False)
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
         patience = self.loop.time() + SETTLING_SECONDS
         while self._unsettled():
             if self.loop.time() > patience:
@@ -281,6 +291,9 @@ class World:
                     self.checks.violated(text)
                 break
             await asyncio.sleep(LOOK_EVERY_SECONDS)
+            if self.restores:  # a request may have been on its way since before the restore
+                for node in self.nodes.values():
+                    self.admin.clear_unknown(node)
 
     def _controller_failed(self, error: BaseException | None) -> None:
         """Nothing can go on from here."""
@@ -290,8 +303,11 @@ class World:
 
     def _unsettled(self) -> list[str]:
         found = []
-        for state in self._database.runs.values():
+        for state in self.database.runs.values():
             run = state.run
+            for place in state.allocations:
+                if place.state is not AllocationState.RELEASED:
+                    found.append(f"place {place.id} of run {run.name} is {place.state} for ever")
             if run.status not in FINAL_RUN_STATUSES:
                 lasts = [job.attempts[-1] for job in state.jobs]
                 told = ", ".join(f"{last.id} {last.status} {last.reason}" for last in lasts)
@@ -304,14 +320,14 @@ class World:
         return found
 
     async def _clear_away(self) -> None:
-        for controller in self._controllers:
+        for controller in self.rivals.lives:
             controller.kill()
             await self.loop.bury(controller.life)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _chance(self, purpose: str) -> Random:
+    def chance(self, purpose: str) -> Random:
         return Random(f"{self.seed}/{purpose}")
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
