@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Band, Group, NodeStatus
+from controller.lifecycle.model import Band, Group, NodeStatus, RunPolicy
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import StopRequested, SuspendRequested
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
@@ -40,6 +40,14 @@ def test_a_higher_band_is_nominated_and_placed_when_its_victim_has_left() -> Non
     assert cluster.attempt(run).status is AttemptStatus.PROVISIONING
     (held,) = cluster.states[run].allocations
     assert (held.id, held.state, held.gpus) == (place.id, AllocationState.HELD, place.gpus)
+
+
+def test_who_will_not_wait_for_a_place_evicts_nobody() -> None:
+    cluster, (other,) = full("n1")
+    run = cluster.submit("a", gpus=8, policy=RunPolicy(scheduling_timeout=0.0))
+    cluster.settle()
+    assert reasons(cluster, other) == [None]
+    assert reasons(cluster, run) == [Reason.UNSCHEDULABLE]
 
 
 def test_a_victim_is_not_told_the_name_of_anothers_run() -> None:
