@@ -311,8 +311,8 @@ class Runner:
         self._log_ends = True
         _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
         await asyncio.to_thread(self._preparation.clean)
+        record = await self._with_log_whole(record)
         try:
-            record = await self._with_log_whole(record)
             await self._synced()
             path, data = self._task / EXIT_RECORD_NAME, msgspec.json.encode(record)
             await asyncio.to_thread(write_durably, path, data)
@@ -324,7 +324,11 @@ class Runner:
 
     async def _with_log_whole(self, record: ExitRecord) -> ExitRecord:
         """A job that removed its log's files hears of it."""
-        gone = await asyncio.to_thread(self.log.make_whole)
+        gone = 0
+        try:
+            gone = await asyncio.to_thread(self.log.make_whole)
+        except OSError:
+            _log.exception("the log's newest segment is not put back")
         if not gone:
             return record
         told = f"{gone} bytes of its log are gone: the job removed their files"

@@ -55,8 +55,8 @@ _MOST_CHANGES = 16
 _MOST_CHANGES_OF_A_PHASE = 4
 _PHASE_CHANCE = 0.3
 _MOST_DELAY = 0.15
-_GRACE = 20.0
-_JOB = "trap 'exit 0' TERM; echo start; sleep 100000 & wait"
+_GRACE = 30.0
+_JOB = "trap 'exit 0' TERM; sleep 100000 & echo start; wait"
 _SAID = b"start\n"
 _SCRIPT = """#!/bin/sh
 echo start >> "$2/starts"
@@ -335,7 +335,10 @@ class KillLab:
         if (said := await self._insist(partial(_log_of, task_id=task_id))) != _SAID:
             self._broken(f"{task_id}: its log is {said!r}")
         if '"exit_code":0' not in (ended.exit_record or ""):
-            self._broken(f"{task_id}: its exit record is {ended.exit_record}")
+            folder = self.shim.data / "tasks" / task_id / "job"
+            files = sorted(path.name for path in folder.iterdir())
+            code, record = ended.exit_code, ended.exit_record
+            self._broken(f"{task_id}: exit code {code}, exit record {record}, files {files}")
 
     def _starts_of(self, container_id: str) -> int:
         what = ("--filter", "event=start", "--filter", f"container={container_id}")
