@@ -25,6 +25,7 @@ from controller.lifecycle.turn import decide
 from controller.pipelines.around import World
 from controller.pipelines.families import Families, ParentGone
 from controller.pipelines.inventory import Inventory, gone, there
+from controller.pipelines.stretches import in_stretches
 from controller.pipelines.watching import Watch, Watchers
 from controller.scheduling.explain import NameOf, PlannedPlace, Waiting
 from controller.store.base import Changes, LeaseLost, Store, StoreError, StoreUnavailable
@@ -263,15 +264,14 @@ class Turns:
         waiters = self._take_waiters()
         for run_id in self._due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
-        turn = _Turn(self._known, admitted, now, self._chance, self._world, self._scheduler)
-        for run_id, reports in inbox.items():
-            turn.decide(run_id, reports)
-        if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
-            for run_id, told in self._scheduler.place(now).items():
-                turn.decide(run_id, told)
-            self._reschedule = self._scheduler.is_unfinished
-        turn.tell_children(self._families)
+        turn = _Turn(self._known, now, self._chance, self._world, self._scheduler)
         try:
+            await turn.admit(admitted)
+            await turn.decide_all(inbox)
+            if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
+                await turn.decide_all(self._scheduler.place(now))
+                self._reschedule = self._scheduler.is_unfinished
+            turn.tell_children(self._families)
             await self._commit(turn, inventory)
         except BaseException as error:
             self._put_back(inbox, inventory)
@@ -285,7 +285,7 @@ class Turns:
             raise
         self._adopt(turn)
         self._resolve(waiters, None)
-        self._tell(turn, inventory.nodes)
+        await self._tell(turn, inventory.nodes)
 
     async def _commit(self, turn: _Turn, inventory: Inventory) -> None:
         changes = Changes(
@@ -346,10 +346,11 @@ class Turns:
             self._scheduler.run_over(state.run.id)
         self._reschedule = True
 
-    def _tell(self, turn: _Turn, nodes: Mapping[str, object]) -> None:
+    async def _tell(self, turn: _Turn, nodes: Mapping[str, object]) -> None:
         touched = list(turn.states.values())
-        for listener in self._listeners:
-            listener.committed(touched)
+        async for state in in_stretches(touched):
+            for listener in self._listeners:
+                listener.committed((state,))
         if touched or nodes:
             of_nodes = (*nodes, ANY_NODE) if nodes else ()
             self._watchers.wake((*turn.states, *of_nodes, None))
@@ -441,7 +442,6 @@ class _Turn:
     def __init__(
         self,
         runs: Mapping[str, RunState],
-        admitted: dict[str, RunState],
         now: float,
         chance: Chance,
         world: World,
@@ -455,9 +455,14 @@ class _Turn:
         self._chance = chance
         self._world = world
         self._scheduler = scheduler
-        for run_id, state in admitted.items():
-            self.states[run_id] = state
-            self.decide(run_id, [Tick(run_id=run_id)])
+
+    async def admit(self, admitted: Mapping[str, RunState]) -> None:
+        self.states.update(admitted)
+        await self.decide_all({run_id: [Tick(run_id=run_id)] for run_id in admitted})
+
+    async def decide_all(self, told: Mapping[str, Sequence[Report]]) -> None:
+        async for run_id, reports in in_stretches(told.items()):
+            self.decide(run_id, reports)
 
     def decide(self, run_id: str, reports: Sequence[Report]) -> None:
         state = self.states.get(run_id) or self._runs.get(run_id)
