@@ -1,8 +1,9 @@
 """How many nodes are being connected to at once.
 
-A handshake costs the event loop some milliseconds; a thousand of them together, after a cut of the
-network, would hold up everything else. Who waits for the network holds nobody up, though: a slot is
-lent for a short time only, so that dead hosts don't keep the living from coming back.
+A handshake, and reading what the node has, costs the event loop some milliseconds; a thousand of
+them together, after a cut of the network, would hold up everything else. Who waits for the network
+holds nobody up, though: a slot is lent for a short time only, so that dead hosts don't keep the
+living from coming back.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-AT_ONCE = 24
+AT_ONCE = 12
 LENT_SECONDS = 2.0
 
 

@@ -89,26 +89,29 @@ class NodeSession:
         """Until the node is removed. A mistake of ours is logged and tried again like any failure:
         a session that ended would leave its node alone for good."""
         while (node := self._turns.nodes.get(self._node_id)) is not None:
+            slot = contextlib.AsyncExitStack()
+            await slot.enter_async_context(self._handshakes.slot())
             try:
-                async with self._handshakes.slot():
-                    connection = await self._make_link(node).connect()
+                connection = await self._make_link(node).connect()
             except LinkError as error:
                 self._not_connected(str(error), refused=isinstance(error, HostKeyRefused))
             except Exception as error:
                 log.exception("no link to node %s could be made", node.name)
                 self._not_connected(f"no link could be made: {error}")
             else:
-                await self._live(connection)
+                await self._live(connection, slot)
+            finally:
+                await slot.aclose()
             await self._backoff.wait()
 
-    async def _live(self, connection: NodeConnection) -> None:
+    async def _live(self, connection: NodeConnection, slot: contextlib.AsyncExitStack) -> None:
         stock = Stock(self._node_id, self._turns, self._listener, self._clock, connection)
         message = "the connection was lost"
         try:
             async with asyncio.TaskGroup() as group:
                 attending = group.create_task(self._attend(connection))
                 wishing = group.create_task(self._push_wishes(connection, stock))
-                await self._follow(connection, stock)
+                await self._follow(connection, stock, slot)
                 attending.cancel()
                 wishing.cancel()
         except* (ShimUnavailable, ShimError, ShimTaken, Silent, StoreError) as errors:
@@ -124,12 +127,15 @@ class NodeSession:
         _end_if_cancelled()
         self._not_connected(message)
 
-    async def _follow(self, connection: NodeConnection, stock: Stock) -> None:
+    async def _follow(
+        self, connection: NodeConnection, stock: Stock, slot: contextlib.AsyncExitStack
+    ) -> None:
         async with contextlib.aclosing(connection.shim.events()) as events:
             if await anext(events, None) is None:
                 return
             self._silence.heard()
             await stock.take()
+            await slot.aclose()
             self._silence.heard()
             self._told_disconnected = None  # jobs may have been placed there that were told nothing
             self.connection = connection
