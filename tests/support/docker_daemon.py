@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tests.support.daemons import Daemon, end_processes_that_mention, inside, run
+from tests.support.waiting import wait_until
 
 
 class DockerDaemon:
@@ -30,9 +32,9 @@ class DockerDaemon:
         self._folder = folder
         self.socket = folder / "docker.sock"
         self._pid_files = (folder / "docker.pid", folder / "exec/containerd/containerd.pid")
-        file = folder / "daemon.json"
-        file.write_text(json.dumps({**self._config(), **config}))
-        argv = [*inside(netns), "dockerd", "--config-file", file]
+        self._file = folder / "daemon.json"
+        self._file.write_text(json.dumps({**self._config(), **config}))
+        argv = [*inside(netns), "dockerd", "--config-file", self._file]
         self._daemon = Daemon(argv, folder / "dockerd.log", env=env, outlasts_tests=True)
 
     @property
@@ -65,6 +67,14 @@ class DockerDaemon:
         """In order; without live-restore its containers end with it."""
         self._daemon.stop(60)
         self.start()
+
+    def live_restore(self, *, on: bool) -> None:
+        """Whether containers outlive it from now on."""
+        config = {**json.loads(self._file.read_text()), "live-restore": on}
+        self._file.write_text(json.dumps(config))
+        self._daemon.signal(signal.SIGHUP)
+        says = ["info", "--format", "{{.LiveRestoreEnabled}}"]
+        wait_until(lambda: self.docker(*says) == str(on).lower(), 10, "dockerd to obey")
 
     def docker(self, *args: str | Path, stdin: bytes | None = None) -> str:
         """Output of the docker command against this engine."""

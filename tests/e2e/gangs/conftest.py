@@ -15,7 +15,7 @@ from tests.support.processes import ControllerProcess
 
 _CONFIG = """\
 limits: {waits: [0s, 1s], no_capacity_wait: 1s, reincarnation_timeout: 60s}
-node_failure: {after: 50s}
+node_failure: {probe_every: 1s, unreachable_after: 4s, after: 20s}
 """
 
 

@@ -79,6 +79,15 @@ class GangLab(ControllerLab):
 
         return wait_until(reached, timeout, f"incarnation {number} of {name} to run")
 
+    def wait_for_attempt(self, name: str, status: str, number: int = 0) -> None:
+        """The attempt of that number of a run of one job."""
+
+        def reached() -> bool:
+            found = self.attempts(name)
+            return len(found) > number and found[number]["status"] == status
+
+        wait_until(reached, 60, f"attempt {number} of {name} to be {status}")
+
     def environment(self, attempt: Any) -> dict[str, str]:
         text = self.inside(attempt, "cat", "/tmp/env")
         return dict(line.partition("=")[::2] for line in text.splitlines())

@@ -4,72 +4,22 @@ meanwhile, is what LIFECYCLE.md section 5 says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.e2e.gangs.lab import WAITING, GangLab
+from tests.e2e.gangs.lab import GangLab
+from tests.e2e.gangs.story import (
+    COOKIES,
+    a_gang,
+    assert_the_reserved_job_took_over,
+    ends,
+    switches,
+)
 from tests.support.machines import Machine
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-
-COOKIES = range(4)
-LOST_SECONDS = 120.0
-"""A node is LOST after 50 s; then the gang begins anew elsewhere."""
-
-
-@contextmanager
-def a_gang(lab: GangLab, name: str) -> Iterator[list[Any]]:
-    """Its first attempts, by cookie. It is done in the end, and nothing of it is left."""
-    lab.submit(name, nodes=4, gang={"size": 3}, commands=[WAITING])
-    try:
-        yield lab.wait_for_incarnation(name, 1, COOKIES)
-        for cookie in COOKIES:
-            if lab.rank(name, cookie) is not None:
-                lab.end(lab.last(name, cookie), 0)
-        assert lab.wait_for(name)["status"] == "done"
-    finally:
-        lab.cli("stop", name, "--abort")
-        lab.wait_for(name)
-    for machine in lab.machines:
-        lab.wait_for_node(lambda node: node["cpu_allocated"] == 0, machine.name)
-
-
-def ranks(lab: GangLab, name: str) -> dict[int, int | None]:
-    return {job["cookie"]: job["rank"] for job in lab.inspect(name)["jobs"]}
-
-
-def places(attempts: list[Any], *cookies: int) -> list[tuple[str, str]]:
-    return [(attempts[cookie]["node"], attempts[cookie]["allocation_id"]) for cookie in cookies]
-
-
-def ends(lab: GangLab, name: str, incarnation: int) -> dict[int, str]:
-    """How the attempts of that incarnation ended, by cookie."""
-    return {
-        job["cookie"]: attempt["termination_reason"]
-        for job in lab.inspect(name)["jobs"]
-        for attempt in job["attempts"]
-        if attempt["incarnation"]["number"] == incarnation
-    }
-
-
-def switches(lab: GangLab, name: str) -> list[tuple[str, str | None]]:
-    return [(one["reason"], one["attempt_id"]) for one in lab.inspect(name)["switches"]]
-
-
-def assert_the_reserved_job_took_over(
-    lab: GangLab, name: str, first: list[Any], second: list[Any], lost: int
-) -> None:
-    """Survivors keep place and rank; the lost rank goes to the reserved survivor, and the job that
-    it came from becomes the reserved one."""
-    kept = [cookie for cookie in COOKIES if cookie != lost]
-    assert places(second, *kept) == places(first, *kept)
-    assert second[lost]["allocation_id"] != first[lost]["allocation_id"]
-    expected: dict[int, int | None] = {0: 0, 1: 1, 2: 2, 3: lost}
-    assert ranks(lab, name) == {**expected, lost: None}
 
 
 def is_stopped(machine: Machine, attempt: Any) -> bool:
@@ -118,7 +68,7 @@ def test_a_node_that_is_cut_off_for_long_loses_its_rank_to_the_reserved_job(
         machine.cut()
         lab.wait_for_node(lambda node: node["status"] == "unreachable", machine.name, 60)
         assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in first]
-        second = lab.wait_for_incarnation(name, 2, COOKIES, LOST_SECONDS)
+        second = lab.wait_for_incarnation(name, 2, COOKIES)
         assert switches(lab, name) == [("job_aborted", first[2]["id"])]
         assert ends(lab, name, 1)[2] == "instance_unreachable"
         assert_the_reserved_job_took_over(lab, name, first, second, lost=2)
@@ -149,7 +99,7 @@ def test_a_node_is_switched_off_while_the_controller_is_killed(gang_lab: GangLab
         machine.switch_off()
         lab.controller.start()
         assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in first]
-        second = lab.wait_for_incarnation(name, 2, COOKIES, LOST_SECONDS)
+        second = lab.wait_for_incarnation(name, 2, COOKIES)
         lab.controller.restart()
         assert switches(lab, name) == [("job_aborted", first[0]["id"])]
         assert ends(lab, name, 1)[0] == "instance_unreachable"
