@@ -24,6 +24,8 @@ from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
 
 LOST_AFTER = Limits().node_lost_after
+EARLIEST_LOSS = LOST_AFTER - 11.0
+"""A silence begins with the last byte, which may be a heartbeat of before the cut."""
 LATEST_LOSS = LOST_AFTER + 30.0
 """It is noticed when the next connection fails, at most 10 s apart and 10 s long."""
 BACK_WITHIN = 60.0
@@ -153,7 +155,7 @@ class Lab(ControllerLab):
             self._read_log(cut, one["id"], whole=one is attempts[-1])
 
     def _judge_loss(self, cut: Cut) -> None:
-        if cut.lost_after is None or not LOST_AFTER <= cut.lost_after <= LATEST_LOSS:
+        if cut.lost_after is None or not EARLIEST_LOSS <= cut.lost_after <= LATEST_LOSS:
             self._violated(cut, f"its node was lost after {cut.lost_after} s")
         if cut.stale_ended_after is None:
             self._violated(cut, "its stale task was not ended")
