@@ -35,7 +35,7 @@ def _id() -> str:
     return f"{next(_numbers):016x}"
 
 
-def _node(number: int) -> Node:
+def new_node(number: int) -> Node:
     gpus = tuple(NodeGpu(uuid=f"{number}-{n}", name="H100", memory=80 * GIB) for n in range(8))
     return Node(
         id=f"n{number:05}",
@@ -66,7 +66,7 @@ class Bench:
         self.pipeline = JobSubmittedPipeline(_id)
         self.states: dict[str, RunState] = {}
         for number in range(NODES):
-            node = _node(number)
+            node = new_node(number)
             self.pipeline.node_changed(node.id, node)
         self.pipeline.place(0.0)
 

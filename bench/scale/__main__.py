@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from bench.scale import parts, passes
+from bench.scale import commits, parts, passes
 from bench.scale.lab import ScaleLab, add_ssh_nodes, behind_sshd, running
 from bench.scale.parts import Row, Stopwatch
 from tests.support.ssh_daemon import SshDaemon
 
-PARTS = ("pass", "submit", "steady", "exits", "gang", "reconnect", "ssh")
+PARTS = ("pass", "commit", "submit", "steady", "exits", "gang", "reconnect", "ssh")
 SSH_NODES = 200
 
 
@@ -32,7 +32,9 @@ def main() -> None:
     print(f"bench: {_machine()}", file=sys.stderr)
     if "pass" in wanted:
         rows += _told(passes.measure())
-    if set(wanted) - {"pass", "ssh"}:
+    if "commit" in wanted:
+        rows += _told(commits.measure())
+    if set(wanted) - {"pass", "commit", "ssh"}:
         with running(given.nodes, given.profile) as lab:
             asyncio.run(_local(lab, wanted, rows))
     if "ssh" in wanted:
