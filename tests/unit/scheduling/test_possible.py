@@ -16,7 +16,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.scheduling.possible import why_never, why_queued
+from controller.scheduling.possible import Possible, why_never, why_queued
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.test_gang_placement import gang
 
@@ -103,3 +103,29 @@ def test_an_empty_fleet_queues_with_a_warning() -> None:
         "fleet new has no node yet: the run waits for the first one"
     )
     assert why_queued(asking(), RACKS) is None
+
+
+def test_what_is_kept_between_submissions_follows_every_change_of_a_node() -> None:
+    kept, state = Possible(), asking(gpus=8)
+    nodes: dict[str, Node] = {}
+
+    def answers(node_id: str, node: Node | None) -> bool:
+        """Whether it is refused; asked of what is kept and of what is made anew."""
+        kept.node_changed(node_id, node)
+        nodes.pop(node_id, None)
+        if node is not None:
+            nodes[node_id] = node
+        found = kept.why_never(state)
+        assert found == why_never(state, list(nodes.values()), {})
+        return found is not None
+
+    large, small = gpu_node("n1", 8), gpu_node("n2", 1)
+    steps = [
+        answers(small.id, small),
+        answers(large.id, large),
+        answers(large.id, replace(large, cordoned=True)),
+        answers(large.id, None),
+        answers(small.id, replace(small, status=NodeStatus.UNREACHABLE)),
+        answers(small.id, small),
+    ]
+    assert steps == [True, False, False, True, False, True]
