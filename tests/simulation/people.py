@@ -202,7 +202,8 @@ class Admin:
             known = turns.nodes.get(node_id)
             if known is not None and known.status is not NodeStatus.CONNECTED:
                 report_gone(turns, node_id, "removed as lost", lambda _: True, removed=True)
-                await turns.save_node(None, node_id)
+                turns.set_node(None, node_id)
+            await turns.settled()
 
         await insist(self._office, remove)
         if node_id not in self._office.database.nodes:

@@ -16,7 +16,7 @@ import pytest
 
 FIXED_SEEDS = 40
 FRESH_SEEDS = 20
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 900.0
 
 
 @pytest.mark.parametrize(

@@ -279,8 +279,11 @@ class World:
         for node in self.nodes.values():
             node.heal()
             self.admin.clear_unknown(node)
+        await self.admin.settle()
         await self.admin.remove_stale()
         for node in self.nodes.values():
+            if node.name in self.checks.node_ids:
+                await self.admin.register(node)
             await self.admin.change(node, draining=False, drain_deadline=None, cordoned=False)
 
     async def settle(self) -> None:
