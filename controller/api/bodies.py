@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from controller.api.documents import EventView, NodeView, RunSummary
+from controller.api.documents import EventView, NodeView, PastAttemptView, RunSummary
 from controller.service.errors import Invalid
 from controller.service.submitting import IfExists
 
@@ -148,6 +148,15 @@ class EventsWatchQuery(_Query, frozen=True):
     cursor: Offset = 0
 
 
+class AttemptsQuery(_Query, frozen=True):
+    """`job`: as in the log's query; `cursor`: the `next_cursor` of the page before."""
+
+    job: str | None = None
+    occurrence: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] | None = None
+    cursor: str | None = None
+    limit: PositiveInt = 1000
+
+
 class EventsQuery(_Query, frozen=True):
     """`run`: id or name; `cursor`: the `next_cursor` of the page before, or the `seq` of the last
     event that is known (`after` is its old name)."""
@@ -178,6 +187,11 @@ class RunsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeView, ...]
+    next_cursor: str | None
+
+
+class AttemptsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    attempts: tuple[PastAttemptView, ...]
     next_cursor: str | None
 
 

@@ -112,10 +112,14 @@ class AttemptView(_View, frozen=True):
     terminating_at: str | None
 
 
+class PastAttemptView(AttemptView, frozen=True):
+    job_id: str
+
+
 class JobView(_View, frozen=True):
-    """`status` is the current attempt's; `pending` while the wait before the next one is going, or
-    when there is none. An attempt's `rank` never changes, the job's may from one incarnation to the
-    next."""
+    """`attempts`: the recent ones. `status` is the current one's; `pending` while the wait before
+    the next one is going, or when there is none. An attempt's `rank` never changes, the job's may
+    from one incarnation to the next."""
 
     id: str
     group: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from controller import API_VERSIONS, __version__
 from controller.api.bodies import (
+    AttemptsAnswer,
+    AttemptsQuery,
     BlobAnswer,
     DrainBody,
     EventsAnswer,
@@ -24,6 +26,7 @@ from controller.api.ssh import ssh_target
 from controller.api.views import (
     event_view,
     node_view,
+    past_attempt_view,
     run_summary,
     run_view,
 )
@@ -68,6 +71,22 @@ async def list_runs(call: Call) -> RunsAnswer:
 
 async def get_run(call: Call) -> RunView:
     return shown_run(call, await call.service.runs.get(call.path("run")))
+
+
+async def list_attempts(call: Call) -> AttemptsAnswer:
+    query: AttemptsQuery = call.query
+    runs = call.service.runs
+    found = await runs.attempts(
+        await runs.get(call.path("run")),
+        job_key=query.job,
+        occurrence=query.occurrence,
+        after=query.cursor,
+        limit=query.limit + 1,
+    )
+    found, cursor = cut(found, query.limit, lambda attempt: attempt.id)
+    names = call.service.nodes.names()
+    views = tuple(past_attempt_view(attempt, names) for attempt in found)
+    return AttemptsAnswer(attempts=views, next_cursor=cursor)
 
 
 async def find_ssh(call: Call) -> SshTarget:

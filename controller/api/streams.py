@@ -21,7 +21,7 @@ from controller.api.routes import FRAMES, NDJSON, Call
 from controller.api.views import progress_view
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
-from controller.service.logs import find_attempt, follow_log
+from controller.service.logs import follow_log
 from runner.schemas import LogsHeader
 
 HEARTBEAT_SECONDS = 10.0
@@ -96,7 +96,7 @@ async def read_logs(call: Call) -> web.StreamResponse:
     """What is stored now, as raw frames; an attempt that has not begun has an empty log."""
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
-    attempt = find_attempt(state, query.job, query.attempt)
+    attempt = await call.service.runs.attempt(state, query.job, query.attempt)
     response = web.StreamResponse(headers={"Content-Type": FRAMES, "Cache-Control": "no-store"})
     await response.prepare(call.request)
     with registered(call.request, cancel_this()), suppress(ClientConnectionResetError):
@@ -111,7 +111,7 @@ async def follow_logs(call: Call) -> web.StreamResponse:
     """As the runner's: `LogsHeader` as text, then whole frames; closes with 1000 at the end."""
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
-    attempt = find_attempt(state, query.job, query.attempt)
+    attempt = await call.service.runs.attempt(state, query.job, query.attempt)
     socket = web.WebSocketResponse(heartbeat=30.0, timeout=CLOSE_SECONDS, compress=False)
     await socket.prepare(call.request)
     with registered(call.request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from controller.api import actions, handlers, ports, streams
 from controller.api.bodies import (
+    AttemptsAnswer,
+    AttemptsQuery,
     BlobAnswer,
     DrainBody,
     EventsAnswer,
@@ -124,6 +126,14 @@ ROUTES: tuple[Route, ...] = (
         summary="Ask a job to end by itself; its restart_exit_code says that it wants to come back",
         handler=actions.interrupt_job,
         answer=RunView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/attempts",
+        summary="All attempts that are kept, oldest first; of one job or occurrence",
+        handler=handlers.list_attempts,
+        query=AttemptsQuery,
+        answer=AttemptsAnswer,
     ),
     Route(
         method="GET",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
+import msgspec
+
 from controller.api.documents import (
     AllocationView,
     AttemptView,
@@ -17,6 +19,7 @@ from controller.api.documents import (
     JobView,
     NodeView,
     OccurrenceView,
+    PastAttemptView,
     QuarantinedTaskView,
     RunSummary,
     RunView,
@@ -212,6 +215,11 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         interrupt_requested_at=iso_or_none(attempt.interrupt_requested_at),
         terminating_at=iso_or_none(attempt.terminating_at),
     )
+
+
+def past_attempt_view(attempt: Attempt, node_names: Mapping[str, str]) -> PastAttemptView:
+    shown = msgspec.structs.asdict(_attempt(attempt, node_names))
+    return PastAttemptView(**shown, job_id=attempt.job_id)
 
 
 def _node_name(attempt: Attempt, node_names: Mapping[str, str]) -> str | None:

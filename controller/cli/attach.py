@@ -50,7 +50,7 @@ class _Attachment:
         self._following: set[str] = set()
         """Ids of the jobs whose attempt is followed now."""
         self._wrote: set[str] = set()
-        self._switches = len(run.switches)
+        self._incarnation = 0 if run.incarnation is None else run.incarnation.number
 
     def until_final(self) -> RunView:
         self._in_thread(self._watch)
@@ -83,10 +83,11 @@ class _Attachment:
             self._display.show(step_of(self._run, told.progress), output_flows=flows)
 
     def _tell_switches(self) -> None:
-        for switch in self._run.switches[self._switches :]:
+        fresh = [one for one in self._run.switches if one.incarnation > self._incarnation]
+        for switch in fresh:
             because = f"{switch.reason}: {switch.message}" if switch.message else switch.reason
             self._tell(f"incarnation {switch.incarnation} begins: {because}")
-        self._switches = len(self._run.switches)
+            self._incarnation = switch.incarnation
 
     def _follow_next(self, job: JobView) -> None:
         """The logs of a job's attempts, one after the other, none left out."""

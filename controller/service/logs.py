@@ -51,13 +51,17 @@ def find_attempt(state: RunState, job_key: str | None, attempt_key: str | None) 
             return attempt
     raise NotFound(
         f"run {state.run.name} has no attempt {attempt_key!r}; give an id or a number from 0 to "
-        f"{len(job.attempts) - 1}",
+        f"{job.attempts[-1].number if job.attempts else 0}",
         field="attempt",
     )
 
 
 class Runs(Protocol):
     async def get(self, key: str) -> RunState: ...
+
+    async def attempt(
+        self, state: RunState, job_key: str | None, attempt_key: str | None
+    ) -> Attempt | None: ...
 
 
 async def follow_log(
@@ -67,7 +71,7 @@ async def follow_log(
 
     A final attempt's log is read and never followed: nobody would say that it has ended. So its
     state is looked at here, with nothing to wait for between the look and the follower's start."""
-    attempt = find_attempt(await runs.get(run_id), None, attempt_id)
+    attempt = await runs.attempt(await runs.get(run_id), None, attempt_id)
     ended = attempt is None or attempt.status in FINAL_ATTEMPT_STATUSES
     pieces = logs.read(attempt_id, offset) if ended else logs.follow(attempt_id, offset)
     async for piece in pieces:

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Attempt, RunState
 from controller.pipelines.turns import Turns
 from controller.pipelines.watching import Watch
 from controller.service.access import require_sight, sees_all
 from controller.service.errors import NotFound
+from controller.service.logs import find_attempt, find_job
 from controller.service.progress import ProgressWatch, PullBoard
 from controller.store.base import Store, StoredEvent
 from controller.store.users import User
@@ -76,6 +77,37 @@ class RunService:
             require_sight(user, found.run)
             return found
         return self._turns.runs.get(own.run.id, own)
+
+    async def attempts(
+        self,
+        state: RunState,
+        *,
+        job_key: str | None = None,
+        occurrence: int | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Attempt]:
+        """Of its whole history, oldest first; `after`: the id of the last one that is known.
+
+        Raises NotFound, StoreUnavailable."""
+        job_id = None if job_key is None else find_job(state, job_key).id
+        return await self._store.attempts(
+            state.run.id, job_id=job_id, occurrence=occurrence, after=after, limit=limit
+        )
+
+    async def attempt(
+        self, state: RunState, job_key: str | None, attempt_key: str | None
+    ) -> Attempt | None:
+        """As `find_attempt`, in the history too. Raises NotFound, StoreUnavailable."""
+        try:
+            return find_attempt(state, job_key, attempt_key)
+        except NotFound:
+            job_id = find_job(state, job_key).id
+            known = await self._store.attempts(state.run.id, key=attempt_key)
+            of_job = [one for one in known if job_id == one.job_id or one.id == attempt_key]
+            if not of_job:
+                raise
+            return of_job[0]
 
     def children(self, state: RunState) -> list[RunState]:
         """The live runs that were submitted with this one as their parent."""

@@ -54,7 +54,7 @@ def logs(
             raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
         _of_all(client, state, follow=follow)
         return 0
-    if follow and state is not None:
+    if follow and state is not None and not _is_past(state, key, attempt):
         attempt_id = chosen_attempt(state, key, attempt)
         frames = follow_log(client, state.id, attempt_id, offset, News(output.note))
     else:
@@ -116,10 +116,18 @@ def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:
     attempts = _chosen_job(run, job).attempts
     if attempt is None and attempts:
         return attempts[-1].id
-    for number, one in enumerate(attempts):
-        if attempt in (one.id, str(number)):
+    for one in attempts:
+        if attempt in (one.id, str(one.number)):
             return one.id
     raise CliError(f"--attempt: {run.name} has no attempt {attempt or 'yet'}")
+
+
+def _is_past(run: RunView, job: str | None, attempt: str | None) -> bool:
+    """It has left the recent ones, so nothing of it is to come."""
+    attempts = _chosen_job(run, job).attempts
+    if attempt is None or not attempt.isdecimal() or not attempts:
+        return False
+    return int(attempt) < attempts[0].number
 
 
 def _chosen_job(run: RunView, key: str | None) -> JobView:

@@ -21,6 +21,7 @@ from controller.cli.client import ControllerClient, decode, run_path
 from controller.cli.commands.options import Json
 from controller.cli.errors import ConnectionLost
 from controller.cli.follow import News, Patience
+from controller.cli.history import with_occurrence
 from controller.cli.progress import job_name, why
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from shim.schemas import GpuMetrics
@@ -74,13 +75,28 @@ def ps(
     return 0
 
 
-def inspect(run: str, /, *, json: Json = False) -> int:
-    """Show all about a run (id or name)."""
-    data = settings.client().get(run_path(run))
-    if json:
+def inspect(run: str, /, *, occurrence: int | None = None, json: Json = False) -> int:
+    """Show all about a run (id or name), with the recent attempts of each job.
+
+    Parameters
+    ----------
+    occurrence
+        With all attempts of this one instead; those of a run without schedule are of occurrence 1.
+    """
+    client = settings.client()
+    data = client.get(run_path(run))
+    if json and occurrence is None:
         output.emit_json(data)
         return 0
-    show_run(decode(data, RunView))
+    found = decode(data, RunView)
+    if occurrence is not None:
+        found = with_occurrence(client, found, occurrence)
+    if json:
+        output.emit_json(msgspec.json.encode(found))
+        return 0
+    show_run(found)
+    if occurrence is None and any(job.attempts and job.attempts[0].number for job in found.jobs):
+        output.emit(f"earlier attempts: `fairlead inspect {found.name} --occurrence N`")
     return 0
 
 

@@ -24,6 +24,8 @@ from controller.lifecycle.reports import GangTooLarge, Report
 from controller.lifecycle.retry import Verdict, verdict
 
 _SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
+_KEPT: Final = 100
+"""How many past switches a run itself remembers; its events tell of all."""
 
 
 SWITCHES: Final = (
@@ -164,7 +166,7 @@ def _switch(draft: Draft, cause: Cause) -> None:
         incarnation=new.number,
         whole=cause.whole,
     )
-    draft.change_run(incarnation=new, switches=(*draft.run.switches, switch))
+    draft.change_run(incarnation=new, switches=(*draft.run.switches, switch)[-_KEPT:])
     _tell(draft, cause, old, new)
     for job in list(draft.jobs):
         draft.set_retry_at(job, None)

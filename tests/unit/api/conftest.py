@@ -84,6 +84,7 @@ class EndedLogs:
 class Controller:
     def __init__(self, store: MemoryStore, logs: LogStore, gate: Gate, blobs: BlobStore) -> None:
         clock, chance = SystemClock(), system_chance()
+        self.store = store
         self.logs = logs
         self.turns = Turns(store, clock, chance, NoPlace(chance.new_id))
         self.turns.listen(EndedLogs(logs))
