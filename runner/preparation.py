@@ -51,7 +51,8 @@ class Preparation:
         return await asyncio.to_thread(prepared)
 
     def clean(self) -> None:
-        """Blocking. Nothing of the job's secrets is left."""
+        """Blocking. Nothing of the job's secrets and environment is left."""
+        session_environment.remove(self._task)
         if self._scratch is not None:
             self._scratch.remove()
 

@@ -62,7 +62,7 @@ def find() -> str | None:
 
 class OpenSshServer:
     def __init__(self, program: str, folder: Path, task: Path, children: Children) -> None:
-        self._argv = [program, "-f", str(folder / _CONFIG_NAME)]
+        self._program = program
         self._folder = folder
         self._task = task
         self._log = task / "ssh.log"
@@ -70,12 +70,12 @@ class OpenSshServer:
         self._environment = environment.inherited()
 
     async def answer(self, listener: socket.socket) -> None:
-        self._write_config()
+        argv = self._argv()
         with contextlib.suppress(BlockingIOError, ConnectionError):
             connection, _ = listener.accept()
             with connection, self._log.open("ab") as log:
                 await processes.launch(
-                    [*self._argv, "-i", "-e"],
+                    [*argv, "-i", "-e"],
                     self._children,
                     stdin=connection,
                     stdout=connection,
@@ -84,16 +84,23 @@ class OpenSshServer:
                     start_new_session=True,
                 )
 
-    def _write_config(self) -> None:
-        """Anew for each visitor: the job, whose environment a session has, may have begun since."""
+    def _argv(self) -> list[str]:
+        """With a configuration made anew for each visitor: the job, whose environment a session
+        has, may have begun since. Raises OSError."""
+        text = _CONFIG.format(folder=self._folder)
         variables = self._environment | session_environment.read(self._task)
-        text = _CONFIG.format(folder=self._folder) + set_env(variables)
-        _write_file(self._folder / _CONFIG_NAME, text, 0o600)
+        try:
+            places = session_environment.in_memory(self._task, _CONFIG_NAME)
+            content = (text + set_env(variables)).encode()
+            config = session_environment.write_private(places, content)
+        except OSError:  # without what may not be on a disk
+            config = self._folder / _CONFIG_NAME
+            _write_file(config, text + set_env(self._environment), 0o600)
+        return [self._program, "-f", str(config)]
 
     async def check(self) -> None:
         """Raises NotUsable, OSError."""
-        self._write_config()
-        await _check(self._argv, self._children, self._environment)
+        await _check(self._argv(), self._children, self._environment)
 
 
 async def prepare(task: Path, settings: SshSettings, children: Children) -> OpenSshServer:

@@ -101,6 +101,7 @@ async def test_a_session_has_its_jobs_environment_from_when_the_job_began(task: 
         told = {"DATA": "/data", "FAIRLEAD_RUN_NAME": "fair-wind", "USER": "nobody-else"}
         await asyncio.to_thread(session_environment.write, task.folder, told)
         after = await connection.run(ask)
+        await asyncio.to_thread(session_environment.remove, task.folder)
     assert (before.stdout, after.stdout) == (",,root\n", "/data,fair-wind,root\n")
 
 
