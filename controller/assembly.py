@@ -72,13 +72,14 @@ class Machinery:
         self.nodes = Nodes(self.turns, make_link, clock, chance, settings)
         self._drains = DrainDeadlines(self.turns, clock)
         restored = boot.restored_at is not None
-        self._strays = StrayTasks(self.turns, store, fence, restored=restored)
+        collector = LogCollector(self.turns, logs)
+        self._strays = StrayTasks(self.turns, store, fence, collector, restored=restored)
         clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
         performers: dict[EffectKind, Performer] = {
             EffectKind.SUBMIT_TASK: TaskSubmitter(self.turns, fence, clusters),
             EffectKind.START_JOB: JobStarter(self.turns, clock, blobs, clusters),
             EffectKind.FOLLOW_RUNNER: RunnerFollower(self.turns, clock),
-            EffectKind.COLLECT_LOGS: LogCollector(self.turns, logs),
+            EffectKind.COLLECT_LOGS: collector,
             EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
             EffectKind.STOP_JOB: JobStopper(clock),
             EffectKind.TERMINATE_TASK: TaskTerminator(self.turns, fence),
@@ -105,6 +106,7 @@ class Machinery:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
+            await self._strays.close()
             await self._effects.close()
 
     # -- what node sessions tell (SessionListener) ------------------------------------------

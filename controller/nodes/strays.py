@@ -1,6 +1,7 @@
 """Tasks and places that a node has and no live attempt stands for.
 
-One that belongs to a run of ours was given up while the node was away: it is stopped and removed.
+One that belongs to a run of ours was given up while the node was away: it is stopped, and removed
+once the log that it wrote meanwhile is stored.
 One that nobody here knows is put into quarantine, listed and kept running, since another
 controller, or a database newer than the backup that this one was restored from, may know it. Its
 place is occupied until the task is gone; an admin may have it stopped.
@@ -8,6 +9,7 @@ place is occupied until the task is gone; an admin may have it stopped.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import msgspec
@@ -17,25 +19,43 @@ from controller.lifecycle.model import QuarantinedTask, RunState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeConnection
 from controller.pipelines import convert
+from controller.pipelines.convert import View
+from controller.pipelines.effects import Performer
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.terminating import remove_from_node
 from controller.pipelines.turns import Turns
 from controller.store.base import Store
-from shim.client import ShimError
+from shim.client import ShimError, ShimUnavailable
 from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskStatus, TerminateRequest
 
 log = logging.getLogger(__name__)
 
 
 class StrayTasks:
-    """`restored`: this database was put back from a backup, so that runs may have had attempts
-    since of which it knows nothing."""
+    """`collect` stores the log of a task that has ended. `restored`: this database was put back
+    from a backup, so that runs may have had attempts since of which it knows nothing."""
 
-    def __init__(self, turns: Turns, store: Store, fence: Fence, *, restored: bool = False) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        store: Store,
+        fence: Fence,
+        collect: Performer,
+        *,
+        restored: bool = False,
+    ) -> None:
         self._turns = turns
         self._store = store
         self._fence = fence
+        self._collect = collect
         self._restored = restored
+        self._collecting: dict[str, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        tasks = list(self._collecting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def settle(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         """Repeated at every word of the node about the task until it is gone; a place that was
@@ -46,8 +66,47 @@ class StrayTasks:
             why = "it is unknown here, and an admin has asked for its end"
         else:
             stops, why = True, "its attempt has ended"
-        if not stops:
+        if not stops or info.id in self._collecting:
             return
+        view = await self._unread(info) if info.status is TaskStatus.TERMINATED else None
+        if view is None:
+            await self._end(connection, state, info, why)
+        else:
+            self._collect_beside(view, connection, info, why)
+
+    async def _unread(self, info: TaskInfo) -> View | None:
+        """Its attempt, if more of its log may be on the node than is stored."""
+        state = self._turns.known.get(info.run_id)
+        view = None if state is None else convert.find(state, info.id)
+        if view is None:
+            state = await self._store.find_run(info.run_id)
+            view = None if state is None else convert.find(state, info.id)
+        return None if view is None or view.attempt.logs_complete else view
+
+    def _collect_beside(
+        self, view: View, connection: NodeConnection, info: TaskInfo, why: str
+    ) -> None:
+        """Its node has other things to say meanwhile."""
+        task = asyncio.create_task(self._collect_and_end(view, connection, info, why))
+        self._collecting[info.id] = task
+        task.add_done_callback(lambda _: self._collecting.pop(info.id, None))
+
+    async def _collect_and_end(
+        self, view: View, connection: NodeConnection, info: TaskInfo, why: str
+    ) -> None:
+        attempt = msgspec.structs.replace(view.attempt, container_gone=True)
+        try:
+            await self._collect(View(view.state, view.job, attempt), connection)
+            state = self._turns.known.get(info.run_id, view.state)
+            await self._end(connection, state, info, why)
+        except (ShimError, ShimUnavailable, TryAgain, OSError) as error:
+            log.warning("the log of stray task %s could not be stored: %s", info.id, error)
+        except Exception:
+            log.exception("stray task %s could not be cleared", info.id)
+
+    async def _end(
+        self, connection: NodeConnection, state: RunState | None, info: TaskInfo, why: str
+    ) -> None:
         told = _as_now(state, info)
         kept = _is_held(state, info.allocation_id)
         try:

@@ -20,6 +20,7 @@ from controller.nodes import session as session_module
 from controller.nodes.handshakes import Handshakes
 from controller.nodes.session import NodeSession, Settings
 from controller.nodes.strays import StrayTasks
+from controller.pipelines.convert import View
 from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import Turns
 from controller.scheduling.fit import room
@@ -115,7 +116,10 @@ class World:
         self.turns.restore(states, [node])
         for state in states:
             database.runs[state.run.id] = state
-        self.listener = Listener(StrayTasks(self.turns, store, FENCE, restored=restored))
+        self.collected: list[str] = []
+        self.full: OSError | None = None
+        self.strays = StrayTasks(self.turns, store, FENCE, self._collect, restored=restored)
+        self.listener = Listener(self.strays)
         self.session = NodeSession(
             node.id,
             lambda _: self.link,
@@ -126,6 +130,13 @@ class World:
             Handshakes(),
             Settings(fence=FENCE, monotonic=self.clock.now, failure=failure),
         )
+
+    async def _collect(self, view: View, connection: NodeConnection) -> None:
+        assert view.attempt.container_gone
+        assert view.attempt.id in self.shim.listing, "a log is read before its task is removed"
+        if self.full is not None:
+            raise self.full
+        self.collected.append(view.attempt.id)
 
     @property
     def shim(self) -> FakeShim:
@@ -174,6 +185,7 @@ async def world(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await it.strays.close()
         await it.store.close()
 
 
@@ -521,6 +533,41 @@ async def test_a_task_whose_attempt_has_ended_is_stopped_then_removed() -> None:
         it.event(EventType.TASK, it.shim.listing[stray.id])
         await eventually(lambda: it.shim.listing == {})
         assert ("release", stray.allocation_id) in it.shim.asked
+        assert it.collected == [stray.id]
+
+
+async def test_a_task_whose_log_cannot_be_stored_now_stays_until_it_can(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    finished = placed(AttemptStatus.FAILED)
+    stray = task_of(finished, TaskStatus.TERMINATED)
+
+    def before(it: World) -> None:
+        listing(stray)(it)
+        it.database.runs[finished.run.id] = finished
+        it.full = OSError(28, "No space left on device")
+
+    async with world(before=before) as it:
+        await it.connected()
+        await eventually(lambda: "could not be stored" in caplog.text)
+        assert it.shim.listing == {stray.id: stray}
+        it.full = None
+        it.event(EventType.TASK, stray)
+        await eventually(lambda: it.shim.listing == {})
+        assert it.collected == [stray.id]
+
+
+async def test_a_log_that_is_complete_is_not_read_again() -> None:
+    finished = placed(AttemptStatus.FAILED, logs_complete=True)
+
+    def before(it: World) -> None:
+        listing(task_of(finished, TaskStatus.TERMINATED))(it)
+        it.database.runs[finished.run.id] = finished
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert it.shim.listing == {}
+        assert it.collected == []
 
 
 async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
@@ -552,8 +599,8 @@ async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
     stray = task_of(lost, TaskStatus.TERMINATED, run_id=state.run.id)
     async with world(both, before=listing(stray)) as it:
         await it.connected()
+        await eventually(lambda: it.shim.listing == {})
         await it.turns.settled()
-        assert it.shim.listing == {}
         occupied = {
             place.node_id: place.state
             for place in it.run(both).allocations
