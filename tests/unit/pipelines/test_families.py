@@ -17,7 +17,7 @@ from controller.lifecycle.submission import PlannedJob, new_run
 from controller.pipelines.families import ParentGone
 from controller.pipelines.turns import Turns
 from controller.pipelines.watching import Watchers
-from controller.store.memory import MemoryDatabase
+from tests.support.kept import Kept
 from tests.unit.pipelines.parts import NOW, Ids, submitted
 from tests.unit.pipelines.test_turns import working
 
@@ -25,8 +25,8 @@ _ids = Ids()
 
 
 @pytest.fixture
-async def turns() -> AsyncIterator[Turns]:
-    async with working(MemoryDatabase()) as (turns, _, _loop):
+async def turns(database: Kept) -> AsyncIterator[Turns]:
+    async with working(database) as (turns, _, _loop):
         yield turns
 
 
@@ -40,8 +40,9 @@ def _stop(state: RunState) -> StopRequested:
     return StopRequested(run_id=state.run.id, abort=False, by="ann")
 
 
-async def test_children_end_in_the_same_commit_as_a_parent_that_is_stopped() -> None:
-    database = MemoryDatabase()
+async def test_children_end_in_the_same_commit_as_a_parent_that_is_stopped(
+    database: Kept,
+) -> None:
     async with working(database) as (turns, _, _loop):
         parent = submitted("parent")
         child = child_of(parent)
@@ -82,8 +83,7 @@ async def test_a_run_whose_parent_is_not_live_is_not_admitted(turns: Turns) -> N
     assert turns.live_run_named("child") is None
 
 
-async def test_children_are_known_after_a_restart() -> None:
-    database = MemoryDatabase()
+async def test_children_are_known_after_a_restart(database: Kept) -> None:
     async with working(database) as (turns, _, _loop):
         await turns.admit(parent := submitted("parent"))
         await turns.admit(child_of(parent))

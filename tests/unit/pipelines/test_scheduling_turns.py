@@ -13,15 +13,10 @@ from controller.pipelines.turns import Turns
 from controller.scheduling.index import index_of
 from controller.store.base import Store, StoreUnavailable
 from controller.store.failing import DiskFull
-from controller.store.memory import MemoryDatabase
+from tests.support.kept import Kept
 from tests.unit.pipelines.parts import submitted
 from tests.unit.pipelines.test_turns import CountedCommits, working
 from tests.unit.scheduling.cluster import gpu_node
-
-
-@pytest.fixture
-def database() -> MemoryDatabase:
-    return MemoryDatabase()
 
 
 def in_band(name: str, band: Band) -> RunState:
@@ -47,7 +42,7 @@ def assert_index_is_true(turns: Turns) -> None:
     assert mine.units.keys() == fresh.units.keys()
 
 
-async def test_nomination_and_eviction_are_one_transaction(database: MemoryDatabase) -> None:
+async def test_nomination_and_eviction_are_one_transaction(database: Kept) -> None:
     stores: list[CountedCommits] = []
 
     def counted(inner: Store) -> Store:
@@ -67,7 +62,7 @@ async def test_nomination_and_eviction_are_one_transaction(database: MemoryDatab
         assert_index_is_true(turns)
 
 
-async def test_a_failed_commit_leaves_the_scheduler_as_it_was(database: MemoryDatabase) -> None:
+async def test_a_failed_commit_leaves_the_scheduler_as_it_was(database: Kept) -> None:
     stores: list[DiskFull] = []
 
     def full(inner: Store) -> Store:
@@ -85,7 +80,7 @@ async def test_a_failed_commit_leaves_the_scheduler_as_it_was(database: MemoryDa
         assert not scheduler_of(turns).index.nominations
 
 
-async def test_a_nomination_survives_the_controller(database: MemoryDatabase) -> None:
+async def test_a_nomination_survives_the_controller(database: Kept) -> None:
     low, high = in_band("low", Band.BATCH), in_band("high", Band.PRODUCTION)
     async with working(database) as (turns, _, _loop):
         await turns.save_node(gpu_node("n1"), "n1")

@@ -28,7 +28,7 @@ from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import NameTaken, Turns
 from controller.store.base import Changes, LeaseLost, Store, StoreUnavailable
 from controller.store.failing import DiskFull, SlowCommit, TakenOver
-from controller.store.memory import MemoryDatabase, MemoryStore
+from tests.support.kept import Kept
 from tests.unit.pipelines.parts import (
     SOCKET,
     Clock,
@@ -44,11 +44,6 @@ from tests.unit.pipelines.parts import (
 @pytest.fixture(autouse=True)
 def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "COMMIT_RETRY_SECONDS", 0.0)
-
-
-@pytest.fixture
-async def database() -> MemoryDatabase:
-    return MemoryDatabase()
 
 
 class Listener:
@@ -78,10 +73,9 @@ class CountedCommits(DiskFull):
 
 @contextlib.asynccontextmanager
 async def working(
-    database: MemoryDatabase, around: Callable[[Store], Store] = lambda store: store
+    database: Kept, around: Callable[[Store], Store] = lambda store: store
 ) -> AsyncIterator[tuple[Turns, Listener, asyncio.Task[None]]]:
-    inner = MemoryStore(database)
-    store = around(inner)
+    store = around(database.store())
     await store.open()
     snapshot = await store.load()
     chance = steady_chance()
@@ -109,17 +103,17 @@ async def until_committed(turns: Turns, run_id: str | None, wanted: Callable[[],
 
 
 async def test_an_admitted_run_is_durable_and_live_when_the_caller_is_told(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     async with working(database) as (turns, listener, _):
         state = submitted()
         await turns.admit(state)
-        assert database.runs[state.run.id] is turns.runs[state.run.id]
+        assert database.runs[state.run.id] == turns.runs[state.run.id]
         assert [told.run.id for told in listener.told] == [state.run.id]
         assert turns.live_run_named("hello") == state.run.id
 
 
-async def test_nobody_is_told_before_the_commit(database: MemoryDatabase) -> None:
+async def test_nobody_is_told_before_the_commit(database: Kept) -> None:
     stores: list[SlowCommit] = []
 
     def slow(inner: Store) -> Store:
@@ -138,7 +132,7 @@ async def test_nobody_is_told_before_the_commit(database: MemoryDatabase) -> Non
 
 
 async def test_a_name_belongs_to_one_live_run_even_while_it_is_being_committed(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     async with working(database) as (turns, _, _loop):
         first = asyncio.create_task(turns.admit(submitted()))
@@ -150,7 +144,7 @@ async def test_a_name_belongs_to_one_live_run_even_while_it_is_being_committed(
             await turns.admit(submitted())
 
 
-async def test_a_finished_run_gives_its_name_back(database: MemoryDatabase) -> None:
+async def test_a_finished_run_gives_its_name_back(database: Kept) -> None:
     async with working(database) as (turns, listener, _):
         state = submitted()
         await turns.admit(state)
@@ -161,7 +155,7 @@ async def test_a_finished_run_gives_its_name_back(database: MemoryDatabase) -> N
         assert turns.live_run_named("hello") != state.run.id
 
 
-async def test_a_run_that_could_not_be_committed_never_was(database: MemoryDatabase) -> None:
+async def test_a_run_that_could_not_be_committed_never_was(database: Kept) -> None:
     async with working(database, DiskFull) as (turns, listener, _):
         state = submitted()
         with pytest.raises(StoreUnavailable, match="full"):
@@ -173,7 +167,7 @@ async def test_a_run_that_could_not_be_committed_never_was(database: MemoryDatab
 
 
 async def test_a_caller_who_leaves_during_the_commit_does_not_free_the_name(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     stores: list[SlowCommit] = []
 
@@ -195,7 +189,7 @@ async def test_a_caller_who_leaves_during_the_commit_does_not_free_the_name(
 
 
 async def test_a_caller_who_leaves_before_the_turn_frees_the_name(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     stores: list[SlowCommit] = []
 
@@ -218,7 +212,7 @@ async def test_a_caller_who_leaves_before_the_turn_frees_the_name(
 # -- reporting ------------------------------------------------------------------------------
 
 
-async def test_a_submitted_job_is_placed_in_the_same_commit(database: MemoryDatabase) -> None:
+async def test_a_submitted_job_is_placed_in_the_same_commit(database: Kept) -> None:
     stores: list[CountedCommits] = []
 
     def counted(inner: Store) -> Store:
@@ -234,7 +228,7 @@ async def test_a_submitted_job_is_placed_in_the_same_commit(database: MemoryData
     assert change[1].allocations[0].node_id == "n1"
 
 
-async def test_a_waiting_job_is_placed_when_a_node_comes(database: MemoryDatabase) -> None:
+async def test_a_waiting_job_is_placed_when_a_node_comes(database: Kept) -> None:
     async with working(database) as (turns, _, _loop):
         state = submitted()
         await turns.admit(state)
@@ -245,9 +239,9 @@ async def test_a_waiting_job_is_placed_when_a_node_comes(database: MemoryDatabas
         assert [live.run.id for live in turns.runs_on("n1")] == [state.run.id]
 
 
-async def test_reports_outlive_a_failed_commit(database: MemoryDatabase) -> None:
+async def test_reports_outlive_a_failed_commit(database: Kept) -> None:
     state = placed(AttemptStatus.RUNNING)
-    database.runs[state.run.id] = state
+    database.put(state)
     stores: list[CountedCommits] = []
 
     def counted(inner: Store) -> Store:
@@ -278,7 +272,7 @@ async def test_reports_outlive_a_failed_commit(database: MemoryDatabase) -> None
 
 
 async def test_node_changes_outlive_a_failed_commit_and_the_newest_wins(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     stores: list[CountedCommits] = []
 
@@ -298,7 +292,7 @@ async def test_node_changes_outlive_a_failed_commit_and_the_newest_wins(
 
 
 async def test_what_was_placed_in_a_failed_commit_is_placed_again(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     stores: list[CountedCommits] = []
 
@@ -320,7 +314,7 @@ async def test_what_was_placed_in_a_failed_commit_is_placed_again(
 
 
 async def test_a_report_about_a_run_that_is_not_live_changes_nothing(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     async with working(database) as (turns, listener, _):
         await turns.report(StopRequested(run_id="0" * 16, abort=False, by="ann"))
@@ -328,10 +322,10 @@ async def test_a_report_about_a_run_that_is_not_live_changes_nothing(
 
 
 async def test_a_run_goes_from_running_to_done_by_what_is_reported(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     state = placed(AttemptStatus.RUNNING)
-    database.runs[state.run.id] = state
+    database.put(state)
     run_id, attempt_id = state.run.id, attempt_of(state).id
     async with working(database) as (turns, _, _loop):
         turns.post(RunnerExited(run_id=run_id, attempt_id=attempt_id, reason=Reason.DONE_BY_RUNNER))
@@ -362,10 +356,10 @@ def node_reached(state: RunState) -> NodeDisconnected:
 
 
 async def test_a_restored_run_has_its_start_limits_anew_once_its_node_is_reached(
-    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch
+    database: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = placed(AttemptStatus.PROVISIONING)
-    database.runs[state.run.id] = state
+    database.put(state)
     clock = Clock()
     monkeypatch.setattr(Clock, "now", lambda self: clock.time)
     limit = state.run.policy.limits.waiting_instance
@@ -380,10 +374,10 @@ async def test_a_restored_run_has_its_start_limits_anew_once_its_node_is_reached
 
 
 async def test_a_deadline_that_passes_is_decided_without_a_report(
-    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch
+    database: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = placed(AttemptStatus.PROVISIONING)
-    database.runs[state.run.id] = state
+    database.put(state)
     clock = Clock()
     monkeypatch.setattr(Clock, "now", lambda self: clock.time)
     async with working(database) as (turns, _, _loop):
@@ -397,9 +391,9 @@ async def test_a_deadline_that_passes_is_decided_without_a_report(
         assert ended.reason is Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
 
 
-async def test_a_run_that_reports_much_keeps_one_deadline(database: MemoryDatabase) -> None:
+async def test_a_run_that_reports_much_keeps_one_deadline(database: Kept) -> None:
     state = placed(AttemptStatus.PROVISIONING)
-    database.runs[state.run.id] = state
+    database.put(state)
     async with working(database) as (turns, _, _loop):
         turns.post(node_reached(state))
         for _ in range(20):
@@ -413,7 +407,7 @@ async def test_a_run_that_reports_much_keeps_one_deadline(database: MemoryDataba
 
 
 async def test_a_controller_that_was_taken_over_stops_and_tells_everybody(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     async with working(database, TakenOver) as (turns, listener, loop):
         with pytest.raises(LeaseLost):
@@ -425,7 +419,7 @@ async def test_a_controller_that_was_taken_over_stops_and_tells_everybody(
         assert (database.runs, listener.told) == ({}, [])
 
 
-async def test_a_controller_that_stops_leaves_no_caller_waiting(database: MemoryDatabase) -> None:
+async def test_a_controller_that_stops_leaves_no_caller_waiting(database: Kept) -> None:
     stores: list[SlowCommit] = []
 
     def slow(inner: Store) -> Store:
@@ -444,7 +438,7 @@ async def test_a_controller_that_stops_leaves_no_caller_waiting(database: Memory
 
 
 async def test_a_restarted_controller_decides_every_live_run_anew(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     state = submitted()
     async with working(database) as (turns, _, _loop):
@@ -459,7 +453,7 @@ async def test_a_restarted_controller_decides_every_live_run_anew(
 
 
 async def test_watchers_of_a_run_a_node_and_anything_are_woken_each_for_their_own(
-    database: MemoryDatabase,
+    database: Kept,
 ) -> None:
     state = submitted()
     async with (
@@ -477,7 +471,7 @@ async def test_watchers_of_a_run_a_node_and_anything_are_woken_each_for_their_ow
 
 
 async def test_a_fault_in_one_runs_decision_does_not_stop_the_others(
-    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    database: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with working(database) as (turns, _, work):
         faulty, sound = submitted("faulty"), submitted("sound")

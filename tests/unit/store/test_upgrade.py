@@ -6,8 +6,7 @@ The rows are those that the first version wrote: its columns, and in `rest` only
 from __future__ import annotations
 
 import json
-import sqlite3
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,8 +19,8 @@ from controller.lifecycle.model import Fleet, NodeStatus, RunState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store import schema
 from controller.store.base import Changes
+from controller.store.database import Database
 from controller.store.sql import SqlStore
-from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
 from tests.unit.store.samples import change
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -121,9 +120,9 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Of a controller of the first version that was killed with a job running."""
-    database = SqliteDatabase(tmp_path)
+def first(make_database: Callable[[], Database]) -> Callable[[], Database]:
+    """The database of a controller of the first version that was killed with a job running."""
+    database = make_database()
     database.enter("the first version")
     config = Config()
     config.set_main_option("script_location", str(schema.MIGRATIONS))
@@ -141,11 +140,13 @@ def folder(tmp_path: Path) -> Path:
                 sa.text(f'INSERT INTO "{table}" ({columns}) VALUES ({values})'), plain
             )
     database.leave()
-    return tmp_path
+    return make_database
 
 
-async def test_live_jobs_of_the_first_version_go_on(folder: Path) -> None:
-    store = SqlStore(SqliteDatabase(folder))
+async def test_live_jobs_of_the_first_version_go_on(
+    first: Callable[[], Database],
+) -> None:
+    store = SqlStore(first())
     boot = await store.open()
     snapshot = await store.load()
     (state,) = snapshot.runs
@@ -181,9 +182,10 @@ async def _goes_on(store: SqlStore, state: RunState) -> None:
     assert [stored.event.cause for stored in await store.events()] == ["submitted"]
 
 
-def test_the_rows_are_all_that_the_first_version_had(folder: Path) -> None:
-    with sqlite3.connect(folder / DATABASE_NAME) as connection:
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        tables = {name for (name,) in names} - {"alembic_version", "sqlite_sequence"}
-    connection.close()
-    assert tables == set(ROWS)
+def test_the_rows_are_all_that_the_first_version_had(first: Callable[[], Database]) -> None:
+    database = first()
+    database.enter("a test")
+    with database.writer().begin() as connection:
+        names = set(sa.inspect(connection).get_table_names())
+    database.leave()
+    assert names - {"alembic_version"} == set(ROWS)

@@ -1,0 +1,82 @@
+"""What survives a controller, whichever store it is in: for tests that run on all of them.
+
+A test opens a store with `store()`, puts down what a controller of before has left, and looks at
+what is committed, beside any store that is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from controller.lifecycle.model import Node, RunState
+from controller.store import reading, schema, writing
+from controller.store.base import Store, StoredEvent
+from controller.store.database import Database
+from controller.store.memory import MemoryDatabase, MemoryStore
+from controller.store.sql import SqlStore
+from tests.unit.store.samples import submission
+
+
+class Kept(Protocol):
+    @property
+    def runs(self) -> Mapping[str, RunState]: ...
+
+    @property
+    def nodes(self) -> Mapping[str, Node]: ...
+
+    @property
+    def events(self) -> Sequence[StoredEvent]: ...
+
+    def store(self) -> Store: ...
+
+    def put(self, state: RunState) -> None: ...
+
+
+class KeptInMemory(MemoryDatabase):
+    def store(self) -> Store:
+        return MemoryStore(self)
+
+    def put(self, state: RunState) -> None:
+        self.runs[state.run.id] = state
+
+
+class KeptInSql:
+    """`make` gives another way into the same database, which has no schema yet."""
+
+    def __init__(self, make: Callable[[], Database]) -> None:
+        self._make = make
+        self._aside = make()
+        self._aside.enter("a test")
+        with self._aside.writer().begin() as connection:
+            schema.upgrade(connection)
+        self._aside.leave()
+        self._reader = self._aside.reader()
+
+    def store(self) -> Store:
+        return SqlStore(self._make())
+
+    def put(self, state: RunState) -> None:
+        with self._aside.writer().begin() as connection:
+            writing.write(connection, submission(state))
+
+    @property
+    def runs(self) -> Mapping[str, RunState]:
+        with self._reader.begin() as connection:
+            states = reading.list_runs(
+                connection, include_finished=True, limit=1000, before=None, user=None
+            )
+        return {state.run.id: state for state in states}
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        with self._reader.begin() as connection:
+            return {node.id: node for node in reading.snapshot(connection, used_since=0.0).nodes}
+
+    @property
+    def events(self) -> Sequence[StoredEvent]:
+        with self._reader.begin() as connection:
+            return reading.events(connection, run_id=None, after=0, limit=1000, user=None)
+
+    def close(self) -> None:
+        self._aside.leave()
