@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from controller.cli import output, settings
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.forward import forward, parse_forward
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 
 
 def port_forward(
@@ -37,5 +38,7 @@ def port_forward(
     forwards = [parse_forward(text) for text in ports]
     client = settings.client()
     found = client.run(run)
+    if found.status in FINAL_RUN_STATUSES:
+        raise CliError(f"run {found.name} has ended ({found.status}): nothing listens there")
     asyncio.run(forward(client, found.name, job, forwards, bind, output.note))
     return 0

@@ -63,7 +63,7 @@ def ps(
         [
             (
                 run.name,
-                f"{run.status} (suspended)" if run.suspended else run.status,
+                _status(run),
                 _nodes(run),
                 output.ago(run.submitted_at, now),
                 run.user,
@@ -98,6 +98,11 @@ def inspect(run: str, /, *, occurrence: int | None = None, json: Json = False) -
     if occurrence is None and any(job.attempts and job.attempts[0].number for job in found.jobs):
         output.emit(f"earlier attempts: `fairlead inspect {found.name} --occurrence N`")
     return 0
+
+
+def _status(run: RunSummary) -> str:
+    suspended = run.suspended and run.status not in FINAL_RUN_STATUSES
+    return f"{run.status} (suspended)" if suspended else run.status
 
 
 def _nodes(run: RunSummary) -> str:

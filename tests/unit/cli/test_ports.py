@@ -134,6 +134,13 @@ async def test_a_run_that_is_not_there_is_an_error_at_once(start: Fairlead) -> N
     assert (ended.status, "there is no run 'nobody'" in ended.err) == (1, True)
 
 
+async def test_a_run_that_has_ended_is_an_error_at_once(start: Fairlead, task: str) -> None:
+    await (await start("apply", "-d", "-f", task)).ended()
+    await (await start("stop", "hello", "--abort")).ended()
+    ended = await (await start("port-forward", "hello", "80:0")).ended()
+    assert (ended.status, "hello has ended (terminated)" in ended.err) == (1, True)
+
+
 @pytest.mark.usefixtures("running")
 async def test_a_local_port_in_use_is_named(start: Fairlead) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
