@@ -46,12 +46,12 @@ class Silence:
         return self._failure.probe_every * (1 + _ON_ITS_WAY) - self.listened
 
     def heard(self, at: float | None = None) -> None:
-        """A byte came (at this time of the same clock)."""
-        at = self._monotonic() if at is None else at
-        if at >= self._heard_at:
-            self._heard_at = at
-            self._before = 0.0
-            self._failed_probes = 0
+        """A byte came (at this time of the same clock). One that is known already is no news."""
+        if at is not None and at <= self._heard_at:
+            return
+        self._heard_at = self._monotonic() if at is None else at
+        self._before = 0.0
+        self._failed_probes = 0
 
     def probe_failed(self) -> None:
         self._failed_probes += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
@@ -723,7 +724,8 @@ async def test_bytes_on_other_channels_are_life_though_no_probe_is_answered(
         it.shim.deaf = True
         it.clock.time += 1000.0
         connection = it.link.connections[0]
-        connection.last_byte_at = it.clock.time - 12.0
+        bytes_at = itertools.count(it.clock.time - 12.0, 0.001)
+        monkeypatch.setattr(connection, "heard_at", lambda: next(bytes_at))
         probed = it.shim.probed
         await eventually(lambda: it.shim.probed >= probed + 5 or it.session.connection is None)
         assert it.session.connection is connection

@@ -70,6 +70,16 @@ def test_any_byte_received_is_life(seconds: Seconds) -> None:
     assert one.verdict(NodeStatus.CONNECTING) is NodeStatus.CONNECTING
 
 
+def test_the_last_byte_told_again_is_no_sign_of_life(seconds: Seconds) -> None:
+    one = silence(seconds)
+    one.heard(seconds.now + 1.0)
+    last, seconds.now = seconds.now + 1.0, seconds.now + 31.0
+    for _ in range(3):
+        one.probe_failed()
+        one.heard(last)
+    assert one.verdict(NodeStatus.CONNECTED) is NodeStatus.UNREACHABLE
+
+
 def test_an_older_byte_takes_nothing_back(seconds: Seconds) -> None:
     one = silence(seconds)
     one.heard(seconds.now - 100.0)
