@@ -1,0 +1,140 @@
+"""The checks of the simulation find what they are there to find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.lifecycle.model import (
+    Allocation,
+    Group,
+    Incarnation,
+    JobSpec,
+    Resources,
+    RetryEvent,
+    RetryPolicy,
+    RunPolicy,
+    RunState,
+)
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AllocationState, AttemptStatus
+from controller.lifecycle.submission import PlannedGroup, new_run
+from tests.simulation.gangs import breaches, overdrawn_jobs
+
+RETRY = RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=1)
+
+
+def a_gang(nodes: int = 3, size: int | None = 2) -> RunState:
+    ids = iter(f"{number:016x}" for number in range(100))
+    return new_run(
+        name="g",
+        user="u",
+        groups=[
+            PlannedGroup(
+                group=Group(name="main", nodes=nodes, gang_size=size), spec=JobSpec(image="i")
+            )
+        ],
+        now=0.0,
+        new_id=lambda: next(ids),
+        policy=RunPolicy(retry=RETRY),
+    )
+
+
+def changed(state: RunState, index: int, **changes: Any) -> RunState:
+    """With the last attempt of that job replaced."""
+    jobs = list(state.jobs)
+    last = msgspec.structs.replace(jobs[index].attempts[-1], **changes)
+    attempts = (*jobs[index].attempts[:-1], last)
+    jobs[index] = msgspec.structs.replace(jobs[index], attempts=attempts)
+    return msgspec.structs.replace(state, jobs=tuple(jobs))
+
+
+def placed(state: RunState, index: int, placement: str = "r0") -> RunState:
+    place = Allocation(
+        id=f"a{index}",
+        run_id=state.run.id,
+        job_id=state.jobs[index].id,
+        node_id=f"n{index}",
+        state=AllocationState.HELD,
+        resources=Resources(),
+        created_at=0.0,
+        placement=placement,
+    )
+    state = msgspec.structs.replace(state, allocations=(*state.allocations, place))
+    return changed(
+        state,
+        index,
+        status=AttemptStatus.PROVISIONING,
+        node_id=place.node_id,
+        allocation_id=place.id,
+    )
+
+
+def failed_again(state: RunState, index: int, times: int) -> RunState:
+    job = state.jobs[index]
+    attempts = tuple(
+        msgspec.structs.replace(
+            job.attempts[0],
+            id=f"f{number}",
+            number=number,
+            status=AttemptStatus.FAILED,
+            reason=Reason.CONTAINER_EXITED_WITH_ERROR,
+            container_started=True,
+            incarnation=state.run.incarnation and Incarnation(number=number + 1, id=f"i{number}"),
+        )
+        for number in range(times)
+    )
+    jobs = list(state.jobs)
+    jobs[index] = msgspec.structs.replace(job, attempts=(*attempts, *job.attempts))
+    return msgspec.structs.replace(state, jobs=tuple(jobs))
+
+
+def test_a_gang_that_is_placed_whole_breaks_nothing() -> None:
+    before = a_gang()
+    after = placed(placed(before, 0), 1)
+    assert list(breaches(before, after)) == []
+
+
+def test_a_gang_that_is_placed_in_part_is_found() -> None:
+    before = a_gang()
+    assert list(breaches(before, placed(before, 0))) == [
+        "gang g was placed in part: 1 ranked jobs still wait"
+    ]
+
+
+def test_a_gang_in_two_placement_values_is_found() -> None:
+    before = a_gang()
+    after = placed(placed(before, 0, "r0"), 1, "r1")
+    assert list(breaches(before, after)) == ["gang g lies in several places: ['r0', 'r1']"]
+
+
+def test_live_attempts_of_two_incarnations_are_found() -> None:
+    after = changed(a_gang(), 2, incarnation=Incarnation(number=2, id="other"))
+    assert "gang g has live attempts of the incarnations [1, 2]" in list(breaches(None, after))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_given_twice_or_too_high_is_found(rank: int) -> None:
+    (found,) = breaches(None, changed(a_gang(), 1, rank=rank))
+    assert found == f"gang g: group main of size 2 has the ranks [0, {rank}]"
+
+
+def test_an_attempt_that_changes_its_rank_is_found() -> None:
+    before = a_gang(nodes=2)
+    after = changed(changed(before, 0, rank=1), 1, rank=0)
+    assert len([text for text in breaches(before, after) if "changed" in text]) == 2
+
+
+def test_a_gang_that_failed_more_often_than_it_may_is_found() -> None:
+    assert not [text for text in breaches(None, failed_again(a_gang(), 0, 2)) if "failed" in text]
+    (found,) = breaches(None, failed_again(a_gang(), 0, 3))
+    assert found == "gang g had 3 failed incarnations, allowed are 2"
+
+
+def test_a_job_that_spent_more_than_its_budget_is_found() -> None:
+    state = a_gang(size=None)
+    assert list(overdrawn_jobs(failed_again(state, 0, 2))) == []
+    (found,) = overdrawn_jobs(failed_again(state, 0, 3))
+    assert found.endswith("spent 3 of 1 of budget failure")
