@@ -88,7 +88,7 @@ def mark_restored(database: Database, now: float) -> int:
                 seconds=LEASE_SECONDS,
                 now=lambda used: database.now(used, lambda: now),
             )
-            lease.take(connection, exclusive=database.exclusive)
+            lease.take(connection, holder_is_dead=database.holder_is_dead)
             schema.upgrade(connection)
             epoch = schema.begin_epoch(connection, now)
             lease.give_back(connection)

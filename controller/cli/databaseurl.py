@@ -23,19 +23,19 @@ def find_database(
         raise CliError("give --database or --database-file, not both", EXIT_USAGE)
     if url is not None:
         _refuse_password(url)
-        return _postgresql(url, "--database")
+        return _postgresql(url, data, "--database")
     if file is not None:
-        return _postgresql(_read(file), f"--database-file {file}")
+        return _postgresql(_read(file), data, f"--database-file {file}")
     if environment.get(VARIABLE):
-        return _postgresql(environment[VARIABLE].strip(), VARIABLE)
+        return _postgresql(environment[VARIABLE].strip(), data, VARIABLE)
     return SqliteDatabase(data)
 
 
-def _postgresql(url: str, source: str) -> Database:
+def _postgresql(url: str, data: Path, source: str) -> Database:
     from controller.store.postgresql import PostgresqlDatabase
 
     try:
-        return PostgresqlDatabase(url)
+        return PostgresqlDatabase(url, data)
     except StoreUnusable as error:
         raise CliError(f"{source}: {error}", EXIT_USAGE) from None
 

@@ -1,5 +1,5 @@
-"""Which database, as far as `SqlStore` must know: two ways in, and whether the machine itself
-guarantees that nobody else is in it."""
+"""Which database, as far as `SqlStore` must know: two ways in, and what the machine itself can say
+about who else is in it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from typing import Protocol
 
 import sqlalchemy as sa
 
+from controller.store.folderlock import Life
+
 
 class Database(Protocol):
     """All of it is called in the store's own threads and may block."""
 
-    exclusive: bool
-    """True: `enter` has proven that no other controller lives, so its lease need not run out."""
-
     def enter(self, holder: str) -> None:
-        """Raises LeaseHeld (if exclusive), StoreUnusable."""
+        """Raises LeaseHeld, StoreUnusable."""
+
+    def holder_is_dead(self, connection: sa.Connection, token: int) -> bool:
+        """Whether `enter` has proven that who took the lease with this token is dead: then it need
+        not run out."""
+
+    def began(self, life: Life) -> None:
+        """The lease was taken and committed: a successor may want to prove its holder dead."""
 
     def writer(self) -> sa.Engine:
         """For transactions that write; used by one thread."""

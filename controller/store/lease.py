@@ -27,9 +27,11 @@ class Lease:
         self._seconds = seconds
         self._now = now
 
-    def take(self, connection: sa.Connection, *, exclusive: bool) -> int:
-        """The new token. Raises LeaseHeld unless the lease is free, has run out, or `exclusive`
-        says that its holder can't be alive."""
+    def take(
+        self, connection: sa.Connection, *, holder_is_dead: Callable[[sa.Connection, int], bool]
+    ) -> int:
+        """The new token. Raises LeaseHeld unless the lease is free, has run out, or
+        `holder_is_dead` says so of who took it with the token it is given."""
         now = self._now(connection)
         row = connection.execute(
             sa.select(leases).where(leases.c.name == LEASE_NAME).with_for_update()
@@ -43,7 +45,7 @@ class Lease:
         if row is None:
             connection.execute(leases.insert().values(name=LEASE_NAME, **content))
         else:
-            if not exclusive and row.expires_at > now:
+            if row.expires_at > now and not holder_is_dead(connection, row.token):
                 raise LeaseHeld(
                     f"another controller ({row.holder}) works on this database: stop it first; if "
                     f"it is dead, its lease runs out in {math.ceil(row.expires_at - now)} s"

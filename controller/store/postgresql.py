@@ -7,11 +7,17 @@ machine is gone) is ended by the server, so that it can't keep a successor from 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import sqlalchemy as sa
 
 from controller.store.base import StoreUnavailable, StoreUnusable
+from controller.store.folderlock import FolderLock, Life
+from controller.store.tables import installation
+
+log = logging.getLogger(__name__)
 
 _OPENING = 0x6661_6972
 """The advisory lock of those who are opening the database."""
@@ -35,11 +41,12 @@ class PostgresqlDatabase:
     """`url` is `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE[?sslmode=…]`, as libpq has it;
     its other means (a service file, ~/.pgpass, PG* variables) work too.
 
+    `folder`: the controller's data folder. Its lock can prove that a controller of this machine is
+    dead, whose lease then need not run out.
+
     Raises StoreUnusable for anything else."""
 
-    exclusive = False
-
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: Path | None = None) -> None:
         try:
             parsed = sa.make_url(url)
         except sa.exc.ArgumentError:
@@ -48,9 +55,26 @@ class PostgresqlDatabase:
             raise StoreUnusable(_NO_URL)
         self._url = parsed.set(drivername="postgresql+psycopg")
         self._engines: list[sa.Engine] = []
+        self._lock = None if folder is None else FolderLock(folder)
 
     def enter(self, holder: str) -> None:
-        """Nothing to prove: see `guard`."""
+        """Without the folder's lock there is nothing to prove: see `guard`."""
+        if self._lock is not None:
+            try:
+                self._lock.take(holder)
+            except OSError as error:
+                log.warning("the data folder can't be locked: %s", error.strerror)
+
+    def holder_is_dead(self, connection: sa.Connection, token: int) -> bool:
+        dead = None if self._lock is None else self._lock.past_life
+        if dead is None or dead.token != token:
+            return False
+        known = connection.execute(sa.select(installation.c.id)).scalar_one_or_none()
+        return known == dead.installation_id
+
+    def began(self, life: Life) -> None:
+        if self._lock is not None:
+            self._lock.note(life)
 
     def writer(self) -> sa.Engine:
         return self._engine(isolation_level="READ COMMITTED")
@@ -94,6 +118,8 @@ class PostgresqlDatabase:
         engines, self._engines = self._engines, []
         for engine in engines:
             engine.dispose()
+        if self._lock is not None:
+            self._lock.leave()
 
 
 _NO_URL = (

@@ -33,6 +33,7 @@ from controller.store.base import (
     StoreUnusable,
 )
 from controller.store.database import Database
+from controller.store.folderlock import Life
 from controller.store.lease import LEASE_SECONDS, Lease
 
 log = logging.getLogger(__name__)
@@ -79,10 +80,12 @@ class SqlStore:
         self._reader = self._database.reader()
         try:
             with self._writer.begin() as connection:
-                return self._begin_life(connection)
+                boot = self._begin_life(connection)
         except BaseException:
             self._lease.forget()
             raise
+        self._database.began(Life(installation_id=boot.installation_id, token=boot.token))
+        return boot
 
     def _begin_life(self, connection: sa.Connection) -> Boot:
         self._database.guard(connection)
@@ -103,7 +106,7 @@ class SqlStore:
         )
 
     def _take_lease(self, connection: sa.Connection) -> int:
-        return self._lease.take(connection, exclusive=self._database.exclusive)
+        return self._lease.take(connection, holder_is_dead=self._database.holder_is_dead)
 
     async def load(self) -> Snapshot:
         used_since = self._now() - USE_SECONDS

@@ -8,7 +8,6 @@ is `flock`: the data folder must be on a local file system.)
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from controller.store.base import LeaseHeld, StoreUnusable
+from controller.store.folderlock import FolderLock, Life
 
 DATABASE_NAME = "controller.db"
 BUSY_TIMEOUT_SECONDS = 10.0
@@ -28,12 +28,10 @@ class SqliteDatabase:
     """The file `controller.db` in `folder`, readable by its owner alone. A folder that is made here
     has mode 0700; one that exists is left as it is."""
 
-    exclusive = True
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = folder / DATABASE_NAME
-        self._lock_fd: int | None = None
+        self._lock = FolderLock(folder)
         self._engines: list[sa.Engine] = []
 
     def enter(self, holder: str) -> None:
@@ -49,20 +47,18 @@ class SqliteDatabase:
             ) from error
 
     def _take_lock(self, holder: str) -> None:
-        lock_file = self._folder / "controller.lock"
-        fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            other = os.pread(fd, 256, 0).decode("utf-8", "replace").strip() or "unknown"
-            os.close(fd)
+        other = self._lock.take(holder)
+        if other is not None:
             raise LeaseHeld(
                 f"another controller ({other}) works on {self._folder}: stop it first, or give"
                 " another folder with --data"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, holder.encode(), 0)
-        self._lock_fd = fd
+            )
+
+    def holder_is_dead(self, connection: sa.Connection, token: int) -> bool:
+        return True
+
+    def began(self, life: Life) -> None:
+        """The lock says all."""
 
     def writer(self) -> sa.Engine:
         return self._engine(begin="BEGIN IMMEDIATE", read_only=False)
@@ -108,9 +104,7 @@ class SqliteDatabase:
         engines, self._engines = self._engines, []
         for engine in engines:
             engine.dispose()
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        self._lock.leave()
 
 
 def _pragmas(read_only: bool) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -225,3 +226,46 @@ async def test_what_is_old_is_forgotten_with_all_that_belongs_to_it(
     name = f"test{name_of(database_url)}"
     assert removed == 1
     assert await asyncio.to_thread(postgresql.sql, name, f"SELECT {counts}") == "0"
+
+
+async def test_a_lease_need_not_run_out_whose_holder_the_folder_proves_dead(
+    database_url: str, tmp_path: Path
+) -> None:
+    first = PostgresqlDatabase(database_url, tmp_path)
+    killed = SqlStore(first)
+    before = await killed.open()
+    elsewhere = SqlStore(PostgresqlDatabase(database_url, tmp_path / "elsewhere"))
+    with pytest.raises(LeaseHeld):
+        await elsewhere.open()
+    beside = SqlStore(PostgresqlDatabase(database_url, tmp_path))
+    with pytest.raises(LeaseHeld):
+        await beside.open()
+    first.leave()  # as a kill does: the lock is gone, the lease is not
+
+    successor = SqlStore(PostgresqlDatabase(database_url, tmp_path))
+    assert (await successor.open()).token == before.token + 1
+    with pytest.raises(LeaseLost):
+        await killed.renew_lease()
+    await successor.close()
+    await killed.close()
+
+
+async def test_the_lock_of_a_folder_says_nothing_about_another_life_or_database(
+    database_url: str, postgresql: PostgresqlServer, tmp_path: Path
+) -> None:
+    first = PostgresqlDatabase(database_url, tmp_path)
+    killed = SqlStore(first, lease_seconds=0.0)
+    await killed.open()
+    living = SqlStore(PostgresqlDatabase(database_url))
+    await living.open()
+    first.leave()
+    with pytest.raises(LeaseHeld):
+        await SqlStore(PostgresqlDatabase(database_url, tmp_path)).open()
+
+    other_url = postgresql.new_database()
+    other = SqlStore(PostgresqlDatabase(other_url))
+    await other.open()
+    with pytest.raises(LeaseHeld):
+        await SqlStore(PostgresqlDatabase(other_url, tmp_path)).open()
+    for store in (other, living, killed):
+        await store.close()

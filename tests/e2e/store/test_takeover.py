@@ -54,6 +54,19 @@ def test_a_second_controller_is_refused_and_told_who_works(
     assert submit(first, "k")
 
 
+def test_a_killed_controller_is_started_again_at_once(
+    controllers: list[ControllerProcess],
+) -> None:
+    first, second = controllers
+    first.start()
+    run_id = submit(first, "k")
+    first.kill9()
+    with pytest.raises(DaemonFailed, match=r"its lease runs out in \d+ s"):
+        second.start()
+    first.start()
+    assert submit(first, "k") == run_id
+
+
 def test_a_paused_controller_stops_as_soon_as_it_goes_on(
     controllers: list[ControllerProcess], postgresql: PostgresqlServer, database_url: str
 ) -> None:

@@ -269,16 +269,20 @@ def lease_table() -> sa.Engine:
     return engine
 
 
+def alive(connection: sa.Connection, token: int) -> bool:
+    return False
+
+
 def test_without_an_os_lock_a_lease_is_taken_only_after_it_ran_out(lease_table: sa.Engine) -> None:
     now = time.time()
     first = Lease(holder="first", seconds=30.0, now=lambda _: now)
     second = Lease(holder="second", seconds=30.0, now=lambda _: now + 29.0)
     third = Lease(holder="third", seconds=30.0, now=lambda _: now + 31.0)
     with lease_table.begin() as connection:
-        assert first.take(connection, exclusive=False) == 1
+        assert first.take(connection, holder_is_dead=alive) == 1
         with pytest.raises(LeaseHeld, match="first"):
-            second.take(connection, exclusive=False)
-        assert third.take(connection, exclusive=False) == 2
+            second.take(connection, holder_is_dead=alive)
+        assert third.take(connection, holder_is_dead=alive) == 2
         with pytest.raises(LeaseLost):
             first.verify(connection)
     lease_table.dispose()
@@ -288,9 +292,9 @@ def test_a_lease_that_was_given_back_can_be_taken_at_once(lease_table: sa.Engine
     first = Lease(holder="first", seconds=30.0, now=lambda _: 100.0)
     second = Lease(holder="second", seconds=30.0, now=lambda _: 100.0)
     with lease_table.begin() as connection:
-        first.take(connection, exclusive=False)
+        first.take(connection, holder_is_dead=alive)
         first.give_back(connection)
-        assert second.take(connection, exclusive=False) == 2
+        assert second.take(connection, holder_is_dead=alive) == 2
         first.give_back(connection)
         second.verify(connection)
     lease_table.dispose()
