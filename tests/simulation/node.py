@@ -27,7 +27,6 @@ from shim.schemas import (
     GpuInfo,
     Health,
     NodeInfo,
-    PullProgress,
     TaskInfo,
     TaskRequest,
     TaskStatus,
@@ -36,10 +35,7 @@ from shim.schemas import (
 )
 from tests.simulation.container import Container
 from tests.simulation.network import Weather, Wire
-from tests.simulation.script import Start, start_of
-
-PULL_SECONDS = (0.5, 8.0)
-SLOW_PULL_SECONDS = (60.0, 400.0)
+from tests.simulation.task import SimulatedTask, TaskDriver
 
 
 class Watcher(Protocol):
@@ -48,20 +44,6 @@ class Watcher(Protocol):
     def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None: ...
 
     def task_lost(self, task_id: str) -> None: ...
-
-
-class SimulatedTask:
-    def __init__(self, info: TaskInfo, request: TaskRequest) -> None:
-        self.info = info
-        self.request = request
-        self.container: Container | None = None
-        self.stop: TerminateRequest | None = None
-        self.stop_ordered = asyncio.Event()
-        self.driver: asyncio.Task[None] | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.info.status is TaskStatus.TERMINATED
 
 
 class SimulatedNode:
@@ -87,7 +69,6 @@ class SimulatedNode:
         self.generation = 0
         """How often it was removed as lost and added again."""
         self._fences = FenceBook()
-        self._images: set[str] = set()
         self._clock = clock
         self._chance = chance
         self._spawn = spawn
@@ -99,6 +80,15 @@ class SimulatedNode:
         self._serving.set()
         self._engine = asyncio.Event()
         self._engine.set()
+        self._driver = TaskDriver(
+            clock,
+            chance,
+            spawn,
+            serving=self._serving,
+            engine=self._engine,
+            changed=lambda info: self._events.task_changed(info),
+            started=lambda info, made: watcher.container_started(self, info, made),
+        )
 
     # -- what happens to it -------------------------------------------------------------------
 
@@ -162,9 +152,9 @@ class SimulatedNode:
         """The shim ends what has it. The ids of those tasks."""
         self._set_gpu_health(uuid, healthy=False)
         order = TerminateRequest(grace=0.0, reason="gpu_unhealthy", message=f"{uuid} broke")
-        hit = [task for task in self.tasks.values() if uuid in task.info.gpus and _is_going(task)]
+        hit = [task for task in self.tasks.values() if uuid in task.info.gpus and task.going]
         for task in hit:
-            self._order_stop(task, order)
+            task.order_stop(order)
         return [task.info.id for task in hit]
 
     def repair_gpu(self, uuid: str) -> None:
@@ -203,7 +193,7 @@ class SimulatedNode:
             self.lose(task_id)
         self.ledger = Ledger(self.ledger.capacity, self.ledger.gpus())
         self._fences = FenceBook()
-        self._images = set()
+        self._driver.images = set()
         self.install_id = self._fresh("install", self._chance)
 
     def containers(self) -> list[tuple[TaskInfo, Container]]:
@@ -292,7 +282,7 @@ class SimulatedNode:
         )
         task = self.tasks[task_id] = SimulatedTask(info, request)
         self._events.task_changed(info)
-        task.driver = self._spawn(self._drive(task))
+        task.driver = self._spawn(self._driver.drive(task))
         return info
 
     async def terminate(
@@ -305,13 +295,8 @@ class SimulatedNode:
         incarnation: int,
     ) -> TaskInfo:
         task = self._spoken_for(task_id, run_id, fence, incarnation)
-        self._order_stop(task, order)
+        task.order_stop(order)
         return task.info
-
-    def _order_stop(self, task: SimulatedTask, order: TerminateRequest) -> None:
-        if not task.ended and (task.stop is None or order.grace < task.stop.grace):
-            task.stop = order
-            task.stop_ordered.set()
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
@@ -382,102 +367,9 @@ class SimulatedNode:
             if task.info.allocation_id == allocation_id and not task.ended:
                 raise conflict(f"allocation {allocation_id} is in use by task {task.info.id}")
 
-    # -- the life of a task -------------------------------------------------------------------
-
-    async def _drive(self, task: SimulatedTask) -> None:
-        stop = asyncio.ensure_future(task.stop_ordered.wait())
-        work = asyncio.ensure_future(self._set_up(task))
-        try:
-            await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            work.cancel()
-            raise
-        finally:
-            stop.cancel()
-        if not work.done():
-            work.cancel()
-            assert task.stop is not None
-            await self._finish(task, task.stop.reason, task.stop.message)
-        elif (refused := work.result()) is not None:
-            await self._finish(task, *refused)
-        else:
-            await self._watch(task)
-
-    async def _set_up(self, task: SimulatedTask) -> tuple[str, str] | None:
-        """None when the container was started, else why it was not."""
-        chance, start = self._chance, start_of(task.request.image)
-        await self._enter(task, TaskStatus.PREPARING)
-        await asyncio.sleep(chance.uniform(0.01, 0.5))
-        await self._enter(task, TaskStatus.PULLING)
-        if task.request.image not in self._images:
-            slow = start is Start.SLOW_PULL
-            await asyncio.sleep(chance.uniform(*(SLOW_PULL_SECONDS if slow else PULL_SECONDS)))
-            self._change(task, pull=PullProgress(downloaded=1, total=1))
-            if start is Start.NO_SUCH_IMAGE:
-                return "image_pull_failed", "there is no such image"
-            self._images.add(task.request.image)
-        await self._enter(task, TaskStatus.CREATING)
-        await asyncio.sleep(chance.uniform(0.05, 1.0))
-        if start is Start.CANNOT_CREATE:
-            return "creating_container_error", "the engine refused the container"
-        await self._engine.wait()
-        await self._serving.wait()
-        task.container = Container(task.info.id, start, self._clock, chance, self._spawn)
-        self._watcher.container_started(self, task.info, task.container)
-        await self._enter(task, TaskStatus.RUNNING)
-        return None
-
-    async def _watch(self, task: SimulatedTask) -> None:
-        container = task.container
-        assert container is not None
-        stopper = self._spawn(self._stop_when_asked(task, container))
-        await container.ended.wait()
-        stopper.cancel()
-        await self._engine.wait()
-        reason, message = None, None
-        if task.stop is not None:
-            reason, message = task.stop.reason, task.stop.message
-        elif container.record is None and container.exit_code != 0:
-            reason, message = "container_exited_with_error", "the container ended by itself"
-        record = container.record
-        await self._finish(
-            task,
-            reason,
-            message,
-            exit_code=container.exit_code,
-            exit_record=None if record is None else msgspec.json.encode(record).decode(),
-        )
-
-    async def _stop_when_asked(self, task: SimulatedTask, container: Container) -> None:
-        await task.stop_ordered.wait()
-        if task.stop is not None and task.stop.grace > 0:
-            container.terminate()
-            await asyncio.sleep(task.stop.grace)
-        container.kill()
-
-    async def _finish(
-        self, task: SimulatedTask, reason: str | None, message: str | None, **more: object
-    ) -> None:
-        await self._enter(task, TaskStatus.TERMINATED, reason=reason, message=message, **more)
-
-    async def _enter(self, task: SimulatedTask, status: TaskStatus, **more: object) -> None:
-        await self._serving.wait()
-        times = msgspec.structs.replace(task.info.times, **{f"{status}_at": self._clock.now()})
-        self._change(task, status=status, times=times, **more)
-
-    def _change(self, task: SimulatedTask, **changes: object) -> None:
-        version = task.info.version + 1
-        task.info = msgspec.structs.replace(task.info, version=version, **changes)
-        self._events.task_changed(task.info)
-
     @staticmethod
     def _fresh(kind: str, chance: Random) -> str:
         return f"{kind}-{chance.getrandbits(32):08x}"
-
-
-def _is_going(task: SimulatedTask) -> bool:
-    container = task.container
-    return not task.ended and (container is None or not container.ended.is_set())
 
 
 class NobodyListens(Exception):

@@ -1,0 +1,156 @@
+"""The life of a task on a simulated node, from its acceptance to its end.
+
+The shim drives it while it serves: what happens while it is down it sees when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+import msgspec
+
+from controller.clock import Clock
+from shim.schemas import PullProgress, TaskInfo, TaskRequest, TaskStatus, TerminateRequest
+from tests.simulation.container import Container
+from tests.simulation.script import Start, start_of
+
+PULL_SECONDS = (0.5, 8.0)
+SLOW_PULL_SECONDS = (60.0, 400.0)
+
+
+class SimulatedTask:
+    def __init__(self, info: TaskInfo, request: TaskRequest) -> None:
+        self.info = info
+        self.request = request
+        self.container: Container | None = None
+        self.stop: TerminateRequest | None = None
+        self.stop_ordered = asyncio.Event()
+        self.driver: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.info.status is TaskStatus.TERMINATED
+
+    @property
+    def going(self) -> bool:
+        container = self.container
+        return not self.ended and (container is None or not container.ended.is_set())
+
+    def order_stop(self, order: TerminateRequest) -> None:
+        """A later order may shorten the grace, not lengthen it."""
+        if not self.ended and (self.stop is None or order.grace < self.stop.grace):
+            self.stop = order
+            self.stop_ordered.set()
+
+
+class TaskDriver:
+    """`serving` and `engine` are set while shim and engine work; `images` have been pulled."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        chance: Random,
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+        *,
+        serving: asyncio.Event,
+        engine: asyncio.Event,
+        changed: Callable[[TaskInfo], None],
+        started: Callable[[TaskInfo, Container], None],
+    ) -> None:
+        self.images: set[str] = set()
+        self._clock = clock
+        self._chance = chance
+        self._spawn = spawn
+        self._serving = serving
+        self._engine = engine
+        self._changed = changed
+        self._started = started
+
+    async def drive(self, task: SimulatedTask) -> None:
+        stop = asyncio.ensure_future(task.stop_ordered.wait())
+        work = asyncio.ensure_future(self._set_up(task))
+        try:
+            await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        finally:
+            stop.cancel()
+        if not work.done():
+            work.cancel()
+            assert task.stop is not None
+            await self._finish(task, task.stop.reason, task.stop.message)
+        elif (refused := work.result()) is not None:
+            await self._finish(task, *refused)
+        else:
+            await self._watch(task)
+
+    async def _set_up(self, task: SimulatedTask) -> tuple[str, str] | None:
+        """None when the container was started, else why it was not."""
+        chance, start = self._chance, start_of(task.request.image)
+        await self._enter(task, TaskStatus.PREPARING)
+        await asyncio.sleep(chance.uniform(0.01, 0.5))
+        await self._enter(task, TaskStatus.PULLING)
+        if task.request.image not in self.images:
+            slow = start is Start.SLOW_PULL
+            await asyncio.sleep(chance.uniform(*(SLOW_PULL_SECONDS if slow else PULL_SECONDS)))
+            self._change(task, pull=PullProgress(downloaded=1, total=1))
+            if start is Start.NO_SUCH_IMAGE:
+                return "image_pull_failed", "there is no such image"
+            self.images.add(task.request.image)
+        await self._enter(task, TaskStatus.CREATING)
+        await asyncio.sleep(chance.uniform(0.05, 1.0))
+        if start is Start.CANNOT_CREATE:
+            return "creating_container_error", "the engine refused the container"
+        await self._engine.wait()
+        await self._serving.wait()
+        task.container = Container(task.info.id, start, self._clock, chance, self._spawn)
+        self._started(task.info, task.container)
+        await self._enter(task, TaskStatus.RUNNING)
+        return None
+
+    async def _watch(self, task: SimulatedTask) -> None:
+        container = task.container
+        assert container is not None
+        stopper = self._spawn(self._stop_when_asked(task, container))
+        await container.ended.wait()
+        stopper.cancel()
+        await self._engine.wait()
+        reason, message = None, None
+        if task.stop is not None:
+            reason, message = task.stop.reason, task.stop.message
+        elif container.record is None and container.exit_code != 0:
+            reason, message = "container_exited_with_error", "the container ended by itself"
+        record = container.record
+        await self._finish(
+            task,
+            reason,
+            message,
+            exit_code=container.exit_code,
+            exit_record=None if record is None else msgspec.json.encode(record).decode(),
+        )
+
+    async def _stop_when_asked(self, task: SimulatedTask, container: Container) -> None:
+        await task.stop_ordered.wait()
+        if task.stop is not None and task.stop.grace > 0:
+            container.terminate()
+            await asyncio.sleep(task.stop.grace)
+        container.kill()
+
+    async def _finish(
+        self, task: SimulatedTask, reason: str | None, message: str | None, **more: object
+    ) -> None:
+        await self._enter(task, TaskStatus.TERMINATED, reason=reason, message=message, **more)
+
+    async def _enter(self, task: SimulatedTask, status: TaskStatus, **more: object) -> None:
+        await self._serving.wait()
+        times = msgspec.structs.replace(task.info.times, **{f"{status}_at": self._clock.now()})
+        self._change(task, status=status, times=times, **more)
+
+    def _change(self, task: SimulatedTask, **changes: object) -> None:
+        version = task.info.version + 1
+        task.info = msgspec.structs.replace(task.info, version=version, **changes)
+        self._changed(task.info)
