@@ -146,8 +146,9 @@ def test_a_gang_is_refused_with_max_failed_jobs() -> None:
 
 
 def test_the_group_that_is_a_gang_unasked_is_named_where_one_is_refused() -> None:
-    both = [{"name": "ps", "commands": ["x"]}, {"name": "w", "nodes": 2, "gang": False}]
-    field, sentence = refused(max_failed_jobs=1, groups=[*both[:1], {**both[1], "commands": ["x"]}])
+    server = {"name": "ps", "commands": ["x"]}
+    workers = {"name": "w", "commands": ["x"], "nodes": 2, "gang": False}
+    field, sentence = refused(max_failed_jobs=1, groups=[server, workers])
     assert field == "max_failed_jobs"
     assert "gang: false in group ps" in sentence
 
