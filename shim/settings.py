@@ -56,7 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doors_folder(self) -> Path:
-        return self.socket.parent / "runners"
+        """A folder of this shim alone: several may have their sockets in one folder."""
+        return self.socket.with_suffix(".d")
 
     def runner_socket(self, task_id: str) -> str:
         """What callers get; see `shim.doors`."""

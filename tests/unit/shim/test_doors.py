@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from shim.arrival import arrival
 from shim.schemas import TaskStatus
@@ -100,3 +101,11 @@ async def test_a_file_that_comes_by_renaming_has_arrived_too(tmp_path: Path) -> 
         await waiting
     with pytest.raises(FileNotFoundError):
         await arrival(tmp_path / "nowhere", "wanted")
+
+
+def test_two_shims_with_their_sockets_in_one_folder_have_doors_of_their_own(
+    node: Node,
+) -> None:
+    other = replace(node.settings, socket=node.settings.socket.with_name("other.sock"))
+    assert other.doors_folder != node.settings.doors_folder
+    assert other.doors_folder.parent == node.settings.doors_folder.parent
