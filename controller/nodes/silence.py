@@ -1,8 +1,9 @@
 """How long a node has said nothing, and what that makes of it (LIFECYCLE.md section 7).
 
 Any byte is life. A node is UNREACHABLE after at least 3 failed probes *and*
-`node_failure.unreachable_after`, LOST after `node_failure.after` on top of that: a slow or cut
-connection is not a dead job. Seconds are those of a clock that only runs forward, so that an
+`node_failure.unreachable_after`, LOST after `node_failure.after` on top of that, from when its next
+byte was due: a slow or cut connection is not a dead job, and a link that was whole a moment ago has
+its full time. Seconds are those of a clock that only runs forward, so that an
 adjusted wall clock loses no node.
 """
 
@@ -66,7 +67,8 @@ class Silence:
     def verdict(self, now: NodeStatus, *, refused: bool = False) -> NodeStatus:
         """What the node is while there is no connection to it. `refused`: it was there, and is not
         the one that was pinned."""
-        if self.too_long and self.seconds >= self._failure.lost_after:
+        overdue = self.seconds - self._failure.probe_every
+        if self.too_long and overdue >= self._failure.lost_after:
             return NodeStatus.LOST
         if now in (NodeStatus.LOST, NodeStatus.UNREACHABLE):
             return now

@@ -327,7 +327,7 @@ async def test_a_node_silent_for_too_long_is_lost_once_and_its_jobs_with_it() ->
         await it.connected()
         it.link.refusal = LinkError("away")
         await it.lose_connection()
-        it.clock.time += Limits().node_lost_after
+        it.clock.time += Limits().node_lost_after + NodeFailure().probe_every
         await eventually(lambda: it.node.status is NodeStatus.LOST)
         tries = it.link.tries
         await eventually(lambda: it.link.tries > tries + 2)

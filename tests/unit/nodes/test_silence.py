@@ -38,8 +38,8 @@ def fail(one: Silence, probes: int) -> None:
         (2, 1000.0, NodeStatus.CONNECTING),
         (3, 29.0, NodeStatus.CONNECTING),
         (3, 30.0, NodeStatus.UNREACHABLE),
-        (9, 299.0, NodeStatus.UNREACHABLE),
-        (9, 300.0, NodeStatus.LOST),
+        (9, 309.0, NodeStatus.UNREACHABLE),
+        (9, 310.0, NodeStatus.LOST),
     ],
 )
 def test_unreachable_after_three_failed_probes_and_thirty_seconds_lost_after_five_minutes(
@@ -49,6 +49,19 @@ def test_unreachable_after_three_failed_probes_and_thirty_seconds_lost_after_fiv
     seconds.now += after
     fail(one, probes)
     assert one.verdict(NodeStatus.CONNECTED) is status
+
+
+def test_a_link_that_is_cut_has_its_full_time_though_its_last_byte_came_earlier(
+    seconds: Seconds,
+) -> None:
+    one = silence(seconds)
+    seconds.now += NodeFailure().probe_every
+    cut_at = seconds.now
+    fail(one, 9)
+    seconds.now = cut_at + NodeFailure().lost_after - 0.1
+    assert one.verdict(NodeStatus.UNREACHABLE) is NodeStatus.UNREACHABLE
+    seconds.now = cut_at + NodeFailure().lost_after
+    assert one.verdict(NodeStatus.UNREACHABLE) is NodeStatus.LOST
 
 
 def test_a_probe_is_due_when_a_heartbeat_was_missed(seconds: Seconds) -> None:
