@@ -73,8 +73,9 @@ class SshConnection:
         await self._ssh.wait_closed()
 
     async def close(self) -> None:
-        await self._clients.close()
+        """First the connection: on one that was cut no channel's end is ever answered."""
         self._ssh.abort()
+        await self._clients.close()
         await self._ssh.wait_closed()
 
 

@@ -16,7 +16,7 @@ from controller.links import hostkeys
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink
 from controller.links.channel import SshUnixConnector
 from controller.links.local import LocalLink
-from controller.links.ssh import SshConnection, SshLink
+from controller.links.ssh import KEEPALIVE_SECONDS, SshConnection, SshLink
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
@@ -234,6 +234,16 @@ async def test_a_cut_while_a_log_is_followed_is_an_unavailable_runner() -> None:
         with pytest.raises(RunnerUnavailable):
             await anext(pieces)
         assert received == [4 * MIB] * 3
+
+
+async def test_a_connection_on_which_no_answer_comes_any_more_is_closed_at_once() -> None:
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        await connection.shim.health()
+        transport = connection._ssh._transport
+        assert transport is not None
+        transport.pause_reading()
+        async with asyncio.timeout(KEEPALIVE_SECONDS):
+            await connection.close()
 
 
 async def test_asking_after_the_cut_is_an_unavailable_shim() -> None:
