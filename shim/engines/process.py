@@ -222,14 +222,23 @@ class ProcessEngine:
     def _kill_all(self, state: ProcessState) -> None:
         """What a container's end does for its processes has to be done by hand here."""
         mark = self._mark(state)
-        for _ in range(_KILL_ROUNDS):
-            pids = procfs.marked(mark)
-            if state.pid is not None and procfs.start_time(state.pid) == state.start_time:
-                pids = (*pids, *procfs.session_members(state.pid))
+        for number in range(_KILL_ROUNDS):
+            pids = self._left(state, mark, first_too=number > _KILL_ROUNDS // 2)
             if not pids:
                 return
             for pid in dict.fromkeys(pids):
                 procfs.kill_now(pid)
+
+    @staticmethod
+    def _left(state: ProcessState, mark: str, *, first_too: bool) -> tuple[int, ...]:
+        """Without the first process while anything comes from it: it adopts what else would escape.
+        A job that forks faster than it is killed does not keep it alive."""
+        if state.pid is None or procfs.start_time(state.pid) != state.start_time:
+            return procfs.marked(mark)
+        below = procfs.descendants(state.pid)
+        if below and not first_too:
+            return below
+        return (*below, *procfs.marked(mark), *procfs.session_members(state.pid))
 
     def _reap(self, state: ProcessState) -> int | None:
         pid = state.pid

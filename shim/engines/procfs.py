@@ -46,6 +46,23 @@ def session_members(session: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def descendants(ancestor: int) -> tuple[int, ...]:
+    """Living processes that come from this one; one that adopts orphans keeps them here."""
+    children: dict[int, list[int]] = {}
+    living = set()
+    for pid in _pids():
+        fields = _stat(pid)
+        if fields is None:
+            continue
+        children.setdefault(int(fields[1]), []).append(pid)
+        if fields[0] not in "ZX":
+            living.add(pid)
+    found = list(children.get(ancestor, ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return tuple(pid for pid in found if pid in living)
+
+
 def marked(mark: str, *, leaders_only: bool = False) -> tuple[int, ...]:
     """Living processes that were started with `mark` as the value of some variable."""
     needle = f"={mark}\0".encode()

@@ -101,10 +101,12 @@ async def test_a_process_started_just_before_the_crash_is_found_by_its_mark(
     assert [found.state for found in await other.list()] == [ContainerState.RUNNING]
 
 
+@pytest.mark.parametrize("environment", ["", "env -i"], ids=["its own", "none"])
 async def test_a_descendant_that_left_the_session_dies_with_its_task(
-    processes: ProcessWorld,
+    processes: ProcessWorld, environment: str
 ) -> None:
-    script = "setsid sh -c 'echo $$ > child; exec sleep 60' & ready; wait_forever"
+    command = f"{environment} /usr/bin/setsid /bin/sh -c 'echo $$ > child; exec /bin/sleep 60'"
+    script = f"{command} & ready; wait_forever"
     await processes.engine.create(spec(processes, "t1", script))
     await processes.engine.start("t1")
     child = processes.folder / "t1" / "job" / "child"
