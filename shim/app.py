@@ -60,6 +60,7 @@ class Routes:
             web.get("/v1/tasks/{id}", self.task),
             web.put("/v1/tasks/{id}", self.put_task),
             web.delete("/v1/tasks/{id}", self.remove_task),
+            web.post("/v1/tasks/{id}/claim", self.claim),
             web.post("/v1/tasks/{id}/terminate", self.terminate),
             web.get("/v1/tasks/{id}/logs", self.task_logs),
             web.get("/v1/events", self.events),
@@ -112,6 +113,12 @@ class Routes:
     async def remove_task(self, request: web.Request) -> web.Response:
         await self._service.supervisor.remove(request.match_info["id"], _speaker(request))
         return web.Response(status=204)
+
+    async def claim(self, request: web.Request) -> web.Response:
+        """Changes nothing but whose word counts from now on."""
+        supervisor = self._service.supervisor
+        task = await supervisor.spoken_for(request.match_info["id"], _speaker(request))
+        return _json(task.info)
 
     async def terminate(self, request: web.Request) -> web.Response:
         speaker = _speaker(request)

@@ -112,6 +112,13 @@ class ShimClient:
         headers = _speaker(request.run_id, fence, incarnation)
         return await self._ask("PUT", f"/v1/tasks/{task_id}", TaskInfo, request, headers)
 
+    async def claim(
+        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0
+    ) -> TaskInfo:
+        """From now on, durably, an older fence is refused for this task's run."""
+        headers = _speaker(run_id, fence, incarnation)
+        return await self._ask("POST", f"/v1/tasks/{task_id}/claim", TaskInfo, headers=headers)
+
     async def terminate(
         self,
         task_id: str,

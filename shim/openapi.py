@@ -53,6 +53,7 @@ _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
         True,
     ),
     ("delete", _TASK, "Remove a terminated task", None, None, True),
+    ("post", _TASK + "/claim", "Refuse older controllers from now on", None, TaskInfo, True),
     ("post", _TASK + "/terminate", "Stop a task", TerminateRequest, TaskInfo, True),
     ("get", _TASK + "/logs", "Raw log frames from ?offset=", None, bytes, False),
     ("get", "/v1/events", "NDJSON stream of changes after ?after=", None, Event, False),

@@ -145,14 +145,14 @@ class Supervisor:
             return await self._accept(task_id, request, speaker), True
 
     async def terminate(self, task_id: str, order: TerminateRequest, speaker: Speaker) -> TaskInfo:
-        task = await self._spoken_for(task_id, speaker)
+        task = await self.spoken_for(task_id, speaker)
         if not task.ended:
             await self._kept(task.order_stop(order.grace, order.reason, order.message))
         return task.info
 
     async def remove(self, task_id: str, speaker: Speaker) -> None:
         """Raises ShimProblem: 409 `not_terminated`, 500 `cleanup_failed` (ask again)."""
-        task = await self._spoken_for(task_id, speaker)
+        task = await self.spoken_for(task_id, speaker)
         if not task.ended:
             raise ShimProblem(
                 409, "not_terminated", f"task {task_id} is {task.info.status}: terminate it first"
@@ -398,7 +398,7 @@ class Supervisor:
                 f"allocation {allocation_id} is in use by task {live[0]}", "allocation_id"
             )
 
-    async def _spoken_for(self, task_id: str, speaker: Speaker) -> TaskState:
+    async def spoken_for(self, task_id: str, speaker: Speaker) -> TaskState:
         """A fence older than known is refused; so is an incarnation older than the task's own."""
         async with self._deciding:
             task = self._tasks.get(task_id)

@@ -105,7 +105,9 @@ class NodeSession:
             await self._backoff.wait()
 
     async def _live(self, connection: NodeConnection, slot: contextlib.AsyncExitStack) -> None:
-        stock = Stock(self._node_id, self._turns, self._listener, self._clock, connection)
+        stock = Stock(
+            self._node_id, self._turns, self._listener, self._clock, connection, self._fence
+        )
         message = "the connection was lost"
         try:
             async with asyncio.TaskGroup() as group:

@@ -24,7 +24,7 @@ from controller.nodes.notices import NoticeCarrier
 from controller.pipelines import convert
 from controller.pipelines.turns import Turns
 from shim.client import ShimError
-from shim.schemas import Event, EventType, Health, TaskInfo, TaskStatus
+from shim.schemas import Event, EventType, Fence, Health, TaskInfo, TaskStatus
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,14 @@ class Stock:
         listener: SessionListener,
         clock: Clock,
         connection: NodeConnection,
+        fence: Fence | None,
     ) -> None:
         self._node_id = node_id
         self._turns = turns
         self._listener = listener
         self._clock = clock
         self._connection = connection
+        self._fence = fence
         self._notices = NoticeCarrier(connection)
         self._ending: set[str] = set()
         self.shim_drains = False
@@ -81,6 +83,7 @@ class Stock:
         expected = self._acknowledged()
         tasks = await shim.tasks()
         for info in tasks:
+            await self._claim(info)
             await self._found(info)
         listed = {info.id for info in tasks}
         for attempt_id in expected.keys() - listed:
@@ -118,11 +121,27 @@ class Stock:
             and (attempt.cleanup_unknown or attempt.status in _ACKNOWLEDGED)
         }
 
+    async def _claim(self, info: TaskInfo) -> None:
+        """A controller of before, that was paused or cut off, may still be about to command it."""
+        view = self._live(info)
+        if self._fence is None or view is None or view.attempt.node_id != self._node_id:
+            return
+        try:
+            await self._connection.shim.claim(
+                info.id,
+                run_id=info.run_id,
+                fence=self._fence,
+                incarnation=view.spoken_incarnation,
+            )
+        except ShimError as error:
+            if error.code != "not_found":
+                raise
+
     async def _found(self, info: TaskInfo) -> None:
-        where = self._live_on(info)
-        if where is None:
+        view = self._live(info)
+        if view is None:
             await self._listener.stray_task(self._node_id, self._connection, info)
-        elif where != self._node_id:
+        elif view.attempt.node_id != self._node_id:
             log.warning("task %s lives on another node: left alone here", info.id)
         else:
             for report in convert.task_reports(info):
@@ -130,13 +149,11 @@ class Stock:
             self._listener.task_seen(self._node_id, info)
             self._notices.carry(info)
 
-    def _live_on(self, info: TaskInfo) -> str | None:
-        """The id of the node on which the task's attempt lives."""
+    def _live(self, info: TaskInfo) -> convert.View | None:
+        """The task's attempt, if it is not final."""
         state = self._turns.runs.get(info.run_id)
-        for view in () if state is None else convert.live_attempts(state):
-            if view.attempt.id == info.id:
-                return view.attempt.node_id
-        return None
+        views = () if state is None else convert.live_attempts(state)
+        return next((view for view in views if view.attempt.id == info.id), None)
 
     def _quarantined(self) -> set[str]:
         node = self._turns.nodes.get(self._node_id)

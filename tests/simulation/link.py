@@ -110,6 +110,12 @@ class SimulatedShim:
     async def task(self, task_id: str) -> TaskInfo:
         return await self._ask(partial(self._node.task, task_id))
 
+    async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
+        claim = self._node.claim
+        return await self._ask(
+            partial(claim, task_id, run_id=run_id, fence=fence, incarnation=incarnation)
+        )
+
     async def terminate(
         self,
         task_id: str,

@@ -84,6 +84,7 @@ class FakeShim:
         self.requests: list[TaskRequest] = []
         self.orders: list[TerminateRequest] = []
         self.fences: list[tuple[Fence, int]] = []
+        self.claims: list[tuple[str, Fence, int]] = []
         self.refusal: Exception | None = None
         self.listing: dict[str, TaskInfo] = {}
         self.log: list[bytes] = []
@@ -148,6 +149,10 @@ class FakeShim:
         if task_id not in self.listing:
             raise NOT_FOUND
         return self.listing[task_id]
+
+    async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
+        self.claims.append((task_id, fence, incarnation))
+        return await self.task(task_id)
 
     async def terminate(
         self,

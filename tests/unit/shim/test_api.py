@@ -104,6 +104,22 @@ async def test_terminate_remove_and_release_end_a_task_for_good(client: ShimClie
     assert (caught.value.status, caught.value.code) == (409, "terminated")
 
 
+async def test_who_claims_a_task_is_the_only_one_to_command_it(client: ShimClient) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    newer = Fence(FENCE.epoch, FENCE.token + 1)
+    claimed = await client.claim("t1", run_id=RUN, fence=newer)
+    assert claimed.id == "t1"
+    for order in (
+        client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE),
+        client.claim("t1", run_id=RUN, fence=FENCE),
+    ):
+        with pytest.raises(ShimError) as caught:
+            await order
+        assert (caught.value.status, caught.value.code) == (409, "fenced")
+    with pytest.raises(ShimError, match="there is no task nobody"):
+        await client.claim("nobody", run_id=RUN, fence=newer)
+
+
 async def test_logs_are_served_raw_from_the_segment_that_holds_the_offset(
     client: ShimClient, node: Node
 ) -> None:
