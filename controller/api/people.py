@@ -45,6 +45,10 @@ class UserBody(msgspec.Struct, frozen=True, kw_only=True):
     bands: tuple[Band, ...] = ()
 
 
+class RoleBody(msgspec.Struct, frozen=True, kw_only=True):
+    role: Role
+
+
 class GrantBody(msgspec.Struct, frozen=True, kw_only=True):
     """All that the user shall have; empty takes every grant back."""
 
@@ -90,6 +94,16 @@ async def add_user(call: Call) -> NewUserView:
 
 async def get_me(call: Call) -> UserView:
     return user_view(call.caller)
+
+
+async def get_user(call: Call) -> UserView:
+    return user_view(call.service.users.get(call.path("user"), by=call.caller))
+
+
+async def set_user(call: Call) -> UserView:
+    body: RoleBody = call.body
+    users = call.service.users
+    return user_view(await users.set_role(call.path("user"), body.role, by=call.caller))
 
 
 async def grant_user(call: Call) -> UserView:
@@ -158,6 +172,21 @@ PEOPLE: tuple[Route, ...] = (
         path="/v1/me",
         summary="Who the caller's token stands for",
         handler=get_me,
+        answer=UserView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/users/{user}",
+        summary="One user: oneself, or for an admin anybody",
+        handler=get_user,
+        answer=UserView,
+    ),
+    Route(
+        method="PATCH",
+        path="/v1/users/{user}",
+        summary="Give a user another role; open streams of the user end",
+        handler=set_user,
+        body=RoleBody,
         answer=UserView,
     ),
     Route(

@@ -113,10 +113,12 @@ def _fleet_app() -> App:
 
 
 def _user_app() -> App:
-    user = App(name="user", help="Add, list, grant and remove users.")
+    user = App(name="user", help="Add, list, change and remove users.")
     people = f"{_COMMANDS}.people"
     user.command(f"{people}:add_user", name="add", help="Add a user and show a first token.")
     user.command(f"{people}:list_users", name="list", help="List users.")
+    user.command(f"{people}:show_user", name="show", help="Show a user.")
+    user.command(f"{people}:set_user", name="set", help="Give a user another role.")
     user.command(f"{people}:grant", name="grant", help="Say which bands a user may use.")
     user.command(f"{people}:remove_user", name="remove", help="Remove a user.")
     return user

@@ -60,6 +60,13 @@ class Gate:
             for end in tuple(self._ending.get(token_id, ())):
                 end()
 
+    def end_streams(self, user: str) -> None:
+        """Of this user's tokens; they may be opened again."""
+        for token in self.tokens:
+            if token.user == user:
+                for end in tuple(self._ending.get(token.id, ())):
+                    end()
+
     @contextmanager
     def until_revoked(self, token_id: str, end: Callable[[], object]) -> Iterator[None]:
         """`end` is called if the token is revoked meanwhile."""

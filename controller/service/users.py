@@ -82,6 +82,25 @@ class UserService:
             await self._commit(Changes(users=(user,), tokens=(made.token,)))
         return user, made
 
+    def get(self, name: str, *, by: User) -> User:
+        """Oneself, or for an admin anybody. Raises Forbidden, NotFound."""
+        if by.name != name:
+            require_admin(by, "see another user")
+        return self._user(name)
+
+    async def set_role(self, name: str, role: Role, *, by: User) -> User:
+        """At once in force; what goes on under the user's tokens ends, so that nobody goes on
+        seeing what the old role showed. Raises Forbidden, NotFound, Conflict, StoreUnavailable."""
+        require_admin(by, "change a user's role")
+        async with self._changing:
+            user = self._user(name)
+            if role is not user.role:
+                self._require_other_admin(user)
+                user = msgspec.structs.replace(user, role=role)
+                await self._commit(Changes(users=(user,)))
+                self._gate.end_streams(name)
+        return user
+
     async def grant(self, name: str, bands: Iterable[Band], *, by: User) -> User:
         """The user may use exactly these bands, beyond those that everybody may.
 

@@ -61,6 +61,33 @@ def list_users(*, json: Json = False) -> int:
     return 0
 
 
+def show_user(name: str, /, *, json: Json = False) -> int:
+    """Show a user."""
+    return _shown(settings.client().get(f"/v1/users/{quote(name, safe='')}"), json)
+
+
+def set_user(name: str, /, *, role: Role, json: Json = False) -> int:
+    """Give a user another role, at once.
+
+    Parameters
+    ----------
+    role
+        An admin may change everything.
+    """
+    path = f"/v1/users/{quote(name, safe='')}"
+    return _shown(settings.client().patch(path, {"role": role.value}), json)
+
+
+def _shown(data: bytes, json: bool) -> int:
+    if json:
+        output.emit_json(data)
+        return 0
+    user = decode(data, UserView)
+    granted = ", ".join(user.bands) or "nothing"
+    output.emit(f"user {user.name} (role {user.role}), granted {granted}, since {user.created_at}")
+    return 0
+
+
 def grant(name: str, /, *, band: Bands = (), json: Json = False) -> int:
     """Say which bands a user may use beyond those that everybody may; none: every grant ends.
 

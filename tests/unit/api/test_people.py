@@ -34,7 +34,7 @@ class Person:
         self.token = token
 
     async def __call__(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
-        sends = method in ("POST", "PUT")
+        sends = method in ("POST", "PUT", "PATCH")
         async with self._client.request(
             method,
             path,
@@ -163,6 +163,37 @@ async def test_production_is_for_those_who_were_granted_it(admin: Person, ada: P
     await admin("PUT", "/v1/users/ada/bands", bands=[])
     assert (await ada("POST", "/v1/runs", configuration=wanted))[0] == 422
     assert (await admin("POST", "/v1/runs", configuration=wanted))[0] == 201
+
+
+async def test_another_role_holds_at_once(admin: Person, client: TestClient[Any, Any]) -> None:
+    await admin("POST", "/v1/runs", configuration=HELLO, name="secret")
+    bob = await added(admin, client, "bob")
+    assert (await bob("GET", "/v1/runs/secret"))[0] == 403
+    _, user = await admin("PATCH", "/v1/users/bob", role="admin")
+    assert user["role"] == "admin"
+    assert (await bob("GET", "/v1/runs/secret"))[0] == 200
+    watching = await bob.watch("secret")
+    await watching.content.readline()
+    assert (await bob("PATCH", "/v1/users/bob", role="user"))[0] == 200
+    with pytest.raises(ClientPayloadError):
+        await watching.read()
+    assert (await bob("GET", "/v1/runs/secret"))[0] == 403
+    assert (await bob("PATCH", "/v1/users/bob", role="admin"))[0] == 403
+
+
+async def test_the_last_admin_stays_one(admin: Person) -> None:
+    status, refused = await admin("PATCH", "/v1/users/admin", role="user")
+    assert (status, refused["error"]["code"]) == (409, "last_admin")
+    assert (await admin("PATCH", "/v1/users/admin", role="admin"))[0] == 200
+    assert (await admin("PATCH", "/v1/users/nobody", role="admin"))[0] == 404
+
+
+async def test_a_user_is_shown_to_itself_and_to_admins(admin: Person, ada: Person) -> None:
+    for who in (admin, ada):
+        status, user = await who("GET", "/v1/users/ada")
+        assert (status, user["name"], user["role"]) == (200, "ada", "user")
+    assert (await ada("GET", "/v1/users/admin"))[0] == 403
+    assert (await admin("GET", "/v1/users/nobody"))[0] == 404
 
 
 async def test_a_band_that_everybody_may_use_is_not_granted(admin: Person) -> None:

@@ -26,6 +26,14 @@ async def test_a_user_is_added_granted_listed_and_removed(start: Fairlead) -> No
     assert (again.status, "there is no user 'bob'" in again.err) == (1, True)
 
 
+async def test_a_user_is_shown_and_given_another_role(start: Fairlead) -> None:
+    shown = (await of(start, "user", "show", "ada")).out.decode()
+    assert shown.startswith("user ada (role user), granted nothing, since ")
+    changed = (await of(start, "user", "set", "ada", "--role", "admin", "--json")).out
+    assert json.loads(changed)["role"] == "admin"
+    assert "role admin" in (await of(start, "user", "show", "ada")).out.decode()
+
+
 async def test_a_token_is_added_listed_and_revoked(start: Fairlead) -> None:
     added = await of(start, "token", "add", "--user", "ada", "--label", "laptop", "--json")
     made = json.loads(added.out)
