@@ -70,7 +70,9 @@ async def list_runs(call: Call) -> RunsAnswer:
 
 
 async def get_run(call: Call) -> RunView:
-    return shown_run(call, await call.service.runs.get(call.path("run")))
+    state = await call.service.runs.get(call.path("run"))
+    children = await call.service.runs.family(state)
+    return run_view(state, call.service.nodes.names(), children)
 
 
 async def list_attempts(call: Call) -> AttemptsAnswer:

@@ -59,8 +59,7 @@ def iso_or_none(time: float | None) -> str | None:
 def run_view(
     state: RunState, node_names: Mapping[str, str], children: Iterable[RunState] = ()
 ) -> RunView:
-    """`node_names`: by node id; a node that was removed since is shown by its id. `children`: the
-    live ones."""
+    """`node_names`: by node id; a node that was removed since is shown by its id."""
     run = state.run
     return RunView(
         id=run.id,

@@ -16,6 +16,9 @@ from controller.service.progress import ProgressWatch, PullBoard
 from controller.store.base import Store, StoredEvent
 from controller.store.users import User
 
+MOST_CHILDREN = 1000
+"""The latest ones; live ones beyond."""
+
 
 class RunWatch:
     """The states of one run: the present one first, then one after each change of it or of its
@@ -112,6 +115,13 @@ class RunService:
     def children(self, state: RunState) -> list[RunState]:
         """The live runs that were submitted with this one as their parent."""
         return self._turns.children_of(state.run.id)
+
+    async def family(self, state: RunState) -> list[RunState]:
+        """All its children that are kept, ended ones too, oldest first. Raises StoreUnavailable."""
+        stored = await self._store.list_runs(parent_id=state.run.id, limit=MOST_CHILDREN)
+        known = [self._turns.runs.get(child.run.id, child) for child in reversed(stored)]
+        ids = {child.run.id for child in known}
+        return [*(one for one in self.children(state) if one.run.id not in ids), *known]
 
     async def page(
         self, *, include_finished: bool, limit: int, before: str | None, user: User

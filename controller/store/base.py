@@ -120,8 +120,10 @@ class Store(Protocol):
         limit: int = 100,
         before: str | None = None,
         user: str | None = None,
+        parent_id: str | None = None,
     ) -> list[RunState]:
-        """Newest first; `before` is the id of the last run of the page before (unknown: empty)."""
+        """Newest first; `before` is the id of the last run of the page before (unknown: empty).
+        `parent_id`: the children of this run alone."""
 
     async def events(
         self,

@@ -42,9 +42,14 @@ class _Around:
         limit: int = 100,
         before: str | None = None,
         user: str | None = None,
+        parent_id: str | None = None,
     ) -> list[RunState]:
         return await self._inner.list_runs(
-            include_finished=include_finished, limit=limit, before=before, user=user
+            include_finished=include_finished,
+            limit=limit,
+            before=before,
+            user=user,
+            parent_id=parent_id,
         )
 
     async def events(

@@ -209,12 +209,14 @@ class MemoryStore:
         limit: int = 100,
         before: str | None = None,
         user: str | None = None,
+        parent_id: str | None = None,
     ) -> list[RunState]:
         database = self._opened()
         runs = self._newest_first(
             lambda state: (
                 (include_finished or not _is_final(state))
                 and (user is None or state.run.user == user)
+                and (parent_id is None or state.run.parent_id == parent_id)
             )
         )
         if before is not None:

@@ -101,12 +101,15 @@ def list_runs(
     limit: int,
     before: str | None,
     user: str | None,
+    parent_id: str | None = None,
 ) -> list[RunState]:
     query = sa.select(tables.runs).order_by(_runs.submitted_at.desc(), _runs.id.desc())
     if not include_finished:
         query = query.where(_runs.status.not_in(FINAL))
     if user is not None:
         query = query.where(_runs.user == user)
+    if parent_id is not None:
+        query = query.where(_runs.parent_id == parent_id)
     if before is not None:
         before = storable(before)
         last = connection.execute(sa.select(_runs.submitted_at).where(_runs.id == before)).scalar()

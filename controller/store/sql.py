@@ -153,6 +153,7 @@ class SqlStore:
         limit: int = 100,
         before: str | None = None,
         user: str | None = None,
+        parent_id: str | None = None,
     ) -> list[RunState]:
         return await self._read(
             lambda connection: reading.list_runs(
@@ -161,6 +162,7 @@ class SqlStore:
                 limit=limit,
                 before=before,
                 user=user,
+                parent_id=parent_id,
             )
         )
 

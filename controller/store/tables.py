@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = "0002"
+SCHEMA_VERSION = "0003"
 
 metadata = sa.MetaData(
     naming_convention={
@@ -148,6 +148,7 @@ runs = sa.Table(
     sa.Index("ix_runs_name_submitted_at", "name", "submitted_at"),
     sa.Index("ix_runs_status", "status"),
     sa.Index("ix_runs_finished_at", "finished_at"),
+    sa.Index("ix_runs_parent_id", "parent_id"),
     sa.Index("ix_runs_user_client_key", "user", "client_key"),
 )
 

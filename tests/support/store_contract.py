@@ -427,3 +427,15 @@ class StoreContract:
         kept = recent(whole)
         assert loaded.jobs == kept.jobs
         assert {place.id for place in loaded.allocations} == {p.id for p in kept.allocations}
+
+    async def test_children_are_listed_by_their_parent_ended_ones_too(self, store: Store) -> None:
+        live, ended = a_run("run1", submitted_at=1.0), a_run("run2", submitted_at=2.0)
+        ended = with_status(ended, RunStatus.DONE)
+        other = a_run("run3", submitted_at=3.0)
+        run = msgspec.structs.replace(other.run, parent_id="run1")
+        other = msgspec.structs.replace(other, run=run)
+        await store.commit(submission(live, ended, other))
+
+        assert await store.list_runs(parent_id="parent") == [ended, live]
+        assert await store.list_runs(parent_id="run1") == [other]
+        assert await store.list_runs(parent_id="run2") == []

@@ -16,7 +16,7 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.recent import KEPT_ATTEMPTS
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
-from tests.unit.api.test_runs import error_of, payload, write_log
+from tests.unit.api.test_runs import error_of, payload, submit, write_log
 from tests.unit.store.samples import a_run, submission, with_history
 
 ATTEMPTS = 30
@@ -100,3 +100,18 @@ async def test_an_occurrence_is_shown_with_all_of_its_attempts_and_no_others(
     assert [one.id for job in shown.jobs for one in job.attempts] == ["run1-attempt-4"]
     with pytest.raises(CliError, match="no attempt of occurrence 99 of nightly is kept"):
         await asyncio.to_thread(with_occurrence, client, run, 99)
+
+
+async def test_a_run_shows_its_children_ended_ones_too(api: TestClient[Any, Any]) -> None:
+    await submit(api, name="parent")
+    for name in ("first", "second"):
+        await submit(api, name=name, parent="parent")
+    await api.post("/v1/runs/first/stop", json={"abort": True})
+    for parent in ("submitted", "terminated"):
+        async with api.get("/v1/runs/parent") as answer:
+            run = await answer.json()
+        assert run["status"] == parent
+        second = "submitted" if parent == "submitted" else "terminated"
+        told = [(child["name"], child["status"]) for child in run["children"]]
+        assert told == [("first", "terminated"), ("second", second)]
+        await api.post("/v1/runs/parent/stop", json={"abort": True})
