@@ -53,9 +53,7 @@ class ShimApi(Protocol):
     ) -> TaskInfo: ...
     async def tasks(self) -> Sequence[TaskInfo]: ...
     async def task(self, task_id: str) -> TaskInfo: ...
-    async def claim(
-        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
-    ) -> TaskInfo:
+    async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
         """Whoever spoke for its run before is refused from now on."""
 
     async def terminate(

@@ -285,9 +285,7 @@ class SimulatedNode:
         task.driver = self._spawn(self._driver.drive(task))
         return info
 
-    async def claim(
-        self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
-    ) -> TaskInfo:
+    async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
         return self._spoken_for(task_id, run_id, fence, incarnation).info
 
     async def terminate(
