@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from controller.lifecycle.model import Allocation, Attempt, Group, Job, Run, RunState
+from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
 
 
@@ -64,13 +65,20 @@ def waiting_ranked(state: RunState) -> list[Attempt]:
 def waiting_reserved(state: RunState) -> list[Attempt]:
     """What may be placed now, each on its own: the reserved attempts without a place, once all
     ranked ones have theirs."""
-    if not ranked_hold_places(state.run, state.jobs):
+    if not ranked_hold_places(state.run, state.jobs) or _a_rank_comes_back(state):
         return []
     return [
         attempt
         for attempt in current_attempts(state.run, state.jobs)
         if is_reserved(attempt) and attempt.status is AttemptStatus.SUBMITTED
     ]
+
+
+def _a_rank_comes_back(state: RunState) -> bool:
+    """Of a plain group beside the gang: it is tried again by itself, and must not find its room
+    taken by a reserved job of its own run, which ends with the run only."""
+    over = (None, Reason.DONE_BY_RUNNER, Reason.ABANDONED)
+    return any(one.reason not in over for one in ranked_attempts(state.run, state.jobs))
 
 
 def ranked_hold_places(run: Run, jobs: Iterable[Job]) -> bool:

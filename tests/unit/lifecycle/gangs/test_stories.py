@@ -156,6 +156,20 @@ def test_a_rank_is_not_given_to_a_reserved_job_that_is_just_being_replaced() -> 
     assert play.ranks() == [0, 1, 2, None]
 
 
+def test_a_reserved_job_takes_no_room_while_a_rank_beside_the_gang_is_tried_again() -> None:
+    """It would keep it for as long as the run goes on, and the rank might find no other."""
+    play = GangPlay(gang(2, 1), Group(name="beside", nodes=1)).run_all()
+    play.fail(2).clean_all().run_all().fail(2).clean_all()
+    play.fail(1).clean_all()
+    assert play.attempt(1).status is SUBMITTED
+    assert play.attempt(2).reason is FAILED
+    assert gangs.waiting_reserved(play.state) == []
+    play.wait(15)
+    assert [a.id for a in gangs.waiting_ranked(play.state)] == [play.attempt(2).id]
+    play.send(play.placed_in(2))
+    assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(1).id]
+
+
 def test_the_lost_ranks_of_two_groups_go_to_reserved_jobs_of_their_own() -> None:
     play = GangPlay(gang(3, 2, name="train"), gang(3, 2, name="serve")).run_all()
     play.send(play.exited(0, FAILED), play.exited(4, FAILED)).clean_all()
