@@ -15,6 +15,7 @@ import msgspec
 from controller.lifecycle.history import Event, EventKind
 from controller.lifecycle.model import Allocation, Attempt, Job, Resources, RunState
 from controller.lifecycle.reasons import Reason
+from controller.lifecycle.recent import KEPT_ATTEMPTS
 from controller.lifecycle.reports import JobAbortRequested, Report
 from controller.lifecycle.statuses import (
     ALLOCATION_MOVES,
@@ -70,6 +71,8 @@ class Checks:
         self.broken: set[str] = set()
         """Ids of tasks whose engine or GPU failed."""
         self.clock_jumped = False
+        self.succeeded_at = float("-inf")
+        """When the last controller began."""
         self.rewound: set[str] = set()
         """Ids of attempts and jobs of which a restored database has an older story."""
         self._nodes = nodes
@@ -170,14 +173,18 @@ class Checks:
         for _, old in _attempts([before]):
             new = now.get(old.id)
             if new is None:
-                self.violated(f"attempt {old.id} vanished")
+                if not _is_final(old) or old.cleanup_unknown or not _is_long(after, old):
+                    self.violated(f"attempt {old.id} vanished")
             elif old.status in FINAL_ATTEMPT_STATUSES and _verdict(old) != _verdict(new):
                 self.violated(f"final attempt {old.id}: {_verdict(old)} → {_verdict(new)}")
             elif old.reason is not None and old.reason is not new.reason:
                 self.violated(f"attempt {old.id} changed its reason from {old.reason}")
         places = {place.id: place for place in after.allocations}
         for place in before.allocations:
-            if place.state is AllocationState.RELEASED and places[place.id].state != place.state:
+            kept = places.get(place.id)
+            if kept is None and place.state is not AllocationState.RELEASED:
+                self.violated(f"allocation {place.id} vanished while it was {place.state}")
+            if kept is not None and place.state is AllocationState.RELEASED is not kept.state:
                 self.violated(f"allocation {place.id} came back after its release")
 
     def _check_stillness(self, before: RunState, after: RunState) -> None:
@@ -238,7 +245,7 @@ class Checks:
             one_job_aborted=any(
                 one.id in self.asked.get(JobAbortRequested, ()) for one in state.jobs
             ),
-            unreliable=self.names.get(attempt.node_id or "") in self.unreliable,
+            unreliable=self._is_unreliable(self.names.get(attempt.node_id or "")),
             drained=self._was_drained(attempt),
             lost=attempt.id in self.lost,
             broken=attempt.id in self.broken,
@@ -246,6 +253,16 @@ class Checks:
             crowded=bool(self.rewound),
             outranked=could_preempt(state.run.policy.band, bands),
         )
+
+    def _is_unreliable(self, name: str | None) -> bool:
+        """Also a node that is silent while controllers follow each other: nobody may have listened
+        in the moment in which it was heard."""
+        node = self._nodes.get(name or "")
+        if name in self.unreliable or node is None:
+            return name in self.unreliable
+        silent_since, succeeded_at = node.weather.silent_since, self.succeeded_at
+        now = self._now()
+        return silent_since <= now - 30.0 and silent_since <= succeeded_at + 400.0
 
     def _parent(self, state: RunState) -> RunState | None:
         key = state.run.parent_id or ""
@@ -343,6 +360,13 @@ def _attempts(states: Iterable[RunState]) -> Iterator[tuple[Job, Attempt]]:
         for job in state.jobs:
             for attempt in job.attempts:
                 yield job, attempt
+
+
+def _is_long(state: RunState, attempt: Attempt) -> bool:
+    """So many attempts has its job that the older ones are in the store alone."""
+    return any(
+        job.id == attempt.job_id and len(job.attempts) >= KEPT_ATTEMPTS for job in state.jobs
+    )
 
 
 def _is_final(attempt: Attempt) -> bool:

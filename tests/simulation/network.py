@@ -32,6 +32,7 @@ class Weather:
         self.duplicates = 0.0
         self.reordering = 0.0
         self.refusing = False
+        self.silent_since = float("inf")
         self._heard = asyncio.Event()
         self._heard.set()
 
@@ -40,9 +41,12 @@ class Weather:
         return not self._heard.is_set()
 
     def go_silent(self) -> None:
+        if not self.silent:
+            self.silent_since = asyncio.get_running_loop().time()
         self._heard.clear()
 
     def be_heard(self) -> None:
+        self.silent_since = float("inf")
         self._heard.set()
 
     def clear_up(self) -> None:

@@ -258,6 +258,7 @@ class World:
 
     async def _begin_controller(self) -> ControllerLife:
         number = len(self.rivals.lives) + 1
+        self.checks.succeeded_at = self.loop.time()
         controller = ControllerLife(number, self.loop, self._controller_failed)
         store = WatchedStore(
             self.database,
