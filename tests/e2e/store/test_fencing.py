@@ -83,6 +83,7 @@ def test_a_paused_controller_can_not_command_the_job_that_goes_on_under_its_succ
         new.controller.start()
         new.wait_for_node(lambda node: node["status"] == "connected", "here")
         new.goes_on("job")
+        wait_until(lambda: not new.attempts("job")[0]["disconnected"], 30, "the job to be found")
         run = new.inspect("job")
         assert told_by_the_old_one(shim, run, fence) == ("fenced", 409)
         old.controller.daemon.signal(signal.SIGCONT)
