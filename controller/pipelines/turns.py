@@ -16,12 +16,13 @@ from typing import Protocol
 
 from controller.clock import Chance, Clock
 from controller.lifecycle.history import Event
-from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, NodeStatus, RunState
+from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, RunState
 from controller.lifecycle.places import OCCUPIED
 from controller.lifecycle.recent import recent
-from controller.lifecycle.reports import NodeDisconnected, Report, Tick
+from controller.lifecycle.reports import Report, Tick
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
 from controller.lifecycle.turn import decide
+from controller.pipelines.absent import news_of, none_reached
 from controller.pipelines.around import World
 from controller.pipelines.families import Families, ParentGone
 from controller.pipelines.inventory import Inventory, gone, there
@@ -82,6 +83,7 @@ class Turns:
     def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
         self.runs: dict[str, RunState] = {}
         self.nodes: dict[str, Node] = {}
+        self._removed: set[str] = set()
         self.fleets: dict[str, Fleet] = {DEFAULT_FLEET.name: DEFAULT_FLEET}
         self._store = store
         self._clock = clock
@@ -125,14 +127,19 @@ class Turns:
             self._names[state.run.name] = state.run.id
             self._families.add(state)
             self._index(None, state)
-            self._inbox[state.run.id] = [Tick(run_id=state.run.id), *_no_node_reached(state)]
+            self._inbox[state.run.id] = [Tick(run_id=state.run.id), *self._no_node_reached(state)]
         self._wake.set()
+
+    def _no_node_reached(self, state: RunState) -> Iterator[Report]:
+        return none_reached(state.run.id, sorted(_nodes_of(state)), self.nodes)
 
     def remember(self, state: RunState) -> None:
         """Take over an ended run that still occupies a place on a node."""
         self._leftovers[state.run.id] = state
         self._scheduler.run_changed(state.run.id, state)
         self._index(None, state)
+        self._inbox[state.run.id] = [*self._no_node_reached(state)]
+        self._wake.set()
 
     @property
     def known(self) -> Mapping[str, RunState]:
@@ -197,6 +204,7 @@ class Turns:
         """As `save_node`, but without waiting: for what a node says about itself."""
         if node is None:
             self.nodes.pop(node_id, None)
+            self._removed.add(node_id)
         else:
             self.nodes[node_id] = node
         self._scheduler.node_changed(node_id, node)
@@ -315,7 +323,8 @@ class Turns:
                 self._retire(state)
             else:
                 self.runs[run_id] = state
-                self._tell_of_lost_links(run_id, fresh)
+                for news in news_of(run_id, fresh, self.nodes, self._removed):
+                    self.post(news)
             self._set_deadline(run_id, turn.deadlines.get(run_id))
         if self._reschedule:
             self._wake.set()
@@ -326,13 +335,6 @@ class Turns:
         if kept is not state:
             self._scheduler.run_trimmed(kept)
         return kept
-
-    def _tell_of_lost_links(self, run_id: str, node_ids: Iterable[str]) -> None:
-        """A link that broke while a placement was being committed was not told to that run."""
-        for node_id in node_ids:
-            node = self.nodes.get(node_id)
-            if node is not None and node.status is not NodeStatus.CONNECTED:
-                self.post(NodeDisconnected(run_id=run_id, node_id=node_id, disconnected=True))
 
     def _retire(self, state: RunState) -> None:
         self.runs.pop(state.run.id, None)
@@ -427,13 +429,6 @@ def _nodes_of(state: RunState) -> set[str]:
         if attempt.node_id is not None
         and (attempt.cleanup_unknown or attempt.status not in FINAL_ATTEMPT_STATUSES)
     }
-
-
-def _no_node_reached(state: RunState) -> Iterator[NodeDisconnected]:
-    for node_id in sorted(_nodes_of(state)):
-        yield NodeDisconnected(
-            run_id=state.run.id, node_id=node_id, disconnected=True, limits_anew=True
-        )
 
 
 class _Turn:

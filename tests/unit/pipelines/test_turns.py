@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.lifecycle import turn
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Node, NodeStatus, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     LogsComplete,
@@ -73,7 +73,9 @@ class CountedCommits(DiskFull):
 
 @contextlib.asynccontextmanager
 async def working(
-    database: Kept, around: Callable[[Store], Store] = lambda store: store
+    database: Kept,
+    around: Callable[[Store], Store] = lambda store: store,
+    nodes: Sequence[Node] = (a_node("n1", status=NodeStatus.CONNECTING),),
 ) -> AsyncIterator[tuple[Turns, Listener, asyncio.Task[None]]]:
     store = around(database.store())
     await store.open()
@@ -81,7 +83,7 @@ async def working(
     chance = steady_chance()
     turns = Turns(store, Clock(), chance, JobSubmittedPipeline(Ids()))
     listener = Listener()
-    turns.restore(snapshot.runs, snapshot.nodes)
+    turns.restore(snapshot.runs, snapshot.nodes or (nodes if snapshot.runs else ()))
     turns.listen(listener)
     loop = asyncio.create_task(turns.run())
     try:
@@ -491,3 +493,12 @@ async def test_a_fault_in_one_runs_decision_does_not_stop_the_others(
         assert sound.run.id not in turns.runs
         assert not work.done()
     assert "run faulty" in caplog.text
+
+
+async def test_a_run_on_a_node_that_was_removed_unheard_ends_there(database: Kept) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    database.put(state)
+    async with working(database, nodes=[a_node("another")]) as (turns, _, _):
+        await turns.settled()
+        first = turns.runs[state.run.id].jobs[0].attempts[0]
+    assert (first.reason, first.status) == (Reason.INSTANCE_UNREACHABLE, AttemptStatus.FAILED)
