@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from controller.lifecycle.history import Event, EventKind
+from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE
 from controller.lifecycle.model import Allocation, Attempt, Job, Resources, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.recent import KEPT_ATTEMPTS
@@ -36,6 +37,8 @@ from tests.simulation.node import SimulatedNode
 from tests.simulation.verdicts import Circumstances, could_preempt, undeserved
 
 OVERLAP_SECONDS = 60.0
+_LOST_AFTER_SECONDS = DEFAULT_NODE_FAILURE.lost_after - 20.0
+"""A little less: a word on its way is heard by the simulation before the controller has read it."""
 """How long two containers of one job may run while a node that was given up is being cleared."""
 
 
@@ -255,14 +258,16 @@ class Checks:
         )
 
     def _is_unreliable(self, name: str | None) -> bool:
-        """Also a node that is silent while controllers follow each other: nobody may have listened
-        in the moment in which it was heard."""
+        """Also a node that several faults in a row kept from being reached, and one that is silent
+        while controllers follow each other: nobody may have listened in the moment in which it was
+        heard."""
         node = self._nodes.get(name or "")
         if name in self.unreliable or node is None:
             return name in self.unreliable
-        silent_since, succeeded_at = node.weather.silent_since, self.succeeded_at
-        now = self._now()
-        return silent_since <= now - 30.0 and silent_since <= succeeded_at + 400.0
+        now, weather = self._now(), node.weather
+        if weather.heard_at <= now - _LOST_AFTER_SECONDS:
+            return True
+        return weather.silent_since <= min(now - 30.0, self.succeeded_at + 400.0)
 
     def _parent(self, state: RunState) -> RunState | None:
         key = state.run.parent_id or ""

@@ -33,6 +33,8 @@ class Weather:
         self.reordering = 0.0
         self.refusing = False
         self.silent_since = float("inf")
+        self.heard_at = float("-inf")
+        """When a controller last got something from the node."""
         self._heard = asyncio.Event()
         self._heard.set()
 
@@ -54,6 +56,9 @@ class Weather:
         self.lost_replies = self.duplicates = self.reordering = 0.0
         self.refusing = False
         self.be_heard()
+
+    def arrived(self) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
 
     async def carry(self) -> None:
         """One way of one message."""
@@ -143,6 +148,7 @@ class Wire:
         await self.weather.carry()
         if answer.done() or self.weather.happens(self.weather.lost_replies):
             return
+        self.weather.arrived()
         if refusal is not None:
             answer.set_exception(refusal)
         else:
@@ -155,6 +161,7 @@ class Wire:
             await self.weather.carry()
             async for item in source():
                 await self.weather.carry()
+                self.weather.arrived()
                 queue.put_nowait(item)
         except (ShimError, RunnerError, ShimUnavailable, RunnerUnavailable) as error:
             queue.put_nowait(error)
