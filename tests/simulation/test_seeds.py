@@ -1,4 +1,5 @@
-"""Some worlds on every check: the same ones always, and some that nobody has seen before.
+"""Some worlds on every check, the same ones always. Those that nobody has seen before are explored by
+`./dev test`: what they find was there before the change that is being tested.
 
 They run in processes of their own, with a fixed hash seed, so that the line printed for a failure
 shows the same failure again.
@@ -8,28 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import subprocess
 import sys
 
-import pytest
-
-FIXED_SEEDS = 40
-FRESH_SEEDS = 20
+FIXED_SEEDS = 60
 PATIENCE_SECONDS = 900.0
 
 
-@pytest.mark.parametrize(
-    ("start", "seeds"),
-    [
-        pytest.param(0, FIXED_SEEDS, id="fixed"),
-        pytest.param(secrets.randbelow(10**9), FRESH_SEEDS, id="fresh"),
-    ],
-)
-def test_the_controller_keeps_its_promises_whatever_its_nodes_do(start: int, seeds: int) -> None:
-    told = f"./dev sim --start {start} --seeds {seeds}"
-    done = _simulate(f"--start={start}", f"--seeds={seeds}")
-    assert done.returncode == 0, f"{told}\n{done.stdout}{done.stderr}"
+def test_the_controller_keeps_its_promises_whatever_its_nodes_do() -> None:
+    done = _simulate("--start=0", f"--seeds={FIXED_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_healthy_job_is_restarted_for_a_cut_link_before_its_node_may_be_given_up() -> None:
