@@ -1,5 +1,5 @@
-"""Some worlds on every check, the same ones always. Those that nobody has seen before are explored by
-`./dev test`: what they find was there before the change that is being tested.
+"""Some worlds on every check, the same ones always. Those that nobody has seen before are explored
+by `./dev test`: what they find was there before the change that is being tested.
 
 They run in processes of their own, with a fixed hash seed, so that the line printed for a failure
 shows the same failure again.
