@@ -37,9 +37,9 @@ from tests.simulation.node import SimulatedNode
 from tests.simulation.verdicts import Circumstances, could_preempt, undeserved
 
 OVERLAP_SECONDS = 60.0
+"""How long two containers of one job may run while a node that was given up is being cleared."""
 _LOST_AFTER_SECONDS = DEFAULT_NODE_FAILURE.lost_after - 20.0
 """A little less: a word on its way is heard by the simulation before the controller has read it."""
-"""How long two containers of one job may run while a node that was given up is being cleared."""
 
 
 _ENDED_IN_VAIN = FINAL_RUN_STATUSES - {RunStatus.DONE}
