@@ -10,19 +10,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
-from typing import TypeVar
+from collections.abc import Iterator
 
 from tests.simulation import cuts, tracing
+from tests.simulation.crew import each
 from tests.simulation.world import Outcome, simulate
 
-T = TypeVar("T")
-
 MOST_SHOWN = 10
-FEW = 2
-"""Seeds for each process that are handed out ahead."""
 
 
 def main() -> int:
@@ -37,7 +31,7 @@ def main() -> int:
     began = time.monotonic()
     if options.cuts is not None:
         return _cuts(options)
-    outcomes = list(_each(simulate, _seeds(options, began), options.workers))
+    outcomes = list(each(simulate, _seeds(options, began), options.workers))
     status = _report(outcomes, time.monotonic() - began)
     if options.coverage:
         print(tracing.told())
@@ -80,29 +74,10 @@ def _seeds(options: argparse.Namespace, began: float) -> Iterator[int]:
         yield seed
 
 
-def _each(play: Callable[[int], T], seeds: Iterable[int], workers: int) -> Iterator[T]:
-    """In the order of their seeds."""
-    if workers == 1:
-        yield from map(play, seeds)
-        return
-    results: dict[Future[T], int] = {}
-    waiting: set[Future[T]] = set()
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=tracing.begin
-    ) as pool:
-        for number, seed in enumerate(seeds):
-            future = pool.submit(play, seed)
-            results[future] = number
-            waiting.add(future)
-            if len(waiting) >= FEW * workers:
-                _, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-    yield from (future.result() for future in sorted(results, key=results.__getitem__))
-
-
 def _cuts(options: argparse.Namespace) -> int:
     start = secrets.randbelow(10**9) if options.start is None else options.start
     print(f"seeds {start} to {start + options.cuts - 1}", flush=True)
-    done = list(_each(cuts.cut, range(start, start + options.cuts), options.workers))
+    done = list(each(cuts.cut, range(start, start + options.cuts), options.workers))
     for one in done:
         for text in one.wrong:
             print(f"  {text}\n  ./dev sim --cuts 1 --start {one.seed}")
