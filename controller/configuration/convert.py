@@ -30,6 +30,24 @@ _PLAIN_NAMES = {
 }
 
 
+class InEntry(ValueError):
+    """What is wrong inside an entry of the list at `field`; only msgspec knows its number."""
+
+    def __init__(self, field: str, error: ConfigurationError) -> None:
+        super().__init__(str(error))
+        self.field = field
+        self.error = error
+
+
+def convert_entry(value: object, type_: type[T], hook: Callable[[type, Any], Any], field: str) -> T:
+    """As `convert`, for a hook that makes one entry of the list at `field`. Raises InEntry, which
+    the `convert` around it turns into a ConfigurationError that names the entry."""
+    try:
+        return convert(value, type_, hook, within=field)
+    except ConfigurationError as error:
+        raise InEntry(field, error) from None
+
+
 def convert(
     value: object,
     type_: type[T],
@@ -42,15 +60,20 @@ def convert(
     try:
         return msgspec.convert(value, type_, dec_hook=hook)
     except msgspec.ValidationError as error:
-        _refuse(str(error), within, allowed)
+        _refuse(error, within, allowed)
     except (RecursionError, OverflowError):
         raise ConfigurationError(within, "is nested too deeply or too large") from None
 
 
-def _refuse(finding: str, within: str, allowed: Mapping[str, str]) -> NoReturn:
+def _refuse(error: msgspec.ValidationError, within: str, allowed: Mapping[str, str]) -> NoReturn:
+    finding = str(error)
     match = _FINDING.fullmatch(finding)
     what, path = (match["what"], match["path"] or "") if match else (finding, "")
     place = _join(within, path.removeprefix("key in ").removeprefix("$").removeprefix("."))
+    if isinstance(inside := error.__cause__, InEntry):
+        found = inside.error
+        rest = found.field.removeprefix(inside.field)
+        raise ConfigurationError(place + rest, found.message, found.allowed)
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown["name"][:60]
         raise ConfigurationError(_join(place, name), *_unknown(name, place, allowed))

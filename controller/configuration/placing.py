@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controller.configuration import schema
-from controller.configuration.convert import convert
+from controller.configuration.convert import convert_entry
 from controller.configuration.units import shown
 from controller.lifecycle.model import Constraint, Operator
 
@@ -27,7 +27,7 @@ def needs(value: object, make: Callable[[type, Any], Any]) -> schema.Needs:
         return schema.Needs(_of_text(value))
     if not isinstance(value, dict):
         raise ValueError(f"{shown(value)} is neither a text nor a mapping")
-    fields = convert(value, schema.ConstraintFields, make, within="constraints")
+    fields = convert_entry(value, schema.ConstraintFields, make, "constraints")
     if fields.value is not None and fields.values is not None:
         raise ValueError("has both value and values: give one of them")
     given = (fields.value,) if fields.value is not None else fields.values or ()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.configuration import schema
-from controller.configuration.convert import convert
+from controller.configuration.convert import convert_entry
 from controller.configuration.units import shown
 from controller.lifecycle.model import Ulimit, VolumeMount
 
@@ -48,7 +48,7 @@ def ulimits(value: object) -> schema.Ulimits:
 
 
 def _of_mapping(value: dict[object, object], make: Callable[[type, Any], Any]) -> VolumeMount:
-    fields = convert(value, schema.VolumeFields, make, within="volumes")
+    fields = convert_entry(value, schema.VolumeFields, make, "volumes")
     sources = {
         "named": fields.name,
         "host": fields.instance_path,

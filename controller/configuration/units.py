@@ -76,16 +76,20 @@ def _duration(value: object) -> float | None:
 def parse_cpu(value: object) -> float:
     """Cores, more than 0; of a range its lower end, which is what a job takes."""
     cores = parse_number(lower_end(value))
-    if cores is None or not 0 < cores <= MAX_CPU:
+    if cores is None:
         raise ValueError(f"{shown(value)} is not a number of CPU cores")
+    if not 0 < cores <= MAX_CPU:
+        raise ValueError(f"{shown(value)} is not more than 0 and at most {MAX_CPU:g}")
     return cores
 
 
 def parse_count(value: object) -> int:
     """A whole number, at least 0; of a range its lower end."""
     number = parse_number(lower_end(value))
-    if number is None or not number.is_integer() or not 0 <= number <= MAX_CPU:
+    if number is None or not number.is_integer():
         raise ValueError(f"{shown(value)} is not a whole number")
+    if not 0 <= number <= MAX_CPU:
+        raise ValueError(f"{shown(value)} is not between 0 and {MAX_CPU:g}")
     return int(number)
 
 

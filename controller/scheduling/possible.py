@@ -12,7 +12,7 @@ from controller.scheduling.board import Board
 from controller.scheduling.fit import as_new, closest
 from controller.scheduling.index import Index
 from controller.scheduling.needs import Need, Needs
-from controller.scheduling.sentences import why_all_wait, why_one_waits
+from controller.scheduling.sentences import is_known, no_such, why_all_wait, why_one_waits
 from controller.scheduling.together import fits_when_empty
 from controller.scheduling.units import Kind, waiting_units
 
@@ -42,9 +42,17 @@ class Possible:
         the nodes that are there could hold all jobs of this new run, were they free.
 
         A node whose capacity is not known yet, since it is not connected, counts as able. Fleets
-        without nodes are no reason to refuse: the run waits for the first one (`why_queued`).
+        without nodes are no reason to refuse: the run waits for the first one (`why_queued`). A
+        fleet that nobody has made is one: it is misspelt.
         """
         self._refresh()
+        for job in state.jobs:
+            for fleet in job.spec.fleets:
+                if not is_known(self._empty, fleet):
+                    return (
+                        "fleets",
+                        f"{no_such(fleet)}; `fairlead fleet list` shows those there are",
+                    )
         units = waiting_units(as_begun(state), self._needs)
         for need in dict.fromkeys(member.need for unit in units for member in unit.members):
             refusal = None if self._is_open(need) else self._why_none_could(need)

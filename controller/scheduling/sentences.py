@@ -70,7 +70,8 @@ def _why_no_room(index: Index, need: Need, where: Where) -> str:
     fleets, constraints = need.scope
     nodes = [node for node in index.nodes.values() if not fleets or node.fleet in fleets]
     if fleets and not nodes:
-        return f"no node is in {_fleets(fleets)}"
+        known = [name for name in fleets if is_known(index, name)]
+        return f"no node is in {_fleets(known)}" if known else no_such(*fleets)
     usable = [node for node in nodes if node.id in index.rooms]
     if where is not None:
         usable = [node for node in usable if index.domain(node.id) == where]
@@ -84,6 +85,14 @@ def _why_no_room(index: Index, need: Need, where: Where) -> str:
             text = f"has no {missing.attribute}" if has is None else f"has {has}"
             return f"needs {words(missing)}; node {node.name} {text}, and none is better"
     return _why_none_works(nodes)
+
+
+def is_known(index: Index, fleet: str) -> bool:
+    return fleet in index.fleets or any(node.fleet == fleet for node in index.nodes.values())
+
+
+def no_such(*fleets: str) -> str:
+    return f"there is no {_fleets(fleets)}"
 
 
 def _fleets(names: Sequence[str]) -> str:

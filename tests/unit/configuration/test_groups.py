@@ -257,6 +257,22 @@ def test_a_constraint_that_says_nothing_is_refused(written: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "field"),
+    [
+        ({"attribute": "zone", "operator": "IS", "value": "a"}, "operator"),
+        ({"attribute": "zone", "operator": "EQ", "valu": "a"}, "valu"),
+        ({"operator": "EQ", "value": "a"}, "attribute"),
+    ],
+)
+def test_a_wrong_field_of_a_constraint_is_named_with_the_constraints_number(
+    written: object, field: str
+) -> None:
+    group = {"name": "a", "constraints": ["zone EXISTS", written]}
+    assert refused(constraints=["zone EXISTS", written])[0] == f"constraints[1].{field}"
+    assert refused(groups=[group])[0] == f"groups[0].constraints[1].{field}"
+
+
+@pytest.mark.parametrize(
     ("written", "expressions"),
     [
         ("0 8 * * *", ("0 8 * * *",)),

@@ -77,8 +77,8 @@ def test_a_wrong_volume_is_refused_with_its_place_in_the_list(written: Any, sent
 
 
 def test_a_misspelt_field_of_a_volume_is_named() -> None:
-    field, text = refusal(volumes=[{"nam": "a", "path": "/data"}])
-    assert (field, "did you mean name?" in text) == ("volumes.nam", True)
+    field, text = refusal(volumes=["ok:/ok", {"nam": "a", "path": "/data"}])
+    assert (field, "did you mean name?" in text) == ("volumes[1].nam", True)
 
 
 def test_limits_and_capabilities_reach_the_job() -> None:

@@ -69,3 +69,9 @@ def test_other_durations_are_refused(value: object) -> None:
 )
 def test_of_a_range_of_cores_the_lower_end_is_taken(value: object, cores: float) -> None:
     assert parse_cpu(value) == cores
+
+
+@pytest.mark.parametrize("value", [0, 100_000])
+def test_a_number_of_cores_out_of_range_is_told_the_range(value: int) -> None:
+    with pytest.raises(ValueError, match=f"'{value}' is not more than 0 and at most 65536"):
+        parse_cpu(value)

@@ -84,12 +84,20 @@ def test_a_preferred_constraint_only_ranks_nodes() -> None:
 
 
 def test_a_job_goes_only_to_the_fleets_that_it_names() -> None:
-    cluster = Cluster(gpu_node("n1", fleet="x"), gpu_node("n2", fleet="y"))
+    nodes = (gpu_node("n1", fleet="x"), gpu_node("n2", fleet="y"))
+    cluster = Cluster(*nodes, fleets=(Fleet(name="z", created_at=0.0),))
     run = cluster.submit("a", fleets=("y",))
     other = cluster.submit("b", fleets=("z",))
     cluster.settle()
     assert cluster.places(run) == {"main/0": "n2"}
     assert cluster.waits(other) == "no node is in fleet z"
+
+
+def test_a_job_whose_fleet_was_removed_is_told_that_there_is_none() -> None:
+    cluster = Cluster(gpu_node("n1", fleet="x"))
+    run = cluster.submit("a", fleets=("z",))
+    cluster.settle()
+    assert cluster.waits(run) == "there is no fleet z"
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,17 @@ def test_a_scheduled_run_is_refused_before_its_first_trigger() -> None:
 
 def test_an_empty_fleet_queues_with_a_warning() -> None:
     state = asking(fleets=("new",))
-    assert why_never(state, RACKS, {}) is None
+    assert why_never(state, RACKS, {"new": Fleet(name="new", created_at=0.0)}) is None
     assert why_queued(state, RACKS) == (
         "fleet new has no node yet: the run waits for the first one"
     )
     assert why_queued(asking(), RACKS) is None
+
+
+def test_a_fleet_that_nobody_has_made_is_refused_even_beside_one_that_is_there() -> None:
+    sentence = "fleets: there is no fleet trainnig; `fairlead fleet list` shows those there are"
+    assert refusal(asking(fleets=("trainnig",)), RACKS, {}) == sentence
+    assert refusal(asking(fleets=("default", "trainnig")), RACKS, {}) == sentence
 
 
 def test_what_is_kept_between_submissions_follows_every_change_of_a_node() -> None:
