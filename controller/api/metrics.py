@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from controller.api.bodies import JobQuery
 from controller.api.documents import JobUseView, MetricsAnswer
 from controller.api.routes import Call, Route
-from controller.api.views import iso
+from controller.api.views import iso, node_name
 from controller.service.metrics import JobUse
 
 
@@ -19,14 +19,14 @@ async def run_metrics(call: Call) -> MetricsAnswer:
 
 
 def _view(use: JobUse, node_names: Mapping[str, str]) -> JobUseView:
-    used, node_id = use.used, use.attempt.node_id or ""
+    used = use.used
     return JobUseView(
         job_id=use.job.id,
         group=use.job.group,
         cookie=use.job.cookie,
         rank=use.attempt.rank,
         attempt_id=use.attempt.id,
-        node=node_names.get(node_id, node_id),
+        node=node_name(use.attempt, node_names),
         message=use.message,
         at=iso(used.at) if used else None,
         cpu_seconds=used.cpu_seconds if used else None,

@@ -59,7 +59,7 @@ def iso_or_none(time: float | None) -> str | None:
 def run_view(
     state: RunState, node_names: Mapping[str, str], children: Iterable[RunState] = ()
 ) -> RunView:
-    """`node_names`: by node id; a node that was removed since is shown by its id."""
+    """`node_names`: by node id."""
     run = state.run
     return RunView(
         id=run.id,
@@ -110,7 +110,7 @@ def _allocation(allocation: Allocation, node_names: Mapping[str, str]) -> Alloca
     return AllocationView(
         id=allocation.id,
         job_id=allocation.job_id,
-        node=node_names.get(allocation.node_id, allocation.node_id),
+        node=node_name(allocation, node_names),
         state=allocation.state,
         gpus=allocation.gpus,
         cpu=allocation.resources.cpu,
@@ -190,7 +190,7 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         termination_reason=attempt.reason,
         message=attempt.message,
         exit_code=attempt.exit_code,
-        node=_node_name(attempt, node_names),
+        node=None if attempt.node_id is None else node_name(attempt, node_names),
         allocation_id=attempt.allocation_id,
         incarnation=_incarnation(attempt.incarnation),
         gpus=attempt.gpus,
@@ -221,16 +221,16 @@ def past_attempt_view(attempt: Attempt, node_names: Mapping[str, str]) -> PastAt
     return PastAttemptView(**shown, job_id=attempt.job_id)
 
 
-def _node_name(attempt: Attempt, node_names: Mapping[str, str]) -> str | None:
-    if attempt.node_id is None:
-        return None
-    return node_names.get(attempt.node_id, attempt.node_id)
+def node_name(placed: Attempt | Allocation, node_names: Mapping[str, str]) -> str:
+    """A node that was removed since is shown by the name that it had."""
+    node_id = placed.node_id or ""
+    return node_names.get(node_id) or placed.node_name or node_id
 
 
 def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
     run = state.run
     current = [job.attempts[-1] for job in state.jobs if job.attempts]
-    nodes = (_node_name(attempt, node_names) for attempt in current)
+    placed = [attempt for attempt in current if attempt.node_id is not None]
     pending = (_pending_reason(run, job) for job in state.jobs)
     exit_codes = (attempt.exit_code for attempt in current if attempt.exit_code is not None)
     return RunSummary(
@@ -242,7 +242,7 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         termination_reason=run.reason,
         message=run.message,
         pending_reason=next((reason for reason in pending if reason), None),
-        nodes=tuple(dict.fromkeys(node for node in nodes if node is not None)),
+        nodes=tuple(dict.fromkeys(node_name(attempt, node_names) for attempt in placed)),
         exit_code=max(exit_codes, default=None),
         submitted_at=iso(run.submitted_at),
         finished_at=iso_or_none(run.finished_at),

@@ -232,6 +232,7 @@ class Draft:
             cause,
             allocation_id=place.id,
             node_id=place.node_id,
+            node_name=place.node_name,
             gpus=place.gpus,
             pending_reason=None,
             provisioned_at=self.now,

@@ -157,6 +157,7 @@ def _placed(draft: Draft, report: Placed) -> None:
         "Placed",
         allocation_id=allocation.id,
         node_id=allocation.node_id,
+        node_name=allocation.node_name,
         gpus=allocation.gpus,
         pending_reason=None,
         provisioned_at=draft.now,

@@ -301,6 +301,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     job_id: str
     node_id: str
+    node_name: str | None = None
+    """Kept, since a node may be removed before its history is forgotten."""
     state: AllocationState
     resources: Resources
     gpus: tuple[str, ...] = ()
@@ -334,6 +336,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     allocation_id: str | None = None
     node_id: str | None = None
+    node_name: str | None = None
     reason: Reason | None = None
     message: str | None = None
     later_reasons: tuple[Reason, ...] = ()

@@ -46,6 +46,7 @@ def allocate(
         run_id=unit.run.id,
         job_id=member.job.id,
         node_id=free.node.id,
+        node_name=free.node.name,
         state=AllocationState.HELD,
         resources=resources,
         gpus=tuple(gpu.uuid for gpu in gpus),

@@ -242,7 +242,15 @@ def test_what_is_not_known_yet_is_null_or_empty_and_never_absent() -> None:
     assert (attempt["gpus"], attempt["ports"], attempt["node"]) == ([], {}, None)
 
 
-def test_a_node_that_was_removed_is_shown_by_its_id() -> None:
+def test_a_node_that_was_removed_is_shown_by_the_name_that_it_had() -> None:
+    attempt = msgspec.structs.replace(FULL.jobs[0].attempts[0], node_name="n-one")
+    job = msgspec.structs.replace(FULL.jobs[0], attempts=(attempt,))
+    state = msgspec.structs.replace(FULL, jobs=(job,))
+    assert run_view(state, {}).jobs[0].attempts[0].node == "n-one"
+    assert run_summary(state, {}).nodes == ("n-one",)
+
+
+def test_a_removed_node_whose_name_nobody_wrote_down_is_shown_by_its_id() -> None:
     assert run_view(FULL, {}).jobs[0].attempts[0].node == "n1"
 
 

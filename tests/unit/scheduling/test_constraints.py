@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from controller.lifecycle.model import Constraint, Fleet, Operator
 from controller.scheduling.attributes import attributes_of
@@ -91,6 +92,15 @@ def test_a_job_goes_only_to_the_fleets_that_it_names() -> None:
     cluster.settle()
     assert cluster.places(run) == {"main/0": "n2"}
     assert cluster.waits(other) == "no node is in fleet z"
+
+
+def test_an_attempt_keeps_the_name_of_its_node() -> None:
+    cluster = Cluster(replace(gpu_node("n1"), name="gpu-one"))
+    run = cluster.submit("a")
+    cluster.settle()
+    state = cluster.states[run]
+    named = [state.jobs[0].attempts[0].node_name, state.allocations[0].node_name]
+    assert named == ["gpu-one", "gpu-one"]
 
 
 def test_a_job_whose_fleet_was_removed_is_told_that_there_is_none() -> None:
