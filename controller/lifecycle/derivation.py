@@ -66,6 +66,8 @@ def derive(run: Run, jobs: Sequence[Job]) -> Outcome:
             counted.append(Counted(job, verdict(run, job, jobs), last))
     for rule in RULES:
         outcome = rule(run, counted)
+        if outcome is None and rule is rule_1_a_job_ended_for_good:
+            outcome = _run_limit(run, counted, jobs)
         if outcome is not None:
             return outcome
     return Outcome(rule=8, status=None)
@@ -83,7 +85,7 @@ def rule_1_a_job_ended_for_good(run: Run, counted: Sequence[Counted]) -> Outcome
     if len(failed) > run.policy.max_failed_jobs:
         by_limit = [one for one in failed if one.verdict is Verdict.ENDED_BY_LIMIT]
         return _because_of(run, (by_limit or failed)[0], len(counted))
-    return _run_limit(run, counted)
+    return None
 
 
 def _ends_the_run_at_once(one: Counted) -> bool:
@@ -105,12 +107,14 @@ def _because_of(run: Run, one: Counted, of: int) -> Outcome:
     return _terminating(1, reason, message)
 
 
-def _run_limit(run: Run, counted: Sequence[Counted]) -> Outcome | None:
-    """`fail_on_job_restart` is about jobs that had started: one whose container never ran is not
-    restarted but started late."""
+def _run_limit(run: Run, counted: Sequence[Counted], jobs: Sequence[Job]) -> Outcome | None:
+    """The part of rule 1 that counts attempts: also those that a job had as a rank which is
+    reserved now. `fail_on_job_restart` is about jobs that had started: one whose container never
+    ran is not restarted but started late."""
     policy = run.policy
     if policy.max_failed_attempts is not None:
-        failures = sum(charged(run, one.job, Budget.FAILURE) for one in counted)
+        present = (job for job in jobs if not job.scaled_down)
+        failures = sum(charged(run, job, Budget.FAILURE) for job in present)
         if failures > policy.max_failed_attempts:
             message = f"{failures} attempts failed; max_failed_attempts is "
             message += str(policy.max_failed_attempts)

@@ -12,6 +12,7 @@ import msgspec
 
 from controller.lifecycle import attempts, startup
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs.reading import is_reserved
 from controller.lifecycle.model import Attempt, Job, Run
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
@@ -49,9 +50,10 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
-    """Only once the scheduler has looked: with a timeout of 0 it still gets its one chance."""
+    """Only once the scheduler has looked: with a timeout of 0 it still gets its one chance. Not for
+    a reserved job: its end would fail nothing, and its successor would only wait again."""
     timeout = run.policy.scheduling_timeout
-    if timeout is None or attempt.pending_reason is None:
+    if timeout is None or attempt.pending_reason is None or is_reserved(attempt):
         return None
     return Deadline(
         at=attempt.submitted_at + attempt.limit_paused_total + timeout,

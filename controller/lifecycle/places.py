@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs.reading import is_gang_run
 from controller.lifecycle.gangs.survivors import keeps_place
 from controller.lifecycle.model import Allocation, Attempt, Job, Run
 from controller.lifecycle.reasons import Reason
@@ -52,7 +53,7 @@ def settle(draft: Draft) -> None:
             draft.move_allocation(attempt, AllocationState.RELEASED, "cleanup confirmed")
         elif place.state is not AllocationState.HELD or place.releasing:
             continue
-        elif not (is_kept(draft.run, attempt) and _is_waited_for(draft, attempt)):
+        elif not _stays(draft, place, attempt):
             draft.change_allocation(place, releasing=True)
 
 
@@ -107,6 +108,21 @@ def _idle(draft: Draft) -> Iterator[tuple[Allocation, Attempt]]:
         attempt = last.get(place.id)
         if attempt is not None and attempt.status in FINAL_ATTEMPT_STATUSES:
             yield place, attempt
+
+
+def _stays(draft: Draft, place: Allocation, attempt: Attempt) -> bool:
+    """A node that drains is to become empty, and nobody knows when a suspended run goes on: no
+    place is kept there, or for it."""
+    if place.node_id in draft.surroundings.draining_nodes or _lies_still(draft):
+        return False
+    return is_kept(draft.run, attempt) and _is_waited_for(draft, attempt)
+
+
+def _lies_still(draft: Draft) -> bool:
+    """Suspended, and no gang of it goes on for which a finished rank's place could be kept."""
+    if not draft.run.suspended:
+        return False
+    return not is_gang_run(draft.run) or all(one.reason is not None for one in draft.live())
 
 
 def _is_waited_for(draft: Draft, attempt: Attempt) -> bool:

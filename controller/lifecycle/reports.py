@@ -213,7 +213,7 @@ class NodeGone(_Report, frozen=True, kw_only=True):
 
 
 class Tick(_Report, frozen=True, kw_only=True):
-    """A deadline that `decide` had named has passed."""
+    """A deadline that `decide` had named has passed, or the run's surroundings have changed."""
 
 
 Report = (

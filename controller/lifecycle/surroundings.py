@@ -10,6 +10,8 @@ import msgspec
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     unusable_nodes: frozenset[str] = frozenset()
     """Not connected, draining, cordoned, unfit or unknown: no place there outlives its attempt."""
+    draining_nodes: frozenset[str] = frozenset()
+    """Those of the unusable nodes that are to become empty: a place there is kept for nobody."""
     undecided_nodes: frozenset[str] = frozenset()
     """Nodes of this run's places to which a link is just being made: nobody knows yet whether they
     are usable."""

@@ -22,7 +22,7 @@ from controller.lifecycle import (
 )
 from controller.lifecycle.derivation import derive
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.gangs import restarts, switches, whole
+from controller.lifecycle.gangs import offers, restarts, switches, whole
 from controller.lifecycle.gangs.reading import is_gang_run
 from controller.lifecycle.history import Event, EventKind
 from controller.lifecycle.model import Attempt, RunState
@@ -58,7 +58,7 @@ def decide(
     if state.run.version == 0:
         _tell_submission(draft)
     missing = claims.missing_when_reported(draft, reports)
-    facts.apply(draft, reports)
+    facts.apply(draft, offers.only_whole(draft, reports))
     claims.judge(draft, reports, missing)
     terminating.lose_nodes(draft, reports)
     if not draft.run_is_final:

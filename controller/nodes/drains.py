@@ -1,7 +1,8 @@
-"""What still runs on a draining node when its deadline comes ends as node_drained.
+"""A node that drains becomes empty: runs that only keep a place there are told at once, and what
+still runs there when its deadline comes ends as node_drained.
 
-The deadline is stored with the node, so it passes at the same time whoever waits for it; telling
-the runs again is harmless.
+Drain and deadline are stored with the node, so they hold whoever looks after them; telling the runs
+again is harmless.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 
 from controller.clock import Clock
 from controller.lifecycle.model import Node
-from controller.lifecycle.reports import NodeDrained
+from controller.lifecycle.reports import NodeDrained, Tick
 from controller.pipelines.turns import ANY_NODE, Turns
 
 
@@ -20,16 +21,26 @@ class DrainDeadlines:
         self._turns = turns
         self._clock = clock
         self._told: dict[str, float] = {}
+        self._draining: set[str] = set()
 
     async def run(self) -> None:
         """Until cancelled."""
         async with self._turns.watch(ANY_NODE) as changed:
             while True:
                 changed.clear()
+                self._tell_of_drains()
                 self._tell()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._until_next()):
                         await changed.wait()
+
+    def _tell_of_drains(self) -> None:
+        """Their surroundings changed, and nothing else may make them look for long."""
+        draining = {node.id for node in self._turns.nodes.values() if node.draining}
+        for node_id in sorted(draining - self._draining):
+            for state in self._turns.runs_on(node_id):
+                self._turns.post(Tick(run_id=state.run.id))
+        self._draining = draining
 
     def _tell(self) -> None:
         now = self._clock.now()

@@ -26,17 +26,23 @@ class World:
         at = next_trigger(run.policy.schedule, now) if needs_next_trigger(run, now) else None
         held = [one for one in state.allocations if one.state is AllocationState.HELD]
         unusable = {one.node_id for one in held if self._is_unusable(one.node_id)}
+        draining = {node_id for node_id in unusable if self._is_draining(node_id)}
         undecided = {node_id for node_id in unusable if self._is_undecided(node_id)}
         broken = {one.id for one in held if one.gpus and self._is_broken(one)}
         if at is None and not unusable and not nominated and not broken:
             return NOTHING_ELSE
         return Surroundings(
             unusable_nodes=frozenset(unusable - undecided),
+            draining_nodes=frozenset(draining),
             undecided_nodes=frozenset(undecided),
             broken_places=frozenset(broken),
             nominated=nominated,
             next_trigger=at,
         )
+
+    def _is_draining(self, node_id: str) -> bool:
+        node = self._nodes.get(node_id)
+        return node is not None and node.draining
 
     def _is_undecided(self, node_id: str) -> bool:
         """It would be usable if its link, which is just being made, were there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 from urllib.parse import quote
 
@@ -100,13 +101,19 @@ def list_(*, json: Json = False) -> int:
     return 0
 
 
+def _to_be_empty(deadline: str) -> str:
+    """What is still there after it is ending."""
+    is_over = datetime.fromisoformat(deadline) <= output.utc_now()
+    return f"was to be empty by {deadline}" if is_over else f"until {deadline}"
+
+
 def _cells(node: NodeView) -> tuple[str, ...]:
     in_use = sum(gpu.in_use for gpu in node.gpus)
     memory = f"{output.size(node.memory_allocated)} / {output.size(node.memory)}"
     about = [
         node.message or "",
         _reasoned("draining", node.drain_reason) if node.draining else "",
-        f"until {node.drain_deadline}" if node.drain_deadline else "",
+        _to_be_empty(node.drain_deadline) if node.drain_deadline else "",
         _reasoned("cordoned", node.cordon_reason) if node.cordoned else "",
         f"takes no work: {node.unfit}" if node.unfit else "",
         f"tasks of nobody here: {node.quarantined}" if node.quarantined else "",

@@ -16,12 +16,13 @@ from controller.lifecycle import attempts
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs import incarnations, whole
 from controller.lifecycle.gangs.incarnations import Phase
-from controller.lifecycle.gangs.reading import in_gang_group, is_current
+from controller.lifecycle.gangs.reading import in_gang_group, is_current, ranked_attempts
 from controller.lifecycle.history import Event, EventKind
 from controller.lifecycle.model import Attempt, Incarnation, Job, Run, Switch
 from controller.lifecycle.reasons import ROWS, Reason, RetryEvent, SwitchReason
 from controller.lifecycle.reports import GangTooLarge, Report
 from controller.lifecycle.retry import Verdict, verdict
+from controller.lifecycle.statuses import AttemptStatus
 
 _SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
 _KEPT: Final = 100
@@ -77,15 +78,26 @@ def switch_if_needed(draft: Draft, reports: Sequence[Report]) -> None:
 
 
 def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
-    """A suspended gang that lost a rank stops its survivors; `resume` starts all of it again."""
-    if not draft.run.suspended or incarnations.phase(draft.run, draft.jobs) not in _SWITCHABLE:
+    """A suspended gang that lost a rank stops its survivors, and so does one whose other ranks wait
+    for places that nobody gives them now; `resume` starts all of it again."""
+    phase = incarnations.phase(draft.run, draft.jobs)
+    if not draft.run.suspended or phase not in _SWITCHABLE:
         return
     cause = _an_end_that_switches(draft.run, draft.jobs)
-    if cause is None:
+    if cause is None and not (phase is Phase.GATHERING and _waits_beside_places(draft)):
         return
+    message = _told(cause) if cause else "suspended before the gang was whole"
     for attempt in draft.live():
         if attempt.reason is None:
-            attempts.end(draft, attempt, Reason.SUSPENDED, "suspended gang", _told(cause))
+            attempts.end(draft, attempt, Reason.SUSPENDED, "suspended gang", message)
+
+
+def _waits_beside_places(draft: Draft) -> bool:
+    """Ranks have places, of which none can begin before the others have theirs too."""
+    statuses = {one.status for one in ranked_attempts(draft.run, draft.jobs)}
+    starting = {AttemptStatus.PROVISIONING, AttemptStatus.PULLING}
+    waits = AttemptStatus.SUBMITTED in statuses and AttemptStatus.RUNNING not in statuses
+    return waits and not statuses.isdisjoint(starting)
 
 
 def _an_end_that_switches(run: Run, jobs: Sequence[Job]) -> Cause | None:

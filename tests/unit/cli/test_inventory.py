@@ -32,7 +32,15 @@ async def test_a_node_is_cordoned_and_a_drain_has_a_deadline(start: Fairlead) ->
     assert (await of(start, "node", "uncordon", "n1")).status == 0
     drained = await of(start, "node", "drain", "n1", "--deadline", "30m", "--json")
     assert json.loads(drained.out)["drain_deadline"] is not None
-    assert b"cordoned" not in (await of(start, "node", "list")).out
+    shown = (await of(start, "node", "list")).out
+    assert (b"cordoned" in shown, b"; until 20" in shown) == (False, True)
+
+
+async def test_a_deadline_that_has_passed_is_not_shown_as_one_to_come(start: Fairlead) -> None:
+    assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
+    assert (await of(start, "node", "drain", "n1", "--deadline", "0s")).status == 0
+    shown = (await of(start, "node", "list")).out
+    assert (b"until" in shown, b"was to be empty by 20" in shown) == (False, True)
 
 
 async def test_what_is_written_wrongly_is_named_by_its_option(start: Fairlead) -> None:

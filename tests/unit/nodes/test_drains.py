@@ -91,6 +91,31 @@ async def test_a_resumed_node_ends_nothing() -> None:
         assert reason_of(turns, state) is None
 
 
+async def test_a_place_that_is_kept_on_a_node_goes_back_once_it_drains() -> None:
+    """Of a replica's job that waits for its next try: nothing else would wake its run."""
+    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    (job,) = state.jobs
+    ended = msgspec.structs.replace(
+        attempt_of(state),
+        status=AttemptStatus.TERMINATED,
+        reason=Reason.SIBLING_FAILED,
+        terminating_at=NOW,
+        container_gone=True,
+        logs_complete=True,
+        task_removed=True,
+    )
+    waiting = msgspec.structs.replace(job, attempts=(ended,), retry_at=NOW + 600.0)
+    state = msgspec.structs.replace(state, jobs=(waiting,))
+    node = a_node()
+    async with drained(state, node, clock) as turns:
+        await turns.settled()
+        (place,) = turns.runs[state.run.id].allocations
+        assert not place.releasing
+        turns.set_node(msgspec.structs.replace(node, draining=True), node.id)
+        await eventually(lambda: turns.runs[state.run.id].allocations[0].releasing)
+        assert len(turns.runs[state.run.id].jobs[0].attempts) == 1
+
+
 async def test_jobs_on_other_nodes_go_on() -> None:
     state = placed(AttemptStatus.RUNNING, node="n2")
     node = a_node(draining=True, drain_deadline=NOW - 1.0)

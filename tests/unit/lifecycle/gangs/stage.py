@@ -70,6 +70,12 @@ class GangPlay(Play):
             nominated=frozenset(nominated),
         )
 
+    def drain(self, node: str) -> GangPlay:
+        nodes = frozenset({node})
+        self.around = Surroundings(unusable_nodes=nodes, draining_nodes=nodes)
+        self.send()
+        return self
+
     def placed_in(self, n: int, node: str | None = None, placement: str = "rack") -> Placed:
         report = self.placed(n, node or f"n{n}")
         return replace(report, allocation=replace(report.allocation, placement=placement))

@@ -89,28 +89,89 @@ def test_the_time_of_a_suspension_does_not_count_to_reincarnation_timeout() -> N
     assert play.run.switches[-1].reason == SwitchReason.REINCARNATION_TIMEOUT
 
 
-def test_suspended_in_the_middle_of_a_switch_it_goes_on_when_resumed() -> None:
+def test_suspended_in_the_middle_of_a_switch_it_gives_its_places_back() -> None:
+    """Nobody knows for how long: others may use them. It queues whole when it is resumed."""
     play = GangPlay().run_all().fail(1)
     play.send(Ask(play).suspend()).clean_all()
     assert play.run.status is RunStatus.PENDING
     assert play.statuses()[0] is AttemptStatus.ABORTED
+    assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
     play.wait(3600)
     assert play.number == 2
     assert len(play.job(0).attempts) == 1
     play.send(Ask(play).resume())
-    assert play.statuses() == [PROVISIONING, SUBMITTED, PROVISIONING]
+    assert play.statuses() == [SUBMITTED] * 3
     assert play.number == 2
 
 
-def test_suspended_during_the_wait_nothing_begins_before_it_is_resumed() -> None:
+def test_suspended_during_the_wait_it_gives_its_places_back_and_waits_anew_when_resumed() -> None:
     play = waiting_gang()
-    play.send(Ask(play).suspend()).wait(3600)
+    play.send(Ask(play).suspend()).release_places()
+    assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
+    play.wait(3600)
     assert play.phase() is Phase.WAITING
     play.send(Ask(play).resume())
     assert play.phase() is Phase.WAITING
     assert play.wake_at == play.now + 15
     play.wait(15)
+    assert play.statuses() == [SUBMITTED] * 3
+
+
+def test_resumed_before_the_nodes_let_go_its_places_are_lost_all_the_same() -> None:
+    """Their shims may be letting go of them just now."""
+    play = waiting_gang()
+    ask = Ask(play)
+    play.send(ask.suspend()).send(ask.resume()).wait(15)
+    assert play.statuses() == [SUBMITTED] * 3
+    play.release_places()
+    assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
+
+
+def test_suspended_while_a_rank_waits_for_a_place_the_others_give_theirs_back() -> None:
+    """They could not begin before it is placed, and nothing is placed now."""
+    play = GangPlay().run_all().fail(1).clean_all()
     assert play.statuses() == [PROVISIONING, SUBMITTED, PROVISIONING]
+    play.send(Ask(play).suspend())
+    assert play.reasons() == [Reason.SUSPENDED] * 3
+    play.clean_all()
+    assert play.run.status is RunStatus.PENDING
+    assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
+    play.send(Ask(play).resume())
+    assert play.run.switches[-1].reason == SwitchReason.RESUMED
+    play.wait(60).run_all()
+    assert play.statuses() == [AttemptStatus.RUNNING] * 3
+
+
+def test_suspended_with_all_its_places_it_goes_on_though_not_all_ranks_are_there() -> None:
+    play = GangPlay().place_waiting()
+    play.send(play.accepted(0)).send(Ask(play).suspend())
+    assert play.reasons() == [None] * 3
+
+
+def test_suspended_while_it_queues_whole_it_just_waits() -> None:
+    play = GangPlay()
+    play.send(Ask(play).suspend())
+    assert play.statuses() == [SUBMITTED] * 3
+
+
+def test_a_running_gang_that_is_suspended_goes_on_beside_a_plain_job_that_waits() -> None:
+    play = GangPlay(gang(2), Group(name="data", nodes=1)).run_all().fail(2).clean_all()
+    assert play.attempt(2).status is SUBMITTED
+    play.send(Ask(play).suspend())
+    assert play.reasons() == [None] * 3
+
+
+@pytest.mark.parametrize("abort_running", [True, False])
+def test_a_done_ranks_place_goes_back_once_the_suspended_gang_has_stopped(
+    abort_running: bool,
+) -> None:
+    play = GangPlay().run_all().fail(0, Reason.DONE_BY_RUNNER).clean_all()
+    play.send(Ask(play).suspend(abort_running=abort_running))
+    if not abort_running:
+        assert play.release_places().allocation(0).state is AllocationState.HELD
+        play.fail(1)
+    play.clean_all()
+    assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
 
 
 def test_a_reserved_job_that_ended_while_suspended_is_replaced_after_it() -> None:
@@ -227,6 +288,33 @@ def test_a_survivor_whose_node_begins_to_drain_during_the_wait_loses_its_place()
     assert play.statuses() == [PROVISIONING, SUBMITTED, SUBMITTED]
     play.release_places()
     assert play.allocation(2, 1).state is AllocationState.RELEASED
+
+
+def test_the_kept_place_of_a_survivor_goes_back_as_soon_as_its_node_drains() -> None:
+    play = waiting_gang()
+    play.drain("n2")
+    play.release_places()
+    assert play.phase() is Phase.WAITING
+    assert play.allocation(2).state is AllocationState.RELEASED
+    assert play.allocation(0).state is AllocationState.HELD
+
+
+def test_the_place_of_a_done_rank_goes_back_as_soon_as_its_node_drains() -> None:
+    """The node is to become empty, and the gang may go on for days."""
+    play = GangPlay().run_all().fail(2, Reason.DONE_BY_RUNNER).clean_all()
+    assert play.release_places().allocation(2).state is AllocationState.HELD
+    play.drain("n2")
+    play.release_places()
+    assert play.allocation(2).state is AllocationState.RELEASED
+    assert play.number == 1
+    play.fail(0).clean_all()
+    assert play.statuses() == [SUBMITTED, PROVISIONING, SUBMITTED]
+
+
+def test_the_place_of_a_done_rank_outlives_a_node_that_is_only_silent() -> None:
+    play = GangPlay().run_all().fail(2, Reason.DONE_BY_RUNNER).clean_all()
+    play.surround("n2")
+    assert play.send().release_places().allocation(2).state is AllocationState.HELD
 
 
 def test_a_drain_whose_deadline_passes_in_the_middle_of_a_switch_changes_no_reason() -> None:

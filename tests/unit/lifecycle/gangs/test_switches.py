@@ -9,6 +9,7 @@ from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.reasons import PLACE_LOST, ROWS, Reason, RunReason, SwitchReason
 from controller.lifecycle.reports import (
+    NotPlaced,
     Preempted,
     ResumeRequested,
     SuspendRequested,
@@ -343,3 +344,44 @@ def test_a_gang_that_was_suspended_with_what_ran_comes_back_as_resumed() -> None
 
 def _preempted(play: GangPlay, n: int) -> Preempted:
     return Preempted(run_id=play.run_id, attempt_id=play.attempt(n).id, message="for another")
+
+
+# -- limits ---------------------------------------------------------------------------------
+
+
+def test_failures_of_a_job_that_is_reserved_now_count_to_max_failed_attempts() -> None:
+    """It had them as a rank."""
+    play = GangPlay(gang(4, 3), max_failed_attempts=1).run_all().fail(1).clean_all()
+    assert play.ranks() == [0, None, 2, 1]
+    play.run_all().fail(0)
+    assert play.run.reason is RunReason.RETRY_LIMIT_EXCEEDED
+    assert play.run.message == "2 attempts failed; max_failed_attempts is 1"
+
+
+def test_failures_of_a_reserved_job_do_not_count_to_max_failed_attempts() -> None:
+    play = GangPlay(gang(4, 3), max_failed_attempts=0).run_all().fail(3).clean_all()
+    assert play.attempt(3).status is AttemptStatus.SUBMITTED
+    assert play.run.status is RunStatus.RUNNING
+
+
+def test_a_reserved_job_waits_for_its_place_beyond_scheduling_timeout() -> None:
+    """Its end would fail nothing, and its successor would only wait again."""
+    play = GangPlay(gang(4, 3), scheduling_timeout=0.0)
+    play.send(*(play.placed_in(n) for n in range(3)))
+    for n in range(3):
+        play.send(play.accepted(n), play.seen(n), play.started(n))
+    looked = NotPlaced(run_id=play.run_id, attempt_id=play.attempt(3).id, pending_reason="full")
+    play.send(looked).wait(3600)
+    assert play.attempt(3).status is AttemptStatus.SUBMITTED
+    assert play.attempt(3).pending_reason == "full"
+
+
+def test_the_ranks_of_a_gang_end_at_scheduling_timeout() -> None:
+    play = GangPlay(scheduling_timeout=60.0)
+    looked = [
+        NotPlaced(run_id=play.run_id, attempt_id=play.attempt(n).id, pending_reason="full")
+        for n in range(3)
+    ]
+    play.send(*looked).wait(60)
+    assert play.reasons() == [Reason.UNSCHEDULABLE] * 3
+    assert play.run.status is RunStatus.FAILED
