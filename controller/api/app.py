@@ -15,7 +15,7 @@ from aiohttp import web
 from controller.api.bodies import decode_body, decode_query
 from controller.api.errors import as_response
 from controller.api.openapi import document
-from controller.api.routes import JSON, Call, Found, Route
+from controller.api.routes import JSON, Call, Instead, Route
 from controller.api.streams import STREAMS, end_streams
 from controller.api.table import ROUTES
 from controller.service import ControllerService
@@ -58,8 +58,8 @@ def _endpoint(route: Route, service: ControllerService) -> _Endpoint:
             answer = await route.handler(call)
         if isinstance(answer, web.StreamResponse):
             return answer
-        if isinstance(answer, Found):
-            return _json(answer.answer, 200)
+        if isinstance(answer, Instead):
+            return _json(answer.answer, answer.status)
         return _json(answer, route.status)
 
     return endpoint

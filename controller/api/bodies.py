@@ -38,8 +38,9 @@ class SubmitBody(_Body, frozen=True):
     ssh_keys: tuple[str, ...] = ()
     """OpenSSH public key lines: who may come into the run's containers by SSH."""
     if_exists: IfExists = IfExists.ERROR
-    """When a live run has the name: refuse, answer with that run (status 200), or stop it, wait for
-    its end and take its place."""
+    """When a live run has the name: refuse, answer with that run (status 200), or stop it and
+    answer with it (status 202): once it has ended, the same request again submits this one. Until
+    then, and for 30 s after it, the name is this client's."""
     parent: str | None = None
     """Id or name of the live run that this one belongs to."""
 

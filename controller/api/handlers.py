@@ -21,7 +21,7 @@ from controller.api.bodies import (
 )
 from controller.api.documents import NodeView, RunView, SshTarget
 from controller.api.paging import cut, number, page
-from controller.api.routes import Call, Found
+from controller.api.routes import Call, Instead
 from controller.api.ssh import ssh_target
 from controller.api.views import (
     event_view,
@@ -41,7 +41,7 @@ async def health(call: Call) -> HealthAnswer:
     return HealthAnswer(status="ok", version=__version__, api_versions=API_VERSIONS)
 
 
-async def submit_run(call: Call) -> Found | RunView:
+async def submit_run(call: Call) -> Instead | RunView:
     body: SubmitBody = call.body
     submission = Submission(
         configuration=body.configuration,
@@ -53,7 +53,9 @@ async def submit_run(call: Call) -> Found | RunView:
     )
     submitted = await call.service.submissions.submit(submission, user=call.caller)
     view = shown_run(call, submitted.state)
-    return Found(answer=view) if submitted.kept else view
+    if submitted.kept or submitted.ending:
+        return Instead(answer=view, status=200 if submitted.kept else 202)
+    return view
 
 
 async def list_runs(call: Call) -> RunsAnswer:

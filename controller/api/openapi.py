@@ -50,8 +50,8 @@ def _operation(route: Route, components: dict[str, Any]) -> dict[str, Any]:
             },
         },
     }
-    if route.may_find:
-        operation["responses"]["200"] = _answer(route)
+    for status, meaning in route.also.items():
+        operation["responses"][str(status)] = {**_answer(route), "description": meaning}
     if route.body is not None:
         content = {JSON: {"schema": _ref(route.body)}}
         operation["requestBody"] = {"required": True, "content": content}

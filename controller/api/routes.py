@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -39,10 +39,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.paths[name]
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent with status 200 by a route that `may_find` what it else makes."""
+class Instead(msgspec.Struct, frozen=True, kw_only=True):
+    """Sent with a status of its own, one of the route's `also`."""
 
     answer: object
+    status: int
 
 
 Handler = Callable[[Call], Awaitable[object]]
@@ -62,7 +63,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     media: str = JSON
     public: bool = False
-    may_find: bool = False
+    also: Mapping[int, str] = {}
+    """Other statuses under which an `answer` may come, and what each means."""
 
     @property
     def operation(self) -> str:

@@ -51,7 +51,11 @@ ROUTES: tuple[Route, ...] = (
         body=SubmitBody,
         answer=RunView,
         status=201,
-        may_find=True,
+        also={
+            200: "The live run that has the name and keeps it (`if_exists: keep`)",
+            202: "The live run that has the name, which was told to end (`if_exists: replace`); the"
+            " same request again, once it has ended, submits the new one",
+        },
     ),
     Route(
         method="GET",

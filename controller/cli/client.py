@@ -60,11 +60,12 @@ class ControllerClient:
     def put(self, path: str, body: object) -> bytes:
         return self._request("PUT", path, body=body)
 
-    def submit(self, body: object, patience: float = ANSWER_SECONDS) -> tuple[bytes, bool]:
-        """The run, and whether it was there already. `patience`: seconds until the answer."""
-        with closing(self._connection(patience)) as connection:
+    def submit(self, body: object) -> tuple[bytes, int]:
+        """A run, and the status under which it came: 201 for a new one, 200 for one that is kept,
+        202 for one that must end before the same submission can make the new one."""
+        with closing(self._connection(ANSWER_SECONDS)) as connection:
             response = self._open(connection, "POST", "/v1/runs", body=body)
-            return self._read(response), response.status == 200
+            return self._read(response), response.status
 
     def has_upload(self, digest: str) -> bool:
         try:

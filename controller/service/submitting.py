@@ -1,7 +1,7 @@
 """How a run comes to be: checked whole before anything that lives is touched, then made durable.
 
-A name belongs to one live run at a time. Whoever replaces that run keeps the name to himself until
-his own run has it.
+A name belongs to one live run at a time. Whoever replaces that run is answered with it as soon as
+it was told to end, and submits again once it has.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from controller.pipelines.families import ParentGone
 from controller.pipelines.turns import NameTaken, Turns
 from controller.service.access import require_band, require_control
 from controller.service.errors import Conflict, Forbidden, Invalid, NotFound, Refused
+from controller.service.takeovers import Owner, Takeovers
 from controller.service.userkeys import user_keys
 from controller.store.base import Store
 from controller.store.users import User
@@ -51,10 +52,12 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """`kept`: another submission made it, and it lives and keeps its name."""
+    """`kept`: another submission made it, and it lives and keeps its name. `ending`: it is being
+    stopped; the same submission again, once it has ended, makes the new run."""
 
     state: RunState
     kept: bool = False
+    ending: bool = False
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,12 +91,11 @@ class SubmissionService:
         self._blobs = blobs
         self._runs = runs
         self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._replaced: set[str] = set()
-        """Names whose run is being replaced: nobody else's until then."""
+        self._takeovers = Takeovers(clock)
 
     async def submit(self, submission: Submission, *, user: User) -> Submitted:
         """The run that this submission made, or that the same `client_key` made before. With
-        REPLACE it returns when the run before has ended and this one has its name.
+        REPLACE it may be the run before, which was told to end and has not yet.
 
         Raises ConfigurationError, Conflict (a live run has the name, the parent has ended),
         Forbidden, NotFound (the parent), Refused (no node could ever hold it), StoreUnavailable."""
@@ -143,23 +145,23 @@ class SubmissionService:
         order = _Order(plan=plan, user=user, submission=submission, parent=parent)
         self._require_place(self._new(name, order))
         await self._require_blobs(plan)
-        if name in self._replaced:
+        owner = (user.name, submission.client_key)
+        live_id = self._live_id(name)
+        if self._takeovers.is_anothers(name, owner, live_id):
             raise Conflict(
-                f"the live run {name} is being replaced by another submission",
+                f"the live run {name} is being replaced by another submission; give another name",
                 code="name_taken",
                 field="name",
             )
-        live_id = self._live_id(name)
-        if live_id is None or submission.if_exists is IfExists.ERROR:
-            return await self._make(name, order)
-        if submission.if_exists is IfExists.KEEP:
+        if live_id is not None and submission.if_exists is IfExists.KEEP:
             return Submitted(state=await self._kept(name, user), kept=True)
-        self._replaced.add(name)
-        try:
-            await self._end(name, live_id, user)
-            return await self._make(name, order)
-        finally:
-            self._replaced.discard(name)
+        if live_id is not None and submission.if_exists is IfExists.REPLACE:
+            ending = await self._end(name, live_id, owner, user)
+            if ending is not None:
+                return Submitted(state=ending, ending=True)
+        made = await self._make(name, order)
+        self._takeovers.end(name, owner)
+        return made
 
     async def _make(self, name: str, order: _Order) -> Submitted:
         state = self._new(name, order)
@@ -212,19 +214,17 @@ class SubmissionService:
         require_control(user, state.run)
         return state
 
-    async def _end(self, name: str, live_id: str, user: User) -> None:
-        """Returns when nobody has the name any more."""
+    async def _end(self, name: str, live_id: str, owner: Owner, user: User) -> RunState | None:
+        """Tells this run to end; None when it has already."""
         if live_id not in self._turns.runs:
             await self._turns.settled()
-        async with self._turns.watch(live_id) as changed:
-            live = self._turns.runs.get(live_id)
-            if live is not None:
-                require_control(user, live.run)
-                wish = StopRequested(run_id=live_id, abort=False, by=user.name)
-                await self._turns.report(wish)
-            while self._live_id(name) == live_id:
-                await changed.wait()
-                changed.clear()
+        live = self._turns.runs.get(live_id)
+        if live is None:
+            return None
+        require_control(user, live.run)
+        self._takeovers.begin(name, owner, live_id)
+        await self._turns.report(StopRequested(run_id=live_id, abort=False, by=user.name))
+        return self._turns.runs.get(live_id) if self._live_id(name) == live_id else None
 
     def _require_place(self, state: RunState) -> None:
         never = self._turns.scheduler.why_never(state)

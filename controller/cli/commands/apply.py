@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from controller.cli import output, settings
-from controller.cli.client import ANSWER_SECONDS, ControllerClient, decode, run_path
+from controller.cli.client import ControllerClient, decode, run_path
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, ConnectionLost
-from controller.cli.follow import News, Patience
+from controller.cli.follow import News, Patience, follow_run
 from controller.cli.sshkeys import public_keys
 from controller.configuration.errors import ConfigurationError
 from controller.configuration.parse import parse
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from controller.api.documents import RunView
 
 SUBMIT_TRIES = 5
-REPLACE_SECONDS = 3600.0
-"""The run before may take its stop_duration to end."""
+_KEPT, _ENDING = 200, 202
 
 
 def apply(
@@ -69,10 +68,11 @@ def apply(
         "if_exists": if_exists,
         "parent": parent,
     }
-    data, kept = _submit(client, wish)
+    data, status = _submit(client, wish)
     from controller.api.documents import RunView  # from here on the job is on its way
 
     run = decode(data, RunView)
+    kept = status == _KEPT
     if kept:
         output.note(f"kept {run.name}, which lives already ({run.status}): nothing was submitted")
     if detach:
@@ -137,21 +137,36 @@ def overrides(env: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str
     return given
 
 
-def _submit(client: ControllerClient, body: dict[str, object]) -> tuple[bytes, bool]:
-    """The run, and whether it was kept. The key makes a second try of a submission whose answer was
-    lost harmless."""
+def _submit(client: ControllerClient, body: dict[str, object]) -> tuple[bytes, int]:
+    """The run, and the status it came with. The key makes a second try of a submission whose answer
+    was lost harmless."""
     keyed = {**body, "client_key": uuid.uuid4().hex}
-    replaces = body["if_exists"] == "replace"
-    longest = REPLACE_SECONDS if replaces else ANSWER_SECONDS
+    while True:
+        data, status = _submit_once(client, keyed)
+        if status != _ENDING:
+            return data, status
+        _await_end(client, data)
+
+
+def _submit_once(client: ControllerClient, keyed: dict[str, object]) -> tuple[bytes, int]:
     patience = Patience(News(output.note))
     for _ in range(SUBMIT_TRIES - 1):
         try:
-            return client.submit(keyed, longest)
+            return client.submit(keyed)
         except ConnectionLost as error:
             if error.refused:
                 raise
             patience.lost(error)
-    return client.submit(keyed, longest)
+    return client.submit(keyed)
+
+
+def _await_end(client: ControllerClient, data: bytes) -> None:
+    from controller.api.documents import RunView
+
+    before = decode(data, RunView)
+    output.note(f"{before.name} ({before.id}) is being stopped; waiting for its end")
+    for _ in follow_run(client, before.id, News(output.note)):
+        pass
 
 
 def _follow(client: ControllerClient, run: RunView, json: bool) -> int:

@@ -48,3 +48,8 @@ def test_path_parameters_are_described() -> None:
         for operation in methods.values():
             described = [one["name"] for one in operation["parameters"] if one["in"] == "path"]
             assert described == re.findall(r"{(\w+)}", path)
+
+
+def test_every_status_of_a_submission_is_described() -> None:
+    answers = document(ROUTES)["paths"]["/v1/runs"]["post"]["responses"]
+    assert answers.keys() == {"200", "201", "202", "default"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.lifecycle.statuses import RunStatus
+from controller.service.takeovers import KEPT_SECONDS, Takeovers
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.api.test_runs import HELLO, error_of, submit
 from tests.unit.cli.conftest import PlayedNode
@@ -42,26 +42,64 @@ async def test_keep_submits_when_no_live_run_has_the_name(api: TestClient[Any, A
     assert run["id"] != ended["id"]
 
 
-async def test_replace_waits_for_the_end_of_the_live_run_and_takes_its_name(
+async def test_replace_ends_the_live_run_and_submits_when_asked_again(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
     live = await submit(api, name="same")
     node = PlayedNode(controller)
     await node.runs("same")
-    replacing = asyncio.create_task(post(api, if_exists="replace"))
-    async with controller.turns.watch(live["id"]) as changed:
-        while await status_of(api, live["id"]) != "terminating":
-            await changed.wait()
-            changed.clear()
-    meanwhile, answer = await post(api, if_exists="keep")
-    assert (meanwhile, answer["error"]["code"]) == (409, "name_taken")
-    assert not replacing.done()
+    for _ in range(2):
+        status, run = await post(api, if_exists="replace", client_key="k")
+        assert (status, run["id"], run["status"]) == (202, live["id"], "terminating")
     await node.ends("same", 0)
-    status, run = await replacing
+    status, run = await post(api, if_exists="replace", client_key="k")
     assert status == 201
     assert run["id"] != live["id"]
     assert await status_of(api, live["id"]) == "terminated"
     assert await status_of(api, "same") == "submitted"
+
+
+async def test_replace_of_what_ends_at_once_submits_at_once(api: TestClient[Any, Any]) -> None:
+    live = await submit(api, name="same")
+    status, run = await post(api, if_exists="replace")
+    assert (status, run["id"] != live["id"]) == (201, True)
+    assert await status_of(api, live["id"]) == "terminated"
+
+
+async def test_the_name_of_a_run_that_is_replaced_is_kept_for_who_replaces_it(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    await submit(api, name="same")
+    node = PlayedNode(controller)
+    await node.runs("same")
+    assert (await post(api, if_exists="replace", client_key="k"))[0] == 202
+    meanwhile, answer = await post(api, if_exists="keep")
+    assert (meanwhile, answer["error"]["code"]) == (409, "name_taken")
+    await node.ends("same", 0)
+    early, answer = await post(api)
+    assert (early, answer["error"]["code"]) == (409, "name_taken")
+    assert (await post(api, if_exists="replace", client_key="k"))[0] == 201
+
+
+class _Clock:
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def test_a_name_that_nobody_asks_for_again_comes_free() -> None:
+    clock = _Clock()
+    takeovers = Takeovers(clock)
+    takeovers.begin("same", ("ada", "k"), "r1")
+    owners = [("ada", "k"), ("ada", None), ("bob", "k")]
+    assert [takeovers.is_anothers("same", owner, "r1") for owner in owners] == [False, True, True]
+    clock.time = 1000.0
+    assert takeovers.is_anothers("same", ("bob", None), None)
+    clock.time += KEPT_SECONDS - 1
+    assert takeovers.is_anothers("same", ("bob", None), None)
+    clock.time += 1
+    assert not takeovers.is_anothers("same", ("bob", None), None)
 
 
 async def test_what_is_refused_replaces_nothing(api: TestClient[Any, Any]) -> None:

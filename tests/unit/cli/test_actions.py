@@ -85,6 +85,20 @@ async def test_a_name_is_kept_or_replaced_on_demand(start: Fairlead, task: str) 
     assert (stopped["status"], live["status"]) == ("terminated", "submitted")
 
 
+async def test_a_run_that_is_replaced_is_followed_to_its_end_first(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    before = json.loads((await of(start, "apply", "-f", task, "-d", "--json")).out)
+    await node.runs("hello")
+    replacing = await start("apply", "-f", task, "-d", "--if-exists", "replace", "--json")
+    await replacing.hears("is being stopped; waiting for its end")
+    await node.ends("hello", 0)
+    after = json.loads((await replacing.ended()).out)
+    assert after["id"] != before["id"]
+    stopped = json.loads((await of(start, "inspect", before["id"], "--json")).out)
+    assert stopped["status"] == "terminated"
+
+
 async def test_a_child_shows_its_parent_and_the_parent_its_child(
     start: Fairlead, task: str
 ) -> None:

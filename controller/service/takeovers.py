@@ -1,0 +1,54 @@
+"""Names whose run is being replaced. Whoever asked for it waits without holding a request open, and
+asks again once the run before has ended; until then, and for a while after it, the name is his."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from controller.clock import Clock
+
+KEPT_SECONDS = 30.0
+"""For the second request, after the end of the run before."""
+
+Owner: TypeAlias = tuple[str, str | None]
+"""A user, and the client key of the submission."""
+
+
+class _Takeover(msgspec.Struct):
+    owner: Owner
+    run_id: str
+    free_at: float | None = None
+    """Set when the run before is seen to have ended."""
+
+
+class Takeovers:
+    """Kept in memory alone: who asks again after a restart of the controller finds the name free,
+    or whoever has taken it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_name: dict[str, _Takeover] = {}
+
+    def begin(self, name: str, owner: Owner, run_id: str) -> None:
+        """`run_id`: the run that has the name now."""
+        self._by_name[name] = _Takeover(owner=owner, run_id=run_id)
+
+    def end(self, name: str, owner: Owner) -> None:
+        known = self._by_name.get(name)
+        if known is not None and known.owner == owner:
+            del self._by_name[name]
+
+    def is_anothers(self, name: str, owner: Owner, live_id: str | None) -> bool:
+        """`live_id`: the run that has the name now, if one has."""
+        known = self._by_name.get(name)
+        if known is None or known.owner == owner:
+            return False
+        now = self._clock.now()
+        if known.free_at is None and known.run_id != live_id:
+            known.free_at = now + KEPT_SECONDS
+        if known.free_at is not None and now >= known.free_at:
+            del self._by_name[name]
+            return False
+        return True
