@@ -41,6 +41,8 @@ from shim.schemas import (
 )
 
 MAX_MESSAGE = 2000
+_EXIT_CODES = range(256)
+_NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 class View(msgspec.Struct, frozen=True):
@@ -120,8 +122,8 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             terminated=terminated,
             runner_socket=info.runner_socket,
             reason=known_reason(info.reason),
-            message=info.message,
-            exit_code=info.exit_code,
+            message=readable(info.message),
+            exit_code=_possible(info.exit_code),
             gpus=info.gpus,
             ports=info.ports,
             ssh_host_key=info.ssh_host_key,
@@ -135,20 +137,35 @@ def exit_report(run_id: str, attempt_id: str, text: str) -> reports.RunnerExited
     """None for a record that the job has damaged: then only the shim's word counts."""
     try:
         record = msgspec.json.decode(text, type=ExitRecord)
-    except msgspec.DecodeError:
+    except _NOT_JSON:
         return None
     return runner_exited(run_id, attempt_id, record)
 
 
 def runner_exited(run_id: str, attempt_id: str, record: ExitRecord) -> reports.RunnerExited:
-    message = record.message
+    """What the record says may be the job's invention: a number that no process ever ends with
+    would be one that no database holds."""
+    reason, message = known_reason(record.reason), readable(record.message)
+    exit_code = _possible(record.exit_code)
+    if exit_code != record.exit_code:
+        reason, message = None, "the exit record gives an exit code that cannot be"
     return reports.RunnerExited(
         run_id=run_id,
         attempt_id=attempt_id,
-        reason=known_reason(record.reason) or Reason.EXECUTOR_ERROR,
-        message=None if message is None else message[:MAX_MESSAGE],
-        exit_code=record.exit_code,
+        reason=reason or Reason.EXECUTOR_ERROR,
+        message=message,
+        exit_code=exit_code,
     )
+
+
+def readable(text: str | None) -> str | None:
+    """A node's or a job's words as they may be kept: not endless, and without the one character
+    that databases refuse."""
+    return None if text is None else text[:MAX_MESSAGE].replace("\0", "\ufffd")
+
+
+def _possible(exit_code: int | None) -> int | None:
+    return exit_code if exit_code in _EXIT_CODES else None
 
 
 def task_request(view: View, cluster_key: str | None = None) -> TaskRequest:

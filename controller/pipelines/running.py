@@ -70,7 +70,7 @@ class TaskSubmitter:
                     run_id=view.state.run.id,
                     attempt_id=attempt.id,
                     reason=reason,
-                    message=error.message,
+                    message=convert.readable(error.message),
                 )
             )
             return
@@ -129,7 +129,7 @@ class JobStarter:
                 run_id=view.state.run.id,
                 attempt_id=view.attempt.id,
                 reason=Reason.EXECUTOR_ERROR,
-                message=message,
+                message=convert.readable(message),
             )
         )
 

@@ -49,3 +49,23 @@ def test_harm_done_to_the_runner_harms_nobody_else(lab: RunLab, harm: str) -> No
     assert len(run["jobs"][0]["attempts"]) == 1
     assert b"root:x" not in lab.log("harmful")
     _is_unharmed(lab)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        '{"reason":"done_by_runner","finished_at":1,"log_end":0,"exit_code":%s}' % ("9" * 40),
+        '{"reason":"executor_error","finished_at":1,"log_end":0,"message":"\\u0000"}',
+        '{"x":' + "[" * 20_000,
+    ],
+    ids=["a number beyond all bounds", "a character that no database keeps", "a deep nest"],
+)
+def test_a_forged_exit_record_harms_nobody_else(lab: RunLab, forged: str) -> None:
+    """The job writes the record, and its runner has no time left to write its own."""
+    write = f"printf %s '{forged}' > {OURS}/task/exit.json"
+    lab.submit("forged", commands=[write, "echo ready", "sleep 1000"])
+    lab.wait_for_log("forged", b"ready")
+    lab.dockerd.docker("kill", lab.container("forged"))
+    run = lab.wait_for("forged", timeout=40)
+    assert run["status"] == "failed"
+    _is_unharmed(lab)

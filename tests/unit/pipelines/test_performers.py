@@ -222,6 +222,23 @@ def test_an_exit_record_with_a_reason_of_the_jobs_invention_is_an_executor_error
     assert convert.exit_report("r", "a", "{damaged") is None
 
 
+@pytest.mark.parametrize("exit_code", [10**40, 1 << 31, 256, -1])
+def test_an_exit_code_that_no_process_has_is_not_taken_over(exit_code: int) -> None:
+    report = convert.runner_exited("r", "a", msgspec.structs.replace(EXIT, exit_code=exit_code))
+    assert (report.reason, report.exit_code) == (Reason.EXECUTOR_ERROR, None)
+    assert report.message == "the exit record gives an exit code that cannot be"
+
+
+def test_a_message_that_no_database_keeps_is_made_readable() -> None:
+    forged = msgspec.structs.replace(EXIT, reason="executor_error", message="a\0b")
+    assert convert.runner_exited("r", "a", forged).message == "a\ufffdb"
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, '{"x":' + "[" * 50_000, '"\ud800"'])
+def test_an_exit_record_that_nobody_can_decode_is_none(text: str) -> None:
+    assert convert.exit_report("r", "a", text) is None
+
+
 async def test_a_status_stream_that_ends_too_early_is_followed_again(node: FakeConnection) -> None:
     node.the_runner.statuses = [status(RunnerState.RUNNING)]
     with pytest.raises(TryAgain, match="before the job did"):
