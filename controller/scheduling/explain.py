@@ -3,9 +3,10 @@ yet. Pure: both look at the index and leave it as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from controller.lifecycle.model import Node, Run, RunState
 from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
@@ -36,8 +37,8 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that wait for the same thing. `position` counts from 1 over all that waits; `ahead` has
-    the runs before it, the nearest last, up to MOST_AHEAD."""
+    """Jobs that wait for the same thing. `position` is that of the first of them and counts from 1
+    over all that waits; `ahead` has the runs before it, the nearest last, up to MOST_AHEAD."""
 
     jobs: tuple[str, ...]
     together: bool
@@ -63,22 +64,44 @@ class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
 def explain(index: Index, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
     """Empty when no job of the run waits for a place."""
     index.refresh()
-    mine = index.units.get(run_id, ())
-    if not mine:
+    if run_id not in index.units:
         return ()
     every = in_order((unit for units in index.units.values() for unit in units), index.use, now)
     board = Board(index)
-    found = []
+    same: dict[Hashable, list[Waiting]] = {}
     ahead: dict[str, str] = {}
+    answers = _Answers(index)
     for position, unit in enumerate(every, 1):
-        if unit in mine:
-            found += _of_unit(board, unit, position, tuple(ahead.values())[-MOST_AHEAD:])
-        if unit.run.id != run_id:
+        if unit.run.id == run_id:
+            before = tuple(ahead.values())[-MOST_AHEAD:]
+            for key, waiting in _of_unit(board, unit, position, before, answers):
+                same.setdefault(key, []).append(waiting)
+        else:
             ahead[unit.run.id] = name_of(unit.run)
-    return tuple(found)
+    return tuple(_as_one(alike) for alike in same.values())
 
 
-def _of_unit(board: Board, unit: Unit, position: int, ahead: tuple[str, ...]) -> list[Waiting]:
+class _Answers:
+    """What each node says to a need; asked once, however many jobs have it."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._nodes = sorted(index.nodes.values(), key=lambda node: node.name)
+        self._known: dict[tuple[Need, Where], tuple[NodeAnswer, ...]] = {}
+
+    def to(self, need: Need, where: Where) -> tuple[NodeAnswer, ...]:
+        if (need, where) not in self._known:
+            self._known[need, where] = tuple(
+                NodeAnswer(node=node.name, why=tuple(_in_the_way(self._index, node, need, where)))
+                for node in self._nodes
+            )
+        return self._known[need, where]
+
+
+def _of_unit(
+    board: Board, unit: Unit, position: int, ahead: tuple[str, ...], answers: _Answers
+) -> Iterator[tuple[Hashable, Waiting]]:
+    """With what units have in common that wait for the same thing."""
     by_need: dict[Need, list[Member]] = {}
     for member in unit.members:
         by_need.setdefault(member.need, []).append(member)
@@ -86,8 +109,8 @@ def _of_unit(board: Board, unit: Unit, position: int, ahead: tuple[str, ...]) ->
     where = _bound_to(index, unit)
     victims = len(victims_of(index, unit))
     nominated = tuple(index.nodes[place.node_id].name for place in unit.nominated)
-    return [
-        Waiting(
+    for need, members in by_need.items():
+        waiting = Waiting(
             jobs=tuple(job_label(member) for member in members),
             together=unit.kind is Kind.TOGETHER,
             why=waiting_for(victims) if unit.nominated else _why(board, unit, need, where),
@@ -95,13 +118,16 @@ def _of_unit(board: Board, unit: Unit, position: int, ahead: tuple[str, ...]) ->
             ahead=ahead,
             nominated=nominated,
             victims=victims,
-            nodes=tuple(
-                NodeAnswer(node=node.name, why=tuple(_in_the_way(index, node, need, where)))
-                for node in sorted(index.nodes.values(), key=lambda one: one.name)
-            ),
+            nodes=answers.to(need, where),
         )
-        for need, members in by_need.items()
-    ]
+        alone = position if waiting.together else 0
+        yield (alone, need, where, waiting.why, nominated), waiting
+
+
+def _as_one(alike: list[Waiting]) -> Waiting:
+    """The first, with the jobs of all."""
+    jobs = tuple(job for waiting in alike for job in waiting.jobs)
+    return replace(alike[0], jobs=jobs)
 
 
 def job_label(member: Member) -> str:

@@ -27,8 +27,14 @@ def explain(run: str, /, *, json: Json = False) -> int:
     output.emit(f"{found.name} ({found.run}): {found.status}")
     if found.about is not None:
         output.emit(found.about)
+    shown: list[tuple[NodeAnswer, ...]] = []
     for waiting in found.waiting:
         _show_waiting(waiting)
+        if waiting.nodes in shown:
+            output.emit("  the nodes: as above")
+        else:
+            output.emit_table(("NODE", "WHY NOT"), [_row(node) for node in waiting.nodes])
+            shown.append(waiting.nodes)
     return 0
 
 
@@ -39,7 +45,6 @@ def _show_waiting(waiting: Waiting) -> None:
     output.emit(f"  number {waiting.position} in the queue{ahead}")
     if waiting.nominated:
         output.emit(f"  nominated for {', '.join(dict.fromkeys(waiting.nominated))}")
-    output.emit_table(("NODE", "WHY NOT"), [_row(node) for node in waiting.nodes])
 
 
 def _row(node: NodeAnswer) -> tuple[str, str]:

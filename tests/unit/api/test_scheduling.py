@@ -103,6 +103,22 @@ async def test_explain_goes_node_by_node_and_tells_what_stands_before(
     ]
 
 
+async def test_jobs_that_wait_for_the_same_thing_are_told_together(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    many = {"gang": False, "share_nodes": True}
+    groups = [
+        {"name": "large", "nodes": 3, "resources": {"cpu": 60}, **many},
+        {"name": "small", "nodes": 2, "resources": {"cpu": 50}, **many},
+    ]
+    for name in ("n1", "n2"):
+        nodes.turns.set_node(replace(gpu_node(name, 2), cordoned=True), name)
+    await submit(api, "several", groups=groups)
+    large, small = (await explain(api, "several"))["waiting"]
+    assert (large["jobs"], large["position"]) == (["large/0", "large/1", "large/2"], 1)
+    assert (small["jobs"], small["position"]) == (["small/0", "small/1"], 4)
+
+
 async def test_explain_hides_the_names_of_others_runs(
     api: TestClient[Any, Any], server: TestServer
 ) -> None:
