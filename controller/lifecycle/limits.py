@@ -50,17 +50,25 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
-    """Only once the scheduler has looked: with a timeout of 0 it still gets its one chance. Not for
-    a reserved job: its end would fail nothing, and its successor would only wait again."""
-    timeout = run.policy.scheduling_timeout
-    if timeout is None or attempt.pending_reason is None or is_reserved(attempt):
+    """Only once the scheduler has looked: with a timeout of 0 it still gets its one chance."""
+    at = scheduling_ends_at(run, attempt)
+    if at is None or attempt.pending_reason is None:
         return None
     return Deadline(
-        at=attempt.submitted_at + attempt.limit_paused_total + timeout,
+        at=at,
         reason=Reason.UNSCHEDULABLE,
         name="scheduling_timeout",
-        message=f"no place within {timeout:g} s: {attempt.pending_reason}",
+        message=f"no place within {run.policy.scheduling_timeout:g} s: {attempt.pending_reason}",
     )
+
+
+def scheduling_ends_at(run: Run, attempt: Attempt) -> float | None:
+    """When `scheduling_timeout` has passed for a waiting attempt; None: never. Not for a reserved
+    job: its end would fail nothing, and its successor would only wait again."""
+    timeout = run.policy.scheduling_timeout
+    if timeout is None or is_reserved(attempt):
+        return None
+    return attempt.submitted_at + attempt.limit_paused_total + timeout
 
 
 def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:

@@ -112,8 +112,6 @@ class Round:
             self._victims.setdefault(victim.run.id, []).append(report)
 
     def _preempting(self, unit: Unit) -> Preemption | None:
-        if unit.run.policy.scheduling_timeout == 0:
-            return None  # it is over before any victim could have left
         if self._preemption is None:
             self._preemption = Preemption(self.board, self._now, self._new_id)
         if not self._preemption.may_help(unit):

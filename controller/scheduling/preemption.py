@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from controller.lifecycle.limits import scheduling_ends_at
 from controller.lifecycle.model import Allocation
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.attributes import Domain
@@ -17,7 +18,14 @@ from controller.scheduling.index import Where
 from controller.scheduling.needs import Need
 from controller.scheduling.together import NewId, Place, allocate, hardest_first, place_all
 from controller.scheduling.units import Unit
-from controller.scheduling.victims import Cost, Evictions, Victim, Victims
+from controller.scheduling.victims import (
+    CLEANUP_SECONDS,
+    Claimant,
+    Cost,
+    Evictions,
+    Victim,
+    Victims,
+)
 
 MOST_SEARCHES = 50
 """Of one round: what is left comes with the next one."""
@@ -49,13 +57,16 @@ class Preemption:
         self._index = board.index
         self._now = now
         self._new_id = new_id
-        self._victims = Victims(board)
-        self._evictions: dict[tuple[Need, int, Where], Evictions] = {}
+        self._victims = Victims(board, now)
+        self._evictions: dict[tuple[Need, Claimant, Where], Evictions] = {}
         self._in_vain: set[tuple[object, ...]] = set()
         self._searches = 0
 
     def may_help(self, unit: Unit) -> bool:
-        return unit.band < self._victims.lowest
+        """False where nobody could go, or nobody could have gone before the unit gives up."""
+        before = _claimant(unit).before
+        in_time = before is None or before >= self._now + CLEANUP_SECONDS
+        return in_time and unit.band < self._victims.lowest
 
     @property
     def is_tired(self) -> bool:
@@ -64,13 +75,14 @@ class Preemption:
     def for_one(self, unit: Unit, where: Where) -> Nomination | None:
         """Where: the domain it is bound to, if it is."""
         (member,) = unit.members
-        key = (member.need, unit.band, where)
+        claimant = _claimant(unit)
+        key = (member.need, claimant, where)
         if key in self._in_vain:
             return None
         if key not in self._evictions:
             self._searches += 1
             nodes = self._nodes(member.need, where)
-            self._evictions[key] = Evictions(self._victims, member.need, unit.band, nodes)
+            self._evictions[key] = Evictions(self._victims, member.need, claimant, nodes)
         plan = self._evictions[key].best()
         if plan is None:
             self._in_vain.add(key)
@@ -83,14 +95,18 @@ class Preemption:
 
     def for_all(self, unit: Unit, domains: Sequence[Domain]) -> Nomination | None:
         wanted = tuple(sorted(id(one.need) for one in unit.members))
-        key = (wanted, unit.band, tuple(domains))
+        claimant = _claimant(unit)
+        key = (wanted, claimant, tuple(domains))
         if key in self._in_vain:
             return None
         self._searches += 1
         trials = [
             trial
             for domain in domains
-            for trial in (self._evict_gang(unit, domain), self._evict_solos(unit, domain))
+            for trial in (
+                self._evict_gang(unit, claimant, domain),
+                self._evict_solos(unit, claimant, domain),
+            )
             if trial is not None
         ]
         if not trials:
@@ -99,8 +115,8 @@ class Preemption:
         best = min(trials, key=lambda trial: trial.cost)
         return self._nominate(best.places, best.victims)
 
-    def _evict_gang(self, unit: Unit, domain: Domain) -> _Trial | None:
-        for tried, gang in enumerate(self._victims.gangs_in(domain, unit.band)):
+    def _evict_gang(self, unit: Unit, claimant: Claimant, domain: Domain) -> _Trial | None:
+        for tried, gang in enumerate(self._victims.gangs_in(domain, claimant)):
             if tried >= _MOST_GANGS:
                 return None
             mark = self._board.mark
@@ -112,7 +128,7 @@ class Preemption:
                 return _Trial(places, {one.allocation.id: one for one in gang})
         return None
 
-    def _evict_solos(self, unit: Unit, domain: Domain) -> _Trial | None:
+    def _evict_solos(self, unit: Unit, claimant: Claimant, domain: Domain) -> _Trial | None:
         mark = self._board.mark
         claimed = set(self._victims.claimed)
         evictions: dict[Need, Evictions] = {}
@@ -122,7 +138,7 @@ class Preemption:
             if free is None:
                 if member.need not in evictions:
                     nodes = self._nodes(member.need, domain)
-                    evictions[member.need] = Evictions(self._victims, member.need, unit.band, nodes)
+                    evictions[member.need] = Evictions(self._victims, member.need, claimant, nodes)
                 plan = evictions[member.need].best()
                 if plan is None:
                     break
@@ -172,3 +188,10 @@ class Preemption:
             state=AllocationState.NOMINATED,
             victims=on_node.get(allocation.node_id, ()),
         )
+
+
+def _claimant(unit: Unit) -> Claimant:
+    """A job that gave up before its victims are gone would have evicted them in vain."""
+    ends = [scheduling_ends_at(unit.run, member.attempt) for member in unit.members]
+    before = min((at for at in ends if at is not None), default=None)
+    return Claimant(unit.band, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Band, Group, NodeStatus, RunPolicy
@@ -225,3 +226,65 @@ def test_independent_jobs_are_evicted_one_by_one() -> None:
     cluster.submit("a", gpus=4)
     cluster.settle()
     assert sorted(str(reason) for reason in reasons(cluster, many)) == ["None", "preempted"]
+
+
+# -- who gives up waiting -------------------------------------------------------------------
+
+
+def test_nobody_is_evicted_who_may_still_be_there_when_the_job_gives_up() -> None:
+    """It would be gone in vain."""
+    cluster, (other,) = full("n1")
+    run = cluster.submit("a", gpus=8, policy=RunPolicy(scheduling_timeout=300.0))
+    cluster.settle()
+    assert reasons(cluster, other) == [None]
+    assert cluster.nominated(run) == []
+
+
+def test_those_go_who_are_gone_in_time() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    slow = cluster.submit("slow", band=Band.BATCH, gpus=8)
+    quick = cluster.submit("quick", band=Band.BATCH, gpus=8, policy=RunPolicy(stop_duration=20.0))
+    cluster.settle()
+    cluster.start_all()
+    run = cluster.submit("a", gpus=8, policy=RunPolicy(scheduling_timeout=30.0))
+    cluster.settle()
+    assert (reasons(cluster, slow), reasons(cluster, quick)) == ([None], [Reason.PREEMPTED])
+    cluster.leave(quick)
+    cluster.settle()
+    assert cluster.attempt(run).status is AttemptStatus.PROVISIONING
+
+
+@pytest.mark.parametrize(("waited", "ends"), [(9.0, Reason.PREEMPTED), (11.0, None)])
+def test_the_longer_it_has_waited_the_less_time_is_left(waited: float, ends: Reason | None) -> None:
+    cluster = Cluster(gpu_node("n1"))
+    policy = RunPolicy(stop_duration=20.0)
+    other = cluster.submit("other", band=Band.BATCH, gpus=8, policy=policy)
+    cluster.settle()
+    cluster.start_all()
+    cluster.set_node(replace(cluster.node("n1"), cordoned=True))
+    cluster.submit("a", gpus=8, policy=RunPolicy(scheduling_timeout=40.0))
+    cluster.settle()
+    cluster.now += waited
+    cluster.set_node(replace(cluster.node("n1"), cordoned=False))
+    cluster.settle()
+    assert reasons(cluster, other) == [ends]
+
+
+def test_who_has_not_begun_to_run_needs_no_time_to_leave() -> None:
+    cluster = Cluster(gpu_node("n1"))
+    other = cluster.submit("other", band=Band.BATCH, gpus=8)
+    cluster.settle()
+    cluster.submit("a", gpus=8, policy=RunPolicy(scheduling_timeout=30.0))
+    cluster.settle()
+    assert reasons(cluster, other) == [Reason.PREEMPTED]
+
+
+def test_a_gang_leaves_within_the_short_grace_of_its_switch() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    other = cluster.submit("other", gang(2), band=Band.BATCH, gpus=8)
+    cluster.settle()
+    cluster.start_all()
+    run = cluster.submit("a", gang(2), gpus=8, policy=RunPolicy(scheduling_timeout=20.0))
+    cluster.settle()
+    assert reasons(cluster, other) == [Reason.PREEMPTED] * 2
+    assert len(cluster.nominated(run)) == 2
