@@ -11,24 +11,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from runner import oom
 from runner.children import Children
 from runner.launch import Launch
-from runner.output import OutputPump
+from runner.output import Output
 from runner.process import Ending, JobProcess, spawn
+from runner.pump import OutputPump
 from runner.scope import Scope
 from runner.segments import SegmentLog
 from runner.verdict import Interruption, Verdict, judge, last_line, of_max_duration
 
 DRAIN_LIMIT = 1.0
 """Seconds for what the main process left behind to end and be heard."""
+SOON = 0.25
+"""Seconds after which the main process's end is told by itself, what it left behind being slow."""
 LIMIT_GRACE = 10.0
 """Seconds between stop signal and SIGKILL when a limit ends the job."""
 
+MainEnded = Callable[[Ending, Verdict], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
@@ -66,26 +70,43 @@ class Execution:
         self._interrupted = False
         self._enforced: Verdict | None = None
 
-    async def run(self, launch: Launch, started: Callable[[int], None]) -> tuple[Ending, Verdict]:
-        """Raises CannotStart. `started` gets the pid as soon as there is one."""
-        loop = asyncio.get_running_loop()
+    async def run(
+        self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
+    ) -> tuple[Ending, Verdict]:
+        """Raises CannotStart. `started` gets the pid as soon as there is one. For `main_ended` see
+        `attend`."""
         kills_before = await asyncio.to_thread(oom.oom_kills)
-        process = self._process = await spawn(launch, self._children)
-        pump = OutputPump(
+        process = await spawn(launch, self._children)
+        output = Output(
             self._log,
             process.stdout,
             process.stderr,
             secrets=self._secrets,
             is_terminal=launch.tty,
         )
+        started(process.pid)
+        return await self.attend(process, output, kills_before, main_ended)
+
+    async def attend(
+        self, process: JobProcess, output: Output, kills_before: int, main_ended: MainEnded
+    ) -> tuple[Ending, Verdict]:
+        """A process that was just started, to its end. After a stop, others may kill this process
+        together with what the job has left behind: `main_ended` hears how the main process ended
+        while that is still waited for."""
+        loop = asyncio.get_running_loop()
+        self._process = process
+        pump = OutputPump(output)
         stop_listening = self._children.on_reaped(self._look_for_the_group)
         limit_timer = self._start_limit(loop)
         try:
-            started(process.pid)
             self._deliver()
             ending = await process.wait()
             self._main_ended = True
-            await self._let_the_rest_end(pump)
+            if self._signalled is None:
+                await self._rest_ends(pump, DRAIN_LIMIT)
+            elif not await self._rest_ends(pump, SOON):
+                await main_ended(ending, await self._judged(ending, output, kills_before))
+                await self._rest_ends(pump, self._grace_left())
         finally:
             self._over = True
             stop_listening()
@@ -94,11 +115,14 @@ class Execution:
                     timer.cancel()
             await asyncio.to_thread(self._scope.kill_all, process.pid)
             pump.close()
+        return ending, await self._judged(ending, output, kills_before)
+
+    async def _judged(self, ending: Ending, output: Output, kills_before: int) -> Verdict:
         oom_killed = await asyncio.to_thread(oom.oom_kills) > kills_before
-        return ending, judge(
+        return judge(
             ending,
             oom_killed=oom_killed,
-            last_line=last_line(pump.stderr_tail, self._secrets),
+            last_line=last_line(output.stderr_tail, self._secrets),
             enforced=self._enforced,
             interruption=self._interruption(),
         )
@@ -150,29 +174,28 @@ class Execution:
             return None
         return loop.call_later(seconds, self.enforce, of_max_duration(seconds))
 
-    async def _let_the_rest_end(self, pump: OutputPump) -> None:
-        """Ends when the pipes have ended and, after a stop, the group is empty; or when the time
-        is over."""
+    async def _rest_ends(self, pump: OutputPump, patience: float | None) -> bool:
+        """Whether, before the time is over, the pipes have ended and, after a stop, the group is
+        empty, or all was killed."""
         self._look_for_the_group()
         waits = {
             asyncio.ensure_future(self._rest_has_ended(pump)),
             asyncio.ensure_future(self._killed.wait()),
         }
-        _, pending = await asyncio.wait(
-            waits, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED
+        done, pending = await asyncio.wait(
+            waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED
         )
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        return bool(done)
 
     async def _rest_has_ended(self, pump: OutputPump) -> None:
         await pump.wait_ended()
         if self._signalled is not None and self._children.adopts_orphans:
             await self._quiet.wait()
 
-    def _patience(self) -> float | None:
-        if self._signalled is None:
-            return DRAIN_LIMIT
+    def _grace_left(self) -> float | None:
         if self._kill_at is None:
             return None
         return max(0.0, self._kill_at - asyncio.get_running_loop().time())

@@ -16,15 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from runner import __version__
+from runner import __version__, stop_order
 from runner.bell import Bell
 from runner.children import Children
-from runner.code.store import CodeStore, wanted_blobs
+from runner.code.store import CodeStore
+from runner.code.wanted import wanted_blobs
 from runner.durable import sync_and_close, write_durably
 from runner.errors import CannotStart, Refused
 from runner.execution import Execution, Limits
 from runner.launch import Launch
 from runner.preparation import Preparation
+from runner.process import Ending
 from runner.schemas import (
     EXIT_RECORD_NAME,
     LOGS_FOLDER_NAME,
@@ -166,10 +168,11 @@ class Runner:
         return self.status.latest
 
     def shut_down(self) -> None:
-        """The container is being stopped: end the job with its own signal, without a grace of our
-        own (who stops the container kills it in the end), and do not wait for acknowledgements."""
+        """The container is being stopped: end the job with its own signal, within the grace that
+        was left for it (without any: who stops the container kills it in the end), and do not wait
+        for acknowledgements."""
         self._hurried = True
-        self._stop(None, None)
+        self._stop(None, stop_order.grace_left(self._task, self._now()))
         self._changed.ring()
 
     def ack(self, offset: int) -> int:
@@ -273,11 +276,9 @@ class Runner:
         secrets = tuple(request.secrets.values())
         self._execution = Execution(self.log, self._scope, self._children, limits, secrets)
         started_at = self._now()
-        ending, verdict = await self._execution.run(
-            launch, lambda pid: self.status.add(RunnerState.RUNNING, pid=pid)
-        )
-        await self._conclude(
-            ExitRecord(
+
+        def record(ending: Ending, verdict: Verdict) -> ExitRecord:
+            return ExitRecord(
                 reason=verdict.reason,
                 message=verdict.message,
                 exit_code=ending.code,
@@ -286,7 +287,14 @@ class Runner:
                 finished_at=self._now(),
                 log_end=self.log.end,
             )
+
+        async def main_ended(ending: Ending, verdict: Verdict) -> None:
+            await self._keep(record(ending, verdict))
+
+        ending, verdict = await self._execution.run(
+            launch, lambda pid: self.status.add(RunnerState.RUNNING, pid=pid), main_ended
         )
+        await self._conclude(record(ending, verdict))
 
     async def _prepared(self, request: SubmitRequest) -> Launch:
         self._preparing = asyncio.create_task(self._preparation.launch(request))
@@ -312,15 +320,18 @@ class Runner:
         _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
         await asyncio.to_thread(self._preparation.clean)
         record = await self._with_log_whole(record)
+        await self._keep(record)
+        self.log.finish()
+        self.status.add(RunnerState.SERVING_LOGS, exit=record)
+        self._changed.ring()
+
+    async def _keep(self, record: ExitRecord) -> None:
         try:
             await self._synced()
             path, data = self._task / EXIT_RECORD_NAME, msgspec.json.encode(record)
             await asyncio.to_thread(write_durably, path, data)
         except OSError:
             _log.exception("the exit record could not be written")
-        self.log.finish()
-        self.status.add(RunnerState.SERVING_LOGS, exit=record)
-        self._changed.ring()
 
     async def _with_log_whole(self, record: ExitRecord) -> ExitRecord:
         """A job that removed its log's files hears of it."""

@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from shim import doors, safe_files
+from shim import doors, safe_files, stopping
 from shim.engines.base import EngineError, EngineUnavailable, Exit
 from shim.records import StopOrder
 from shim.schemas import TaskStatus
@@ -23,13 +22,12 @@ from shim.steps.image import Image
 from shim.steps.network import Network
 from shim.steps.ssh import Published, Ssh
 from shim.steps.volumes import Volumes
+from shim.stopping import insist, pauses
 
 log = logging.getLogger(__name__)
 
 _EXIT_RECORD = "exit.json"
 _MOST_EXIT_RECORD = 1 << 16
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
 
 STAGES: tuple[tuple[Step, ...], ...] = (
     (Folders(),),
@@ -120,7 +118,7 @@ def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
 
 async def _give_up(ctx: StepContext, reason: str | None, message: str | None) -> None:
     """The end is said once the container is confirmed gone: with it the task's place is free."""
-    await _insist(ctx, lambda: ctx.engine.remove(ctx.task.info.id))
+    await insist(ctx, lambda: ctx.engine.remove(ctx.task.info.id))
     await _let_volumes_go(ctx)
     await _end(ctx, reason=reason, message=message, container_id=None)
 
@@ -137,17 +135,17 @@ async def _let_volumes_go(ctx: StepContext) -> None:
 async def _end(ctx: StepContext, **changes: Any) -> None:
     """The end is announced even when the disk is full, and written as soon as it can be."""
     is_kept = await ctx.task.finish(**changes)
-    pauses = _pauses()
+    waits = pauses()
     while not is_kept:
-        await asyncio.sleep(next(pauses))
+        await asyncio.sleep(next(waits))
         is_kept = await ctx.task.keep()
 
 
 async def _watch(ctx: StepContext) -> None:
     beside = [
-        asyncio.create_task(_stop_when_asked(ctx)),
+        asyncio.create_task(stopping.stop_when_asked(ctx)),
         asyncio.create_task(doors.open_door(ctx)),
-        asyncio.create_task(_insist(ctx, lambda: Published().do(ctx))),
+        asyncio.create_task(insist(ctx, lambda: Published().do(ctx))),
     ]
     try:
         ended = await _exit_of(ctx)
@@ -169,45 +167,6 @@ async def _exit_of(ctx: StepContext) -> Exit:
             return await ctx.engine.wait(container_id)
         except EngineUnavailable:
             await ctx.engine.ready()
-
-
-async def _stop_when_asked(ctx: StepContext) -> None:
-    task = ctx.task
-    await task.stop_wanted.wait()
-    container_id = task.info.container_id or ""
-    if _grace_left(ctx) > 0:
-        await _insist(ctx, lambda: ctx.engine.signal_stop(container_id))
-    while (left := _grace_left(ctx)) > 0:
-        task.stop_hurried.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
-                await task.stop_hurried.wait()
-    await _insist(ctx, lambda: ctx.engine.kill(container_id))
-
-
-def _grace_left(ctx: StepContext) -> float:
-    order = ctx.task.record.stop
-    return order.kill_at - time.time() if order else 0.0
-
-
-async def _insist(ctx: StepContext, act: Callable[[], Awaitable[None]]) -> None:
-    """Returns once it is done; an engine that refuses is asked again, ever more seldom."""
-    pauses = _pauses()
-    while True:
-        try:
-            return await act()
-        except EngineUnavailable:
-            await ctx.engine.ready()
-        except EngineError as error:
-            log.warning("task %s: ending its container: %s", ctx.task.info.id, error)
-            await asyncio.sleep(next(pauses))
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(pause * 2, _LONGEST_PAUSE)
 
 
 async def _say_end(ctx: StepContext, ended: Exit) -> None:

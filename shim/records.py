@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A task is to end: by `kill_at` (Unix seconds) at the latest, for the first given reason."""
+    """A task is to end: by `kill_at` (Unix seconds; 0: at once) at the latest, for the first given
+    reason."""
 
     kill_at: float
     reason: str | None = None

@@ -266,7 +266,8 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`grace` in seconds between the stop signal and the kill; 0 kills at once."""
+    """`grace` in seconds between the stop signal and the kill of the job (its container follows
+    within 5 s, so that the runner can write down how it ended); 0 kills all at once."""
 
     grace: float = 10.0
     reason: str | None = None

@@ -98,7 +98,7 @@ class TaskState:
         """The first reason stays; the deadline only comes nearer. The task is stopped even when the
         order cannot be made durable: only then a full disk can be emptied. Raises OSError then."""
         known = self.record.stop
-        kill_at = time.time() + max(grace, 0.0)
+        kill_at = time.time() + grace if grace > 0 else 0.0
         if known is None:
             order = StopOrder(kill_at=kill_at, reason=reason, message=message)
         else:

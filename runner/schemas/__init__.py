@@ -141,7 +141,8 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     `reason` is one of LIFECYCLE.md's: done_by_runner, container_exited_with_error, out_of_memory,
     executor_error, max_duration_exceeded, log_quota_exceeded, interrupted. `exit_code` is None
     when the commands could not be started, and 128 + n when signal n ended them (`signal` then
-    holds its name).
+    holds its name). While a stopped job's last processes are waited for it may be there already,
+    with the end of its main process, and is replaced.
     """
 
     reason: str
@@ -205,6 +206,15 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     interrupt: bool = False
 
 
+class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """`stop.json` in the task's folder, written before SIGTERM by who stops the container, so that
+    the job ends in time for its exit record. Without it the job has no limit but the container's
+    end."""
+
+    kill_at: float
+    """When what is left of the job is killed."""
+
+
 class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/metrics`: what the job's cgroup has used, the runner's own share included. None:
     this kernel or engine does not count it."""
@@ -244,6 +254,7 @@ SHORTEST_SECRET = 4
 """Bytes that are hidden in logs; what is shorter would be found everywhere."""
 
 IMAGE_CONFIG_NAME = "image.json"
+STOP_ORDER_NAME = "stop.json"
 LOGS_FOLDER_NAME = "logs"
 
 

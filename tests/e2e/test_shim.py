@@ -9,8 +9,11 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
+from runner.client import RunnerClient
+from runner.schemas import ExitRecord, JobSpec, SubmitRequest
 from shim.client import ShimClient
 from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus, TerminateRequest
 from tests.support.docker_daemon import DockerDaemon
@@ -76,6 +79,35 @@ async def test_a_task_outlives_kill_nine_of_its_shim(shim: ShimProcess, busybox_
     assert (node.cpu_allocated, node.unlabelled) == (0.0, ())
     folders = (runner.parent, shim.socket.parent / "tasks")
     assert [os.listdir(folder) for folder in folders] == [[], []]
+
+
+async def test_a_job_that_the_shim_alone_stops_leaves_its_exit_record(
+    shim: ShimProcess, busybox_image: str
+) -> None:
+    async with client_of(shim) as client:
+        await client.put_task("t1", request(busybox_image), fence=FENCE)
+        info = await until(client, "t1", TaskStatus.RUNNING)
+        await eventually(Path(info.runner_socket).exists, timeout=30)
+        await begin_job(info, "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+        await client.terminate("t1", TerminateRequest(grace=0.5), run_id=RUN, fence=FENCE)
+        ended = await until(client, "t1", TaskStatus.TERMINATED)
+    record = msgspec.json.decode(ended.exit_record or "{}", type=ExitRecord)
+    assert (record.signal, record.exit_code, ended.exit_code) == ("SIGKILL", 137, 137)
+
+
+async def begin_job(info: TaskInfo, command: str) -> None:
+    """Returns once it has said something."""
+    ids = {"job_id": "j1", "attempt_id": info.id, "group": "main", "cookie": 0, "index": 0}
+    run = {"run_id": info.run_id, "run_name": info.run_name, "job_count": 1, "group_job_count": 1}
+    job = msgspec.convert({**ids, **run, "commands": [command]}, JobSpec)
+    connector = aiohttp.UnixConnector(info.runner_socket)
+    async with aiohttp.ClientSession("http://runner", connector=connector) as session:
+        runner = RunnerClient(session)
+        await runner.submit(SubmitRequest(job=job))
+        await runner.run()
+        async with asyncio.timeout(30):
+            while not (await runner.logs(0, wait=5)).frames:
+                pass
 
 
 async def test_sigterm_of_the_shim_leaves_the_task_running(

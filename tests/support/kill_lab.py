@@ -335,10 +335,22 @@ class KillLab:
         if (said := await self._insist(partial(_log_of, task_id=task_id))) != _SAID:
             self._broken(f"{task_id}: its log is {said!r}")
         if '"exit_code":0' not in (ended.exit_record or ""):
-            folder = self.shim.data / "tasks" / task_id / "job"
-            files = sorted(path.name for path in folder.iterdir())
-            code, record = ended.exit_code, ended.exit_record
-            self._broken(f"{task_id}: exit code {code}, exit record {record}, files {files}")
+            self._broken(f"{task_id}: its end is not kept\n{self._story_of(ended)}")
+
+    def _story_of(self, ended: TaskInfo) -> str:
+        """What those left behind who took part in its end."""
+        folder = self.shim.data / "tasks" / ended.id / "job"
+        records = self.shim.data / "records" / "tasks"
+        record = next((path for path in records.iterdir() if ended.id in path.name), None)
+        runner = folder / "runner.log"
+        return "\n".join(
+            (
+                f"{ended}",
+                f"record: {record.read_text('utf-8', 'replace') if record else None}",
+                f"files: {sorted(path.name for path in folder.iterdir())}",
+                f"runner.log:\n{runner.read_text() if runner.exists() else None}",
+            )
+        )
 
     def _starts_of(self, container_id: str) -> int:
         what = ("--filter", "event=start", "--filter", f"container={container_id}")

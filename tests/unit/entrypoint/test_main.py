@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from runner.client import RunnerClient, RunnerUnavailable
-from runner.schemas import ExitRecord
+from runner.schemas import ExitRecord, RunnerState, StopOrder
 from runner.schemas.frames import Decoder
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
@@ -99,6 +100,49 @@ async def test_a_follower_gets_the_last_words_of_a_job_stopped_by_sigterm(tmp_pa
         output = payload(await following)
         assert await status_of(process) == 0
     assert output.endswith(b"199999\n200000\n")
+
+
+LEAVES_A_STUBBORN_CHILD = (
+    "trap 'exit 3' TERM; (trap '' TERM; echo ready; while :; do sleep 0.05; done) & wait"
+)
+
+
+async def test_what_a_stopped_job_leaves_behind_does_not_cost_it_its_record(tmp_path: Path) -> None:
+    """`docker stop` says no grace: it kills all of the container when its own is over. A shell's
+    child that was not yet executed when the signal came is enough to be still there then."""
+    async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
+        await start(client, LEAVES_A_STUBBORN_CHILD)
+        await until_output(client, b"ready\n")
+        process.send_signal(signal.SIGTERM)
+        await eventually((tmp_path / "task/exit.json").exists)
+        assert (await client.health()).state is RunnerState.RUNNING
+        process.kill()
+        await process.wait()
+    record = record_in(tmp_path)
+    assert (record.exit_code, record.reason) == (3, "container_exited_with_error")
+
+
+async def test_a_told_grace_ends_what_is_left_of_the_job(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
+        await start(client, LEAVES_A_STUBBORN_CHILD)
+        await until_output(client, b"ready\n")
+        order = StopOrder(kill_at=time.time() + 1.0)
+        (tmp_path / "task/stop.json").write_bytes(msgspec.json.encode(order))
+        process.send_signal(signal.SIGTERM)
+        assert await status_of(process) == 3
+    assert record_in(tmp_path).exit_code == 3
+
+
+async def test_a_job_that_ignores_its_stop_is_killed_in_time_for_its_record(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
+        await start(client, "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+        await until_output(client, b"ready\n")
+        order = StopOrder(kill_at=time.time() + 0.1)
+        (tmp_path / "task/stop.json").write_bytes(msgspec.json.encode(order))
+        process.send_signal(signal.SIGTERM)
+        assert await status_of(process) == 137
+    record = record_in(tmp_path)
+    assert (record.exit_code, record.signal) == (137, "SIGKILL")
 
 
 async def test_sigterm_without_a_job_ends_it_with_a_record(tmp_path: Path) -> None:

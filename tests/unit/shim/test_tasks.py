@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shim import stopping
 from shim.engines.base import EngineError, ImageInfo
 from shim.engines.memory import FailingEngine, MemoryEngine
 from shim.errors import ShimProblem
@@ -176,7 +177,10 @@ async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node
             await service.supervisor.release("place-1", SPEAKER)
 
 
-async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(node: Node) -> None:
+async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
     node.host.ignores_stop = True
     async with node.shim() as service:
         await put(service)

@@ -1,0 +1,136 @@
+"""A stop carries its grace to the runner, so that the job's exit record outlives the container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from runner import stop_order
+from shim import stopping
+from shim.engines.memory import MemoryEngine
+from shim.schemas import TaskStatus, TerminateRequest
+from shim.service import Service
+from tests.support.waiting import eventually
+from tests.unit.shim.parts import SPEAKER, Node, request, until
+
+WHY = "terminated_by_user"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    node = Node(tmp_path)
+    node.host.ignores_stop = True
+    return node
+
+
+class ListeningEngine(MemoryEngine):
+    """Notes at each stop signal how much time the runner was told of."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.host)
+        self.told: list[float | None] = []
+        self._folder = node.settings.job_folder("t1")
+
+    async def signal_stop(self, container_id: str) -> None:
+        self.told.append(stop_order.grace_left(self._folder, 0.0))
+        await super().signal_stop(container_id)
+
+
+async def running(service: Service) -> None:
+    await service.supervisor.put("t1", request(), SPEAKER)
+    await until(service, "t1", TaskStatus.RUNNING)
+
+
+async def order(service: Service, grace: float) -> None:
+    wish = TerminateRequest(grace=grace, reason=WHY)
+    await service.supervisor.terminate("t1", wish, SPEAKER)
+
+
+def kill_at(node: Node) -> float:
+    stop = node.task_records["t1"].stop
+    assert stop is not None
+    return stop.kill_at
+
+
+async def test_the_runner_finds_its_grace_when_the_signal_comes(node: Node) -> None:
+    engine = ListeningEngine(node)
+    async with node.shim(engine) as service:
+        await running(service)
+        await order(service, 3600.0)
+        await eventually(lambda: engine.told != [])
+    assert engine.told == [kill_at(node)]
+
+
+async def test_only_a_shorter_grace_is_told_anew(node: Node) -> None:
+    engine = ListeningEngine(node)
+    async with node.shim(engine) as service:
+        await running(service)
+        for grace in (3600.0, 7200.0, 1800.0):
+            await order(service, grace)
+            await eventually(lambda: engine.told[-1:] == [kill_at(node)])
+    assert len(engine.told) == 2
+
+
+async def test_another_life_of_the_shim_tells_it_again(node: Node) -> None:
+    async with node.shim() as service:
+        await running(service)
+        await order(service, 3600.0)
+    engine = ListeningEngine(node)
+    async with node.shim(engine):
+        await eventually(lambda: engine.told != [])
+    assert engine.told == [kill_at(node)]
+
+
+async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "LAST_WORDS", 3600.0)
+    engine = ListeningEngine(node)
+    record = node.settings.job_folder("t1") / "exit.json"
+    async with node.shim(engine) as service:
+        await running(service)
+        await order(service, 0.01)
+        await eventually(lambda: engine.told != [])
+        record.write_text('{"exit_code":137}')
+        node.host.containers["c-t1"].end(137)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.exit_record, node.host.log) == ('{"exit_code":137}', ["stop c-t1"])
+
+
+async def test_an_abort_leaves_no_time_for_last_words(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "LAST_WORDS", 3600.0)
+    engine = ListeningEngine(node)
+    async with node.shim(engine) as service:
+        await running(service)
+        await order(service, 0.01)
+        await eventually(lambda: engine.told != [])
+        await order(service, 0.0)
+        await until(service, "t1", TaskStatus.TERMINATED)
+    assert node.host.log == ["stop c-t1", "kill c-t1"]
+
+
+async def test_a_grace_that_cannot_be_told_is_kept_all_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stopping, "safe_files", SimpleNamespace(replace_file=refuse))
+    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
+    engine = ListeningEngine(node)
+    async with node.shim(engine) as service:
+        await running(service)
+        await order(service, 0.05)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (engine.told, node.host.log) == ([None], ["stop c-t1", "kill c-t1"])
+    assert ended.reason == WHY
+
+
+def test_the_order_is_what_the_runner_reads(tmp_path: Path) -> None:
+    (tmp_path / "stop.json").write_bytes(msgspec.json.encode({"kill_at": 130.0}))
+    assert stop_order.grace_left(tmp_path, 100.0) == 30.0
