@@ -50,6 +50,7 @@ class StrayTasks:
         self._collect = collect
         self._restored = restored
         self._collecting: dict[str, asyncio.Task[None]] = {}
+        self._claimed: set[str] = set()
 
     async def close(self) -> None:
         tasks = list(self._collecting.values())
@@ -62,6 +63,7 @@ class StrayTasks:
         orphaned with it is free then."""
         state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
         if self._is_unknown(state, info):
+            await self._claim(connection, _as_now(state, info))
             stops = await self._quarantine(node_id, connection, info)
             why = "it is unknown here, and an admin has asked for its end"
         else:
@@ -142,6 +144,20 @@ class StrayTasks:
 
     async def _run_of(self, place: AllocationInfo) -> RunState | None:
         return self._turns.known.get(place.run_id) or await self._store.find_run(place.run_id)
+
+    async def _claim(self, connection: NodeConnection, info: TaskInfo) -> None:
+        """The controller of before the restore may only have been paused, and still know the task:
+        nobody but this one ends it from now on. Another installation's are left alone."""
+        if not self._restored or info.id in self._claimed:
+            return
+        try:
+            await connection.shim.claim(
+                info.id, run_id=info.run_id, fence=self._fence, incarnation=info.incarnation
+            )
+        except ShimError as error:
+            log.warning("unknown task %s could not be claimed: %s", info.id, error)
+            return
+        self._claimed.add(info.id)
 
     def _is_unknown(self, state: RunState | None, info: TaskInfo) -> bool:
         return state is None or (self._restored and convert.find(state, info.id) is None)
