@@ -84,9 +84,9 @@ async def running(lab: KillLab, script: str, number: int = 0) -> TaskInfo:
     return info
 
 
-async def read_log(client: ShimClient) -> bytes:
+async def read_log(client: ShimClient) -> bytearray:
     """Its beginning; a log without an end is left."""
-    data = b""
+    data = bytearray()
     async with client.logs("t0", 0) as stream:
         async for piece in stream.pieces():
             data += piece
