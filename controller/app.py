@@ -115,8 +115,10 @@ async def _open(
 ) -> tuple[Machinery, ControllerService]:
     clock, chance, progress = SystemClock(), system_chance(), PullBoard()
     boot = await store.open()
-    snapshot = await identity.ensure_admin(store, await store.load(), options.data, clock.now())
-    key = await asyncio.to_thread(identity.ssh_identity, options.data)
+    snapshot = await store.load()
+    far = sorted(node.name for node in snapshot.nodes if not node.address.local_socket)
+    key = await asyncio.to_thread(identity.ssh_identity, options.data, far)
+    snapshot = await identity.ensure_admin(store, snapshot, options.data, clock.now())
     machinery = Machinery(
         store=store,
         boot=boot,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import asyncssh
@@ -22,13 +23,16 @@ class IdentityUnusable(Exception):
     """The text names the file and what to do about it."""
 
 
-def ssh_identity(data: Path) -> asyncssh.SSHKey:
+def ssh_identity(data: Path, let_in_by: Sequence[str] = ()) -> asyncssh.SSHKey:
     """The key with which the controller logs in to nodes, made on first use (file mode 0600).
 
-    Blocking. Raises IdentityUnusable."""
+    `let_in_by`: names of nodes that let in a key already. Another one would find them all silent,
+    and their jobs lost. Blocking. Raises IdentityUnusable."""
     path = data / IDENTITY_NAME
     try:
         if not path.exists():
+            if let_in_by:
+                raise _missing(path, let_in_by)
             key = asyncssh.generate_private_key("ssh-ed25519", comment="fairlead-controller")
             write_private(path, key.export_private_key())
         return asyncssh.read_private_key(path)
@@ -36,9 +40,24 @@ def ssh_identity(data: Path) -> asyncssh.SSHKey:
         raise IdentityUnusable(f"cannot use {path}: {error.strerror}") from error
     except asyncssh.KeyImportError as error:
         raise IdentityUnusable(
-            f"{path} is not a private key: restore it, or move it away to get a new one (each "
-            f"node must then be given the new line of `fairlead node key`)"
+            f"{path} is not a private key: restore it, or make a new one ({_how_to_make(path)})"
         ) from error
+
+
+def _missing(path: Path, nodes: Sequence[str]) -> IdentityUnusable:
+    named = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    return IdentityUnusable(
+        f"{path} is not there, and {named} let in nobody but the holder of that key: copy it from "
+        f"the data folder of the controller before or from a backup, or make a new one "
+        f"({_how_to_make(path)})"
+    )
+
+
+def _how_to_make(path: Path) -> str:
+    return (
+        f"`ssh-keygen -t ed25519 -N '' -f {path}`, and its line in {path}.pub into the "
+        f"authorized_keys of each node"
+    )
 
 
 def public_line(identity: asyncssh.SSHKey) -> str:
@@ -47,7 +66,8 @@ def public_line(identity: asyncssh.SSHKey) -> str:
 
 
 async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float) -> Snapshot:
-    """An admin and a token in `admin-token` on first start; a lost file gets a new token.
+    """An admin and a token in `admin-token` on first start; a lost file gets a new token, of that
+    admin or of the first one that there is.
 
     Raises IdentityUnusable, StoreUnavailable."""
     path = data / ADMIN_TOKEN_NAME
@@ -58,9 +78,10 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
         await asyncio.to_thread(write_private, path, f"{token}\n".encode())
     except OSError as error:
         raise IdentityUnusable(f"cannot write {path}: {error.strerror}") from error
+    admins = sorted(user.name for user in snapshot.users if user.role is Role.ADMIN)
     stored = StoredToken(
         id=secrets.token_hex(8),
-        user=ADMIN,
+        user=ADMIN if ADMIN in admins or not admins else admins[0],
         digest=tokens.digest(token),
         created_at=now,
         label="made on first start",

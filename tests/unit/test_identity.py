@@ -12,8 +12,9 @@ import pytest
 from controller import identity
 from controller.identity import IdentityUnusable
 from controller.store import tokens
-from controller.store.base import Snapshot
+from controller.store.base import Changes, Snapshot
 from controller.store.memory import MemoryDatabase, MemoryStore
+from controller.store.users import Role, User
 
 
 def mode(path: Path) -> int:
@@ -42,6 +43,32 @@ def test_a_damaged_ssh_key_is_an_error_that_names_the_file(tmp_path: Path) -> No
     )
     with pytest.raises(IdentityUnusable, match=f"{path} is not a private key"):
         identity.ssh_identity(tmp_path)
+
+
+def test_no_other_key_is_made_where_nodes_let_in_one_already(tmp_path: Path) -> None:
+    path = tmp_path / identity.IDENTITY_NAME
+    names = ["n1", "n2", "n3", "n4", "n5"]
+    with pytest.raises(IdentityUnusable, match=f"{path} is not there, and n1, n2, n3 and 2 more"):
+        identity.ssh_identity(tmp_path, names)
+    assert not path.exists()
+    made = identity.ssh_identity(tmp_path)
+    assert identity.public_line(identity.ssh_identity(tmp_path, names)) == identity.public_line(
+        made
+    )
+
+
+async def test_a_lost_token_is_made_again_for_an_admin_who_is_there(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+    await started(database, tmp_path)
+    store = MemoryStore(database)
+    await store.open()
+    zoe = User(name="zoe", role=Role.ADMIN, created_at=2.0)
+    await store.commit(Changes(users=(zoe,), removed_users=(identity.ADMIN,)))
+    await store.close()
+    (tmp_path / identity.ADMIN_TOKEN_NAME).unlink()
+    snapshot = await started(database, tmp_path)
+    token = (tmp_path / identity.ADMIN_TOKEN_NAME).read_text().strip()
+    assert [one.user for one in snapshot.tokens if one.digest == tokens.digest(token)] == ["zoe"]
 
 
 def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(tmp_path: Path) -> None:
