@@ -17,8 +17,8 @@ import sys
 from entrypoint.init import adopt_orphans
 from entrypoint.ssh.door import Door
 from runner.children import Children
-from runner.main import complain, parse
-from runner.serving import Options, log_to, serve
+from runner.options import Options, complain, parse
+from runner.serving import log_to, serve
 from runner.sockets import SocketUnusable
 
 __all__ = ["live", "run"]

@@ -25,6 +25,7 @@ from runner.durable import sync_and_close, write_durably
 from runner.errors import CannotStart, Refused
 from runner.execution import Execution, Limits
 from runner.launch import Launch
+from runner.options import Settings
 from runner.preparation import Preparation
 from runner.process import Ending
 from runner.schemas import (
@@ -39,24 +40,15 @@ from runner.schemas import (
 )
 from runner.schemas.frames import Stream, notice_line
 from runner.scope import Scope
-from runner.segments import QUOTA, SEGMENT_SIZE, SegmentLog
+from runner.segments import SegmentLog
 from runner.status import StatusLog
 from runner.validation import check_submission, signal_number
 from runner.verdict import EXECUTOR_ERROR, STOPPED_BEFORE_START, Verdict, of_log_quota
 
-LINGER = 10.0
-"""Seconds that an ended job's log is served for when nobody acknowledges it; the files stay, and
-the shim serves them then."""
 HURRIED_LINGER = 2.0
 """The same when the container is being stopped; then only for followers that are there now."""
 
 _log = logging.getLogger(__name__)
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    linger: float = LINGER
-    log_quota: int = QUOTA
-    segment_size: int = SEGMENT_SIZE
 
 
 class Runner:

@@ -8,7 +8,6 @@ become smaller as they become more.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,4 +76,6 @@ class Seat:
     async def turn(self) -> None:
         """Until this follower may take a piece."""
         if not self._pacing.is_first(self):
+            import asyncio  # not before somebody follows: see `early`
+
             await asyncio.sleep(self._pacing.reserve())

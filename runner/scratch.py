@@ -7,7 +7,6 @@ read-only), is readable by the job's user alone, and is gone when the runner is.
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from runner.errors import CannotStart
@@ -63,7 +62,7 @@ class Scratch:
 
     def remove(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
             self._folder = None
 
     def _make(self) -> Path:
@@ -72,7 +71,7 @@ class Scratch:
             try:
                 folder.mkdir(mode=0o700)
             except FileExistsError:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
                 folder.mkdir(mode=0o700)
             except OSError:
                 continue
@@ -94,3 +93,9 @@ class Scratch:
     def _give(self, fd: int) -> None:
         if self._owner is not None:
             os.fchown(fd, self._owner.uid, self._owner.gid)
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # a job's start does not wait for it
+
+    shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,6 @@ segments are given to `retire`, and `sync` is for a thread.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from array import array
 from bisect import bisect_right
@@ -169,6 +168,8 @@ class SegmentLog:
         return gone
 
     def _put_back(self, segment: Segment) -> None:
+        import shutil  # hardly ever, and a job's start does not wait for it
+
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
         old = self._fd
         with open(self.open_segment(segment), "rb") as source:

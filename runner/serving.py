@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket as Listener
 
-import msgspec
 from aiohttp import web
 
 from runner.app import make_app
 from runner.children import Children
 from runner.door import Door
 from runner.following import FOLLOWER_PATIENCE
-from runner.lifecycle import Runner, Settings
+from runner.lifecycle import Runner
+from runner.options import Options
 from runner.relay import Relay
 from runner.schemas import ExitRecord
 from runner.scope import Scope, scope_of_this_process
@@ -33,13 +33,6 @@ EXIT_NOT_STARTED = 125
 _LOG_SIZE = 1 << 20
 _UMASK = 0o007
 _SHUTDOWN_TIME = 2.0
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    task: Path
-    socket: Path
-    peers: Peers
-    settings: Settings = Settings()
 
 
 def log_to(task: Path) -> None:

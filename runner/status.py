@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from runner.bell import Bell
@@ -39,6 +38,8 @@ class StatusLog:
 
     async def follow(self, after: int, heartbeat: float = HEARTBEAT) -> AsyncIterator[StatusEvent]:
         """Events with `seq` above `after`; the last one again whenever `heartbeat` s were quiet."""
+        import asyncio  # not before somebody follows: see `early`
+
         seen = max(0, after)
         while True:
             for event in self._events[seen:]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from runner.code.store import wanted_blobs
+from runner.code.wanted import wanted_blobs
 from runner.errors import Refused
 from runner.schemas import JobSpec, SubmitRequest
 

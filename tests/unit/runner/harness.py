@@ -13,7 +13,8 @@ import msgspec
 
 from runner.children import Children
 from runner.client import BASE_URL, RunnerClient
-from runner.lifecycle import Runner, Settings
+from runner.lifecycle import Runner
+from runner.options import Settings
 from runner.schemas import ExitRecord, JobSpec, RunnerState, StatusEvent, SubmitRequest
 from runner.schemas.frames import Decoder, Frame, Stream
 from runner.scope import SessionScope

@@ -12,7 +12,8 @@ import pytest
 
 from runner.children import Children
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
-from runner.lifecycle import Runner, Settings
+from runner.lifecycle import Runner
+from runner.options import Settings
 from runner.schemas import WS_TOO_SLOW, RunnerState
 from runner.schemas.frames import Stream
 from runner.scope import SessionScope

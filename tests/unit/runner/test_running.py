@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from runner.client import RunnerClient, RunnerError
-from runner.lifecycle import Settings
+from runner.options import Settings
 from runner.schemas import ClusterInfo, ExitRecord, RunnerState
 from runner.schemas.frames import Stream
 from tests.unit.runner.harness import (

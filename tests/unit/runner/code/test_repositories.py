@@ -17,7 +17,8 @@ from runner.children import Children
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.code.preparing import CodePreparer
-from runner.code.store import CodeStore, wanted_blobs
+from runner.code.store import CodeStore
+from runner.code.wanted import wanted_blobs
 from runner.errors import CannotStart
 from runner.schemas import IfExists, Repo, RepoCredentials, SubmitRequest
 from runner.scratch import Scratch

@@ -1,0 +1,102 @@
+"""Starts a process in a session of its own. Blocking: in the loop call it in a thread."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from runner import terminal
+from runner.errors import CannotStart
+from runner.launch import Launch
+
+PIPE_SIZE = 1 << 20
+_JOB_UMASK = 0o022
+
+
+class Spawned(NamedTuple):
+    """`pid` is also its session and process group. Who has it owns the descriptors, from which
+    output is read without blocking."""
+
+    pid: int
+    stdout: int
+    stderr: int
+
+
+class Ends(NamedTuple):
+    """Of what the process's outputs go through: ours, and the process's."""
+
+    stdout: int
+    stderr: int
+    their_stdout: int
+    their_stderr: int
+
+
+def spawn(launch: Launch) -> Spawned:
+    """Raises CannotStart when the program cannot be executed. With `launch.tty` both outputs are
+    one terminal, read from `stdout`, and `stderr` is at its end at once."""
+    with ends_for(launch) as ends:
+        return Spawned(fork_exec(launch, ends), ends.stdout, ends.stderr)
+
+
+@contextmanager
+def ends_for(launch: Launch) -> Iterator[Ends]:
+    """For the time of the start; ours stay open unless that fails."""
+    stdout_read, stdout_write = terminal.open_for(launch.identity) if launch.tty else _pipe()
+    stderr_read, stderr_write = _pipe()
+    their_stderr = stdout_write if launch.tty else stderr_write
+    try:
+        yield Ends(stdout_read, stderr_read, stdout_write, their_stderr)
+    except BaseException:
+        os.close(stdout_read)
+        os.close(stderr_read)
+        raise
+    finally:
+        os.close(stdout_write)
+        os.close(stderr_write)
+
+
+def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> int:
+    """The new process's pid. Raises CannotStart."""
+    identity = launch.identity
+    try:
+        process = subprocess.Popen(
+            launch.argv,
+            stdin=stdin,
+            stdout=ends.their_stdout,
+            stderr=ends.their_stderr,
+            env=launch.env,
+            cwd=launch.working_dir,
+            start_new_session=True,
+            umask=_JOB_UMASK,
+            preexec_fn=terminal.take if launch.tty else None,
+            user=None if identity is None else identity.uid,
+            group=None if identity is None else identity.gid,
+            extra_groups=None if identity is None else identity.groups,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise CannotStart(_why_not(launch, error)) from error
+    process.returncode = 0  # Popen must neither wait for it nor complain that nobody did
+    return process.pid
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read, False)
+    with suppress(OSError):  # above this user's limit: a smaller pipe is slower, not wrong
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+    return read, write
+
+
+def _why_not(launch: Launch, error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return (
+            f"user {launch.identity.name if launch.identity else os.getuid()} may not execute"
+            f" {launch.argv[0]!r} in {launch.working_dir!r}"
+        )
+    if isinstance(error, OSError):
+        return f"{launch.argv[0]!r} cannot be executed: {error.strerror}"
+    return f"{launch.argv[0]!r} cannot be executed: {error}"
