@@ -28,7 +28,7 @@ from controller.pipelines import convert
 from controller.pipelines.turns import Turns
 from controller.store.base import StoreError
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import DrainRequest, Fence
+from shim.schemas import DrainRequest, EventType, Fence
 
 log = logging.getLogger(__name__)
 
@@ -135,10 +135,10 @@ class NodeSession:
         async with contextlib.aclosing(connection.shim.events()) as events:
             if await anext(events, None) is None:
                 return
-            self._silence.heard()
+            self._heard()
             await stock.take()
             await slot.aclose()
-            self._silence.heard()
+            self._heard()
             self._told_disconnected = None  # jobs may have been placed there that were told nothing
             self.connection = connection
             self.up.set()
@@ -146,8 +146,9 @@ class NodeSession:
             self._report_disconnected(False)
             self._listener.connected(self._node_id)
             async for event in events:
-                self._silence.heard()
-                await stock.handle(event)
+                self._heard()
+                if event.type is not EventType.HEARTBEAT:
+                    await stock.handle(event)
 
     # -- beside the events ------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class NodeSession:
             else:
                 pause = quiet_for if patience is None else min(quiet_for, patience)
                 await asyncio.sleep(max(SHORTEST_LOOK_SECONDS, pause))
-            self._silence.heard(connection.heard_at())
+            self._heard(connection.heard_at())
 
     async def _until_quiet(self, connection: NodeConnection) -> None:
         """Until nothing was heard for a while, or a job is there that waits to hear of us. A timer
@@ -181,7 +182,7 @@ class NodeSession:
 
         def look() -> None:
             nonlocal timer
-            self._silence.heard(connection.heard_at())
+            self._heard(connection.heard_at())
             left = self._silence.left
             if left > 0 and self._least_patience() is None:
                 timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, left), look)
@@ -201,13 +202,13 @@ class NodeSession:
                 await connection.shim.health(fence=fence)
         except (TimeoutError, ShimUnavailable):
             before = self._silence.listened
-            self._silence.heard(connection.heard_at())
+            self._heard(connection.heard_at())
             if self._silence.listened >= before:
                 self._silence.probe_failed()
         except ShimError:
-            self._silence.heard()
+            self._heard()
         else:
-            self._silence.heard()
+            self._heard()
 
     def _least_patience(self) -> float | None:
         """Seconds between two greetings; None when no job there waits to hear of a controller."""
@@ -242,6 +243,18 @@ class NodeSession:
             stock.shim_drains = node.draining
 
     # -- what the link itself says ----------------------------------------------------------
+
+    def _heard(self, at: float | None = None) -> None:
+        """Stored at once where the node may be given up soon: this controller may end before the
+        node is connected, and the next one counts from what is stored."""
+        silent = self._silence.seconds
+        self._silence.heard(at)
+        if silent < self._failure.unreachable_after or self._silence.seconds >= silent:
+            return
+        node = self._turns.nodes.get(self._node_id)
+        if node is not None and node.status is not NodeStatus.CONNECTED:
+            seen = self._clock.now() - self._silence.seconds
+            self._turns.set_node(msgspec.structs.replace(node, last_seen_at=seen), self._node_id)
 
     def _not_connected(self, message: str, *, refused: bool = False) -> None:
         node = self._turns.nodes.get(self._node_id)

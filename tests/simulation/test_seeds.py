@@ -12,12 +12,22 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 FIXED_SEEDS = 60
+FOUND = (700475,)
+"""Worlds in which a fault was found once."""
 PATIENCE_SECONDS = 900.0
 
 
 def test_the_controller_keeps_its_promises_whatever_its_nodes_do() -> None:
     done = _simulate("--start=0", f"--seeds={FIXED_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_once_is_not_found_again(seed: int) -> None:
+    done = _simulate(f"--seed={seed}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -775,6 +775,24 @@ async def test_when_it_was_last_heard_is_stored_when_the_link_breaks() -> None:
         assert it.node.last_seen_at == NOW
 
 
+async def test_a_word_in_a_connection_that_is_not_made_yet_is_stored_for_the_next_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would otherwise give the node up too early."""
+    gone = a_node(status=NodeStatus.UNREACHABLE, last_seen_at=NOW - 290.0)
+
+    async def fail() -> None:
+        raise ShimUnavailable("cut")
+
+    def greet_and_fail(it: World) -> None:
+        monkeypatch.setattr(it.shim, "node", fail)
+
+    async with world(placed(AttemptStatus.RUNNING), node=gone, before=greet_and_fail) as it:
+        await eventually(lambda: it.link.tries >= 2)
+        await it.turns.settled()
+        assert (it.node.status, it.node.last_seen_at) == (NodeStatus.UNREACHABLE, NOW)
+
+
 # -- quarantine -----------------------------------------------------------------------------
 
 
