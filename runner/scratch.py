@@ -13,6 +13,9 @@ from runner.errors import CannotStart
 from runner.identities import Identity
 
 PLACES = (Path("/dev/shm"), Path("/run"), Path("/tmp"))
+GIVEN = "FAIRLEAD_MEMORY_FOLDER"
+"""Where the runner is no container's: a folder of this task alone. Who started the runner removes
+it, also when the runner could not."""
 _SECRET = 0o600
 
 
@@ -20,6 +23,15 @@ def memory_mounts(table: str) -> frozenset[str]:
     """The mount points in `table` (as of /proc/mounts) whose files are in memory."""
     rows = (line.split(" ") for line in table.splitlines())
     return frozenset(row[1] for row in rows if len(row) > 2 and row[2] in ("tmpfs", "ramfs"))
+
+
+def usable_places() -> tuple[Path, ...]:
+    """Folders in memory, the best first."""
+    mounted = memory_mounts(Path("/proc/mounts").read_text("utf-8", "replace"))
+    given = Path(os.environ.get(GIVEN, "/"))
+    if given.is_dir() and any(str(parent) in mounted for parent in given.parents):
+        return (given,)
+    return tuple(place for place in PLACES if str(place) in mounted)
 
 
 class Scratch:
@@ -66,7 +78,7 @@ class Scratch:
             self._folder = None
 
     def _make(self) -> Path:
-        for place in self._usable_places():
+        for place in usable_places() if self._places is None else self._places:
             folder = place / self._name
             try:
                 folder.mkdir(mode=0o700)
@@ -83,12 +95,6 @@ class Scratch:
             + ", ".join(map(str, PLACES))
             + " are no writable tmpfs"
         )
-
-    def _usable_places(self) -> tuple[Path, ...]:
-        if self._places is not None:
-            return self._places
-        mounted = memory_mounts(Path("/proc/mounts").read_text("utf-8", "replace"))
-        return tuple(place for place in PLACES if str(place) in mounted)
 
     def _give(self, fd: int) -> None:
         if self._owner is not None:

@@ -17,7 +17,7 @@ import msgspec
 
 from runner.environment import Paths
 from runner.schemas import SubmitRequest
-from runner.scratch import PLACES, memory_mounts
+from runner.scratch import usable_places
 from runner.variables import PREFIX, variables
 
 _NAME = "session-env.json"
@@ -36,9 +36,8 @@ def in_memory(task: Path, name: str) -> list[Path]:
     """Where a file about this task would be in memory, the best place first; everybody who sees the
     task's folder finds the same."""
     about = task.stat()
-    mounted = memory_mounts(Path("/proc/mounts").read_text("utf-8", "replace"))
     own = f"fairlead-{about.st_dev:x}-{about.st_ino:x}-{name}"
-    return [place / own for place in PLACES if str(place) in mounted]
+    return [place / own for place in usable_places()]
 
 
 def write(task: Path, env: dict[str, str]) -> None:

@@ -32,6 +32,7 @@ from shim.engines.base import (
     ImageInfo,
     Storage,
 )
+from shim.engines.private_memory import VARIABLE, PrivateMemory
 from shim.schemas import EngineKind, PullProgress, RegistryAuth
 
 _MARK = "FAIRLEAD_PROCESS_MARK"
@@ -64,6 +65,7 @@ class ProcessEngine:
         self._command = command or (sys.executable, "-m", "entrypoint.main")
         self._states: dict[str, ProcessState] = {}
         self._children: set[int] = set()
+        self._memory = PrivateMemory(install_id)
         self._files = threading.Lock()
         """The end of a task may be noted while the task is being removed."""
 
@@ -167,6 +169,7 @@ class ProcessEngine:
             with contextlib.suppress(durable.DamagedFile, msgspec.DecodeError, OSError):
                 state = decoder.decode(durable.read_file(path))
                 self._states[state.spec.task_id] = self._as_it_is(state)
+        self._memory.remove_strays(self._states)
 
     def _as_it_is(self, state: ProcessState) -> ProcessState:
         """A crash between starting the process and noting its pid leaves only the mark."""
@@ -194,6 +197,8 @@ class ProcessEngine:
         ]
         env = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
         env |= {"HOME": str(home), _MARK: self._mark(state)}
+        if (memory := self._memory.make(spec.task_id)) is not None:
+            env[VARIABLE] = str(memory)
         if spec.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
         pid = _spawn_session(argv, env, home, self._folder / spec.task_id / "output.log")
@@ -205,6 +210,7 @@ class ProcessEngine:
         code = self._reap(state)
         if code is None:
             code = _claimed_exit_code(Path(state.spec.job_folder))
+        self._memory.remove(state.spec.task_id)
         with self._files:
             current = self._states.get(state.spec.task_id)
             if current is not None and not current.ended:
@@ -213,6 +219,7 @@ class ProcessEngine:
     def _forget(self, task_id: str) -> None:
         with self._files:
             self._states.pop(task_id, None)
+            self._memory.remove(task_id)
             shutil.rmtree(self._folder / task_id, ignore_errors=True)
 
     def _end(self, state: ProcessState) -> None:

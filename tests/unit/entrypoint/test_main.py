@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StopOrder
 from runner.schemas.frames import Decoder
+from runner.scratch import GIVEN
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -38,8 +41,9 @@ def arguments(folder: Path, *more: str) -> tuple[str, ...]:
 async def an_entrypoint(
     folder: Path, *more: str, env: dict[str, str] | None = None, wrapper: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[Process, RunnerClient]]:
+    memory = tempfile.mkdtemp(dir="/dev/shm")
     process = await asyncio.create_subprocess_exec(
-        *wrapper, *arguments(folder, *more), env={**os.environ, **(env or {})}
+        *wrapper, *arguments(folder, *more), env={**os.environ, GIVEN: memory, **(env or {})}
     )
     try:
         async with a_session(folder / "runner.sock") as session:
@@ -51,6 +55,7 @@ async def an_entrypoint(
         if process.returncode is None:
             process.kill()
         await process.wait()
+        shutil.rmtree(memory)
 
 
 async def start(client: RunnerClient, *commands: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,8 @@ from runner.client import RunnerError
 from runner.errors import CannotStart
 from runner.identities import current_identity
 from runner.schemas import ClusterInfo, ClusterKey, StatusEvent, SubmitRequest
-from runner.scratch import Scratch, memory_mounts
+from runner.scratch import GIVEN, Scratch, memory_mounts, usable_places
+from shim.engines import private_memory
 from tests.unit.runner.code.hostile import file, tar
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -148,6 +150,18 @@ async def test_the_output_folder_is_the_jobs_own_and_outlives_it(tmp_path: Path)
 def test_only_mounts_in_memory_count() -> None:
     table = "proc /proc proc rw 0 0\nshm /dev/shm tmpfs rw 0 0\n/dev/sda1 /tmp ext4 rw 0 0\n"
     assert memory_mounts(table) == {"/dev/shm"}
+
+
+def test_a_folder_in_memory_that_was_given_is_the_only_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert GIVEN == private_memory.VARIABLE
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as given:
+        monkeypatch.setenv(GIVEN, given)
+        assert usable_places() == (Path(given),)
+    for wrong in (given, str(tmp_path), ""):
+        monkeypatch.setenv(GIVEN, wrong)
+        assert usable_places()[0] == Path("/dev/shm")
 
 
 def test_secrets_without_memory_to_keep_them_are_refused() -> None:

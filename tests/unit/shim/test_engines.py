@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from shim.engines import procfs
 from shim.engines.base import ContainerState, Engine
 from shim.engines.memory import MemoryContainer, MemoryEngine, MemoryHost
+from shim.engines.private_memory import PrivateMemory
 from shim.engines.process import ProcessEngine
 from shim.service import disk_threads
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
@@ -50,13 +52,14 @@ class ProcessWorld:
         self.folder = folder
         self._threads = disk_threads()
         self._engines: list[ProcessEngine] = []
+        self.install_id = uuid.uuid4().hex
 
     @property
     def engine(self) -> ProcessEngine:
         return self._engines[0]
 
     async def again(self) -> ProcessEngine:
-        engine = ProcessEngine(self.folder / "data", "install", self._threads, RUN_SCRIPT)
+        engine = ProcessEngine(self.folder / "data", self.install_id, self._threads, RUN_SCRIPT)
         await engine.open()
         self._engines.append(engine)
         return engine
@@ -128,6 +131,56 @@ async def test_a_task_does_not_inherit_what_was_set_for_the_shim(
     text = await asyncio.to_thread((processes.folder / "t1" / "job" / "environment").read_text)
     assert "PATH=" in text
     assert "s3cret" not in text
+
+
+KEEPS = 'echo s3cret > "$FAIRLEAD_MEMORY_FOLDER/key"; ready; wait_forever'
+
+
+def memory_of(processes: ProcessWorld, task_id: str) -> Path:
+    return Path(f"/dev/shm/fairlead-{processes.install_id}-{task_id}")
+
+
+async def until_kept(processes: ProcessWorld) -> Path:
+    await processes.engine.create(spec(processes, "t1", KEEPS))
+    await processes.engine.start("t1")
+    memory = memory_of(processes, "t1")
+    await eventually((memory / "key").exists, timeout=DEADLINE)
+    return memory
+
+
+async def test_what_a_killed_task_kept_in_memory_goes_with_it(processes: ProcessWorld) -> None:
+    memory = await until_kept(processes)
+    await processes.engine.kill("t1")
+    await processes.engine.wait("t1")
+    assert not await asyncio.to_thread(memory.exists)
+
+
+async def test_what_a_task_kept_in_memory_goes_when_its_shim_was_killed_too(
+    processes: ProcessWorld,
+) -> None:
+    memory = await until_kept(processes)
+    other = await processes.again()
+    assert await asyncio.to_thread(memory.exists)
+    await other.remove("t1")
+    assert not await asyncio.to_thread(memory.exists)
+
+
+async def test_memory_of_a_task_that_nobody_knows_is_given_back_at_the_next_start(
+    processes: ProcessWorld,
+) -> None:
+    memory = await until_kept(processes)
+    stray = memory_of(processes, "stray")
+    await asyncio.to_thread(stray.mkdir)
+    await processes.again()
+    assert [path.exists() for path in (memory, stray)] == [True, False]
+
+
+async def test_a_place_in_memory_that_somebody_took_is_not_used(tmp_path: Path) -> None:
+    memory = PrivateMemory("install", tmp_path)
+    (tmp_path / "fairlead-install-t1").symlink_to(tmp_path)
+    (tmp_path / "fairlead-install-t2").touch()
+    made = [memory.make(task_id) for task_id in ("t1", "t2", "t3")]
+    assert made == [None, None, tmp_path / "fairlead-install-t3"]
 
 
 async def test_the_end_that_nobody_saw_is_told_by_the_exit_record(
