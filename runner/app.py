@@ -34,6 +34,7 @@ MAX_WAIT = 60.0
 MAX_HEARTBEAT = 300.0
 PAGE_SIZE = 4 << 20
 """About how much one `GET /v1/logs` answers at most; the reader asks again from where it ends."""
+_MOST_DIGITS = 18
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -153,7 +154,7 @@ class _Api:
 
 def _number(request: web.Request, name: str) -> int:
     text = request.query.get(name, "0")
-    if not (text.isascii() and text.isdecimal()):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         raise Refused(400, "invalid", f"{name} must be a whole number, 0 or more", name)
     return int(text)
 
@@ -164,8 +165,10 @@ async def _body(request: web.Request, kind: type[_T]) -> _T:
         return msgspec.json.decode(raw or b"{}", type=kind)
     except msgspec.ValidationError as error:
         raise Refused(400, "invalid", str(error), field_of(str(error))) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(400, "invalid", f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise Refused(400, "invalid", "the body is nested too deeply") from error
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> web.Response:

@@ -41,7 +41,7 @@ def check_submission(request: SubmitRequest) -> None:
         message = "restart_exit_code must be from 1 to 255"
         raise Refused(400, "invalid", message, "job.restart_exit_code")
     signal_number(job.stop_signal, "job.stop_signal")
-    _check_text(job)
+    _check_text(request)
     _check_code(job)
     cluster = request.cluster
     if cluster is not None and len(cluster.gpus_of_each) != len(cluster.ips):
@@ -52,12 +52,16 @@ def check_submission(request: SubmitRequest) -> None:
             raise Refused(400, "invalid", f"{name!r} cannot be a secret's name", "secrets")
 
 
-def _check_text(job: JobSpec) -> None:
+def _check_text(request: SubmitRequest) -> None:
+    job = request.job
     texts = {
         "job.commands": job.commands,
         "job.entrypoint": job.entrypoint or (),
         "job.env": (*job.env, *job.env.values()),
         "job.working_dir": (job.working_dir or "",),
+        "job.shell": (job.shell or "",),
+        "job.user": (job.user or "",),
+        "secrets": request.secrets.values(),
     }
     for field, values in texts.items():
         if any("\0" in value for value in values):

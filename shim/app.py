@@ -29,6 +29,7 @@ from shim.schemas import (
     Fence,
     TaskRequest,
     TerminateRequest,
+    is_count,
 )
 from shim.service import Service
 from shim.tasks import Speaker
@@ -218,8 +219,10 @@ async def _body(request: web.Request, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         raise invalid(message, path.rstrip("`") or "body") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}", "body") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply", "body") from None
 
 
 def _speaker(request: web.Request) -> Speaker:
@@ -229,8 +232,8 @@ def _speaker(request: web.Request) -> Speaker:
     except ValueError as error:
         raise invalid(str(error), FENCE_HEADER) from None
     incarnation = _header(request, INCARNATION_HEADER)
-    if not incarnation.isdecimal():
-        raise invalid(f"not a number: {incarnation!r}", INCARNATION_HEADER)
+    if not is_count(incarnation):
+        raise invalid(f"not a whole number: {incarnation!r:.80}", INCARNATION_HEADER)
     return Speaker(_header(request, RUN_HEADER), parsed, int(incarnation))
 
 
@@ -243,6 +246,6 @@ def _header(request: web.Request, name: str) -> str:
 
 def _offset(request: web.Request) -> int:
     text = request.query.get("offset", "0")
-    if not (text.isdecimal() and len(text) < 20):
-        raise invalid(f"offset must be a number of bytes: {text!r}", "offset")
+    if not is_count(text):
+        raise invalid(f"offset must be a number of bytes: {text!r:.80}", "offset")
     return int(text)

@@ -40,9 +40,10 @@ def check(options: ContainerOptions, *, allow_privileged: bool) -> None:
     """Raises ShimProblem: 400 for what is wrong anywhere, 403 for what this node does not allow."""
     if options.privileged and not allow_privileged:
         raise _forbidden("privileged containers are not allowed", "container.privileged")
-    for name in (*options.cap_add, *options.cap_drop):
-        if name not in CAPABILITIES and name != "ALL":
-            raise invalid(f"{name!r} is not a capability", "container.cap_add")
+    for field, names in (("cap_add", options.cap_add), ("cap_drop", options.cap_drop)):
+        for name in names:
+            if name not in CAPABILITIES and name != "ALL":
+                raise invalid(f"{name!r:.80} is not a capability", f"container.{field}")
     beyond = sorted(set(options.cap_add) - HARMLESS)
     if beyond and not allow_privileged:
         raise _forbidden(f"the capability {beyond[0]} is not allowed", "container.cap_add")
@@ -62,7 +63,7 @@ def first_user(options: ContainerOptions, of_image: str) -> str:
 
 def _check_ulimit(name: str, soft: int, hard: int) -> None:
     if name not in ULIMITS:
-        raise invalid(f"{name!r} is not a limit", "container.ulimits")
+        raise invalid(f"{name!r:.80} is not a limit", "container.ulimits")
     if soft < -1 or hard < -1 or (hard != -1 and not -1 < soft <= hard):
         raise invalid(f"{name}: the soft limit must be at most the hard one", "container.ulimits")
 

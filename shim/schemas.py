@@ -19,6 +19,14 @@ RUN_HEADER = "Fairlead-Run"
 """The run that a fenced request is about."""
 
 
+_MOST_DIGITS = 18
+
+
+def is_count(text: str) -> bool:
+    """Whether it is a whole number, 0 or more, that every part of Fairlead can hold."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
 class Fence(msgspec.Struct, frozen=True, order=True):
     """`(epoch, token)`; an older pair is refused by the shim with 409 `fenced`."""
 
@@ -32,8 +40,8 @@ class Fence(msgspec.Struct, frozen=True, order=True):
     def parse(cls, text: str) -> Fence:
         """Raises ValueError unless `text` is two non-negative decimal numbers joined by a dot."""
         epoch, dot, token = text.partition(".")
-        if not (dot and epoch.isdecimal() and token.isdecimal()):
-            raise ValueError(f"not a fence (EPOCH.TOKEN): {text!r}")
+        if not (dot and is_count(epoch) and is_count(token)):
+            raise ValueError(f"not a fence (EPOCH.TOKEN): {text!r:.80}")
         return cls(int(epoch), int(token))
 
 

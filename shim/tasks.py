@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from shim import container_rules, driver, owners
+from shim import container_rules, driver, owners, request_rules
 from shim.allocations import Ledger
 from shim.engines.base import ContainerState, Engine, EngineError, Found
 from shim.errors import ShimProblem, conflict, invalid, not_found
@@ -26,8 +26,8 @@ from shim.fences import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
 from shim.gpus.health import Finding
 from shim.gpus.watch import GpuWatch
 from shim.images import Images
-from shim.keys import Visit, check_keys
-from shim.node import LEAST_MEMORY, boot_id
+from shim.keys import Visit
+from shim.node import boot_id
 from shim.records import (
     FenceRecord,
     RecordBooks,
@@ -272,23 +272,9 @@ class Supervisor:
 
     def _check_request(self, task_id: str, request: TaskRequest, speaker: Speaker) -> None:
         self.settings.check_task_id(task_id)
-        check_name(request.run_id, "run_id")
-        check_name(request.allocation_id, "allocation_id")
+        request_rules.check(request)
         if request.run_id != speaker.run_id:
             raise invalid("the body names another run than the header Fairlead-Run", "run_id")
-        if not request.image.strip():
-            raise invalid("an image is needed", "image")
-        resources = request.resources
-        if not resources.cpu > 0:
-            raise invalid("cpu must be greater than 0 cores", "resources.cpu")
-        if resources.memory < LEAST_MEMORY:
-            raise invalid("memory must be at least 6 MiB", "resources.memory")
-        if (resources.disk or 0) < 0:
-            raise invalid("disk must not be negative", "resources.disk")
-        if not (request.stop_when_unheard_seconds or 1) > 0:
-            raise invalid("it must be more than 0 seconds", "stop_when_unheard_seconds")
-        if request.ssh is not None:
-            check_keys(request.ssh)
         allowed = self.settings.allow_privileged
         container_rules.check(request.container, allow_privileged=allowed)
 

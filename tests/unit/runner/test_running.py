@@ -12,12 +12,13 @@ import pytest
 
 from runner.client import RunnerClient, RunnerError
 from runner.options import Settings
-from runner.schemas import ClusterInfo, ExitRecord, RunnerState
+from runner.schemas import ClusterInfo, ExitRecord, RunnerState, SubmitRequest
 from runner.schemas.frames import Stream
 from tests.unit.runner.harness import (
     DEADLINE,
     a_job,
     a_runner,
+    a_session,
     exit_of,
     followed,
     payload,
@@ -416,3 +417,41 @@ async def test_a_cluster_with_a_number_too_few_is_refused(tmp_path: Path) -> Non
         with pytest.raises(RunnerError) as caught:
             await client.submit(msgspec.structs.replace(a_job("true"), cluster=cluster))
     assert (caught.value.status, caught.value.field) == (400, "cluster.gpus")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (a_job("true", user="a\0b"), "job.user"),
+        (a_job("true", shell="/bin/\0sh"), "job.shell"),
+        (msgspec.structs.replace(a_job("true"), secrets={"TOKEN": "abcd\0"}), "secrets"),
+    ],
+)
+async def test_a_text_that_no_process_can_be_given_is_refused(
+    tmp_path: Path, wrong: SubmitRequest, field: str
+) -> None:
+    async with a_runner(tmp_path) as (_, client):
+        with pytest.raises(RunnerError) as caught:
+            await client.submit(wrong)
+    assert (caught.value.status, caught.value.field) == (400, field)
+
+
+@pytest.mark.parametrize("body", [b'{"x":' + b"[" * 50_000, b'{"job":"\xff"}', b"{"])
+async def test_a_body_that_cannot_be_decoded_is_refused(tmp_path: Path, body: bytes) -> None:
+    async with (
+        a_runner(tmp_path),
+        a_session(tmp_path / "runner.sock") as session,
+        session.post("/v1/submit", data=body) as response,
+    ):
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (400, "invalid")
+
+
+async def test_an_offset_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
+    async with (
+        a_runner(tmp_path),
+        a_session(tmp_path / "runner.sock") as session,
+        session.get("/v1/logs", params={"offset": "9" * 5000}) as response,
+    ):
+        answer = await response.json()
+    assert (response.status, answer["error"]["field"]) == (400, "offset")

@@ -159,10 +159,37 @@ async def test_a_missing_fence_header_is_named(
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Fairlead-Fence", "1"),
+        ("Fairlead-Fence", "1.-1"),
+        ("Fairlead-Fence", "9" * 30 + ".1"),
+        ("Fairlead-Fence", "1." + "9" * 5000),
+        ("Fairlead-Incarnation", "-1"),
+        ("Fairlead-Incarnation", "9" * 30),
+        ("Fairlead-Incarnation", "9" * 5000),
+    ],
+)
+async def test_a_number_beyond_all_bounds_is_named_and_changes_nothing(
+    session: aiohttp.ClientSession, name: str, value: str
+) -> None:
+    headers = {"Fairlead-Fence": "1.1", "Fairlead-Incarnation": "0", "Fairlead-Run": RUN}
+    wrong = {**headers, name: value}
+    async with session.delete(f"{BASE_URL}/v1/tasks/t1", headers=wrong) as response:
+        body = await response.json()
+    assert (response.status, body["error"]["field"]) == (400, name)
+    assert len(body["error"]["message"]) < 200
+    async with session.delete(f"{BASE_URL}/v1/tasks/t1", headers=headers) as response:
+        assert response.status == 404
+
+
+@pytest.mark.parametrize(
     ("body", "field"),
     [
         (b"{", "body"),
         (b"[]", "body"),
+        (b'{"x":' + b"[" * 50_000, "body"),
+        (b'{"run_id":"\xff"}', "body"),
         (b'{"run_id":1}', "run_id"),
         (
             b'{"run_id":"r","run_name":"n","allocation_id":"a","image":"i",'

@@ -48,7 +48,7 @@ def test_harmless_wishes_are_granted_everywhere() -> None:
     ("fields", "field"),
     [
         ({"cap_add": ("SYS_MAGIC",)}, "container.cap_add"),
-        ({"cap_drop": ("SYS_MAGIC",)}, "container.cap_add"),
+        ({"cap_drop": ("SYS_MAGIC",)}, "container.cap_drop"),
         ({"ulimits": (Ulimit(name="magic", soft=1, hard=1),)}, "container.ulimits"),
         ({"ulimits": (Ulimit(name="nofile", soft=2, hard=1),)}, "container.ulimits"),
         ({"ulimits": (Ulimit(name="nofile", soft=-1, hard=1),)}, "container.ulimits"),

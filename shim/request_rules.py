@@ -1,0 +1,88 @@
+"""What a task's request must be like on any node, each complaint naming its field. Pure.
+
+What only this node can say (its capacity, what its operator allows) is asked elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+from shim.errors import invalid
+from shim.keys import check_keys
+from shim.node import LEAST_MEMORY
+from shim.schemas import GpuRequest, TaskRequest, TaskResources
+from shim.settings import check_name
+
+_MOST_IMAGE = 1024
+_MOST_RUN_NAME = 256
+_MOST_HOSTNAME = 63
+"""What the kernel takes is 64 with its end."""
+_HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", re.ASCII)
+_CAPABILITY = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?", re.ASCII)
+
+
+def check(request: TaskRequest) -> None:
+    """Raises ShimProblem (400)."""
+    check_name(request.run_id, "run_id")
+    check_name(request.allocation_id, "allocation_id")
+    if len(request.run_name) > _MOST_RUN_NAME:
+        raise invalid(f"at most {_MOST_RUN_NAME} characters", "run_name")
+    _check_image(request.image)
+    _check_resources(request.resources)
+    _check_gpu(request.resources.gpu)
+    _check_hostname(request.hostname)
+    unheard = request.stop_when_unheard_seconds
+    if unheard is not None and not unheard > 0:
+        raise invalid("it must be more than 0 seconds", "stop_when_unheard_seconds")
+    if request.ssh is not None:
+        check_keys(request.ssh)
+
+
+def _check_image(image: str) -> None:
+    if not image.strip():
+        raise invalid("an image is needed", "image")
+    if len(image) > _MOST_IMAGE or not image.isprintable() or " " in image:
+        raise invalid(
+            f"an image's name has at most {_MOST_IMAGE} characters, none of them a blank or a "
+            "control character",
+            "image",
+        )
+
+
+def _check_resources(resources: TaskResources) -> None:
+    if not resources.cpu > 0:
+        raise invalid("cpu must be greater than 0 cores", "resources.cpu")
+    if resources.memory < LEAST_MEMORY:
+        raise invalid("memory must be at least 6 MiB", "resources.memory")
+    if (resources.disk or 0) < 0:
+        raise invalid("disk must not be negative", "resources.disk")
+    if resources.shm_size is not None and resources.shm_size <= 0:
+        raise invalid("shm_size must be more than 0 bytes", "resources.shm_size")
+
+
+def _check_gpu(gpu: GpuRequest) -> None:
+    if gpu.count < 0:
+        raise invalid("count must not be negative", "resources.gpu.count")
+    if gpu.uuids and gpu.count not in (0, len(gpu.uuids)):
+        raise invalid(
+            f"count is {gpu.count}, but {len(gpu.uuids)} GPUs are named in `uuids`; leave it out "
+            "or let it be the same",
+            "resources.gpu.count",
+        )
+    if gpu.min_memory < 0:
+        raise invalid("min_memory must not be negative", "resources.gpu.min_memory")
+    least = gpu.min_compute_capability
+    if least is not None and not _CAPABILITY.fullmatch(least):
+        raise invalid(
+            f"{least!r:.80} is not a compute capability, such as 8.0",
+            "resources.gpu.min_compute_capability",
+        )
+
+
+def _check_hostname(name: str | None) -> None:
+    if name is not None and not (_HOSTNAME.fullmatch(name) and len(name) <= _MOST_HOSTNAME):
+        raise invalid(
+            f"a hostname has 1 to {_MOST_HOSTNAME} letters, digits, '-' and '.', and begins and "
+            "ends with a letter or a digit",
+            "hostname",
+        )

@@ -1,0 +1,75 @@
+"""What is wrong with a request on any node is refused, with its field, before anything is begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shim import request_rules
+from shim.errors import ShimProblem
+from shim.schemas import GpuRequest, TaskRequest, TaskResources
+from tests.unit.shim.parts import request
+
+ENOUGH: dict[str, Any] = {"cpu": 1.0, "memory": 1 << 30}
+
+
+def of(**changes: Any) -> TaskRequest:
+    return request(resources=TaskResources(**(ENOUGH | changes)))
+
+
+def gpu(**changes: Any) -> TaskRequest:
+    return of(gpu=GpuRequest(**changes))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (request(run_id="../r"), "run_id"),
+        (request(allocation_id=""), "allocation_id"),
+        (request(run_name="x" * 1000), "run_name"),
+        (request(image=" "), "image"),
+        (request(image="bu\nsy"), "image"),
+        (request(image="bu\0sy"), "image"),
+        (request(image="busy box"), "image"),
+        (request(image="x" * 5000), "image"),
+        (request(hostname="a b"), "hostname"),
+        (request(hostname="x" * 64), "hostname"),
+        (request(hostname="-x"), "hostname"),
+        (request(stop_when_unheard_seconds=0.0), "stop_when_unheard_seconds"),
+        (of(cpu=0.0), "resources.cpu"),
+        (of(memory=1), "resources.memory"),
+        (of(disk=-1), "resources.disk"),
+        (of(shm_size=-1), "resources.shm_size"),
+        (of(shm_size=0), "resources.shm_size"),
+        (gpu(count=-1), "resources.gpu.count"),
+        (gpu(count=2, uuids=("GPU-a",)), "resources.gpu.count"),
+        (gpu(count=1, min_memory=-1), "resources.gpu.min_memory"),
+        (gpu(count=1, min_compute_capability="ampere"), "resources.gpu.min_compute_capability"),
+        (gpu(count=1, min_compute_capability=""), "resources.gpu.min_compute_capability"),
+    ],
+)
+def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
+    wrong: TaskRequest, field: str
+) -> None:
+    with pytest.raises(ShimProblem) as caught:
+        request_rules.check(wrong)
+    assert (caught.value.status, caught.value.field) == (400, field)
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        request(hostname="fair-wind"),
+        request(image="registry.example.com:5000/team/image@sha256:" + "0" * 64),
+        request(stop_when_unheard_seconds=30.0),
+        of(shm_size=1 << 20, disk=0),
+        gpu(uuids=("GPU-a", "GPU-b")),
+        gpu(count=1, uuids=("GPU-a",)),
+        gpu(count=2, min_compute_capability="8.0"),
+        gpu(count=2, min_compute_capability="9"),
+    ],
+)
+def test_what_some_node_could_do_is_not_refused_here(right: TaskRequest) -> None:
+    request_rules.check(right)
