@@ -19,6 +19,8 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
 
+from controller.links.clients import IDLE_SECONDS
+
 _WINDOW_BYTES = 4 << 20
 _SMALL_BYTES = 4096
 
@@ -149,7 +151,7 @@ class SshUnixConnector(aiohttp.BaseConnector):
         path: str,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(keepalive_timeout=600)
+        super().__init__(keepalive_timeout=IDLE_SECONDS)
         self._ssh = ssh
         self._path = path
         self._heard = heard

@@ -13,21 +13,12 @@ from controller.links import hostkeys
 from controller.links.base import HostKeyRefused, LinkError
 from controller.links.channel import SshUnixConnector
 from controller.links.clients import SocketClients
+from controller.links.login import login_of
 from controller.links.streams import open_stream
 from runner.client import RunnerClient
 from shim.client import ShimClient
 
 CONNECT_SECONDS = 20.0
-KEEPALIVE_SECONDS = 10
-KEEPALIVE_COUNT = 3
-
-_FAST_CIPHERS = (
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
-    "chacha20-poly1305@openssh.com",
-    "aes128-ctr",
-    "aes256-ctr",
-)
 
 
 class _PinnedClient(asyncssh.SSHClient):
@@ -88,14 +79,16 @@ class SshLink:
         self._address = address
         self._host = address.host
         self._pinned = hostkeys.parse(address.host_key)
-        self._identity = identity
+        self._login = login_of(identity)
 
     async def connect(self) -> SshConnection:
         client = _PinnedClient()
         where = f"{self._address.user}@{self._host}:{self._address.port}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                ssh = await self._connect(client)
+                ssh = await self._login.connect(
+                    self._host, self._address.port, self._address.user, self._pinned, client
+                )
         except TimeoutError as error:
             raise LinkError(f"{where} did not answer in {CONNECT_SECONDS:.0f} s") from error
         except asyncssh.HostKeyNotVerifiable as error:
@@ -129,21 +122,4 @@ class SshLink:
         return HostKeyRefused(
             f"{where} presented host key {presented}, but {self._pinned.get_fingerprint()} is "
             f"pinned; if the node was installed anew, remove it and add it with its new key"
-        )
-
-    async def _connect(self, client: _PinnedClient) -> asyncssh.SSHClientConnection:
-        return await asyncssh.connect(
-            self._host,
-            self._address.port,
-            username=self._address.user,
-            client_factory=lambda: client,
-            client_keys=[self._identity],
-            known_hosts=([self._pinned], [], []),
-            config=None,
-            agent_path=None,
-            compression_algs=None,
-            encryption_algs=_FAST_CIPHERS,
-            preferred_auth="publickey",
-            keepalive_interval=KEEPALIVE_SECONDS,
-            keepalive_count_max=KEEPALIVE_COUNT,
         )

@@ -16,7 +16,8 @@ from controller.links import hostkeys
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink
 from controller.links.channel import SshUnixConnector
 from controller.links.local import LocalLink
-from controller.links.ssh import KEEPALIVE_SECONDS, SshConnection, SshLink
+from controller.links.login import KEEPALIVE_SECONDS
+from controller.links.ssh import SshConnection, SshLink
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually

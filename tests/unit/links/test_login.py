@@ -1,0 +1,115 @@
+"""What connections share, what they let go of after the login, and that neither shows."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+
+import asyncssh
+import pytest
+
+from controller.links.base import HostKeyRefused
+from controller.links.ssh import SshLink
+from shim.client import ShimUnavailable
+from tests.support.waiting import eventually
+from tests.unit.links.sshd import (
+    CLIENT_KEY,
+    HEALTH,
+    HOST_KEYS,
+    STRANGER_KEY,
+    Sshd,
+    listening,
+    sshd,
+)
+from tests.unit.links.test_links import http_over_ssh, ssh_linked
+
+LET_GO = ("_client_kexinit", "_server_kexinit", "_server_sig_algs", "_extra", "_waiter")
+
+
+async def test_what_only_a_login_needs_is_let_go_of_and_still_so_called_in_asyncssh() -> None:
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        assert [name for name in LET_GO if getattr(connection._ssh, name)] == []
+        assert connection._ssh._options.agent_path is None
+        async with asyncssh.connect(
+            "127.0.0.1", server.port, client_keys=[CLIENT_KEY], known_hosts=None, config=None
+        ) as plain:
+            assert [name for name in LET_GO if getattr(plain, name)] == list(LET_GO)
+
+
+async def test_connections_are_made_by_the_same_options_each_with_its_own_host_and_key() -> None:
+    async with (
+        listening() as sockets,
+        sshd(HOST_KEYS["ed25519"]) as one,
+        sshd(HOST_KEYS["ecdsa"]) as other,
+    ):
+        links = [SshLink(server.address(sockets.path), CLIENT_KEY) for server in (one, other) * 8]
+        wrong = SshLink(other.address(sockets.path, HOST_KEYS["ed25519"]), CLIENT_KEY)
+        *connections, refused = await asyncio.gather(
+            *(link.connect() for link in links), wrong.connect(), return_exceptions=True
+        )
+        assert isinstance(refused, HostKeyRefused)
+        for connection in connections:
+            assert not isinstance(connection, BaseException)
+            assert await connection.shim.health() == HEALTH
+        made = [c for c in connections if not isinstance(c, BaseException)]
+        assert len({id(connection._ssh._options) for connection in made}) == 1
+        assert (len(one.connections), len(other.connections)) >= (8, 8)
+        for connection in made:
+            await connection.close()
+
+
+async def test_keys_are_exchanged_anew_while_a_body_goes_both_ways() -> None:
+    body = bytes(range(256)) * (4 << 12)
+    async with http_over_ssh() as (session, _, server):
+        (far,) = server.connections
+        far._rekey_bytes = 1 << 20
+        response = await session.post("/echo", data=io.BytesIO(body))
+        assert await response.read() == body
+        assert far._rekey_bytes_sent < len(body)
+
+
+async def test_another_host_key_in_a_new_exchange_ends_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "asyncssh")
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        (far,) = server.connections
+        (stranger,) = asyncssh.load_keypairs([STRANGER_KEY])
+        for algorithm in far._server_host_keys:
+            far._server_host_keys[algorithm] = stranger
+        far._rekey_bytes = 1
+        with pytest.raises(ShimUnavailable):
+            await connection.shim.health()
+        await connection.wait_closed()
+    assert "Connection failure: Host key is not trusted" in caplog.text
+
+
+async def test_a_login_that_is_given_up_leaves_no_connection() -> None:
+    came, left = asyncio.Event(), asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        came.set()
+        await reader.read()
+        left.set()
+        writer.close()
+
+    listener = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    async with listener, asyncio.timeout(30):
+        silent = Sshd(listener.sockets[0].getsockname()[1], HOST_KEYS["ed25519"])
+        login = asyncio.create_task(SshLink(silent.address("/shim.sock"), CLIENT_KEY).connect())
+        await came.wait()
+        login.cancel()
+        await asyncio.gather(login, return_exceptions=True)
+        await left.wait()
+    assert login.cancelled()
+
+
+async def test_a_channel_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.links.channel.IDLE_SECONDS", 0.05)
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        await connection.shim.health()
+        assert connection._ssh._channels
+        await eventually(lambda: not connection._ssh._channels)
+        assert await connection.shim.health() == HEALTH
