@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -79,8 +79,10 @@ class DockerEngine:
         self._cores = 0.0
         self._info: dict[str, Any] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._stopped: set[str] = set()
+        """Containers that were sent a signal to end them, by whomever."""
         self._follower: EventFollower | None = None
-        self._images = DockerImages(self._call)
+        self._images = DockerImages(self._call, self._in_our_words)
         self._networks = RunNetworks(self._call, f"{_INSTALL}={install_id}")
 
     async def open(self) -> None:
@@ -92,17 +94,18 @@ class DockerEngine:
         info = await self._call(lambda: self._api.info())
         self._info = info
         self._cores = float(info.get("NCPU", 0))
-        self._images.open(self._api, str(info.get("DockerRootDir", "")))
+        self._images.open(self._api, str(info.get("DockerRootDir", "")), self._connect_to_pull)
         self._follower = EventFollower(
             lambda: self._api.events(
                 decode=True,
                 filters={
                     "type": "container",
-                    "event": ["die", "destroy"],
+                    "event": ["die", "destroy", "kill"],
                     "label": f"{_INSTALL}={self._install_id}",
                 },
             ),
             self._hint,
+            self._stopped.add,
             _LOST,
         )
         await self._follower.open()
@@ -211,6 +214,7 @@ class DockerEngine:
             self._waiting[container_id].discard(hint)
             if not self._waiting[container_id]:
                 del self._waiting[container_id]
+                self._stopped.discard(container_id)
 
     async def remove(self, task_id: str) -> None:
         name = _container(task_id)
@@ -256,6 +260,11 @@ class DockerEngine:
             base_url=self._url, version="auto", timeout=_CALL_SECONDS, max_pool_size=_THREADS + 1
         )
 
+    def _connect_to_pull(self) -> Any:
+        return docker.APIClient(
+            base_url=self._url, version=self._api._version, timeout=_CALL_SECONDS
+        )
+
     def _request(self, spec: ContainerSpec) -> dict[str, Any]:
         bridge = spec.network_mode is NetworkMode.BRIDGE
         network = self._networks.name_of(spec.run_id) if bridge else "host"
@@ -294,7 +303,11 @@ class DockerEngine:
         state = found["State"]
         if _state(state["Status"]) is not ContainerState.EXITED:
             return None
-        return Exit(exit_code=int(state["ExitCode"]), oom_killed=bool(state.get("OOMKilled")))
+        return Exit(
+            exit_code=int(state["ExitCode"]),
+            oom_killed=bool(state.get("OOMKilled")),
+            stopped=container_id in self._stopped,
+        )
 
     def _hint(self, container_id: str | None) -> None:
         """None: the stream began anew, and anything may have happened meanwhile."""
@@ -307,10 +320,15 @@ class DockerEngine:
         with contextlib.suppress(NotFound, Conflict):
             await self._call(lambda: self._api.kill(container_id, name))
 
-    async def _call(self, act: Callable[[], T], on_cancel: Callable[[], None] | None = None) -> T:
+    async def _call(self, act: Callable[[], T]) -> T:
         """One act of docker-py, its errors in our words."""
+        with self._in_our_words():
+            return await self._in_thread(act)
+
+    @contextlib.contextmanager
+    def _in_our_words(self) -> Iterator[None]:
         try:
-            return await self._in_thread(act, on_cancel)
+            yield
         except docker.errors.NotFound as error:
             raise NotFound(_text(error)) from None
         except docker.errors.APIError as error:
@@ -321,16 +339,12 @@ class DockerEngine:
         except docker.errors.DockerException as error:
             raise EngineError(str(error)) from None
 
-    async def _in_thread(
-        self, act: Callable[[], T], on_cancel: Callable[[], None] | None = None
-    ) -> T:
+    async def _in_thread(self, act: Callable[[], T]) -> T:
         """A thread cannot be cancelled: its end is awaited, so that no side effect comes late."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, act)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if on_cancel is not None:
-                on_cancel()
             await asyncio.wait([future])
             if not future.cancelled():
                 future.exception()

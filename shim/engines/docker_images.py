@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from shim.engines import docker_pull
@@ -18,21 +18,27 @@ T = TypeVar("T")
 class Call(Protocol):
     """Runs an act of docker-py in a thread, its errors in our words."""
 
-    def __call__(
-        self, act: Callable[[], T], on_cancel: Callable[[], None] | None = None
-    ) -> Awaitable[T]: ...
+    def __call__(self, act: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class DockerImages:
-    def __init__(self, call: Call) -> None:
+    """`in_our_words` is the part of `call` that is about errors."""
+
+    def __init__(
+        self, call: Call, in_our_words: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self._call = call
+        self._in_our_words = in_our_words
         self._api: Any = None
         self._folder = ""
+        self._connect: Callable[[], Any] = lambda: None
 
-    def open(self, api: Any, folder: str) -> None:
-        """`folder` is where the engine keeps its images."""
+    def open(self, api: Any, folder: str, connect: Callable[[], Any]) -> None:
+        """`folder` is where the engine keeps its images; `connect` makes a client of docker-py for
+        one pull."""
         self._api = api
         self._folder = folder
+        self._connect = connect
 
     async def tags(self) -> tuple[str, ...]:
         found = await self._call(lambda: self._api.images())
@@ -55,14 +61,10 @@ class DockerImages:
         auth: RegistryAuth | None,
         progress: Callable[[PullProgress], None],
     ) -> ImageInfo:
-        pull = docker_pull.Pull(self._api, reference, auth)
-        loop = asyncio.get_running_loop()
-
-        def report(now: PullProgress) -> None:
-            loop.call_soon_threadsafe(progress, now)
-
+        pull = docker_pull.Pull(self._connect, reference, auth)
         try:
-            await self._call(lambda: pull.run(report), on_cancel=pull.cancel)
+            with self._in_our_words():
+                await pull.run(progress)
         except EngineUnavailable:
             raise
         except EngineError as error:

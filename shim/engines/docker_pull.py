@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from docker.types import CancellableStream
 from docker.utils import parse_repository_tag
 
 from shim.engines.base import EngineError, EngineUnavailable, ImageError, ImageProblem
+from shim.engines.own_thread import in_own_thread
 from shim.schemas import PullProgress, RegistryAuth
 
 _LONGEST_DETAIL = 300
@@ -18,11 +20,16 @@ _HUB = ("docker.io/", "index.docker.io/", "library/")
 
 
 class Pull:
-    """One pull. docker-py gives no way to end a pull from another thread; its event stream has one
+    """One pull, in a thread and over a connection of its own: the engine answers nothing before the
+    registry does, and however many registries are silent, what runs is still watched and stopped.
+
+    docker-py gives no way to end a pull from another thread; its event stream has one
     (`CancellableStream`), which is used here on the pull's own response."""
 
-    def __init__(self, api: Any, reference: str, auth: RegistryAuth | None) -> None:
-        self._api = api
+    def __init__(
+        self, connect: Callable[[], Any], reference: str, auth: RegistryAuth | None
+    ) -> None:
+        self._connect = connect
         self._reference = reference
         self._auth = auth
         self._cancelled = False
@@ -31,28 +38,52 @@ class Pull:
         self._layers: dict[str, tuple[int, int]] = {}
         self._extracted: dict[str, int] = {}
 
-    def run(self, report: Callable[[PullProgress], None]) -> None:
-        """Blocks until the image is there. Raises EngineError, docker-py's and requests' errors."""
+    async def run(self, progress: Callable[[PullProgress], None]) -> None:
+        """Until the image is there. Raises EngineError, docker-py's and requests' errors. Cancelled
+        before the engine has answered, it leaves the thread behind, which ends with the answer."""
+        loop = asyncio.get_running_loop()
+
+        def report(now: PullProgress) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who asked
+                loop.call_soon_threadsafe(progress, now)
+
+        work = in_own_thread(lambda: self._pull(report), "shim-pull")
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._cancel()
+            if self._stream is not None:
+                await asyncio.wait({work})
+            raise
+
+    def _pull(self, report: Callable[[PullProgress], None]) -> None:
+        api = self._connect()
+        try:
+            self._post(api, report)
+        finally:
+            api.close()
+
+    def _post(self, api: Any, report: Callable[[PullProgress], None]) -> None:
         repository, tag = parse_repository_tag(self._reference)
         headers = {}
         if self._auth is not None:
             login = {"username": self._auth.username, "password": self._auth.password}
             headers["X-Registry-Auth"] = encode_header(login).decode()
-        response = self._api._post(
-            self._api._url("/images/create"),
+        response = api._post(
+            api._url("/images/create"),
             params={"fromImage": repository, "tag": tag or "latest"},
             headers=headers,
             stream=True,
             timeout=None,
         )
         with contextlib.closing(response):
-            self._follow(response, report)
+            self._follow(api, response, report)
 
-    def _follow(self, response: Any, report: Callable[[PullProgress], None]) -> None:
-        self._api._raise_for_status(response)
-        self._stream = CancellableStream(self._api._stream_helper(response, decode=True), response)
+    def _follow(self, api: Any, response: Any, report: Callable[[PullProgress], None]) -> None:
+        api._raise_for_status(response)
+        self._stream = CancellableStream(api._stream_helper(response, decode=True), response)
         if self._cancelled:
-            self.cancel()
+            self._cancel()
         for message in self._stream:
             if "error" in message:
                 raise EngineError(str(message["error"]))
@@ -61,7 +92,7 @@ class Pull:
         if not (self._complete or self._cancelled):
             raise EngineUnavailable("the Docker engine broke the pull off")
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """From any thread, at any time."""
         self._cancelled = True
         if self._stream is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -69,6 +70,39 @@ async def test_a_cancelled_pull_ends_at_once(engine: DockerEngine, registry: Reg
         with pytest.raises(asyncio.CancelledError):
             await pull
     assert await engine.local_image(registry.name) is None
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A registry that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def test_a_pull_from_a_silent_registry_is_cancelled_at_once(
+    engine: DockerEngine, silent: str
+) -> None:
+    """The engine itself waits for half a minute before it answers."""
+    pull = asyncio.create_task(engine.pull(f"{silent}/x:1", None, lambda now: None))
+    await engine.version()
+    async with asyncio.timeout(10):
+        pull.cancel()
+        await asyncio.wait({pull})
+    assert pull.cancelled()
+
+
+async def test_any_number_of_silent_registries_hold_up_nothing_else(
+    engine: DockerEngine, registry: Registry, silent: str
+) -> None:
+    names = [f"{silent}/x{number}:1" for number in range(20)]
+    pulls = [asyncio.create_task(engine.pull(name, None, lambda now: None)) for name in names]
+    async with asyncio.timeout(10):
+        assert await engine.version() is not None
+        assert await engine.list() == ()
+    assert (await engine.pull(registry.name, None, lambda now: None)).cmd == ("/data",)
+    for pull in pulls:
+        pull.cancel()
+    await asyncio.wait(pulls)
 
 
 async def test_the_right_password_gets_the_image(engine: DockerEngine, private: Registry) -> None:
