@@ -125,7 +125,7 @@ async def list_events(call: Call) -> EventsAnswer:
 
 async def list_nodes(call: Call) -> NodesAnswer:
     found, cursor = page(call.service.nodes.all(), call.query, lambda node: node.name)
-    uses = call.service.nodes.uses()
+    uses = call.service.nodes.uses(call.caller)
     views = (node_view(node, uses.get(node.id, NodeUse())) for node in found)
     return NodesAnswer(nodes=tuple(views), next_cursor=cursor)
 
@@ -174,4 +174,4 @@ def shown_run(call: Call, state: RunState) -> RunView:
 
 
 def shown_node(call: Call, node: Node) -> NodeView:
-    return node_view(node, call.service.nodes.use(node))
+    return node_view(node, call.service.nodes.use(node, call.caller))

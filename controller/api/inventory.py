@@ -47,8 +47,8 @@ async def change_node(call: Call) -> NodeView:
 
 
 async def list_quarantined(call: Call) -> TasksAnswer:
-    node = call.service.nodes.get(call.path("node"))
-    return TasksAnswer(tasks=tuple(map(quarantined_view, node.quarantine)))
+    tasks = call.service.nodes.quarantine(call.path("node"), call.caller)
+    return TasksAnswer(tasks=tuple(map(quarantined_view, tasks)))
 
 
 async def stop_quarantined(call: Call) -> NodeView:

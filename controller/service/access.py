@@ -1,7 +1,7 @@
 """Who may do what, in one place; and how a token becomes somebody.
 
-A run is seen and changed by its owner and by admins; nodes are seen by everybody and changed by
-admins alone.
+A run is seen and changed by its owner and by admins; nodes are seen by everybody, without the names
+of others' runs on them, and changed by admins alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def require_control(user: User, run: Run) -> None:
     """Raises Forbidden unless the run is the user's own, or the user is an admin."""
     if user.role is not Role.ADMIN and run.user != user.name:
         raise Forbidden(
-            f"run {run.name} belongs to {run.user}; only {run.user} or an admin may change it",
+            f"run {run.name} belongs to {run.user}; only its owner or an admin may change it",
             field="run",
         )
 
@@ -98,7 +98,7 @@ def require_sight(user: User, run: Run) -> None:
     """Raises Forbidden unless the run is the user's own, or the user is an admin."""
     if user.role is not Role.ADMIN and run.user != user.name:
         raise Forbidden(
-            f"run {run.name} belongs to {run.user}; only {run.user} or an admin may see it",
+            f"run {run.name} belongs to {run.user}; only its owner or an admin may see it",
             field="run",
         )
 
@@ -116,3 +116,12 @@ def require_band(user: User, band: Band) -> None:
 
 def sees_all(user: User) -> bool:
     return user.role is Role.ADMIN
+
+
+def names_for(user: User) -> Callable[[Run], str]:
+    """Others' runs have no names for a user, only owners."""
+
+    def name_of(run: Run) -> str:
+        return run.name if sees_all(user) or run.user == user.name else f"a run of {run.user}"
+
+    return name_of

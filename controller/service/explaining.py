@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from controller.clock import Clock
-from controller.lifecycle.model import Run, RunState
+from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.pipelines.turns import Turns
-from controller.scheduling.explain import NameOf, Waiting
-from controller.service.access import sees_all
+from controller.scheduling.explain import Waiting
+from controller.service.access import names_for
 from controller.service.runs import RunService
 from controller.store.users import User
 
@@ -34,15 +34,6 @@ class ExplainService:
         found = self._turns.scheduler.explain(state.run.id, self._clock.now(), names_for(user))
         about = None if found else _why_nothing_waits(state)
         return Explanation(state=state, about=about, waiting=tuple(found))
-
-
-def names_for(user: User) -> NameOf:
-    """Others' runs have no names for a user, only owners."""
-
-    def name_of(run: Run) -> str:
-        return run.name if sees_all(user) or run.user == user.name else f"a run of {run.user}"
-
-    return name_of
 
 
 def _why_nothing_waits(state: RunState) -> str:

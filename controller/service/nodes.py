@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +16,8 @@ from controller.lifecycle.model import (
     Node,
     NodeAddress,
     NodeStatus,
+    QuarantinedTask,
+    Run,
     RunState,
 )
 from controller.lifecycle.statuses import (
@@ -25,7 +27,7 @@ from controller.lifecycle.statuses import (
 )
 from controller.nodes.stock import report_gone
 from controller.pipelines.turns import Turns
-from controller.service.access import require_admin
+from controller.service.access import names_for, require_admin
 from controller.service.attributes import changed_attributes, check_attributes
 from controller.service.errors import Conflict, Invalid, NotFound
 from controller.service.hostkeys import HostKeys, trusted_key
@@ -101,12 +103,17 @@ class NodeService:
         """By id, as they are when they are looked up."""
         return _Names(self._turns.nodes)
 
-    def use(self, node: Node) -> NodeUse:
-        return self.uses().get(node.id, NodeUse())
+    def use(self, node: Node, user: User) -> NodeUse:
+        return self.uses(user).get(node.id, NodeUse())
 
-    def uses(self) -> dict[str, NodeUse]:
-        """By node id; what nothing holds is not in it."""
-        return node_uses(self._turns.known.values())
+    def uses(self, user: User) -> dict[str, NodeUse]:
+        """By node id, as this user may see it; what nothing holds is not in it."""
+        return node_uses(self._turns.known.values(), names_for(user))
+
+    def quarantine(self, key: str, user: User) -> tuple[QuarantinedTask, ...]:
+        """Nobody knows whose they are. Raises NotFound, Forbidden."""
+        require_admin(user, "list tasks in quarantine")
+        return self.get(key).quarantine
 
     async def add(self, request: NodeRequest, *, user: User) -> Node:
         """Raises Invalid, Conflict, Refused, Unavailable, Forbidden."""
@@ -195,7 +202,7 @@ class NodeService:
         if lost:
             self._give_up(node)
         else:
-            _require_empty(node, self.use(node))
+            _require_empty(node, self.use(node, user))
         await self._turns.save_node(None, node.id)
         return node
 
@@ -247,35 +254,37 @@ class NodeService:
         return next((node for node in self._turns.nodes.values() if node.name == name), None)
 
 
-def node_uses(states: Iterable[RunState]) -> dict[str, NodeUse]:
+def node_uses(states: Iterable[RunState], name_of: Callable[[Run], str]) -> dict[str, NodeUse]:
     """What is occupied, by node id: held and orphaned allocations, and attempts that are not final
     or of which nobody knows whether they are over."""
     tallies: dict[str, _Tally] = {}
     for state in states:
+        name = name_of(state.run)
         for place in state.allocations:
             if place.state not in (AllocationState.RELEASED, AllocationState.NOMINATED):
-                tallies.setdefault(place.node_id, _Tally()).add(place, state)
+                tallies.setdefault(place.node_id, _Tally()).add(place, state, name)
         for job in state.jobs:
             for attempt in job.attempts:
                 over = attempt.status in FINAL_ATTEMPT_STATUSES and not attempt.cleanup_unknown
                 if attempt.node_id is not None and not over:
-                    tallies.setdefault(attempt.node_id, _Tally()).name(state)
+                    tallies.setdefault(attempt.node_id, _Tally()).name(state, name)
     return {node_id: tally.sum() for node_id, tally in tallies.items()}
 
 
 class _Tally:
     def __init__(self) -> None:
         self._places: list[Allocation] = []
-        self._runs: dict[str, None] = {}
-        self._ended: dict[str, None] = {}
+        self._runs: dict[str, str] = {}
+        """Names by id."""
+        self._ended: dict[str, str] = {}
 
-    def add(self, place: Allocation, state: RunState) -> None:
+    def add(self, place: Allocation, state: RunState, name: str) -> None:
         self._places.append(place)
-        self.name(state)
+        self.name(state, name)
 
-    def name(self, state: RunState) -> None:
+    def name(self, state: RunState, name: str) -> None:
         ended = state.run.status in FINAL_RUN_STATUSES
-        (self._ended if ended else self._runs)[state.run.name] = None
+        (self._ended if ended else self._runs)[state.run.id] = name
 
     def sum(self) -> NodeUse:
         return NodeUse(
@@ -283,8 +292,8 @@ class _Tally:
             memory=sum(place.resources.memory for place in self._places),
             disk=sum(place.resources.disk for place in self._places),
             gpus=tuple(gpu for place in self._places for gpu in place.gpus),
-            runs=tuple(self._runs),
-            ended=tuple(self._ended),
+            runs=tuple(self._runs.values()),
+            ended=tuple(self._ended.values()),
         )
 
 

@@ -9,7 +9,7 @@ from controller.lifecycle.model import RunState
 from controller.pipelines.turns import Turns
 from controller.scheduling.explain import PlannedPlace
 from controller.scheduling.possible import as_begun, why_queued
-from controller.service.explaining import names_for
+from controller.service.access import names_for
 from controller.service.submitting import Submission, SubmissionService
 from controller.store.users import User
 

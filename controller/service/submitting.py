@@ -24,7 +24,7 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.lifecycle.submission import new_run
 from controller.pipelines.families import ParentGone
 from controller.pipelines.turns import NameTaken, Turns
-from controller.service.access import require_band, require_control
+from controller.service.access import require_band, require_control, sees_all
 from controller.service.errors import Conflict, Forbidden, Invalid, NotFound, Refused
 from controller.service.takeovers import Owner, Takeovers
 from controller.service.userkeys import user_keys
@@ -168,7 +168,7 @@ class SubmissionService:
         try:
             await self._turns.admit(state)
         except NameTaken:
-            raise self._taken(name) from None
+            raise self._taken(name, order.user) from None
         except ParentGone:
             raise await self._parent_ended(state.run.parent_id or "") from None
         return Submitted(state=await self._runs.get(state.run.id))
@@ -252,8 +252,14 @@ class SubmissionService:
             )
         return wanted
 
-    def _taken(self, name: str) -> Conflict:
+    def _taken(self, name: str, user: User) -> Conflict:
         live = self._turns.runs.get(self._live_id(name) or "")
+        if live is not None and not sees_all(user) and live.run.user != user.name:
+            return Conflict(
+                f"a live run of {live.run.user} is named {name} already; give another name",
+                code="name_taken",
+                field="name",
+            )
         known = "being submitted" if live is None else f"{live.run.status}, id {live.run.id}"
         return Conflict(
             f"a live run is named {name} already ({known}); stop it (`fairlead stop {name}`), "

@@ -218,3 +218,26 @@ async def test_only_an_admin_changes_fleets_and_nodes(
         client.request(method, path, json={"name": "big"}, headers=headers) as answer,
     ):
         assert await shape_of(answer) == (403, "forbidden", None)
+
+
+async def test_a_user_sees_nodes_without_the_names_of_others_runs(
+    api: TestClient[Any, Any], server: TestServer, controller: Controller
+) -> None:
+    node = await added(api, LOCAL)
+    await hold(controller, await submit(api, name="secret"), node["id"])
+    async with api.get("/v1/nodes/here") as answer:
+        assert (await answer.json())["runs"] == ["secret"]
+    headers = {"Authorization": f"Bearer {USER_TOKEN}"}
+    async with TestClient(server, headers=headers) as ada:
+        for path in ("/v1/nodes/here", "/v1/nodes"):
+            async with ada.get(path) as answer:
+                text = await answer.text()
+            assert ("a run of admin" in text, "secret" in text) == (True, False)
+        async with ada.get("/v1/nodes/here/tasks") as answer:
+            assert (await shape_of(answer))[:2] == (403, "forbidden")
+        body = {"configuration": {"type": "task", "commands": ["true"]}, "name": "secret"}
+        async with ada.post("/v1/runs", json=body) as answer:
+            assert await shape_of(answer) == (409, "name_taken", "name")
+            assert "a live run of admin is named secret already; give another" in (
+                await answer.text()
+            )
