@@ -278,6 +278,7 @@ class Runner:
                 started_at=started_at,
                 finished_at=self._now(),
                 log_end=self.log.end,
+                container_stopped=self._hurried,
             )
 
         async def main_ended(ending: Ending, verdict: Verdict) -> None:
@@ -304,6 +305,7 @@ class Runner:
                 message=verdict.message,
                 finished_at=self._now(),
                 log_end=self.log.end,
+                container_stopped=self._hurried,
             )
         )
 

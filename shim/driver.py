@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _EXIT_RECORD = "exit.json"
 _MOST_EXIT_RECORD = 1 << 16
 
+STOPPED_BY_OTHERS = "its container was stopped on the node: by the Docker engine, or by hand"
+
 STAGES: tuple[tuple[Step, ...], ...] = (
     (Folders(),),
     (Image(), Ssh(), Network(), Volumes()),
@@ -184,7 +186,10 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
 
 
 def _why(ended: Exit, has_record: bool) -> tuple[str | None, str | None]:
-    """The runner's exit record knows better; without one the container's end has to do."""
+    """The runner's exit record knows better; without one the container's end has to do. But what
+    was stopped from outside the job, and not by us, is no failure of the job's."""
+    if ended.stopped and (has_record or not ended.oom_killed):
+        return "instance_unreachable", STOPPED_BY_OTHERS
     if has_record or ended.exit_code == 0:
         return None, None
     if ended.oom_killed:

@@ -163,6 +163,8 @@ class RunnerFollower:
                 async for event in events:
                     self._silent_since.pop(attempt.id, None)
                     if event.state is RunnerState.SERVING_LOGS and event.exit is not None:
+                        if event.exit.container_stopped and attempt.reason is None:
+                            raise TryAgain("its container is being stopped: its shim says why")
                         self._turns.post(convert.runner_exited(run_id, attempt.id, event.exit))
                         return
         except RunnerUnavailable:

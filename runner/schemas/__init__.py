@@ -153,6 +153,8 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float
     log_end: int
     """Offset after the last byte of output."""
+    container_stopped: bool = False
+    """The whole container was being stopped: its shim knows why."""
 
 
 class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,20 +19,23 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+_ENDING_SIGNALS = frozenset({"15", "9", "SIGTERM", "SIGKILL"})
 
 
 class EventFollower:
     """`on_hint(container_id)` is called in the loop for each event, `on_hint(None)` after each
-    (re)connection."""
+    (re)connection, `on_stop(container_id)` before it for a signal that ends a container."""
 
     def __init__(
         self,
         subscribe: Callable[[], Any],
         on_hint: Callable[[str | None], None],
+        on_stop: Callable[[str], None],
         lost: tuple[type[Exception], ...],
     ) -> None:
         self._subscribe = subscribe
         self._on_hint = on_hint
+        self._on_stop = on_stop
         engine: type[Exception] = docker.errors.DockerException
         self._lost: tuple[type[Exception], ...] = (*lost, engine, OSError, ValueError)
         self._stop = threading.Event()
@@ -68,8 +71,12 @@ class EventFollower:
                 self._tell(self._came)
                 pause = _FIRST_PAUSE
                 for event in self._stream:
-                    container_id = (event.get("Actor") or {}).get("ID") or event.get("id")
-                    self._tell(self._on_hint, container_id)
+                    actor = event.get("Actor") or {}
+                    container_id = actor.get("ID") or event.get("id")
+                    if event.get("Action") != "kill":
+                        self._tell(self._on_hint, container_id)
+                    elif (actor.get("Attributes") or {}).get("signal") in _ENDING_SIGNALS:
+                        self._tell(self._on_stop, container_id)
             except self._lost as error:
                 log.debug("events: %s", error)
             self._cut()

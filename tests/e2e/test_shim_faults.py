@@ -128,6 +128,7 @@ async def test_a_dockerd_that_ends_its_containers_ends_the_task_once_and_keeps_i
         await client.put_task("t1", again, fence=FENCE)
         await until(client, "t1", TaskStatus.RUNNING)
     assert [a.id for a in held] == [wanted.allocation_id]
+    assert ended.reason == "instance_unreachable"
     assert (starts(lab), ended.times.terminated_at is not None) == (["start"], True)
 
 

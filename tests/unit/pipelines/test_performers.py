@@ -214,6 +214,23 @@ async def test_the_runners_exit_is_reported_once(node: FakeConnection) -> None:
     assert (exited.reason, exited.exit_code) == (Reason.DONE_BY_RUNNER, 0)
 
 
+async def test_whose_container_is_being_stopped_is_judged_by_its_shims_word(
+    node: FakeConnection,
+) -> None:
+    """An engine that ends is no failure of the job; a stop that was asked for has its reason."""
+    stopped = msgspec.structs.replace(
+        EXIT, reason="container_exited_with_error", exit_code=143, container_stopped=True
+    )
+    node.the_runner.statuses = [status(RunnerState.SERVING_LOGS, stopped)]
+    turns = NotedTurns()
+    follow = RunnerFollower(turns, Clock())
+    with pytest.raises(TryAgain, match="its shim says why"):
+        await follow(view_of(placed(AttemptStatus.RUNNING)), node)
+    assert turns.posted == []
+    await follow(view_of(placed(AttemptStatus.TERMINATING, reason=Reason.TERMINATED_BY_USER)), node)
+    assert [type(report) for report in turns.posted] == [reports.RunnerExited]
+
+
 def test_an_exit_record_with_a_reason_of_the_jobs_invention_is_an_executor_error() -> None:
     forged = msgspec.structs.replace(EXIT, reason="preempted_by_me", message="x" * 5000)
     report = convert.runner_exited("r", "a", forged)

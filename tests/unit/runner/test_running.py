@@ -301,6 +301,16 @@ class TestStopping:
             await client.stop(grace=DEADLINE)
             record = await exit_of(client)
         assert (record.exit_code, record.signal) == (143, "SIGTERM")
+        assert not record.container_stopped
+
+    async def test_the_end_of_a_job_whose_container_is_stopped_says_so(
+        self, tmp_path: Path
+    ) -> None:
+        async with a_runner(tmp_path) as (runner, client):
+            await started(client, "echo ready; sleep 3600 & wait; true")
+            runner.shut_down()
+            record = await exit_of(client)
+        assert (record.exit_code, record.container_stopped) == (143, True)
 
     async def test_a_job_may_clean_up_within_its_grace(self, tmp_path: Path) -> None:
         async with a_runner(tmp_path) as (_, client):

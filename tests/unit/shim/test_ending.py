@@ -115,3 +115,35 @@ async def test_an_end_that_could_not_be_written_is_written_once_there_is_space(
         await eventually(lambda: moody.kept["t1"].info.status is TaskStatus.TERMINATED)
         again, new = await service.supervisor.put("t1", request(), SPEAKER)
     assert (again.status, new) == (TaskStatus.TERMINATED, False)
+
+
+@pytest.mark.parametrize(
+    ("oom_killed", "exit_code", "reason"),
+    [
+        (False, 137, "instance_unreachable"),
+        (False, 0, "instance_unreachable"),
+        (True, 137, "out_of_memory"),
+    ],
+)
+async def test_a_container_that_others_stop_is_no_failure_of_its_job(
+    node: Node, oom_killed: bool, exit_code: int, reason: str
+) -> None:
+    """A Docker engine that is stopped without live-restore stops its containers first."""
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        node.host.containers["c-t1"].end(exit_code, oom_killed=oom_killed, stopped=True)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == reason
+
+
+async def test_a_container_that_was_stopped_by_our_order_ends_for_its_reason(node: Node) -> None:
+    node.host.ignores_stop = True
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        stop = TerminateRequest(grace=60.0, reason="terminated_by_user")
+        await service.supervisor.terminate("t1", stop, SPEAKER)
+        node.host.containers["c-t1"].end(143, stopped=True)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == "terminated_by_user"
