@@ -98,7 +98,9 @@ def _nodes(run: RunView) -> list[str]:
 
 
 def why(run: RunView) -> str:
-    """The sentence of the attempt that decided, else of the run's reason."""
+    """What the run itself says, else the attempt that decided, else the sentence of its reason."""
+    if run.message:
+        return run.message
     found = failed_attempt(run)
     if found is not None:
         job, failed = found
@@ -107,8 +109,6 @@ def why(run: RunView) -> str:
         )
         if sentence:
             return sentence if len(run.jobs) == 1 else f"{job_name(job)}: {sentence}"
-    if run.message:
-        return run.message
     return RUN_SENTENCES[run.termination_reason] if run.termination_reason else str(run.status)
 
 

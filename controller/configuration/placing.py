@@ -19,6 +19,7 @@ _ATTRIBUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,99}", re.ASCII)
 _FLEET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _WITHOUT_VALUE = frozenset({Operator.EXISTS, Operator.NOT_EXISTS})
 _MOST_EXPRESSIONS = 20
+_CRON_FIELDS = 5
 _ANY_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -89,7 +90,10 @@ def _expression(text: object) -> str:
 
     if not isinstance(text, str):
         raise ValueError(f"{shown(text)} is not a cron expression; quote it")
-    expression = " ".join(text.split())
+    fields = text.split()
+    if len(fields) != _CRON_FIELDS:
+        raise ValueError(f"{shown(text)} is not a cron expression of {_CRON_FIELDS} fields")
+    expression = " ".join(fields)
     try:
         next(CronSim(expression, _ANY_TIME))
     except CronSimError as error:

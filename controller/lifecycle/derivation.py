@@ -83,9 +83,14 @@ def rule_1_a_job_ended_for_good(run: Run, counted: Sequence[Counted]) -> Outcome
             return _because_of(run, one, len(counted))
     failed = [one for one in counted if one.charged_failure]
     if len(failed) > run.policy.max_failed_jobs:
-        by_limit = [one for one in failed if one.verdict is Verdict.ENDED_BY_LIMIT]
-        return _because_of(run, (by_limit or failed)[0], len(counted))
+        return _because_of(run, max(failed, key=_ended_at), len(counted))
     return None
+
+
+def _ended_at(one: Counted) -> tuple[float, bool]:
+    """The last to end was the one too many; of several at once one whose limit is used up."""
+    ended = one.last.terminating_at if one.last is not None else None
+    return ended or 0.0, one.verdict is Verdict.ENDED_BY_LIMIT
 
 
 def _ends_the_run_at_once(one: Counted) -> bool:

@@ -57,6 +57,22 @@ async def test_the_exit_code_of_the_job_that_ended_the_run_is_the_commands(
     assert result.status == 9
 
 
+async def test_a_limit_of_the_run_that_ended_it_is_told(
+    start: Fairlead, node: PlayedNode, tmp_path: Path
+) -> None:
+    file = tmp_path / "limited.yml"
+    file.write_text(f"{PAIR}max_failed_attempts: 0\nretry: true\n")
+    command = await start("apply", "-f", str(file))
+    await command.hears("submitted pair")
+    for job in (0, 1):
+        await node.runs("pair", job)
+    await node.ends("pair", 9, 1)
+    await node.ends("pair", 143, 0)
+    result = await command.ended()
+    assert "pair: failed: 1 attempts failed; max_failed_attempts is 0" in result.err
+    assert result.status == 9
+
+
 async def test_a_failure_that_a_run_tolerated_is_not_why_it_ended(
     start: Fairlead, node: PlayedNode, tmp_path: Path
 ) -> None:

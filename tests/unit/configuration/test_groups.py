@@ -290,7 +290,7 @@ def test_a_schedule_is_one_expression_or_several(
         assert planned(schedule=written).policy.schedule == expressions
 
 
-@pytest.mark.parametrize("bad", ["0 25 * * *", "soon", "", "0 0 30 2 *"])
+@pytest.mark.parametrize("bad", ["0 25 * * *", "soon", "", "0 0 30 2 *", "0 0 8 * * *"])
 def test_a_bad_cron_expression_is_named(bad: str) -> None:
     field, sentence = refused(schedule=["0 8 * * *", bad])
     assert field == "schedule"

@@ -41,6 +41,15 @@ def test_rule_1_failures_are_tolerated_up_to_max_failed_jobs() -> None:
     assert play.run.reason is RunReason.JOB_FAILED
 
 
+def test_rule_1_the_job_that_was_one_too_many_is_why_the_run_ends() -> None:
+    play = Play(jobs=3, max_failed_jobs=1, retry=NO_RETRY)
+    for n in range(3):
+        play.to_running(n)
+    play.send(play.exited(2, FAILED, code=5, message="tolerated")).clean(2)
+    play.send(play.exited(0, FAILED, code=6, message="too many"))
+    assert play.run.message == "job main/0: too many"
+
+
 @pytest.mark.parametrize(
     "reason",
     [Reason.LOG_QUOTA_EXCEEDED, Reason.MAX_DURATION_EXCEEDED, Reason.LOST_AFTER_REVIVAL],
