@@ -8,8 +8,10 @@ is one; what a performer reports goes into the next turn. Nothing here decides.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from controller.backoff import Backoff
@@ -19,6 +21,7 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
 from controller.logs.store import LogStore
+from controller.nodes.handshakes import Handshakes
 from controller.nodes.supervisor import Nodes
 from controller.pipelines import convert
 from controller.pipelines.convert import View
@@ -31,6 +34,20 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS = 0.02
 MOST_WAIT_SECONDS = 2.0
+
+BEGINNINGS = frozenset(
+    {
+        EffectKind.SUBMIT_TASK,
+        EffectKind.START_JOB,
+        EffectKind.FOLLOW_RUNNER,
+        EffectKind.COLLECT_LOGS,
+    }
+)
+"""Thousands of these are wanted at once when thousands of jobs are submitted or nodes come back.
+Decisions and answers share the event loop with them, and so does what ends a job."""
+BEGUN_AT_ONCE = 16
+LENT_SECONDS = 0.05
+"""A slow node or a long follow keeps nobody else from beginning."""
 
 Key = tuple[str, EffectKind]
 
@@ -58,6 +75,7 @@ class EffectRunner:
         self._performers = performers
         self._clock = clock
         self._chance = chance
+        self._slots = Handshakes(BEGUN_AT_ONCE, LENT_SECONDS)
         self._under_way: dict[Key, asyncio.Task[None]] = {}
         self._kicks: dict[Key, asyncio.Event] = {}
         self._done: set[Key] = set()
@@ -153,12 +171,12 @@ class EffectRunner:
         perform = self._performers[effect.kind]
         while True:
             connection = await self._nodes.connection(effect.node_id)
-            state = self._turns.known.get(effect.run_id)
-            view = None if state is None else convert.find(state, effect.attempt_id)
-            if view is None:
-                return
             try:
-                await perform(view, connection)
+                async with self._slot(effect.kind):
+                    state = self._turns.known.get(effect.run_id)
+                    view = None if state is None else convert.find(state, effect.attempt_id)
+                    if view is not None:
+                        await perform(view, connection)
                 return
             except (ShimUnavailable, RunnerUnavailable, LinkError, TryAgain) as error:
                 log.debug("%s of %s: %s", effect.kind, effect.attempt_id, error)
@@ -169,3 +187,6 @@ class EffectRunner:
             except Exception:
                 log.exception("%s of attempt %s failed", effect.kind, effect.attempt_id)
             await backoff.wait(kick)
+
+    def _slot(self, kind: EffectKind) -> AbstractAsyncContextManager[None]:
+        return self._slots.slot() if kind in BEGINNINGS else contextlib.nullcontext()

@@ -249,3 +249,33 @@ async def test_closing_ends_all_that_is_under_way(tmp_path: Path) -> None:
         await eventually(lambda: follow.begun)
         await it.runner.close()
         assert follow.cancelled == 1
+
+
+async def test_of_thousands_of_jobs_only_some_begin_at_once_and_what_ends_one_waits_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "LENT_SECONDS", 60.0)
+    many = [placed(AttemptStatus.PROVISIONING) for _ in range(5 * effects.BEGUN_AT_ONCE)]
+    ending = placed(AttemptStatus.TERMINATING)
+    async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
+        submit = it.scripts[EffectKind.SUBMIT_TASK]
+        for state in (*many, ending):
+            it.turns.runs[state.run.id] = state
+        it.runner.committed([*many, ending])
+        await eventually(lambda: it.begun(EffectKind.TERMINATE_TASK))
+        assert len(submit.begun) == effects.BEGUN_AT_ONCE
+        submit.go_on.set()
+        await eventually(lambda: submit.finished == len(many))
+
+
+async def test_a_beginning_that_takes_long_keeps_nobody_else_from_his(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "LENT_SECONDS", 0.01)
+    many = [placed(AttemptStatus.PROVISIONING) for _ in range(5 * effects.BEGUN_AT_ONCE)]
+    async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
+        submit = it.scripts[EffectKind.SUBMIT_TASK]
+        it.turns.runs.update({state.run.id: state for state in many})
+        it.runner.committed(many)
+        await eventually(lambda: len(submit.begun) == len(many))
+        assert submit.finished == 0
