@@ -158,10 +158,11 @@ class ShimClient:
         response = await self._send("GET", "/v1/events", params=params, limits=timeout)
         async with response:
             buffer = b""
-            while piece := await _next_piece(response):
-                *lines, buffer = (buffer + piece).split(b"\n")
-                for line in lines:
-                    yield _event(decoder, line)
+            with _lost("/v1/events"):
+                while piece := await response.content.readany():
+                    *lines, buffer = (buffer + piece).split(b"\n")
+                    for line in lines:
+                        yield _event(decoder, line)
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogStream]:

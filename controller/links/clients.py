@@ -65,6 +65,9 @@ class SocketClients:
                 total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
             )
             self._sessions[path] = aiohttp.ClientSession(
-                base_url, connector=self._connector(path), timeout=timeout
+                base_url,
+                connector=self._connector(path),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=timeout,
             )
         return self._sessions[path]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 from cyclopts import Parameter
 
@@ -102,7 +102,7 @@ def controller(
     )
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        asyncio.run(app.serve(options, _say_ready))
+        uvloop.run(app.serve(options, _say_ready))
     except (app.CannotStart, LeaseLost) as error:
         raise CliError(str(error)) from None
     except OSError as error:
