@@ -4,6 +4,7 @@ requests. Pure functions."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import overload
 
 import msgspec
 
@@ -158,6 +159,12 @@ def runner_exited(run_id: str, attempt_id: str, record: ExitRecord) -> reports.R
     )
 
 
+@overload
+def readable(text: str) -> str: ...
+@overload
+def readable(text: None) -> None: ...
+@overload
+def readable(text: str | None) -> str | None: ...
 def readable(text: str | None) -> str | None:
     """A node's or a job's words as they may be kept: not endless, and without the one character
     that databases refuse."""
