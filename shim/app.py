@@ -32,7 +32,7 @@ from shim.schemas import (
     is_count,
 )
 from shim.service import Service
-from shim.tasks import Speaker
+from shim.speakers import Speaker
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -20,9 +21,12 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from shim import durable
+from shim.errors import ShimProblem
 from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskRequest
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +93,20 @@ class Records(Protocol[T]):
     async def delete(self, key: str) -> None: ...
 
     async def load(self) -> Loaded[T]: ...
+
+
+async def kept(*writes: Awaitable[None]) -> None:
+    """All writes are on disk, or the caller hears why not and nothing was accepted. Raises
+    ShimProblem (507)."""
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    for result in results:
+        if isinstance(result, OSError):
+            log.error("cannot write a record: %s", result)
+            raise ShimProblem(
+                507, "storage", f"the node cannot write its records: {result.strerror}"
+            )
+        if isinstance(result, BaseException):
+            raise result
 
 
 def without_secrets(request: TaskRequest) -> TaskRequest:

@@ -34,6 +34,7 @@ from shim.reconcile import leftovers_of, reconcile
 from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords
 from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics, TaskStatus
 from shim.settings import Settings
+from shim.speakers import Fences
 from shim.steps.volumes import release_strays
 from shim.systemd import Systemd
 from shim.tasks import Supervisor
@@ -159,7 +160,7 @@ class Service:
             books,
             events,
             ledger,
-            FenceBook(found.fences),
+            Fences(FenceBook(found.fences), books.fences),
             watch,
             images,
             mounter,

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -22,24 +22,22 @@ from shim.allocations import Ledger
 from shim.engines.base import ContainerState, Engine, EngineError, Found
 from shim.errors import ShimProblem, conflict, invalid, not_found
 from shim.events import EventLog
-from shim.fences import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
 from shim.gpus.health import Finding
 from shim.gpus.watch import GpuWatch
 from shim.images import Images
 from shim.keys import Visit
 from shim.node import boot_id
 from shim.records import (
-    FenceRecord,
     RecordBooks,
     TaskRecord,
     hash_of,
     is_same_body,
+    kept,
     without_secrets,
 )
 from shim.schemas import (
     AllocationInfo,
     EngineKind,
-    Fence,
     GpuInfo,
     NetworkMode,
     Notice,
@@ -50,6 +48,7 @@ from shim.schemas import (
     TerminateRequest,
 )
 from shim.settings import Settings, check_name
+from shim.speakers import Fences, Speaker
 from shim.steps.base import RunLocks, StepContext
 from shim.steps.ssh import PORT_NAME
 from shim.task_state import TaskState
@@ -58,14 +57,6 @@ from shim.volumes.kernel import Mounter
 log = logging.getLogger(__name__)
 
 _MOST_NOTICES = 32
-
-
-class Speaker(msgspec.Struct, frozen=True):
-    """Who asks, and for which run: the fenced headers of a request."""
-
-    run_id: str
-    fence: Fence
-    incarnation: int
 
 
 async def _let_go(task: TaskState) -> None:
@@ -88,7 +79,7 @@ class Supervisor:
         books: RecordBooks,
         events: EventLog,
         ledger: Ledger,
-        fences: FenceBook,
+        fences: Fences,
         gpus: GpuWatch,
         images: Images,
         mounter: Mounter,
@@ -103,10 +94,9 @@ class Supervisor:
         self.draining = False
         self.unexplained: tuple[Found, ...] = ()
         self._blocked: set[str] = set()
-        self._unkept_fences: set[str] = set()
         self._executor = executor
         self._books = books
-        self._fences = fences
+        self.fences = fences
         self._tasks: dict[str, TaskState] = {}
         self._first_version = 0
         self._run_locks = RunLocks()
@@ -137,17 +127,17 @@ class Supervisor:
         """The task, and whether it is new. Raises ShimProblem."""
         self._check_request(task_id, request, speaker)
         async with self._deciding:
-            self._fences.check(speaker.run_id, speaker.fence, speaker.incarnation)
+            self.fences.check(speaker)
             known = self._tasks.get(task_id)
             if known is not None:
                 return await self._same_again(known, request, speaker), False
-            self._fences.check_revival(speaker.run_id, task_id, time.time())
+            self.fences.check_revival(task_id, speaker)
             return await self._accept(task_id, request, speaker), True
 
     async def terminate(self, task_id: str, order: TerminateRequest, speaker: Speaker) -> TaskInfo:
         task = await self.spoken_for(task_id, speaker)
         if not task.ended:
-            await self._kept(task.order_stop(order.grace, order.reason, order.message))
+            await kept(task.order_stop(order.grace, order.reason, order.message))
         return task.info
 
     async def remove(self, task_id: str, speaker: Speaker) -> None:
@@ -168,12 +158,12 @@ class Supervisor:
                     500, "cleanup_failed", f"task {task_id} is not fully removed: {error}"
                 ) from error
             async with self._deciding:
-                await self._kept(self._forget(task))
+                await kept(self._forget(task))
             self.events.task_removed(task_id)
 
     async def release(self, allocation_id: str, speaker: Speaker) -> None:
         async with self._deciding:
-            self._fences.check(speaker.run_id, speaker.fence, speaker.incarnation)
+            self.fences.check(speaker)
             allocation = self.ledger.get(allocation_id)
             if allocation is None:
                 raise not_found(f"there is no allocation {allocation_id}")
@@ -181,7 +171,7 @@ class Supervisor:
                 raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
             self._check_idle(allocation_id)
             self._check_explained(allocation_id)
-            await self._kept(self._books.allocations.delete(allocation_id))
+            await kept(self._books.allocations.delete(allocation_id))
             self.ledger.release(allocation_id)
             self.gpus.doubt(allocation.gpus)
             self.events.node_changed()
@@ -191,7 +181,7 @@ class Supervisor:
         """Raises ShimProblem: 404 for a GPU that is not cordoned."""
         if not self.gpus.is_cordoned(uuid):
             raise not_found(f"there is no cordoned GPU {uuid}")
-        await self._kept(self.gpus.clear(uuid))
+        await kept(self.gpus.clear(uuid))
 
     @property
     def live(self) -> tuple[TaskState, ...]:
@@ -210,13 +200,6 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         data = self.settings.data
         return (await loop.run_in_executor(self._executor, shutil.disk_usage, data)).free
-
-    async def drop_expired_fences(self) -> None:
-        for run_id in self._fences.drop_expired(time.time()):
-            try:
-                await self._books.fences.delete(run_id)
-            except OSError as error:
-                log.warning("the expired fence of run %s stays on disk: %s", run_id, error)
 
     async def close(self) -> None:
         """Let go of every task; what runs goes on."""
@@ -283,7 +266,7 @@ class Supervisor:
     ) -> TaskInfo:
         if not is_same_body(known.record, request):
             raise conflict(f"task {known.info.id} exists already, with another body")
-        await self._kept(self._raise_fence(speaker))
+        await kept(self.fences.hear(speaker))
         if request.registry_auth is not None:
             known.give_credentials(request.registry_auth)
         return known.info
@@ -298,8 +281,8 @@ class Supervisor:
         allocation = self.ledger.plan(task_id, request)
         record = self._new_record(task_id, request, speaker, allocation.gpus)
         try:
-            await self._kept(
-                self._raise_fence(speaker),
+            await kept(
+                self.fences.hear(speaker),
                 self._books.allocations.save(allocation.id, allocation),
                 self._books.tasks.save(task_id, record),
             )
@@ -388,66 +371,29 @@ class Supervisor:
         """A fence older than known is refused; so is an incarnation older than the task's own."""
         async with self._deciding:
             task = self._tasks.get(task_id)
-            newest = self._fences.get(speaker.run_id)
-            incarnation = newest.incarnation if newest else speaker.incarnation
             if task is None:
-                self._fences.check(speaker.run_id, speaker.fence, incarnation)
-                await self._remember_unknown(task_id, speaker)
+                self.fences.check_for_task(speaker, None)
+                self.settings.check_task_id(task_id)
+                check_name(speaker.run_id, "Fairlead-Run")
+                used = self._run_is_used(speaker.run_id)
+                await kept(self.fences.remember_unknown(task_id, speaker, used))
                 raise not_found(f"there is no task {task_id}")
             if task.info.run_id != speaker.run_id:
                 raise conflict(f"task {task_id} belongs to run {task.info.run_id}")
-            own = task.info.incarnation
-            fits = incarnation if speaker.incarnation >= own else speaker.incarnation
-            self._fences.check(speaker.run_id, speaker.fence, fits)
-            await self._kept(self._raise_fence(speaker))
+            self.fences.check_for_task(speaker, task.info.incarnation)
+            await kept(self.fences.hear(speaker))
             return task
-
-    async def _remember_unknown(self, task_id: str, speaker: Speaker) -> None:
-        self.settings.check_task_id(task_id)
-        check_name(speaker.run_id, "Fairlead-Run")
-        now = time.time()
-        self._fences.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
-        record = self._fences.forget(speaker.run_id, task_id, now + UNKNOWN_REMEMBERED, now)
-        if not self._run_is_used(speaker.run_id):
-            record = self._fences.expire(speaker.run_id, now + KEPT_AFTER_LAST_TASK)
-        await self._kept(self._save_fence(record))
 
     async def _forget(self, task: TaskState) -> None:
         """The id is refused for as long as the fence is kept, and the record goes last."""
-        info, now = task.info, time.time()
-        fence = self._fences.forget(info.run_id, info.id, now + KEPT_AFTER_LAST_TASK, now)
-        if not self._run_is_used(info.run_id, besides=info.id):
-            fence = self._fences.expire(info.run_id, now + KEPT_AFTER_LAST_TASK)
-        await self._save_fence(fence)
+        info = task.info
+        run_is_used = self._run_is_used(info.run_id, besides=info.id)
+        await self.fences.forget(info.run_id, info.id, run_is_used)
         allocation = self.ledger.without_task(info.allocation_id, info.id)
         if allocation is not None:
             await self._books.allocations.save(allocation.id, allocation)
         await self._books.tasks.delete(info.id)
         del self._tasks[info.id]
-
-    async def _raise_fence(self, speaker: Speaker) -> None:
-        record = self._fences.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
-        if record is None and speaker.run_id in self._unkept_fences:
-            record = self._fences.get(speaker.run_id)
-        await self._save_fence(record)
-
-    async def _save_fence(self, record: FenceRecord | None) -> None:
-        if record is not None:
-            self._unkept_fences.add(record.run_id)
-            await self._books.fences.save(record.run_id, record)
-            self._unkept_fences.discard(record.run_id)
-
-    async def _kept(self, *writes: Awaitable[None]) -> None:
-        """All writes are on disk, or the caller hears why not and nothing was accepted."""
-        results = await asyncio.gather(*writes, return_exceptions=True)
-        for result in results:
-            if isinstance(result, OSError):
-                log.error("cannot write a record: %s", result)
-                raise ShimProblem(
-                    507, "storage", f"the node cannot write its records: {result.strerror}"
-                )
-            if isinstance(result, BaseException):
-                raise result
 
     def _run_is_used(self, run_id: str, besides: str | None = None) -> bool:
         return any(

@@ -58,7 +58,7 @@ class Upkeep:
         now = asyncio.get_running_loop().time()
         if now - self._swept_at >= _SWEEP_EVERY:
             self._swept_at = now
-            await self._supervisor.drop_expired_fences()
+            await self._supervisor.fences.drop_expired()
 
     async def _tell_fitness(self) -> None:
         """Whoever gives the node work wants to know when the engine falls silent or answers again,

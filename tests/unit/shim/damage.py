@@ -28,7 +28,7 @@ from shim.schemas import (
     TerminateRequest,
 )
 from shim.service import Identity, Service, disk_threads
-from shim.tasks import Speaker
+from shim.speakers import Speaker
 from tests.unit.shim.parts import CAPACITY, GPU, request, settings, until
 
 GPUS = tuple(msgspec.structs.replace(GPU, uuid=f"GPU-{n}", index=n) for n in range(4))

@@ -28,7 +28,7 @@ from shim.schemas import (
 )
 from shim.service import Identity, Service, disk_threads
 from shim.settings import Settings
-from shim.tasks import Speaker
+from shim.speakers import Speaker
 
 RUN = "run-1"
 SPEAKER = Speaker(RUN, Fence(1, 1), 0)

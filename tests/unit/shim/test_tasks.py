@@ -27,7 +27,7 @@ from shim.schemas import (
     TerminateRequest,
 )
 from shim.service import Service
-from shim.tasks import Speaker
+from shim.speakers import Speaker
 from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, request, until, until_event
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
