@@ -80,6 +80,17 @@ def login_as(name: str, root: Path = Path("/")) -> Login | None:
     return Login(identity=identity, shell=_shell(identity.uid, root), change=identity.uid != 0)
 
 
+def locked_users(root: Path = Path("/")) -> list[str]:
+    """Users with a shell whose password is locked (`useradd` makes such ones), not merely none:
+    OpenSSH without PAM refuses them with any key."""
+    locked = {row[0] for row in _rows(root / "etc/shadow", 2) if row[1].startswith("!")}
+    return [
+        row[0]
+        for row in _rows(root / "etc/passwd", 7)
+        if row[0] in locked and os.path.basename(row[6]) not in _NO_SHELLS
+    ]
+
+
 def _shell(uid: int, root: Path) -> str | None:
     for shell in (*_own_shell(uid, root), *_SHELLS):
         if os.path.basename(shell) not in _NO_SHELLS and os.access(root / shell[1:], os.X_OK):
@@ -88,12 +99,17 @@ def _shell(uid: int, root: Path) -> str | None:
 
 
 def _own_shell(uid: int, root: Path) -> list[str]:
+    rows = _rows(root / "etc/passwd", 7)
+    return [row[6] for row in rows if row[2] == str(uid) and row[6][:1] == "/"]
+
+
+def _rows(path: Path, columns: int) -> list[list[str]]:
     try:
-        lines = (root / "etc/passwd").read_text("utf-8", "replace").splitlines()
+        lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
         return []
-    rows = [line.split(":") for line in lines]
-    return [row[6] for row in rows if len(row) == 7 and row[2] == str(uid) and row[6][:1] == "/"]
+    rows = (line.split(":") for line in lines)
+    return [row for row in rows if len(row) >= columns]
 
 
 def _find(program: str, path: str) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint import processes
+from entrypoint.ssh.logins import locked_users
 from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
 from runner import environment, session_environment
 from runner.children import Children
@@ -110,6 +111,8 @@ async def prepare(task: Path, settings: SshSettings, children: Children) -> Open
         raise NotUsable("the image has no sshd")
     if os.geteuid() != 0:
         raise NotUsable("the image's sshd needs root")
+    if locked := locked_users():
+        raise NotUsable(f"the image's sshd would refuse {locked[0]}, whose password is locked")
     try:
         folder = _folder(task)
         _write_keys(folder, task, settings)

@@ -113,6 +113,20 @@ def test_debian_12_with_an_sshd_of_its_own(user: Visitor, bookworm_with_sshd: st
         assert copied(user, "in-bookworm")
 
 
+def test_a_user_that_useradd_made_gets_in_although_the_images_sshd_would_not_let_her(
+    user: Visitor, dockerd: DockerDaemon, bookworm_with_sshd: str
+) -> None:
+    useradd = ("useradd", "--create-home", "--shell", "/bin/bash", "anna")
+    dockerd.docker("run", "--name", "anna", "--network", "none", bookworm_with_sshd, *useradd)
+    dockerd.docker("commit", "anna", "anna:e2e")
+    dockerd.docker("rm", "anna")
+    with user.run("annas", image="anna:e2e", user="anna", commands=FOREVER):
+        assert server_of(user, "annas").startswith("SSH-2.0-AsyncSSH")
+        done = user.ssh("annas", "-l", "anna", "annas", "id -un; pwd")
+        assert done.stdout.decode() == "anna\n/home/anna\n", done.stderr
+        assert said(user, "annas", "id -un") == "root\n"
+
+
 def test_its_own_sshd_is_left_alone_when_the_embedded_one_is_asked_for(
     user: Visitor, bookworm_with_sshd: str
 ) -> None:

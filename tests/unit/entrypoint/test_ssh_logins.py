@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.ssh.logins import Login, NothingToRun, login_as
+from entrypoint.ssh.logins import Login, NothingToRun, locked_users, login_as
 from entrypoint.ssh.openssh import set_env
 from runner.identities import Identity
 
@@ -93,3 +93,18 @@ def test_sshd_gets_the_images_variables_but_those_that_its_syntax_cannot_hold() 
     variables = {"A": "b c", "HOME": "/root", "QUOTED": 'a"b', "LINES": "a\nPermitRootLogin yes"}
     assert set_env(variables) == 'SetEnv "A=b c"\n'
     assert set_env({}) == ""
+
+
+def test_users_whom_openssh_would_refuse_are_those_with_a_shell_and_a_locked_password(
+    tmp_path: Path,
+) -> None:
+    passwd = (
+        "root:x:0:0::/root:/bin/bash\nanna:x:1:2::/home/anna:/bin/zsh\n"
+        "web:x:3:4::/srv:/usr/sbin/nologin\nold:x:5:5::/:/bin/sh\nbroken\n"
+    )
+    root = an_image(tmp_path, passwd=passwd)
+    assert locked_users(root) == []
+    (root / "etc/shadow").write_text("root:*:1::::::\nanna:!:1::::::\nweb:!*:1::::::\nold:$6$x:1\n")
+    assert locked_users(root) == ["anna"]
+    (root / "etc/shadow").write_text("root:!locked::0:99999:7:::\n")
+    assert locked_users(root) == ["root"]
