@@ -12,11 +12,13 @@ from typing import Any
 
 from controller.configuration import schema
 from controller.configuration.convert import convert_entry
-from controller.configuration.units import shown
+from controller.configuration.units import parse_number, parse_size, shown
 from controller.lifecycle.model import Constraint, Operator
 
 _ATTRIBUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,99}", re.ASCII)
 _FLEET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_SIZES = frozenset({"memory", "disk", "gpu.memory"})
+"""Attributes of every node that count bytes."""
 _WITHOUT_VALUE = frozenset({Operator.EXISTS, Operator.NOT_EXISTS})
 _MOST_EXPRESSIONS = 20
 _CRON_FIELDS = 5
@@ -82,7 +84,14 @@ def _checked(
         raise ValueError("IN needs at least one value")
     if operator not in _WITHOUT_VALUE | {Operator.IN} and len(values) != 1:
         raise ValueError(f"{operator} needs one value; IN takes several")
+    if attribute in _SIZES:
+        values = tuple(_bytes(value) for value in values)
     return Constraint(attribute=attribute, operator=operator, values=values, required=required)
+
+
+def _bytes(value: str) -> str:
+    """A plain number is bytes already. Raises ValueError."""
+    return value if parse_number(value) is not None else str(parse_size(value))
 
 
 def _expression(text: object) -> str:

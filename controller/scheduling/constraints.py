@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from controller.lifecycle.model import Constraint, Operator
+from controller.scheduling.gpus import is_called
+
+GPU_NAME = "gpu.name"
 
 _WORDS = {
     Operator.EQ: "=",
@@ -26,11 +29,11 @@ def holds(constraint: Constraint, attributes: Mapping[str, str]) -> bool:
         case Operator.NOT_EXISTS:
             return has is None
         case Operator.NE:
-            return has is None or compare(has, constraint.values[0]) != 0
+            return has is None or not _is(constraint.attribute, has, constraint.values[0])
     if has is None:
         return False
     if constraint.operator in (Operator.EQ, Operator.IN):
-        return any(compare(has, value) == 0 for value in constraint.values)
+        return any(_is(constraint.attribute, has, value) for value in constraint.values)
     return _ORDERINGS[constraint.operator](compare(has, constraint.values[0]))
 
 
@@ -40,6 +43,13 @@ _ORDERINGS: dict[Operator, Callable[[int], bool]] = {
     Operator.LT: lambda order: order < 0,
     Operator.LE: lambda order: order <= 0,
 }
+
+
+def _is(attribute: str, has: str, value: str) -> bool:
+    """GPUs are called as `resources.gpu` calls them: by words of their driver's name."""
+    if attribute == GPU_NAME and is_called(has, value):
+        return True
+    return compare(has, value) == 0
 
 
 def compare(one: str, other: str) -> int:

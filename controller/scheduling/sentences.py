@@ -35,13 +35,17 @@ def why_all_wait(board: Board, unit: Unit) -> str:
     kind = placement_name(board.index.fleets, best)
     name = best.fleet if best.value is None else best.value
     asked = f"{len(unit.members)} {_places(need.resources)} in one {kind}"
-    lacking = [
-        free
-        for shape, free, _ in board.sorted(need.scope, best).bins(board.rooms)
-        if not need.fits(shape, free)
-    ]
-    here = f" ({closest(need.resources, lacking)})" if lacking else ""
-    return f"needs {asked}; best {kind} {name} has {found[best]}{here}"
+    short = next((one for one in counted if most(board, one, best, 1) == 0), need)
+    return f"needs {asked}; best {kind} {name} has {found[best]}{_lacks(board, short, best)}"
+
+
+def _lacks(board: Board, need: Need, domain: Domain) -> str:
+    """In brackets, what the domain's nodes do not have; empty where they are only too few."""
+    tiers = board.sorted(need.scope, domain)
+    if not tiers:
+        return f" ({_why_no_room(board.index, need, domain)})"
+    lacking = [free for shape, free, _ in tiers.bins(board.rooms) if not need.fits(shape, free)]
+    return f" ({closest(need.resources, lacking)})" if lacking else ""
 
 
 def _held(board: Board, counted: dict[Need, int], domain: Domain) -> int:
@@ -73,6 +77,8 @@ def _why_no_room(index: Index, need: Need, where: Where) -> str:
         known = [name for name in fleets if is_known(index, name)]
         return f"no node is in {_fleets(known)}" if known else no_such(*fleets)
     usable = [node for node in nodes if node.id in index.rooms]
+    if where is not None and fleets and where.fleet not in fleets:
+        return f"it may go to {_fleets(fleets)} only"
     if where is not None:
         usable = [node for node in usable if index.domain(node.id) == where]
         if not usable:

@@ -257,6 +257,23 @@ def test_a_constraint_that_says_nothing_is_refused(written: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("memory GE 8GB", "8000000000"),
+        ("gpu.memory GT 79GiB", str(79 << 30)),
+        ("disk LT 1000", "1000"),
+        ("size GE 8GB", "8GB"),
+    ],
+)
+def test_what_nodes_count_in_bytes_is_compared_with_sizes(written: str, value: str) -> None:
+    assert planned(constraints=[written]).specs[0].constraints[0].values == (value,)
+
+
+def test_a_size_that_is_none_is_refused() -> None:
+    assert refused(constraints=["memory GE lots"])[0] == "constraints[0]"
+
+
+@pytest.mark.parametrize(
     ("written", "field"),
     [
         ({"attribute": "zone", "operator": "IS", "value": "a"}, "operator"),

@@ -84,6 +84,25 @@ def test_a_preferred_constraint_only_ranks_nodes() -> None:
     assert [cluster.places(run)["main/0"] for run in runs] == ["n2", "n1"]
 
 
+@pytest.mark.parametrize(
+    ("operator", "values", "meets"),
+    [
+        (Operator.EQ, ("H100",), True),
+        (Operator.EQ, ("h100 80gb",), True),
+        (Operator.EQ, ("NVIDIA H100 80GB HBM3",), True),
+        (Operator.EQ, ("H10",), False),
+        (Operator.IN, ("A100", "H100"), True),
+        (Operator.NE, ("H100",), False),
+        (Operator.NE, ("A100",), True),
+    ],
+)
+def test_a_gpu_is_called_by_words_of_its_name(
+    operator: Operator, values: tuple[str, ...], meets: bool
+) -> None:
+    asked = Constraint(attribute="gpu.name", operator=operator, values=values)
+    assert holds(asked, {"gpu.name": "NVIDIA H100 80GB HBM3"}) is meets
+
+
 def test_a_job_goes_only_to_the_fleets_that_it_names() -> None:
     nodes = (gpu_node("n1", fleet="x"), gpu_node("n2", fleet="y"))
     cluster = Cluster(*nodes, fleets=(Fleet(name="z", created_at=0.0),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import (
@@ -42,6 +43,29 @@ def test_a_gang_that_no_placement_value_could_ever_hold_is_refused() -> None:
         "needs 3 whole nodes with 8 GPU in one rack; best rack r2 has 2"
     )
     assert why_never(state, RACKS, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            {"constraints": (Constraint(attribute="rack", operator=Operator.EQ, values=("r2",)),)},
+            "(needs rack = r2; node a0 has r1, and none is better)",
+        ),
+        ({"fleets": ("other",)}, "(it may go to fleet other only)"),
+    ],
+)
+def test_a_gang_of_which_one_group_may_not_go_where_the_other_must_is_told_so(
+    change: dict[str, Any], why: str
+) -> None:
+    nodes = [in_rack("a0", "r1"), in_rack("b0", "r2"), gpu_node("c0", fleet="other")]
+    state = asking(gang(1), gang(1, name="side"))
+    rack = Constraint(attribute="rack", operator=Operator.EQ, values=("r1",))
+    first, side = state.jobs
+    home = replace(first, spec=replace(first.spec, constraints=(rack,)))
+    bound = replace(side, spec=replace(side.spec, **change))
+    sentence = refusal(replace(state, jobs=(home, bound)), nodes, NAMED)
+    assert sentence.endswith(f"in one rack; best rack r1 has 1 {why}")
 
 
 def test_reserved_jobs_need_no_place_at_once() -> None:
