@@ -126,9 +126,10 @@ def _gpu_files(uuids: Sequence[str], units: dict[str, GpuInfo], dev: Path) -> li
 
 
 def _infiniband(dev: Path) -> list[dict[str, str]]:
+    """Without the folders of links to them that udev makes: the engine refuses those."""
     folder = dev / "infiniband"
     try:
-        names = sorted(os.listdir(folder))
+        names = sorted(name for name in os.listdir(folder) if not (folder / name).is_dir())
     except OSError:
         names = []
     if not names:

@@ -27,6 +27,9 @@ def dev(tmp_path: Path) -> Path:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "infiniband/uverbs0"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         os.mknod(tmp_path / name, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    links = tmp_path / "infiniband/by-ibdev"  # as udev's rules for RDMA make them
+    links.mkdir()
+    (links / "uverbs-mlx5_0").symlink_to("../uverbs0")
     return tmp_path
 
 
