@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from controller.lifecycle.model import Attempt, RunState
 from controller.pipelines.turns import Turns
 from controller.pipelines.watching import Watch
 from controller.service.access import require_sight, sees_all
-from controller.service.errors import NotFound
+from controller.service.errors import Invalid, NotFound
 from controller.service.logs import find_attempt, find_job
 from controller.service.progress import ProgressWatch, PullBoard
 from controller.store.base import Store, StoredEvent
@@ -92,11 +92,15 @@ class RunService:
     ) -> list[Attempt]:
         """Of its whole history, oldest first; `after`: the id of the last one that is known.
 
-        Raises NotFound, StoreUnavailable."""
+        Raises NotFound, Invalid (`after` is none of its attempts), StoreUnavailable."""
         job_id = None if job_key is None else find_job(state, job_key).id
-        return await self._store.attempts(
+        found = await self._store.attempts(
             state.run.id, job_id=job_id, occurrence=occurrence, after=after, limit=limit
         )
+        if after is not None and not found:
+            known = await self._store.attempts(state.run.id, key=after)
+            _require_known(after, [attempt.id for attempt in known])
+        return found
 
     async def attempt(
         self, state: RunState, job_key: str | None, attempt_key: str | None
@@ -126,13 +130,17 @@ class RunService:
     async def page(
         self, *, include_finished: bool, limit: int, before: str | None, user: User
     ) -> list[RunState]:
-        """Those that the user may see, newest first. Raises StoreUnavailable."""
+        """Those that the user may see, newest first. Raises Invalid (`before` is the id of no run),
+        StoreUnavailable."""
         stored = await self._store.list_runs(
             include_finished=include_finished,
             limit=limit,
             before=before,
             user=None if sees_all(user) else user.name,
         )
+        if before is not None and not stored:
+            last = await self._store.find_run(before)
+            _require_known(before, [] if last is None else [last.run.id])
         return [self._turns.runs.get(state.run.id, state) for state in stored]
 
     async def events(
@@ -157,3 +165,13 @@ class RunService:
                 yield RunWatch(self, run_id, changed, progress)
             finally:
                 progress.attend(())
+
+
+def _require_known(cursor: str, known: Collection[str]) -> None:
+    """An empty page would say that the list is over."""
+    if cursor not in known:
+        raise Invalid(
+            f"{cursor!r} is no cursor of this list (any more): give the next_cursor of the page "
+            f"before, or begin anew",
+            field="cursor",
+        )

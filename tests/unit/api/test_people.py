@@ -260,5 +260,7 @@ async def test_runs_and_events_come_in_pages_by_cursor(ada: Person) -> None:
 
 
 async def test_a_cursor_of_another_list_is_named(ada: Person) -> None:
-    status, answer = await ada("GET", "/v1/events", cursor="train")
-    assert (status, answer["error"]["field"]) == (400, "cursor")
+    await ada("POST", "/v1/runs", configuration=HELLO, name="train")
+    for path in ("/v1/events", "/v1/runs", "/v1/runs/train/attempts"):
+        status, answer = await ada("GET", path, cursor="train")
+        assert (path, status, answer["error"]["field"]) == (path, 400, "cursor")
