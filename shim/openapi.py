@@ -59,6 +59,11 @@ _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
     ("get", "/v1/events", "NDJSON stream of changes after ?after=", None, Event, False),
 )
 
+_QUERIES = {
+    _TASK + "/logs": ("offset", "integer", "Of the first byte wanted; 0 without it"),
+    "/v1/events": ("after", "string", "A cursor; without it the stream begins now"),
+}
+
 
 def document() -> dict[str, Any]:
     kinds = [kind for op in _OPERATIONS for kind in op[3:5] if kind not in (None, bytes, str)]
@@ -89,10 +94,16 @@ def _parameters(path: str, fenced: bool) -> list[dict[str, Any]]:
     names = [("id", "path")] if "{id}" in path else []
     if fenced:
         names += [(name, "header") for name in (FENCE_HEADER, INCARNATION_HEADER, RUN_HEADER)]
-    return [
+    required: list[dict[str, Any]] = [
         {"name": name, "in": where, "required": True, "schema": {"type": "string"}}
         for name, where in names
     ]
+    return required + [_query(*_QUERIES[path])] if path in _QUERIES else required
+
+
+def _query(name: str, kind: str, description: str) -> dict[str, Any]:
+    schema = {"type": kind}
+    return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
 def _answer(kind: Any, by_kind: dict[str, Any]) -> dict[str, Any]:

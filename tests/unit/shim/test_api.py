@@ -226,6 +226,21 @@ async def test_the_description_names_every_route(session: aiohttp.ClientSession)
     assert "TaskRequest" in document["components"]["schemas"]
 
 
+async def test_the_description_names_what_a_query_may_say(session: aiohttp.ClientSession) -> None:
+    async with session.get(f"{BASE_URL}/v1/openapi.json") as response:
+        paths = (await response.json())["paths"]
+    queries = {
+        (path, parameter["name"], parameter["schema"]["type"])
+        for path, operations in paths.items()
+        for parameter in operations.get("get", {}).get("parameters", ())
+        if parameter["in"] == "query"
+    }
+    assert queries == {
+        ("/v1/tasks/{id}/logs", "offset", "integer"),
+        ("/v1/events", "after", "string"),
+    }
+
+
 async def test_nobody_at_the_socket_is_unavailable(tmp_path: Path) -> None:
     connector = aiohttp.UnixConnector(str(tmp_path / "none.sock"))
     async with aiohttp.ClientSession(connector=connector) as session:

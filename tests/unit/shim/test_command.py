@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import grp
+import http.client
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -163,3 +165,26 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(StartError, match="--memory"):
         parse_size(text, "--memory")
+
+
+def test_a_shim_as_it_is_started_answers_all_that_is_asked_without_a_task(
+    start: Start, folder: Path
+) -> None:
+    """What it leaves unloaded at its start is there when it is needed."""
+    process = start()
+    place = ready(folder)
+    paths = ("health", "openapi.json", "node", "node/metrics", "allocations", "tasks")
+    answers = [ask(place, path) for path in (*(f"/v1/{path}" for path in paths), "/metrics")]
+    assert [status for status, _ in answers] == [200] * 7
+    assert b"fairlead_node_cpu_cores" in answers[-1][1]
+    assert process.poll() is None
+
+
+def ask(path: Path, resource: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("shim", timeout=DEADLINE)
+    with socket.socket(socket.AF_UNIX) as connection.sock:
+        connection.sock.settimeout(DEADLINE)
+        connection.sock.connect(str(path))
+        connection.request("GET", resource)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
