@@ -98,7 +98,7 @@ def _parameters(path: str, fenced: bool) -> list[dict[str, Any]]:
         {"name": name, "in": where, "required": True, "schema": {"type": "string"}}
         for name, where in names
     ]
-    return required + [_query(*_QUERIES[path])] if path in _QUERIES else required
+    return [*required, _query(*_QUERIES[path])] if path in _QUERIES else required
 
 
 def _query(name: str, kind: str, description: str) -> dict[str, Any]:
