@@ -5,6 +5,8 @@ SIGTERM ends the shim, never a task. A second shim on the same data folder or so
 
 from __future__ import annotations
 
+from shim import lean  # isort: skip  (before anything that would load TLS)
+
 import argparse
 import asyncio
 import contextlib
@@ -34,6 +36,7 @@ from shim.settings import Settings
 from shim.steps.folders import make_shared
 from shim.systemd import READY, STOPPING, Systemd
 
+lean.settle()
 log = logging.getLogger("shim")
 
 _SHUTDOWN_SECONDS = 2.0
