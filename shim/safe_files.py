@@ -7,6 +7,7 @@ regular files; what is read is capped.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -120,6 +121,10 @@ def replace_file(folder: Path, name: str, data: bytes, mode: int = 0o644, gid: i
             os.fchown(file.fileno(), -1, gid)
             os.fchmod(file.fileno(), mode)
         os.rename(unfinished, name, src_dir_fd=base, dst_dir_fd=base)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished, dir_fd=base)
+        raise
     finally:
         os.close(base)
 

@@ -96,6 +96,13 @@ def test_a_file_takes_the_place_of_a_link_and_leaves_alone_what_that_led_to(tmp_
     assert (victim.read_text(), os.listdir(folder)) == ("untouched", ["image.json"])
 
 
+def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "image.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        safe_files.replace_file(tmp_path, "image.json", b"{}")
+    assert os.listdir(tmp_path) == ["image.json"]
+
+
 def test_a_place_is_found_through_links_that_stay_below_and_no_other(tmp_path: Path) -> None:
     folder = tmp_path / "allowed"
     (folder / "real").mkdir(parents=True)
