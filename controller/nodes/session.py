@@ -212,6 +212,8 @@ class NodeSession:
 
     def _least_patience(self) -> float | None:
         """Seconds between two greetings; None when no job there waits to hear of a controller."""
+        if not self._turns.may_mind_silence(self._node_id):
+            return None
         limits = [
             job.spec.stop_when_unheard
             for state in self._turns.runs_on(self._node_id)

@@ -17,13 +17,13 @@ from typing import Protocol
 from controller.clock import Chance, Clock
 from controller.lifecycle.history import Event
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, RunState
-from controller.lifecycle.places import OCCUPIED
 from controller.lifecycle.recent import recent
 from controller.lifecycle.reports import Report, Tick
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.lifecycle.turn import decide
 from controller.pipelines.absent import news_of, none_reached
 from controller.pipelines.around import World
+from controller.pipelines.bynode import RunsByNode, nodes_of
 from controller.pipelines.families import Families, ParentGone
 from controller.pipelines.inventory import Inventory, gone, there
 from controller.pipelines.stretches import in_stretches
@@ -92,7 +92,7 @@ class Turns:
         self._listeners: list[TurnListener] = []
         self._watchers = Watchers()
         self._names: dict[str, str] = {}
-        self._runs_by_node: dict[str, dict[str, None]] = {}
+        self._by_node = RunsByNode()
         self._families = Families()
         self._world = World(self.nodes)
         self._leftovers: dict[str, RunState] = {}
@@ -126,18 +126,18 @@ class Turns:
             self._scheduler.run_changed(state.run.id, state)
             self._names[state.run.name] = state.run.id
             self._families.add(state)
-            self._index(None, state)
+            self._by_node.moved(None, state)
             self._inbox[state.run.id] = [Tick(run_id=state.run.id), *self._no_node_reached(state)]
         self._wake.set()
 
     def _no_node_reached(self, state: RunState) -> Iterator[Report]:
-        return none_reached(state.run.id, sorted(_nodes_of(state)), self.nodes)
+        return none_reached(state.run.id, sorted(nodes_of(state)), self.nodes)
 
     def remember(self, state: RunState) -> None:
         """Take over an ended run that still occupies a place on a node."""
         self._leftovers[state.run.id] = state
         self._scheduler.run_changed(state.run.id, state)
-        self._index(None, state)
+        self._by_node.moved(None, state)
         self._inbox[state.run.id] = [*self._no_node_reached(state)]
         self._wake.set()
 
@@ -156,7 +156,11 @@ class Turns:
     def runs_on(self, node_id: str) -> list[RunState]:
         """Runs that have an attempt on this node which is not final, or of which nobody knows
         whether something is left there."""
-        return [self._known[run_id] for run_id in self._runs_by_node.get(node_id, ())]
+        return [self._known[run_id] for run_id in self._by_node.on(node_id)]
+
+    def may_mind_silence(self, node_id: str) -> bool:
+        """Whether a job may be there that is stopped when it hears of no controller."""
+        return self._by_node.may_mind_silence(node_id)
 
     def children_of(self, run_id: str) -> list[RunState]:
         """The live runs that were submitted as this one's children."""
@@ -317,7 +321,7 @@ class Turns:
 
     def _adopt(self, turn: _Turn) -> None:
         for run_id, state in turn.states.items():
-            fresh = self._index(self._known.get(run_id), state)
+            fresh = self._by_node.moved(self._known.get(run_id), state)
             state = self._trimmed(state)
             if state.run.status in FINAL_RUN_STATUSES:
                 self._retire(state)
@@ -341,7 +345,7 @@ class Turns:
         if self._names.get(state.run.name) == state.run.id:
             del self._names[state.run.name]
         self._families.remove(state)
-        if _nodes_of(state):
+        if nodes_of(state):
             self._leftovers[state.run.id] = state
         else:
             self._leftovers.pop(state.run.id, None)
@@ -356,18 +360,6 @@ class Turns:
         if touched or nodes:
             of_nodes = (*nodes, ANY_NODE) if nodes else ()
             self._watchers.wake((*turn.states, *of_nodes, None))
-
-    def _index(self, before: RunState | None, state: RunState) -> list[str]:
-        """The nodes that are new for this run."""
-        if before is state:
-            return []
-        old = set() if before is None else _nodes_of(before)
-        nodes = _nodes_of(state)
-        for node_id in old - nodes:
-            self._runs_by_node.get(node_id, {}).pop(state.run.id, None)
-        for node_id in nodes:
-            self._runs_by_node.setdefault(node_id, {})[state.run.id] = None
-        return sorted(nodes - old)
 
     # -- small parts ------------------------------------------------------------------------
 
@@ -417,18 +409,6 @@ class Turns:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
-
-
-def _nodes_of(state: RunState) -> set[str]:
-    """Where it has something, or a place that is kept or not given back yet."""
-    places = {place.node_id for place in state.allocations if place.state in OCCUPIED}
-    return places | {
-        attempt.node_id
-        for job in state.jobs
-        for attempt in job.attempts
-        if attempt.node_id is not None
-        and (attempt.cleanup_unknown or attempt.status not in FINAL_ATTEMPT_STATUSES)
-    }
 
 
 class _Turn:
