@@ -49,6 +49,7 @@ class Container:
         self.record: ExitRecord | None = None
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
+        self.stopped_by_engine = False
         self.stops: list[float] = []
         """When the job was asked to stop."""
         self._interrupted = False
@@ -81,8 +82,9 @@ class Container:
         first = at - at % FRAMES_IN_A_SEGMENT
         return b"".join(encode(frame) for frame in self.frames[first:])
 
-    def kill(self) -> None:
+    def kill(self, *, by_engine: bool = False) -> None:
         """Every process in it is gone at once."""
+        self.stopped_by_engine |= by_engine and not self.ended.is_set()
         for task in (self._life, self._job, self._killing):
             if task is not None:
                 task.cancel()
@@ -123,6 +125,10 @@ class Container:
             self._enter(RunnerState.RUNNING)
             self._job = self._spawn(self._work(self.script))
         return self._states[-1]
+
+    async def start(self, request: SubmitRequest) -> StatusEvent:
+        await self.submit(request)
+        return await self.run()
 
     async def stop(
         self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False

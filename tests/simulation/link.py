@@ -201,8 +201,8 @@ class SimulatedRunner:
     async def health(self) -> RunnerHealth:
         return await self._ask(lambda container: container.health())
 
-    async def submit(self, request: SubmitRequest) -> StatusEvent:
-        return await self._ask(lambda container: container.submit(request))
+    async def start(self, request: SubmitRequest) -> StatusEvent:
+        return await self._ask(lambda container: container.start(request))
 
     async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent:
         raise NotImplementedError("simulated jobs have no code")

@@ -142,7 +142,7 @@ class SimulatedNode:
             return []
         killed = self.containers()
         for _, container in killed:
-            container.kill()
+            container.kill(by_engine=True)
         return [info.id for info, _ in killed]
 
     def start_engine(self) -> None:

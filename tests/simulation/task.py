@@ -122,6 +122,8 @@ class TaskDriver:
         reason, message = None, None
         if task.stop is not None:
             reason, message = task.stop.reason, task.stop.message
+        elif container.stopped_by_engine:
+            reason, message = "instance_unreachable", "its engine stopped it"
         elif container.record is None and container.exit_code != 0:
             reason, message = "container_exited_with_error", "the container ended by itself"
         record = container.record

@@ -26,7 +26,7 @@ _OF_LOST_TASKS = frozenset(
 )
 """The last when the task was lost before its acceptance was committed: then nobody misses it, and
 the silence of its runner tells."""
-_OF_BROKEN_PARTS = frozenset({Reason.CONTAINER_EXITED_WITH_ERROR, Reason.GPU_UNHEALTHY})
+_OF_BROKEN_PARTS = frozenset({Reason.INSTANCE_UNREACHABLE, Reason.GPU_UNHEALTHY})
 _OF_CLOCKS = frozenset(
     {Reason.WAITING_INSTANCE_LIMIT_EXCEEDED, Reason.WAITING_RUNNER_LIMIT_EXCEEDED}
 )
