@@ -29,9 +29,6 @@ def gpu(**changes: Any) -> TaskRequest:
         (request(allocation_id=""), "allocation_id"),
         (request(run_name="x" * 1000), "run_name"),
         (request(image=" "), "image"),
-        (request(image="bu\nsy"), "image"),
-        (request(image="bu\0sy"), "image"),
-        (request(image="busy box"), "image"),
         (request(image="x" * 5000), "image"),
         (request(hostname="a b"), "hostname"),
         (request(hostname="x" * 64), "hostname"),
@@ -63,6 +60,7 @@ def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
     [
         request(hostname="fair-wind"),
         request(image="registry.example.com:5000/team/image@sha256:" + "0" * 64),
+        request(image="Not An Image"),
         request(stop_when_unheard_seconds=30.0),
         of(shm_size=1 << 20, disk=0),
         gpu(uuids=("GPU-a", "GPU-b")),
