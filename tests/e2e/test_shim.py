@@ -95,7 +95,23 @@ async def test_a_job_that_the_shim_alone_stops_leaves_its_exit_record(
     assert (record.signal, record.exit_code, ended.exit_code) == ("SIGKILL", 137, 137)
 
 
-async def begin_job(info: TaskInfo, command: str) -> None:
+async def test_secrets_of_a_job_that_was_killed_leave_the_nodes_memory(
+    shim_process: ShimFactory,
+) -> None:
+    shim = await asyncio.to_thread(shim_process, "process")
+    async with client_of(shim) as client:
+        await client.put_task("t1", request("none"), fence=FENCE)
+        info = await until(client, "t1", TaskStatus.RUNNING)
+        await eventually(Path(info.runner_socket).exists, timeout=30)
+        await begin_job(info, "echo ready; sleep 1000", secrets={"TOKEN": "hush-hush"})
+        memory = Path(f"/dev/shm/fairlead-{(await client.health()).install_id}-t1")
+        kept = await asyncio.to_thread(lambda: [path.name for path in memory.rglob("TOKEN")])
+        await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
+        await until(client, "t1", TaskStatus.TERMINATED)
+    assert (kept, await asyncio.to_thread(memory.exists)) == (["TOKEN"], False)
+
+
+async def begin_job(info: TaskInfo, command: str, secrets: dict[str, str] | None = None) -> None:
     """Returns once it has said something."""
     ids = {"job_id": "j1", "attempt_id": info.id, "group": "main", "cookie": 0, "index": 0}
     run = {"run_id": info.run_id, "run_name": info.run_name, "job_count": 1, "group_job_count": 1}
@@ -103,7 +119,7 @@ async def begin_job(info: TaskInfo, command: str) -> None:
     connector = aiohttp.UnixConnector(info.runner_socket)
     async with aiohttp.ClientSession("http://runner", connector=connector) as session:
         runner = RunnerClient(session)
-        await runner.submit(SubmitRequest(job=job))
+        await runner.submit(SubmitRequest(job=job, secrets=secrets or {}))
         await runner.run()
         async with asyncio.timeout(30):
             while not (await runner.logs(0, wait=5)).frames:
