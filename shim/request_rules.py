@@ -39,7 +39,7 @@ def check(request: TaskRequest) -> None:
 
 
 def _check_image(image: str) -> None:
-    """Whether a name is an image's is for the engine to say: then the task ends with that reason."""
+    """Whether it is an image's name is for the engine to say: its task ends with that reason."""
     if not image.strip():
         raise invalid("an image is needed", "image")
     if len(image) > _MOST_IMAGE:
