@@ -19,6 +19,8 @@ from shim.schemas import GpuMetrics
 
 ANSWER_SECONDS = 5.0
 AT_ONCE = 64
+_LAST_MOMENT = 1e11
+"""Unix seconds. A job may answer in its runner's place, and no calendar goes on for ever."""
 
 Connect = Callable[[str], Awaitable[NodeConnection]]
 

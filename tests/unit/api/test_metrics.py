@@ -51,6 +51,17 @@ async def test_a_node_that_does_not_answer_is_told_beside_the_job(
     assert (used["memory"], used["message"]) == (None, "it cannot be reached: gone")
 
 
+@pytest.mark.parametrize("at", [1e300, -1e300])
+async def test_what_a_runner_cannot_have_measured_is_not_shown(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection, at: float
+) -> None:
+    await submit(api, name="hello")
+    await PlayedNode(controller).runs("hello")
+    connection.the_runner.used = msgspec.structs.replace(connection.the_runner.used, at=at)
+    (used,) = await use_of(api)
+    assert (used["memory"], used["message"]) == (None, "its runner's answer cannot be true")
+
+
 async def test_only_the_jobs_own_gpus_are_shown(
     api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
 ) -> None:
