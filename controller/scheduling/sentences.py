@@ -4,23 +4,65 @@ closest to fitting."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from controller.lifecycle.model import Node, NodeStatus, Resources
-from controller.scheduling.attributes import Domain, attributes_of
+from controller.scheduling.attributes import Domain, attributes_of, domain_of
 from controller.scheduling.board import Board
 from controller.scheduling.constraints import unmet, words
-from controller.scheduling.fit import closest, gpu_words, number, size_words
+from controller.scheduling.fit import (
+    as_new,
+    closest,
+    gpu_words,
+    number,
+    room,
+    shortfalls,
+    size_words,
+)
 from controller.scheduling.index import Index, Where
 from controller.scheduling.needs import Need
 from controller.scheduling.together import by_need, domains_for, most, placement_name
 from controller.scheduling.units import Unit
 
+MOST_AWAY = 500
+"""Nodes that are looked at; where so many are away, their absence is no news."""
+
 
 def why_one_waits(board: Board, need: Need, where: Where = None) -> str:
     rooms = [free for _, free, _ in board.sorted(need.scope, where).bins(board.rooms)]
-    if rooms:
-        return closest(need.resources, rooms)
-    return _why_no_room(board.index, need, where)
+    if not rooms:
+        return _why_no_room(board.index, need, where)
+    why = closest(need.resources, rooms)
+    if any(_could_hold(need, free.node) for free in rooms):
+        return why
+    away = _who_could(board.index, need, where)
+    return why if away is None else f"{why}; {away}"
+
+
+def _who_could(index: Index, need: Need, where: Where) -> str | None:
+    """A node that takes no work now and is what the job waits for."""
+    fleets, constraints = need.scope
+    away = (node for node in index.nodes.values() if node.id not in index.rooms)
+    for node in islice(away, MOST_AWAY):
+        if (fleets and node.fleet not in fleets) or not _could_hold(need, node):
+            continue
+        if where is not None and domain_of(node, index.fleets) != where:
+            continue
+        if unmet(constraints, attributes_of(node, index.fleets.get(node.fleet))) is None:
+            return f"node {node.name} could hold it, but is {_in_a_word(node)}"
+    return None
+
+
+def _could_hold(need: Need, node: Node) -> bool:
+    return not shortfalls(need.resources, room(as_new(node), ()))
+
+
+def _in_a_word(node: Node) -> str:
+    if node.status is not NodeStatus.CONNECTED:
+        return str(node.status)
+    if node.draining:
+        return "draining"
+    return "cordoned" if node.cordoned else "unfit"
 
 
 def why_all_wait(board: Board, unit: Unit) -> str:
@@ -87,6 +129,9 @@ def _why_no_room(index: Index, need: Need, where: Where) -> str:
         attributes = attributes_of(node, index.fleets.get(node.fleet))
         missing = unmet(constraints, attributes)
         if missing is not None:
+            away = _who_could(index, need, where)
+            if away is not None:
+                return f"needs {words(missing)}; {away}"
             has = attributes.get(missing.attribute)
             text = f"has no {missing.attribute}" if has is None else f"has {has}"
             return f"needs {words(missing)}; node {node.name} {text}, and none is better"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Constraint, Fleet, Operator
+from controller.lifecycle.model import Constraint, Fleet, NodeStatus, Operator
 from controller.scheduling.attributes import attributes_of
 from controller.scheduling.constraints import holds, words
-from tests.unit.scheduling.cluster import Cluster, gpu_node
+from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack
 
 HAS = {"zone": "a", "speed": "100", "version": "1.10", "empty": ""}
 
@@ -111,6 +111,32 @@ def test_a_job_goes_only_to_the_fleets_that_it_names() -> None:
     cluster.settle()
     assert cluster.places(run) == {"main/0": "n2"}
     assert cluster.waits(other) == "no node is in fleet z"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"status": NodeStatus.LOST, "message": "silent"}, "lost"),
+        ({"draining": True}, "draining"),
+        ({"cordoned": True}, "cordoned"),
+        ({"unfit": "disk full"}, "unfit"),
+    ],
+)
+def test_who_waits_for_a_node_that_takes_no_work_is_told_its_name(
+    change: dict[str, Any], word: str
+) -> None:
+    rack = Constraint(attribute="rack", operator=Operator.EQ, values=("r1",))
+    cluster = Cluster(in_rack("n1", "r1", 8, **change), in_rack("n2", "r2", 2))
+    bound = cluster.submit("a", constraints=(rack,))
+    large = cluster.submit("b", gpus=4)
+    small = cluster.submit("c", gpus=2)
+    crowded = cluster.submit("d", gpus=1)
+    cluster.settle()
+    tail = f"node n1 could hold it, but is {word}"
+    assert cluster.waits(bound) == f"needs rack = r1; {tail}"
+    assert cluster.waits(large) == (f"needs 4 GPU; best node n2 has 0 such GPU free of 2; {tail}")
+    assert cluster.places(small) == {"main/0": "n2"}
+    assert cluster.waits(crowded) == "needs 1 GPU; best node n2 has 0 such GPU free of 2"
 
 
 def test_an_attempt_keeps_the_name_of_its_node() -> None:
