@@ -63,6 +63,8 @@ class MetricsService:
             async with free, asyncio.timeout(ANSWER_SECONDS):
                 connection = await self._connect(attempt.node_id or "")
                 used = await connection.runner(attempt.runner_socket or "").metrics()
+                if not 0 <= used.at < _LAST_MOMENT:
+                    used, message = None, "its runner's answer cannot be true"
                 gpus = await _gpus(connection, attempt)
         except TimeoutError:
             message = f"its node did not answer within {ANSWER_SECONDS:g} s"
