@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from shim.schemas import Event, EventType, TaskInfo
+from shim.schemas import Event, EventType, TaskInfo, is_count
 
 HEARTBEAT_SECONDS = 10.0
 
@@ -88,7 +88,7 @@ class EventLog:
 
     def _position(self, cursor: str) -> int | None:
         epoch, _, text = cursor.rpartition(".")
-        if epoch != self.epoch or not text.isdecimal():
+        if epoch != self.epoch or not is_count(text):
             return None
         seq = int(text)
         return seq if self._seq - len(self._ring) <= seq <= self._seq else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+import pytest
+
 from shim.events import EventLog
 from shim.schemas import Event, EventType
 
@@ -57,6 +59,12 @@ async def test_a_cursor_that_fell_out_of_the_ring_means_resync() -> None:
 
 async def test_a_cursor_from_the_future_means_resync() -> None:
     (first,) = await take(EventLog("e"), "e.9", 1)
+    assert first.type is EventType.RESYNC
+
+
+@pytest.mark.parametrize("cursor", ["", "e", "e.", "e.-1", "e.x", "e.\u0661", "e." + "9" * 5000])
+async def test_a_cursor_that_is_none_means_resync(cursor: str) -> None:
+    (first,) = await take(EventLog("e"), cursor, 1)
     assert first.type is EventType.RESYNC
 
 
