@@ -122,8 +122,7 @@ class NodeSession:
             log.exception("the session of node %s failed", self._node_id)
             message = f"the session failed: {_first(errors)}"
         finally:
-            self.connection = None
-            self.up.clear()
+            self._down()
             await stock.close()
             await connection.close()
         _end_if_cancelled()
@@ -145,10 +144,19 @@ class NodeSession:
             self._backoff.reset()
             self._report_disconnected(False)
             self._listener.connected(self._node_id)
-            async for event in events:
-                self._heard()
-                if event.type is not EventType.HEARTBEAT:
-                    await stock.handle(event)
+            try:
+                async for event in events:
+                    self._heard()
+                    if event.type is not EventType.HEARTBEAT:
+                        await stock.handle(event)
+            finally:
+                self._down()
+
+    def _down(self) -> None:
+        """At once, before anything else is waited for: whoever repeats an effect waits for the next
+        connection instead of trying the one that is about to be closed."""
+        self.connection = None
+        self.up.clear()
 
     # -- beside the events ------------------------------------------------------------------
 

@@ -27,7 +27,16 @@ from controller.pipelines.turns import Turns
 from controller.scheduling.fit import room
 from controller.store.memory import MemoryDatabase, MemoryStore
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import AllocationInfo, Event, EventType, Fence, Health, TaskInfo, TaskStatus
+from shim.schemas import (
+    AllocationInfo,
+    DrainRequest,
+    Event,
+    EventType,
+    Fence,
+    Health,
+    TaskInfo,
+    TaskStatus,
+)
 from tests.support.waiting import eventually
 from tests.unit.pipelines.fakes import HEALTH, FakeConnection, FakeShim
 from tests.unit.pipelines.parts import (
@@ -306,6 +315,30 @@ async def test_jobs_of_a_lost_connection_are_disconnected_until_it_is_back() -> 
         await it.connected(2)
         await it.turns.settled()
         assert not attempt_of(it.run(state)).disconnected
+
+
+async def test_nobody_is_given_a_connection_that_is_about_to_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, let_go = asyncio.Event(), asyncio.Event()
+
+    async def drain_and_linger(order: DrainRequest) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await let_go.wait()
+
+    async with world() as it:
+        await it.connected()
+        monkeypatch.setattr(it.shim, "drain", drain_and_linger)
+        it.turns.set_node(msgspec.structs.replace(it.node, draining=True), "n1")
+        await asked.wait()
+        await it.lose_connection()
+        assert not it.session.up.is_set()
+        assert not it.link.connections[0].closed.is_set()
+        let_go.set()
+        await it.link.connections[0].closed.wait()
 
 
 async def test_after_a_restart_the_limits_stand_still_while_the_node_is_away() -> None:
