@@ -7,49 +7,45 @@ orphans; it ends with the job's exit code once the runner is done.
 
 from __future__ import annotations
 
-from entrypoint import lean  # isort: skip  (before anything that would load OpenSSL)
+from entrypoint import lean, parts  # isort: skip  (before what they leave out is loaded)
 
 import asyncio
 import os
-import socket
 import sys
 
 from entrypoint.init import adopt_orphans
 from entrypoint.ssh.door import Door
 from runner.children import Children
-from runner.options import Options, complain, parse
+from runner.early import Early
+from runner.options import Options, complain
 from runner.serving import log_to, serve
 from runner.sockets import SocketUnusable
 
-__all__ = ["live", "run"]
-
-_PROGRAM = "fairlead-entrypoint"
+__all__ = ["live", "parts", "run"]
 
 
-async def live(options: Options, listener: socket.socket | None) -> int:
-    """One container's life; the status to exit with. `listener`: already at the socket's path."""
-    children = Children()
+async def live(options: Options, children: Children, early: Early | None) -> int:
+    """One container's life; the status to exit with."""
     adopt_orphans(children)
     door = Door(options.task, children)
     door.open()
     try:
-        return await serve(options, children, listener=listener)
+        return await serve(options, children, early=early)
     finally:
         await door.close()
 
 
-def run(listener: socket.socket | None = None) -> None:
+def run(program: str, options: Options, children: Children, early: Early | None) -> None:
     """Does not return."""
-    options = parse(_PROGRAM)
     try:
         log_to(options.task)
         lean.settle()
-        status = asyncio.run(live(options, listener))
+        status = asyncio.run(live(options, children, early))
     except SocketUnusable as error:
-        status = complain(_PROGRAM, str(error))
+        status = complain(program, str(error))
     except OSError as error:
-        status = complain(_PROGRAM, f"--task: {options.task} cannot be used: {error.strerror}")
-    if listener is not None:
+        status = complain(program, f"--task: {options.task} cannot be used: {error.strerror}")
+    if early is not None:
         options.socket.unlink(missing_ok=True)  # where nothing came of it
     sys.stderr.flush()
     os._exit(status)

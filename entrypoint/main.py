@@ -1,29 +1,70 @@
 """`fairlead-entrypoint`: the first process of a job's container.
 
-It listens before anything else: whoever wants its runner is not refused, and need not try again,
-while the larger part of the program is still being loaded.
+It listens before anything else, so that whoever wants its runner is not refused, and need not try
+again. As pid 1 it also answers, and starts a job, while the larger part of the program is still
+being loaded (see `runner.early`).
 """
 
 from __future__ import annotations
 
 from entrypoint import lean  # isort: skip  (before anything that would load OpenSSL)
 
+import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from runner.sockets import SocketUnusable, listen
 
 __all__ = ["lean", "main"]
 
+PROGRAM = "fairlead-entrypoint"
+PARTS = (
+    "entrypoint.parts",
+    "logging",
+    "inspect",
+    "asyncio",
+    "shutil",
+    "attr",
+    "email.policy",
+    "urllib.request",
+    "yarl",
+    "aiohttp.abc",
+    "aiohttp.helpers",
+    "aiohttp.http",
+    "aiohttp.web_app",
+    "aiohttp.web",
+    "runner.lifecycle",
+    "entrypoint.life",
+)
+"""The larger part in pieces, each a few milliseconds; who waits is looked after between them."""
+
 
 def main() -> None:
     listener = _listen(sys.argv[1:])
+    lean.load_msgspec()
 
-    from entrypoint import life  # loads most of what a job waits for
+    from runner.children import Children
+    from runner.early import Early
+    from runner.options import UMASK, parse
 
-    life.run(listener)
+    options = parse(PROGRAM)
+    children = Children()
+    early = None if listener is None else Early(listener, options, children)
+    if early is not None and os.getpid() == 1:
+        os.umask(UMASK)
+        signal.signal(signal.SIGTERM, early.ask_to_stop)
+        for part in PARTS:
+            early.turn()
+            import_module(part)
+        early.turn()
+
+    from entrypoint import life
+
+    life.run(PROGRAM, options, children, early)
 
 
 def _listen(arguments: Sequence[str]) -> socket.socket | None:

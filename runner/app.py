@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -14,9 +15,9 @@ from runner.errors import Refused
 from runner.following import FOLLOWER_PATIENCE, LogFollower
 from runner.lifecycle import Runner
 from runner.metrics import measure
+from runner.paging import next_page
 from runner.relay import Relay
 from runner.schemas import (
-    LOG_COMPLETE_HEADER,
     AckRequest,
     ErrorBody,
     ErrorDetail,
@@ -32,8 +33,6 @@ MAX_BODY = 64 << 20
 CODE_PIECE = 1 << 20
 MAX_WAIT = 60.0
 MAX_HEARTBEAT = 300.0
-PAGE_SIZE = 4 << 20
-"""About how much one `GET /v1/logs` answers at most; the reader asks again from where it ends."""
 _MOST_DIGITS = 18
 
 _log = logging.getLogger(__name__)
@@ -57,6 +56,7 @@ def make_app(
             web.post("/v1/submit", api.submit),
             web.put("/v1/code", api.code),
             web.post("/v1/run", api.run),
+            web.post("/v1/start", api.start),
             web.get("/v1/status", api.status),
             web.get("/v1/logs", api.logs),
             web.post("/v1/logs/ack", api.ack),
@@ -86,6 +86,10 @@ class _Api:
         digest = request.query.get("digest", "")
         pieces = request.content.iter_chunked(CODE_PIECE)
         return _json(await self._runner.receive_code(digest, pieces))
+
+    async def start(self, request: web.Request) -> web.StreamResponse:
+        self._runner.submit(await _body(request, SubmitRequest))
+        return _json(self._runner.start())
 
     async def run(self, _: web.Request) -> web.StreamResponse:
         return _json(self._runner.run())
@@ -118,23 +122,17 @@ class _Api:
         wait = min(float(_number(request, "wait")), MAX_WAIT)
         log = self._runner.log
         reader = log.reader(self._offset(request))
+        self._runner.follower_came()
         try:
             if wait and reader.offset == log.end and not log.finished:
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await log.bell.wait()
-                except TimeoutError:
-                    pass
-            body = bytearray()
-            while len(body) < PAGE_SIZE and (piece := reader.read()):
-                body += piece
-            complete = "true" if reader.at_end else "false"
+            page = next_page(reader)
         finally:
             reader.close()
-        headers = {LOG_COMPLETE_HEADER: complete}
-        return web.Response(
-            body=bytes(body), content_type="application/octet-stream", headers=headers
-        )
+            self._runner.follower_left()
+        return web.Response(body=page.frames, headers=page.headers)
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
         offset = self._offset(request)

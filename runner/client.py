@@ -22,6 +22,7 @@ from runner.port_client import StreamReader as StreamReader
 from runner.port_client import StreamWriter as StreamWriter
 from runner.schemas import (
     LOG_COMPLETE_HEADER,
+    LOG_END_HEADER,
     WS_TOO_SLOW,
     AckRequest,
     ErrorBody,
@@ -29,6 +30,7 @@ from runner.schemas import (
     LogsHeader,
     NoticeRequest,
     RunnerHealth,
+    RunnerState,
     StatusEvent,
     StopRequest,
     SubmitRequest,
@@ -36,10 +38,12 @@ from runner.schemas import (
 
 BASE_URL = "http://runner"
 REQUEST_TIMEOUT = 30.0
-STATUS_HEARTBEAT = 30
+STATUS_HEARTBEAT = 60
 """Seconds between the heartbeats that a status stream is asked for: thousands of them are followed,
 and a node that is gone is found out by its shim's."""
-SILENCE = 90.0
+FIRST_PAGE_WAIT = 20.0
+"""Seconds for the first output of a job that is followed from its beginning."""
+SILENCE = 150.0
 """Seconds without a byte after which a status stream counts as lost."""
 
 _CODE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=300.0)
@@ -68,10 +72,12 @@ class RunnerUnavailable(Exception):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """`frames`: whole frames. `complete`: the job has ended and these reach the end."""
+    """`frames`: whole frames, up to `end` (None: an older runner does not say). `complete`: the job
+    has ended and these reach the end."""
 
     frames: bytes
     complete: bool
+    end: int | None
 
 
 class RunnerClient:
@@ -111,6 +117,17 @@ class RunnerClient:
     async def run(self) -> StatusEvent:
         return await self._call("POST", "/v1/run", StatusEvent)
 
+    async def start(self, request: SubmitRequest) -> StatusEvent:
+        """`submit` and `run` at once; a job that waits for its code must still be `run`. This is
+        what a runner that has only just come up answers first."""
+        try:
+            return await self._call("POST", "/v1/start", StatusEvent, request)
+        except RunnerError as error:
+            if error.status != 404:
+                raise
+        event = await self.submit(request)  # an older runner
+        return await self.run() if event.state is RunnerState.READY else event
+
     async def stop(
         self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
     ) -> StatusEvent:
@@ -141,7 +158,8 @@ class RunnerClient:
             async with self._session.get("/v1/logs", params=query, timeout=timeout) as response:
                 body = await _read(response, _MAX_PAGE)
                 _raise_for_error(response.status, body)
-                return LogPage(body, response.headers.get(LOG_COMPLETE_HEADER) == "true")
+                complete = response.headers.get(LOG_COMPLETE_HEADER) == "true"
+                return LogPage(body, complete, _whole(response.headers.get(LOG_END_HEADER)))
 
     async def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
         """Events after the one numbered `after`, until the runner ends; heartbeats repeat the last
@@ -158,6 +176,13 @@ class RunnerClient:
     async def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Raw frames from `offset` on, each item whole frames, until the job has ended and all was
         given. Raises RunnerError `too_slow` when this side took nothing for too long."""
+        if not offset:  # the first page, which a runner that has only just come up gives first
+            page = await self.logs(0, wait=FIRST_PAGE_WAIT)
+            if page.frames and page.end is not None:
+                yield page.frames
+                offset = page.end
+            if page.complete and page.end is not None:
+                return
         with self._transport():
             websocket = self._session.ws_connect(
                 "/v1/logs/ws", params={"offset": str(offset)}, max_msg_size=_MAX_MESSAGE
@@ -224,6 +249,10 @@ async def _read(response: aiohttp.ClientResponse, most: int = _MAX_ANSWER) -> by
             response.close()
             raise RunnerError("bad_answer", f"an answer of more than {most} bytes", 502)
     return bytes(body)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable, Callable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +23,12 @@ from runner.code.store import CodeStore
 from runner.code.wanted import wanted_blobs
 from runner.durable import sync_and_close, write_durably
 from runner.errors import CannotStart, Refused
-from runner.execution import Execution, Limits
+from runner.execution import Execution, Limits, MainEnded
+from runner.head_start import HeadStart
 from runner.launch import Launch
 from runner.options import Settings
 from runner.preparation import Preparation
-from runner.process import Ending
+from runner.process import Ending, JobProcess
 from runner.schemas import (
     EXIT_RECORD_NAME,
     LOGS_FOLDER_NAME,
@@ -62,6 +63,7 @@ class Runner:
         children: Children,
         settings: Settings | None = None,
         now: Callable[[], float] = time.time,
+        head_start: HeadStart | None = None,
     ) -> None:
         self._task = task
         self._scope = scope
@@ -81,16 +83,29 @@ class Runner:
         self._noticed: set[str] = set()
         self._log_ends = False
         self._changed = Bell()
+        self.code = CodeStore(task)
+        if head_start is not None:
+            self._take_over(head_start)
+            return
         self.log = SegmentLog(
             task / LOGS_FOLDER_NAME,
             segment_size=self._settings.segment_size,
             quota=self._settings.log_quota,
             retire=self._retire,
         )
-        self.code = CodeStore(task)
         self._preparation = Preparation(task, self.code, children)
         self.status = StatusLog(now)
         self._resume_ended()
+
+    def _take_over(self, begun: HeadStart) -> None:
+        self.log, self.status, self._request = begun.log, begun.status, begun.request
+        self.log.retire = self._retire
+        self._limit_log(begun.request)
+        self._preparation = Preparation(self._task, self.code, self._children, begun.groundwork)
+        execution = self._execution = self._execution_of(begun.request)
+        process = JobProcess(begun.spawned, self._children)
+        attend = partial(execution.attend, process, begun.output, begun.oom_kills)
+        self._begin(self._to_the_end(begun.started_at, attend))
 
     @property
     def state(self) -> RunnerState:
@@ -150,6 +165,11 @@ class Runner:
             self.status.add(RunnerState.PREPARING)
             self._begin(self._execute(self._request))
         return self.status.latest
+
+    def start(self) -> StatusEvent:
+        """`run`, but a job whose code has not arrived yet waits for it, and for `run`."""
+        waits = self.state is RunnerState.WAITING_FOR_CODE
+        return self.status.latest if waits else self.run()
 
     def stop(self, request: StopRequest) -> StatusEvent:
         """A job that has not been started never will be. Raises Refused for an unknown signal."""
@@ -241,14 +261,23 @@ class Runner:
             self._begin(self._conclude_unstarted(Verdict(EXECUTOR_ERROR, STOPPED_BEFORE_START)))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
-        self._job = asyncio.create_task(work)
+        self._job = asyncio.create_task(self._concluded(work))
 
     async def _execute(self, request: SubmitRequest) -> None:
+        launch = await self._prepared(request)
+        if self._stopped:
+            raise CannotStart(STOPPED_BEFORE_START)
+        execution = self._execution = self._execution_of(request)
+
+        def started(pid: int) -> None:
+            self.status.add(RunnerState.RUNNING, pid=pid)
+
+        await self._to_the_end(self._now(), partial(execution.run, launch, started))
+
+    async def _concluded(self, work: Coroutine[None, None, None]) -> None:
+        """Whatever goes wrong becomes the job's record."""
         try:
-            launch = await self._prepared(request)
-            if self._stopped:
-                raise CannotStart(STOPPED_BEFORE_START)
-            await self._execute_launch(request, launch)
+            await work
         except CannotStart as error:
             await self._conclude_unstarted(Verdict(EXECUTOR_ERROR, str(error)))
         except Exception:
@@ -258,7 +287,7 @@ class Runner:
             )
             await self._conclude_unstarted(verdict)
 
-    async def _execute_launch(self, request: SubmitRequest, launch: Launch) -> None:
+    def _execution_of(self, request: SubmitRequest) -> Execution:
         job = request.job
         limits = Limits(
             max_duration=job.max_duration,
@@ -266,9 +295,11 @@ class Runner:
             restart_exit_code=job.restart_exit_code,
         )
         secrets = tuple(request.secrets.values())
-        self._execution = Execution(self.log, self._scope, self._children, limits, secrets)
-        started_at = self._now()
+        return Execution(self.log, self._scope, self._children, limits, secrets)
 
+    async def _to_the_end(
+        self, started_at: float, execute: Callable[[MainEnded], Awaitable[tuple[Ending, Verdict]]]
+    ) -> None:
         def record(ending: Ending, verdict: Verdict) -> ExitRecord:
             return ExitRecord(
                 reason=verdict.reason,
@@ -284,9 +315,7 @@ class Runner:
         async def main_ended(ending: Ending, verdict: Verdict) -> None:
             await self._keep(record(ending, verdict))
 
-        ending, verdict = await self._execution.run(
-            launch, lambda pid: self.status.add(RunnerState.RUNNING, pid=pid), main_ended
-        )
+        ending, verdict = await execute(main_ended)
         await self._conclude(record(ending, verdict))
 
     async def _prepared(self, request: SubmitRequest) -> Launch:

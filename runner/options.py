@@ -13,6 +13,8 @@ from runner.segments import QUOTA, SEGMENT_SIZE
 from runner.sockets import Peers
 
 USAGE_ERROR = 2
+UMASK = 0o007
+"""Of the runner itself: what it makes in the task's folder is for the node's group too."""
 LINGER = 10.0
 """Seconds that an ended job's log is served for when nobody acknowledges it; the files stay, and
 the shim serves them then."""

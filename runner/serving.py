@@ -13,16 +13,16 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from socket import socket as Listener
 
 from aiohttp import web
 
 from runner.app import make_app
 from runner.children import Children
 from runner.door import Door
+from runner.early import Early, Left
 from runner.following import FOLLOWER_PATIENCE
 from runner.lifecycle import Runner
-from runner.options import Options
+from runner.options import UMASK, Options
 from runner.relay import Relay
 from runner.schemas import ExitRecord
 from runner.scope import Scope, scope_of_this_process
@@ -31,7 +31,6 @@ from runner.sockets import Peers, listen
 EXIT_NOT_STARTED = 125
 """Exit status of a runner whose job was never started."""
 _LOG_SIZE = 1 << 20
-_UMASK = 0o007
 _SHUTDOWN_TIME = 2.0
 
 
@@ -56,10 +55,10 @@ async def served(
     peers: Peers,
     *,
     patience: float = FOLLOWER_PATIENCE,
-    listener: Listener | None = None,
+    left: Left | None = None,
 ) -> AsyncIterator[None]:
-    """Answers on `socket` meanwhile, at which `listener` may listen already; drops a follower that
-    takes nothing for `patience` seconds. Raises SocketUnusable."""
+    """Answers on `socket` meanwhile, also those who were `left` waiting there; drops a follower
+    that takes nothing for `patience` seconds. Raises SocketUnusable."""
     relay = Relay()
     app = make_app(runner, relay, patience=patience)
     app_runner = web.AppRunner(
@@ -69,9 +68,11 @@ async def served(
     server_factory = app_runner.server
     assert server_factory is not None
     door = Door(peers, server_factory, relay)
-    if listener is None:
-        listener = await asyncio.to_thread(listen, socket)
-    server = await asyncio.get_running_loop().create_unix_server(door.make_protocol, sock=listener)
+    loop = asyncio.get_running_loop()
+    listener = await asyncio.to_thread(listen, socket) if left is None else left.listener
+    server = await loop.create_unix_server(door.make_protocol, sock=listener)
+    for visitor in () if left is None else left.visitors:
+        await loop.connect_accepted_socket(door.make_protocol, visitor)
     try:
         yield
     finally:
@@ -86,22 +87,26 @@ async def serve(
     options: Options,
     children: Children | None = None,
     scope: Scope | None = None,
-    listener: Listener | None = None,
+    early: Early | None = None,
 ) -> int:
-    """Run one job to its end; the status to exit with. SIGTERM and SIGINT stop the job first.
-    Raises SocketUnusable and OSError."""
-    os.umask(_UMASK)
+    """Run one job to its end, which `early` may have started; the status to exit with. SIGTERM and
+    SIGINT stop the job first. Raises SocketUnusable and OSError."""
+    os.umask(UMASK)
+    left = None if early is None else early.leave()
     runner = Runner(
         options.task,
         scope=scope or scope_of_this_process(),
         children=children or Children(),
         settings=options.settings,
+        head_start=None if left is None else left.head_start,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runner.shut_down)
+    if early is not None and early.stop_asked:
+        runner.shut_down()
     try:
-        async with served(runner, options.socket, options.peers, listener=listener):
+        async with served(runner, options.socket, options.peers, left=left):
             record = await runner.until_over()
     finally:
         await runner.close()

@@ -189,8 +189,7 @@ class Ours:
             group_job_count=1,
             entrypoint=argv,
         )
-        await _patiently(lambda: runner.submit(SubmitRequest(job=job)))
-        await runner.run()
+        await _patiently(lambda: runner.start(SubmitRequest(job=job)))
         decoder = Decoder()
         async with aclosing(runner.follow_logs(0)) as pieces:
             async for piece in pieces:

@@ -97,10 +97,10 @@ class JobStarter:
         attempt = view.attempt
         runner = connection.runner(convert.runner_socket(view))
         try:
-            event = await self._submit_when_it_listens(runner, view)
+            event = await self._start_when_it_listens(runner, view)
             if event.state is RunnerState.WAITING_FOR_CODE:
                 await self._send_code(runner, view)
-            await runner.run()
+                await runner.run()
         except RunnerError as error:
             if error.status >= 500:
                 raise TryAgain(str(error)) from error
@@ -133,7 +133,7 @@ class JobStarter:
             )
         )
 
-    async def _submit_when_it_listens(self, runner: RunnerApi, view: View) -> StatusEvent:
+    async def _start_when_it_listens(self, runner: RunnerApi, view: View) -> StatusEvent:
         """Raises RunnerUnavailable when it does not come up soon, TryAgain while the gang that it
         is to be told of is not placed."""
         request = submission.submit_request(
@@ -141,10 +141,10 @@ class JobStarter:
         )
         for _ in range(START_TRIES):
             try:
-                return await runner.submit(request)
+                return await runner.start(request)
             except RunnerUnavailable:
                 await asyncio.sleep(START_PAUSE_SECONDS)
-        return await runner.submit(request)
+        return await runner.start(request)
 
 
 class RunnerFollower:

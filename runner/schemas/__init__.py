@@ -250,6 +250,9 @@ WS_TOO_SLOW = 4008
 LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
 """Of `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
 
+LOG_END_HEADER = "Fairlead-Log-End"
+"""Of `GET /v1/logs`: the offset after the body, where the next page begins."""
+
 RUNNER_SOCKET_NAME = "runner.sock"
 EXIT_RECORD_NAME = "exit.json"
 SHORTEST_SECRET = 4

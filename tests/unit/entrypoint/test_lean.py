@@ -25,16 +25,42 @@ def test_it_listens_before_it_has_loaded_what_takes_long(tmp_path: Path) -> None
     path = tmp_path / "runner.sock"
     code = (
         f"import sys; sys.argv[1:] = ['--socket', {str(path)!r}];"
-        "from entrypoint import main; import socket;"
-        "from types import ModuleType;"
-        "life = sys.modules['entrypoint.life'] = ModuleType('life');"
-        "life.run = lambda listener: print(listener.getsockopt(socket.SOL_SOCKET,"
-        " socket.SO_ACCEPTCONN), *sys.modules);"
-        "sys.modules['entrypoint'].life = life; main.main()"
+        "from entrypoint import lean, main; from pathlib import Path;"
+        f"lean.load_msgspec = lambda: sys.exit(print(Path({str(path)!r}).is_socket(),"
+        " *sys.modules)); main.main()"
     )
     listens, *loaded = said(code)
-    assert listens == "1"
-    assert {"asyncio", "aiohttp.web", "msgspec", "runner.lifecycle"} & set(loaded) == set()
+    assert listens == "True"
+    assert {"typing", "asyncio", "aiohttp.web", "msgspec", "runner.lifecycle"} & set(
+        loaded
+    ) == set()
+
+
+def test_a_job_can_begin_before_what_takes_long_is_loaded() -> None:
+    loaded = said(
+        "import sys; from entrypoint import lean, main; lean.load_msgspec();"
+        "import runner.early, runner.options; print(*sys.modules)"
+    )
+    assert "msgspec" in loaded
+    late = {"asyncio", "aiohttp", "logging", "inspect", "typing_extensions", "platform", "shutil"}
+    assert late & set(loaded) == set()
+
+
+def test_nothing_is_left_of_what_was_put_in_the_way_of_loading() -> None:
+    code = (
+        "from entrypoint import lean; lean.load_msgspec(); import platform, typing_extensions;"
+        "print(hasattr(platform, 'machine'), hasattr(typing_extensions, 'TypedDict'))"
+    )
+    assert said(code) == ["True", "True"]
+
+
+def test_every_part_that_is_loaded_by_itself_is_there() -> None:
+    code = (
+        "import sys; from importlib import import_module; from entrypoint import main;"
+        "[import_module(part) for part in main.PARTS];"
+        "late = set(sys.modules); from entrypoint import life; print(*set(sys.modules) - late)"
+    )
+    assert said(code) == []
 
 
 def test_who_asks_for_more_of_the_library_gets_the_whole() -> None:

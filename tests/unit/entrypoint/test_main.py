@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from runner.client import RunnerClient, RunnerUnavailable
-from runner.schemas import ExitRecord, RunnerState, StopOrder
+from runner.schemas import ExitRecord, RunnerState, StatusEvent, StopOrder
 from runner.schemas.frames import Decoder
 from runner.scratch import GIVEN
 from tests.support.waiting import eventually
+from tests.unit.runner.by_hand import FIRST_PAGE, answer_at, start_of, visitor_at
 from tests.unit.runner.harness import (
     DEADLINE,
     a_job,
@@ -59,8 +60,7 @@ async def an_entrypoint(
 
 
 async def start(client: RunnerClient, *commands: str) -> None:
-    await client.submit(a_job(*commands))
-    await client.run()
+    await client.start(a_job(*commands))
 
 
 async def status_of(process: Process) -> int:
@@ -232,6 +232,66 @@ async def test_as_pid_1_it_reaps_kills_the_rest_and_keeps_the_code(tmp_path: Pat
         await start(client, command)
         assert await status_of(process) == 6
     assert record_in(tmp_path).exit_code == 6
+
+
+@contextlib.asynccontextmanager
+async def a_half_loaded_pid_1(folder: Path) -> AsyncIterator[tuple[Process, RunnerClient]]:
+    """Its loading stands still at two gates, which are opened by `go_on`."""
+    for gate in ("gate_1", "gate_2"):
+        os.mkfifo(folder / gate)
+        (folder / f"{gate}.py").write_text(f"open({str(folder / gate)!r}).read()")
+    code = (
+        f"import sys; sys.path.append({str(folder)!r}); from entrypoint import main;"
+        "main.PARTS = ('gate_1', 'gate_2', *main.PARTS); main.main()"
+    )
+    program, _, _, *rest = arguments(folder, "--linger", "3600")
+    unshare = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    process = await asyncio.create_subprocess_exec(*unshare, program, "-c", code, *rest)
+    try:
+        async with a_session(folder / "runner.sock") as session:
+            await eventually((folder / "runner.sock").exists)
+            yield process, RunnerClient(session)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def go_on(folder: Path, gate: str) -> None:
+    await asyncio.wait_for(asyncio.to_thread((folder / gate).write_text, ""), DEADLINE)
+
+
+async def test_as_pid_1_it_starts_a_job_before_it_is_loaded(tmp_path: Path) -> None:
+    start = start_of(a_job("echo one; exec sleep 3600"))
+    async with a_half_loaded_pid_1(tmp_path) as (process, client):
+        with (
+            visitor_at(tmp_path / "runner.sock", start) as starter,
+            visitor_at(tmp_path / "runner.sock", FIRST_PAGE) as reader,
+        ):
+            await go_on(tmp_path, "gate_1")
+            started = await asyncio.to_thread(answer_at, starter)
+            await go_on(tmp_path, "gate_2")
+            page = await asyncio.to_thread(answer_at, reader)
+        assert msgspec.json.decode(started.body, type=StatusEvent).state is RunnerState.RUNNING
+        assert payload(Decoder().feed(page.body)) == b"one\n"
+        await client.stop(grace=0)
+        await client.ack((await exit_of(client)).log_end)
+        assert await status_of(process) == 128 + signal.SIGTERM
+
+
+async def test_as_pid_1_a_stop_is_not_lost_while_it_is_loaded(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    start = start_of(a_job(f"trap 'exit 9' TERM; : > {ready}; sleep 3600 & wait"))
+    async with a_half_loaded_pid_1(tmp_path) as (process, _):
+        with visitor_at(tmp_path / "runner.sock", start) as starter:
+            await go_on(tmp_path, "gate_1")
+            await asyncio.to_thread(answer_at, starter)
+        await eventually(ready.exists)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        os.kill(int(await asyncio.to_thread(children.read_text)), signal.SIGTERM)
+        await go_on(tmp_path, "gate_2")
+        assert await status_of(process) == 9
+    assert record_in(tmp_path).exit_code == 9
 
 
 async def test_it_idles_within_its_memory(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ class FakeRunner:
     async def health(self) -> RunnerHealth:
         raise RunnerUnavailable("nobody asks for it")
 
-    async def submit(self, request: SubmitRequest) -> StatusEvent:
-        answer = self._note("submit")
+    async def start(self, request: SubmitRequest) -> StatusEvent:
+        answer = self._note("start")
         self.submitted.append(request)
         waits = request.job.files or request.job.repos
         return status(RunnerState.WAITING_FOR_CODE) if waits else answer

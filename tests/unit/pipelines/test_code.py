@@ -51,7 +51,7 @@ async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> N
     node, turns = FakeConnection(), NotedTurns()
     view = a_view()
     await JobStarter(turns, Clock(), blobs, ALONE)(view, node)
-    assert node.the_runner.asked == ["submit", "put_code", "put_code", "run"]
+    assert node.the_runner.asked == ["start", "put_code", "put_code", "run"]
     assert node.the_runner.code == BLOBS
     assert isinstance(turns.posted[0], reports.RunnerStarted)
 
@@ -74,7 +74,7 @@ async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) ->
     assert isinstance(exited, reports.RunnerExited)
     assert exited.reason is Reason.EXECUTOR_ERROR
     assert "apply it again" in (exited.message or "")
-    assert node.the_runner.asked == ["submit"]
+    assert node.the_runner.asked == ["start"]
 
 
 def test_the_runner_is_told_all_about_the_code() -> None:

@@ -139,7 +139,7 @@ async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> N
     state = placed(AttemptStatus.PULLING)
     turns = NotedTurns()
     await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(state), node)
-    assert node.the_runner.asked == ["submit", "run"]
+    assert node.the_runner.asked == ["start"]
     (request,) = node.the_runner.submitted
     assert (request.job.run_name, request.job.commands) == ("hello", ("true",))
     assert (request.job.job_count, request.job.attempt_id) == (1, attempt_of(state).id)
