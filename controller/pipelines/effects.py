@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS = 0.02
 MOST_WAIT_SECONDS = 2.0
+REFUSALS_UNTOLD = 10
+"""A node often needs a few seconds; whose task never ends must find out why."""
 
 BEGINNINGS = frozenset(
     {
@@ -169,6 +171,7 @@ class EffectRunner:
     async def _keep(self, effect: Effect, kick: asyncio.Event) -> None:
         backoff = Backoff(FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, self._chance.jitter)
         perform = self._performers[effect.kind]
+        refusals, told = 0, ""
         while True:
             connection = await self._nodes.connection(effect.node_id)
             try:
@@ -178,8 +181,18 @@ class EffectRunner:
                     if view is not None:
                         await perform(view, connection)
                 return
-            except (ShimUnavailable, RunnerUnavailable, LinkError, TryAgain) as error:
+            except (ShimUnavailable, RunnerUnavailable, LinkError) as error:
                 log.debug("%s of %s: %s", effect.kind, effect.attempt_id, error)
+            except TryAgain as error:
+                refusals += 1
+                if refusals >= REFUSALS_UNTOLD and str(error) != told:
+                    told = str(error)
+                    log.warning(
+                        "%s of attempt %s is refused, and tried on: %s",
+                        effect.kind,
+                        effect.attempt_id,
+                        error,
+                    )
             except OSError as error:
                 log.error(
                     "%s of attempt %s, tried again: %s", effect.kind, effect.attempt_id, error

@@ -181,6 +181,21 @@ async def test_what_fails_is_tried_again_until_it_works(
     assert ["Traceback" in caplog.text, str(failure) in caplog.text] == [is_ours, is_shown]
 
 
+async def test_what_is_refused_again_and_again_is_told_once_for_each_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "MOST_WAIT_SECONDS", 0.001)
+    async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
+        submit = it.scripts[EffectKind.SUBMIT_TASK]
+        busy = [TryAgain("busy") for _ in range(effects.REFUSALS_UNTOLD + 3)]
+        submit.failures = [*busy, TryAgain("fenced"), TryAgain("fenced")]
+        submit.go_on.set()
+        it.commit()
+        await eventually(lambda: submit.finished)
+    told = [record.getMessage().partition("tried on: ")[2] for record in caplog.records]
+    assert told == ["busy", "fenced"]
+
+
 async def test_a_commit_cuts_the_wait_for_the_next_try_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
