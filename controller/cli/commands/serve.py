@@ -29,7 +29,9 @@ from controller.service.userkeys import user_keys
 from controller.store.base import LeaseLost
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-GC_THRESHOLDS = (20_000, 20, 20)
+GC_THRESHOLDS = (1_000, 10, 800)
+"""Young objects are looked through some milliseconds at a time, while everything else waits; all of
+them only when millions have come."""
 SWITCH_SECONDS = 0.001
 
 
