@@ -21,7 +21,13 @@ from aiohttp import WSCloseCode, web
 
 from bench.scale.jobs import LINE, NodeJob, tell
 from runner.client import STATUS_HEARTBEAT
-from runner.schemas import AckRequest, LogsHeader, RunnerState
+from runner.schemas import (
+    LOG_COMPLETE_HEADER,
+    LOG_END_HEADER,
+    AckRequest,
+    LogsHeader,
+    RunnerState,
+)
 from shim.schemas import (
     INCARNATION_HEADER,
     EngineKind,
@@ -166,6 +172,8 @@ class Node:
                     await job.enter(RunnerState.RUNNING)
                 job.started.set()
                 return _json(job.states[-1])
+            case "POST", "/v1/start":
+                return await self._start(job)
             case "POST", "/v1/stop":
                 await job.end()
                 return _json(job.states[-1])
@@ -173,10 +181,28 @@ class Node:
                 return await self._ack(request, job)
             case "GET", "/v1/status":
                 return await self._status(request, job)
+            case "GET", "/v1/logs":
+                return await self._page(request, job)
             case "GET", "/v1/logs/ws":
                 return await self._follow(request, job)
             case _:
                 return web.Response(status=404)
+
+    async def _start(self, job: NodeJob) -> web.StreamResponse:
+        if len(job.states) == 1:
+            await job.enter(RunnerState.READY)
+            await job.enter(RunnerState.RUNNING)
+        job.started.set()
+        return _json(job.states[-1])
+
+    async def _page(self, request: web.BaseRequest, job: NodeJob) -> web.StreamResponse:
+        await job.started.wait()
+        whole = int(request.query.get("offset", "0")) < len(LINE)
+        headers = {
+            LOG_COMPLETE_HEADER: "true" if job.ended.is_set() else "false",
+            LOG_END_HEADER: str(len(LINE)),
+        }
+        return web.Response(body=job.log if whole else b"", headers=headers)
 
     async def _ack(self, request: web.BaseRequest, job: NodeJob) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read(), type=AckRequest)
