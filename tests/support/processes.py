@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -107,9 +109,13 @@ class ShimProcess:
         return self.daemon.stop()
 
     def close(self) -> None:
-        """End the shim and what the process engine started."""
+        """End the shim and what the process engine started, and let go of its memory."""
         self.kill9()
         end_processes_that_mention(f"{self._folder}/")
+        for record in (self.data / "records" / "node").glob("*"):
+            for install_id in re.findall(r'"install_id":"([0-9a-f]{32})"', record.read_text()):
+                for memory in Path("/dev/shm").glob(f"fairlead-{install_id}-*"):
+                    shutil.rmtree(memory)
 
 
 class ControllerProcess:
