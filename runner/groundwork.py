@@ -6,6 +6,7 @@ All blocking; in the loop call it in a thread.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from runner import cluster_ssh, environment, session_environment, variables
@@ -31,6 +32,7 @@ class Groundwork:
         self.inherited = environment.inherited()
         self.place: Place = settle(request, self._image)
         self.scratch = Scratch(request.job.attempt_id, self.place.identity)
+        self._in_cluster = False
         self.troubles: list[str] = []
         """What is missing that the job can do without, for the runner's own log."""
 
@@ -49,6 +51,9 @@ class Groundwork:
     def clean(self) -> None:
         """Nothing of the job's secrets and environment is left."""
         session_environment.remove(self._task)
+        if self._in_cluster:
+            with suppress(OSError):
+                cluster_ssh.take_back(self.scratch, self.place.effective)
         self.scratch.remove()
 
     def _tell_sessions(self, paths: Paths) -> None:
@@ -88,6 +93,7 @@ class Groundwork:
         if key is not None:
             try:
                 cluster_ssh.set_up(cluster, key, self.scratch, self.place.effective)
+                self._in_cluster = True
             except OSError as error:
                 self.troubles.append(f"no SSH between the nodes: {error}")
         return str(self.scratch.file(_HOSTFILE_NAME, variables.hostfile(cluster), 0o644))

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -218,3 +219,30 @@ def test_what_the_user_had_configured_stays(tmp_path: Path) -> None:
     assert effective(home, "10.0.0.1")["port"] == "2222"
     keys = (folder / "authorized_keys").read_text().splitlines()
     assert keys == ["ssh-rsa BBBB mine", "ssh-ed25519 AAAA run"]
+
+
+def test_a_configuration_in_an_old_encoding_stays_byte_for_byte(tmp_path: Path) -> None:
+    config = tmp_path / "home/.ssh/config"
+    config.parent.mkdir(parents=True)
+    config.write_bytes(b"# Z\xfcrich\r\nHost example.com\n")
+    home, scratch = set_up(tmp_path)
+    assert config.read_bytes().endswith(b"\n# Z\xfcrich\r\nHost example.com\n")
+    cluster_ssh.take_back(scratch, msgspec.structs.replace(current_identity(), home=str(home)))
+    assert config.read_bytes() == b"# Z\xfcrich\r\nHost example.com\n"
+
+
+def test_jobs_that_share_a_home_all_find_their_own_configuration(tmp_path: Path) -> None:
+    """The ranks of a run whose home is on a volume, which begin and end at the same time."""
+    home, memory = tmp_path / "home", tmp_path / "memory"
+    for folder in (home, memory):
+        folder.mkdir()
+    user = msgspec.structs.replace(current_identity(), home=str(home))
+    ranks = [Scratch(f"a{number}", None, (memory,)) for number in range(8)]
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        list(threads.map(lambda rank: cluster_ssh.set_up(CLUSTER, KEY, rank, user), ranks))
+        lines = (home / ".ssh/config").read_text().splitlines()
+        assert sorted(lines) == [f"Include {rank.folder}/ssh_config" for rank in ranks]
+        list(threads.map(lambda rank: cluster_ssh.take_back(rank, user), ranks[1:]))
+    assert (home / ".ssh/config").read_text() == f"Include {ranks[0].folder}/ssh_config\n"
+    assert (home / ".ssh/authorized_keys").read_text() == "ssh-ed25519 AAAA run\n"
+    assert not [path for path in (home / ".ssh").iterdir() if ".config" in path.name]
