@@ -58,6 +58,7 @@ class NvmlGpus:
     def __init__(self, excluded: Sequence[Exclusion] = ()) -> None:
         self.driver: str | None = None
         self._excluded = excluded
+        self._in_vain = set(excluded)
         self._nvml: Any = None
         self._library = Lane("nvml")
         self._lanes: dict[int, Lane] = {}
@@ -96,6 +97,7 @@ class NvmlGpus:
             log.debug("the driver does not list its GPUs: %s", error)
             return tuple(unit.info for unit in self._units.values())
         found = await asyncio.gather(*(self._describe(index) for index in range(count)))
+        self._say_in_vain()
         units = [unit for some in found for unit in some]
         self._units = {unit.info.uuid: unit for unit in units}
         await asyncio.gather(*(self._measure_links(unit, units) for unit in units))
@@ -143,7 +145,18 @@ class NvmlGpus:
             if not known:
                 log.error("GPU %d cannot be offered: %s", index, error)
             return known
-        return [u for u in units if not any(one.covers(u.info) for one in self._excluded)]
+        return [unit for unit in units if not self._is_excluded(unit.info)]
+
+    def _is_excluded(self, gpu: GpuInfo) -> bool:
+        covering = {one for one in self._excluded if one.covers(gpu)}
+        self._in_vain -= covering
+        return bool(covering)
+
+    def _say_in_vain(self) -> None:
+        """A typing error would offer what was to be kept."""
+        for one in self._in_vain:
+            log.warning("--exclude-gpu %s: no GPU that answers here is that one", one.text)
+        self._in_vain.clear()
 
     def _read_units(self, index: int) -> Sequence[_Unit]:
         nvml = self._nvml

@@ -115,6 +115,20 @@ async def test_an_excluded_gpu_is_not_listed(open_gpus: OpenGpus, text: str) -> 
         assert [one.index for one in await gpus.list()] == [1]
 
 
+async def test_an_exclusion_that_keeps_nothing_is_said_once(
+    open_gpus: OpenGpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or a typing error would offer in silence what was to be kept."""
+    async with open_gpus("0", "7", uuid(9)) as gpus:
+        for _ in range(2):
+            assert [one.uuid for one in await gpus.list()] == [uuid(1)]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(said) == [
+        "--exclude-gpu 7: no GPU that answers here is that one",
+        f"--exclude-gpu {uuid(9)}: no GPU that answers here is that one",
+    ]
+
+
 async def test_vitals_are_read(open_gpus: OpenGpus, machine: StandIn) -> None:
     machine.gpus[0] |= {"temperature": 71, "power": 350500, "utilization": 97, "ecc": 2}
     machine.tell("process 0 4711 40000", "process 0 4712 1000")
