@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from controller.cli.errors import ApiError, CliError, ConnectionLost
+from controller.cli.errors import EXIT_USAGE, ApiError, CliError, ConnectionLost
 
 if TYPE_CHECKING:
     from controller.api.documents import EventView, RunView, WatchLine
@@ -252,6 +252,9 @@ class ControllerClient:
 
 
 def run_path(key: str, part: str = "") -> str:
+    """Raises CliError for an empty key, which a variable that is not set gives."""
+    if not key:
+        raise CliError("RUN is empty: give the id or name of a run", EXIT_USAGE)
     path = f"/v1/runs/{quote(key, safe='')}"
     return f"{path}/{part}" if part else path
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -24,10 +26,11 @@ class OutputError(CliError):
 
 
 class ApiError(CliError):
-    """The controller refused."""
+    """The controller refused; what was asked for is at fault when it says 400."""
 
     def __init__(self, status: int, code: str, message: str, field: str | None) -> None:
-        super().__init__(f"{field}: {message}" if field else message)
+        exit_status = EXIT_USAGE if status == HTTPStatus.BAD_REQUEST else EXIT_FAILED
+        super().__init__(f"{field}: {message}" if field else message, exit_status)
         self.status = status
         self.code = code
 

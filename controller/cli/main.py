@@ -151,6 +151,11 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), error.exit_status)
     except CliError as error:
         return _fail(str(error), error.exit_status)
+    except UnicodeEncodeError as error:
+        unreadable = next((one for one in arguments if not one.isprintable()), None)
+        if unreadable is None:
+            return _unforeseen(error)
+        return _fail(f"{unreadable!r} is not UTF-8 text", EXIT_USAGE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

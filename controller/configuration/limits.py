@@ -9,6 +9,7 @@ from runner.schemas import SHORTEST_SECRET
 from runner.schemas.script import LONGEST_ARGUMENT, script
 
 LEAST_UNHEARD = 30.0
+LEAST_LOG_QUOTA = 1 << 20
 LEAST_MEMORY = 6 << 20
 """Bytes: with less the container engine starts nothing."""
 
@@ -20,6 +21,9 @@ def check_limits(configuration: TaskConfiguration) -> None:
         raise ConfigurationError(
             "max_duration", "would end the run at once", ALLOWED["max_duration"]
         )
+    quota = configuration.log_quota
+    if quota is not None and quota < LEAST_LOG_QUOTA:
+        raise ConfigurationError("log_quota", "is less than 1MiB", ALLOWED["log_quota"])
     unheard = configuration.on_disconnect
     if isinstance(unheard, DisconnectFields) and unheard.stop_after < LEAST_UNHEARD:
         raise ConfigurationError(

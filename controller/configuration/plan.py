@@ -38,7 +38,6 @@ from controller.lifecycle.submission import PlannedGroup
 
 _T = TypeVar("_T")
 
-LEAST_LOG_QUOTA = 1 << 20
 HIDDEN = "***"
 _SECRET_OF_REPO = frozenset({"token", "private_key"})
 
@@ -211,7 +210,7 @@ def _job(
         tty=configuration.tty,
         env_style=configuration.env_style,
         restart_exit_code=configuration.restart_exit_code,
-        log_quota=_log_quota(configuration.log_quota),
+        log_quota=None if configuration.log_quota is None else int(configuration.log_quota),
         fail_on_log_quota=configuration.fail_on_log_quota,
         ssh=_plain(configuration.ssh) or defaults.ssh,
         ssh_keys=tuple(dict.fromkeys((*ssh_keys, *defaults.ssh_keys))),
@@ -230,14 +229,6 @@ def _stop_when_unheard(configuration: TaskConfiguration, defaults: Defaults) -> 
     if not isinstance(written, DisconnectFields):
         return defaults.limits.node_lost_after if written == "stop" else None
     return float(written.stop_after)
-
-
-def _log_quota(written: int | None) -> int | None:
-    if written is None:
-        return None
-    if written < LEAST_LOG_QUOTA:
-        raise ConfigurationError("log_quota", "is less than 1MiB", ALLOWED["log_quota"])
-    return int(written)
 
 
 def _container(configuration: TaskConfiguration) -> ContainerOptions:

@@ -16,7 +16,6 @@ from controller.lifecycle.model import Ulimit, VolumeMount
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.ASCII)
 _CAPABILITY = re.compile(r"(?:CAP_)?([A-Z][A-Z_]{1,30})", re.ASCII)
-_LIMIT_NAME = re.compile(r"[a-z]{2,12}", re.ASCII)
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 _UNLIMITED = "unlimited"
 
@@ -36,7 +35,9 @@ def volume(value: object, make: Callable[[type, Any], Any]) -> schema.Volume:
 
 def capability(value: object) -> schema.Capability:
     match = _CAPABILITY.fullmatch(value.upper()) if isinstance(value, str) else None
-    if match is None:
+    from shim.container_rules import CAPABILITIES  # few runs ask
+
+    if match is None or match[1] not in CAPABILITIES | {"ALL"}:
         raise ValueError(f"{shown(value)} is not a capability")
     return schema.Capability(match[1])
 
@@ -90,11 +91,16 @@ def _checked(
 
 
 def _ulimit(name: object, limit: object) -> Ulimit:
-    if not isinstance(name, str) or not _LIMIT_NAME.fullmatch(name):
-        raise ValueError(f"{shown(name)} is not the name of a limit")
-    soft, colon, hard = str(limit).partition(":")
-    low = _bound(name, soft)
-    return Ulimit(name=name, soft=low, hard=_bound(name, hard) if colon else low)
+    from shim.container_rules import ULIMITS  # few runs ask
+
+    if not isinstance(name, str) or name not in ULIMITS:
+        raise ValueError(f"{shown(name)} is not one of the limits {', '.join(sorted(ULIMITS))}")
+    first, colon, second = str(limit).partition(":")
+    soft = _bound(name, first)
+    hard = _bound(name, second) if colon else soft
+    if hard != -1 and not -1 < soft <= hard:
+        raise ValueError(f"{name}: the soft limit is more than the hard one")
+    return Ulimit(name=name, soft=soft, hard=hard)
 
 
 def _bound(name: str, text: str) -> int:

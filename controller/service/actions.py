@@ -87,8 +87,11 @@ class ActionService:
         """End this job's attempt at once; it comes back uncharged."""
         state, job = await self._job(key, job_key, "aborted", user)
         if _live_attempt(job) is None:
-            _require_no_wait(job)
-            raise Conflict(f"job {_name(job)} has no attempt that could be aborted", code="ended")
+            raise Conflict(
+                f"job {_name(job)} ({_standing(job)}) has no attempt that could be aborted",
+                code="ended" if job.retry_at is None else "not_running",
+                field="job",
+            )
         report = JobAbortRequested(run_id=state.run.id, job_id=job.id, by=user.name)
         return await self._report(report, state)
 
@@ -105,10 +108,10 @@ class ActionService:
         state, job = await self._job(key, job_key, "interrupted", user)
         attempt = _live_attempt(job)
         if attempt is None or attempt.status is not AttemptStatus.RUNNING:
-            status = "not started" if attempt is None else attempt.status
+            instead = "" if attempt is None else "; `fairlead job abort` ends it anyway"
             raise Conflict(
-                f"job {_name(job)} does not run ({status}), so it cannot be asked to end; "
-                f"`fairlead job abort` ends it anyway",
+                f"job {_name(job)} does not run ({_standing(job)}), so it cannot be asked to end"
+                f"{instead}",
                 code="not_running",
                 field="job",
             )
@@ -124,6 +127,13 @@ class ActionService:
         state = await self._own(key, user)
         job = find_job(state, job_key)
         _require_life(state, done)
+        if job.scaled_down and _live_attempt(job) is None:
+            raise Conflict(
+                f"job {_name(job)} was scaled down and cannot be {done}; `fairlead scale` brings "
+                f"it back",
+                code="ended",
+                field="job",
+            )
         return state, job
 
     async def _report(self, report: Report, state: RunState) -> RunState:
@@ -177,13 +187,15 @@ def _require_scalable(state: RunState, group: Group) -> None:
         )
 
 
-def _require_no_wait(job: Job) -> None:
+def _standing(job: Job) -> str:
+    """In a few words, for a person."""
+    if job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES:
+        return str(job.attempts[-1].status)
+    if job.abandoned:
+        return "abandoned"
     if job.retry_at is not None:
-        raise Conflict(
-            f"job {_name(job)} waits for its next attempt: nothing runs that could be aborted",
-            code="not_running",
-            field="job",
-        )
+        return "waits for its next attempt"
+    return str(job.attempts[-1].status) if job.attempts else "not started"
 
 
 def _live_attempt(job: Job) -> Attempt | None:

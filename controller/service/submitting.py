@@ -156,6 +156,7 @@ class SubmissionService:
         if live_id is not None and submission.if_exists is IfExists.KEEP:
             return Submitted(state=await self._kept(name, user), kept=True)
         if live_id is not None and submission.if_exists is IfExists.REPLACE:
+            self._require_other_family(live_id, parent)
             ending = await self._end(name, live_id, owner, user)
             if ending is not None:
                 return Submitted(state=ending, ending=True)
@@ -225,6 +226,19 @@ class SubmissionService:
         self._takeovers.begin(name, owner, live_id)
         await self._turns.report(StopRequested(run_id=live_id, abort=False, by=user.name))
         return self._turns.runs.get(live_id) if self._live_id(name) == live_id else None
+
+    def _require_other_family(self, replaced: str, parent: RunState | None) -> None:
+        """The parent must outlive the run whose place its child takes."""
+        ancestor = parent
+        while ancestor is not None:
+            if ancestor.run.id == replaced:
+                raise Conflict(
+                    f"the run that is to be replaced is {ancestor.run.name}, with which the parent "
+                    f"would end; give another parent or another name",
+                    code="parent_replaced",
+                    field="parent",
+                )
+            ancestor = self._turns.runs.get(ancestor.run.parent_id or "")
 
     def _require_place(self, state: RunState) -> None:
         never = self._turns.scheduler.why_never(state)

@@ -100,3 +100,31 @@ async def test_only_a_job_that_runs_can_be_interrupted(api: API, controller: Con
     await PlayedNode(controller).runs("hello")
     run = await act(api, "jobs/0/interrupt")
     assert run["jobs"][0]["attempts"][0]["interrupt_requested_at"] is not None
+
+
+@pytest.mark.parametrize("what", ["abort", "abandon", "interrupt"])
+async def test_a_job_that_was_scaled_down_is_asked_nothing(api: API, what: str) -> None:
+    await submit(api, name="hello", configuration=PLAIN)
+    await act(api, "scale", group="main", nodes=1)
+    async with api.post(f"/v1/runs/hello/jobs/1/{what}", json={}) as answer:
+        text = await answer.text()
+    assert answer.status == 409
+    assert "main/1 was scaled down" in text
+
+
+async def test_where_an_abandoned_job_stands_is_told_to_who_asks_it(api: API) -> None:
+    await submit(api, name="hello", configuration=PLAIN)
+    await act(api, "jobs/1/abandon")
+    for what in ("abort", "interrupt"):
+        async with api.post(f"/v1/runs/hello/jobs/1/{what}", json={}) as answer:
+            text = await answer.text()
+        assert answer.status == 409
+        assert "abandoned" in text
+        assert "fairlead job abort" not in text
+
+
+async def test_a_run_that_has_ended_is_not_suspended_any_more(api: API) -> None:
+    await submit(api, name="hello")
+    await act(api, "suspend")
+    ended = await act(api, "complete")
+    assert (ended["status"], ended["suspended"]) == ("done", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.lifecycle.statuses import RunStatus
@@ -140,6 +141,19 @@ async def test_a_parent_must_live(api: TestClient[Any, Any]) -> None:
         assert await error_of(answer) == (409, "parent_ended", "parent")
     async with api.post("/v1/runs", json={**body, "parent": "nobody"}) as answer:
         assert await error_of(answer) == (404, "not_found", "parent")
+
+
+@pytest.mark.parametrize("parent", ["old", "grandchild"])
+async def test_a_run_is_not_replaced_by_a_child_of_what_ends_with_it(
+    api: TestClient[Any, Any], parent: str
+) -> None:
+    old = await submit(api, name="old")
+    await submit(api, name="child", parent="old")
+    await submit(api, name="grandchild", parent="child")
+    body = {"configuration": HELLO, "name": "old", "if_exists": "replace", "parent": parent}
+    async with api.post("/v1/runs", json=body) as answer:
+        assert await error_of(answer) == (409, "parent_replaced", "parent")
+    assert await status_of(api, old["id"]) == "submitted"
 
 
 async def test_a_gang_is_submitted_with_ranks_and_an_incarnation(api: TestClient[Any, Any]) -> None:

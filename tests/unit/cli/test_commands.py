@@ -57,7 +57,16 @@ async def test_a_setting_that_cannot_be_right_is_named(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("apply",), ("nonsense",), ("ps", "--nonsense"), ("logs", "x", "--offset", "-1")]
+    "arguments",
+    [
+        ("apply",),
+        ("nonsense",),
+        ("ps", "--nonsense"),
+        ("logs", "x", "--offset", "-1"),
+        ("ps", "--limit", "0"),
+        ("inspect", ""),
+        ("inspect", "\udcff"),
+    ],
 )
 async def test_wrong_usage_is_status_2(start: Fairlead, arguments: tuple[str, ...]) -> None:
     result = await of(start, *arguments)

@@ -23,6 +23,7 @@ def submit(**fields: Any) -> None:
         ({"on_disconnect": {"stop_after": "29s"}}, "on_disconnect.stop_after", "at least 30s"),
         ({"max_duration": 0}, "max_duration", "more than 0"),
         ({"max_duration": "0s"}, "max_duration", "more than 0"),
+        ({"log_quota": "1KiB"}, "log_quota", "at least 1MiB"),
         ({"stop_duration": -5}, "stop_duration", "a duration such as"),
         ({"stop_duration": "-5s"}, "stop_duration", "a duration such as"),
         ({"resources": {"memory": "1KB"}}, "resources.memory", "at least 6MiB"),
@@ -81,3 +82,8 @@ def test_an_argument_that_linux_would_not_pass_on_is_refused(field: str, fields:
 
     assert caught.value.field == field
     assert "xxx" not in str(caught.value)
+
+
+def test_a_log_quota_is_checked_before_anything_is_sent() -> None:
+    with pytest.raises(ConfigurationError):
+        parse({"type": "task", "commands": ["ls"], "log_quota": "1KiB"})

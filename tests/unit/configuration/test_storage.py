@@ -109,6 +109,9 @@ def test_limits_and_capabilities_reach_the_job() -> None:
     [
         ({"ulimits": {"memlock": "much"}}, "ulimits"),
         ({"ulimits": ["memlock"]}, "ulimits"),
+        ({"ulimits": {"memory": 1}}, "ulimits"),
+        ({"ulimits": {"nofile": "2048:1024"}}, "ulimits"),
+        ({"cap_add": ["SYS_EVERYTHING"]}, "cap_add[0]"),
         ({"cap_add": ["sys ptrace"]}, "cap_add[0]"),
         ({"pids_limit": 0}, "pids_limit"),
     ],
