@@ -22,7 +22,8 @@ from controller.store.base import Store, StoreUnavailable
 log = logging.getLogger(__name__)
 
 DAY = 86400.0
-SWEEP_SECONDS = 3600.0
+MOST_BETWEEN_SWEEPS = 3600.0
+LEAST_BETWEEN_SWEEPS = 1.0
 RUNS_AT_ONCE = 50
 ATTEMPTS_AT_ONCE = 500
 
@@ -36,6 +37,12 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: float = 90 * DAY
     logs: float = 30 * DAY
+
+    @property
+    def sweep_every(self) -> float:
+        """Seconds: nothing outstays its time by more than an hour, nor by much more than a tenth."""
+        shortest = min(self.runs, self.logs)
+        return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, shortest / 10))
 
 
 class Retention:
@@ -62,7 +69,7 @@ class Retention:
                 await self.sweep()
             except (StoreUnavailable, OSError) as error:
                 log.warning("what is old could not be removed: %s", error)
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(self._keep.sweep_every)
 
     async def sweep(self) -> None:
         """Forget all that is due now. Raises LeaseLost, StoreUnavailable, OSError."""

@@ -114,3 +114,16 @@ async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
 
     found = {path.name for path in await asyncio.to_thread(list, (tmp_path / "logs").glob("*/*"))}
     assert found == {present, "young"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "seconds"),
+    [
+        (Keep(), 3600.0),
+        (Keep(runs=10 * DAY, logs=3600.0), 360.0),
+        (Keep(runs=5.0, logs=2 * DAY), 1.0),
+        (Keep(runs=0.0, logs=0.0), 1.0),
+    ],
+)
+def test_what_is_kept_a_short_time_is_looked_for_more_often(keep: Keep, seconds: float) -> None:
+    assert keep.sweep_every == seconds
