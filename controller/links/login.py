@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 import asyncssh
+from asyncssh.constants import MSG_IGNORE
+from asyncssh.packet import SSHPacketLogger
 
 KEEPALIVE_SECONDS = 10
 KEEPALIVE_COUNT = 3
@@ -26,6 +28,17 @@ _FAST_CIPHERS = (
     "aes256-ctr",
 )
 _NOTHING: Any = frozenset()
+
+
+class _Connection(asyncssh.SSHClientConnection):
+    """asyncssh sends an empty packet before each one, against an attack on ciphers in CBC mode,
+    which ours are not: without it half as many are encrypted and sent."""
+
+    def send_packet(
+        self, pkttype: int, *args: bytes, handler: SSHPacketLogger | None = None
+    ) -> None:
+        if pkttype != MSG_IGNORE:
+            super().send_packet(pkttype, *args, handler=handler)
 
 
 class Login:
@@ -62,7 +75,7 @@ class Login:
             options.client_keys = asyncssh.load_keypairs([self._identity])
             options.protocol_factory = lambda: client
             options.waiter = ready
-            return asyncssh.SSHClientConnection(loop, options, wait="auth")
+            return _Connection(loop, options, wait="auth")
 
         _, ssh = await loop.create_connection(begin, host, port)
         try:

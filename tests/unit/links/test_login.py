@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+from typing import Any
 
 import asyncssh
 import pytest
+from asyncssh.connection import SSHConnection, SSHServerConnection
+from asyncssh.constants import MSG_IGNORE, MSG_USERAUTH_REQUEST
 
 from controller.links.base import HostKeyRefused
 from controller.links.ssh import SshLink
@@ -67,6 +70,21 @@ async def test_keys_are_exchanged_anew_while_a_body_goes_both_ways() -> None:
         response = await session.post("/echo", data=io.BytesIO(body))
         assert await response.read() == body
         assert far._rekey_bytes_sent < len(body)
+
+
+async def test_no_empty_packets_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[int] = []
+    take_one = SSHConnection.log_received_packet
+
+    def note(it: SSHConnection, pkttype: int, *args: Any) -> None:
+        received.append(pkttype)
+        take_one(it, pkttype, *args)
+
+    monkeypatch.setattr(SSHServerConnection, "log_received_packet", note)
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        assert await connection.shim.health() == HEALTH
+    assert MSG_USERAUTH_REQUEST in received
+    assert MSG_IGNORE not in received
 
 
 async def test_another_host_key_in_a_new_exchange_ends_the_connection(
