@@ -40,7 +40,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sweep_every(self) -> float:
-        """Seconds: nothing outstays its time by more than an hour, nor by much more than a tenth."""
+        """Seconds: nothing outstays its time by an hour, nor by much more than a tenth of it."""
         shortest = min(self.runs, self.logs)
         return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, shortest / 10))
 
