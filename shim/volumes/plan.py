@@ -1,6 +1,6 @@
 """Which volumes a task may have at all: decided from the request and the operator's settings alone.
 
-Nothing here looks at the disk, so that a wrong request is refused before it is accepted.
+Nothing here looks at the disk, so that a wrong wish is refused before anything is mounted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from shim.schemas import VolumeKind, VolumeMount
 from shim.volumes.errors import VolumeError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-_NOT_FOR_VOLUMES = ("/opt/fairlead", "/proc", "/sys", "/dev")
+_OURS = PurePosixPath("/opt/fairlead")
+_NOT_FOR_VOLUMES = (_OURS, "/proc", "/sys", "/dev")
 _DEVICES = "/dev"
 _SHARED_MEMORY = PurePosixPath("/dev/shm")
 MOST_VOLUMES = 64
@@ -68,11 +69,17 @@ def allowed_place(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPlace:
 
 def _target(volume: VolumeMount) -> PurePosixPath:
     target = PurePosixPath(volume.target)
-    if not target.is_absolute() or ".." in target.parts or len(target.parts) < 2:
+    is_path = target.is_absolute() and ".." not in target.parts and "\0" not in volume.target
+    if not is_path or len(target.parts) < 2:
         raise VolumeError(f"{volume.target!r} is no absolute path below / in the container")
     hidden = any(target.is_relative_to(folder) for folder in _NOT_FOR_VOLUMES)
     if hidden and not target.is_relative_to(_SHARED_MEMORY):
         raise VolumeError(f"no volume can be mounted at {target}")
+    if volume.read_only and _OURS.is_relative_to(target):
+        raise VolumeError(
+            f"a volume at {target} must not be read only, since {_OURS} has to be made there; "
+            f"mount what you need of it below, such as {target}/NAME"
+        )
     return target
 
 

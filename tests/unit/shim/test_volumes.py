@@ -15,6 +15,9 @@ def host(source: str, target: str = "/data", kind: VolumeKind = VolumeKind.HOST)
     return VolumeMount(kind=kind, source=source, target=target)
 
 
+READ_ONLY_OPT = VolumeMount(kind=VolumeKind.HOST, target="/opt", source="/m", read_only=True)
+
+
 @pytest.mark.parametrize(
     ("volume", "sentence"),
     [
@@ -23,6 +26,8 @@ def host(source: str, target: str = "/data", kind: VolumeKind = VolumeKind.HOST)
         (host("/mnt/d", "/data/../etc"), "no absolute path"),
         (host("/mnt/d", "/opt/fairlead/runtime"), "no volume can be mounted at"),
         (host("/mnt/d", "/proc/sys"), "no volume can be mounted at"),
+        (host("/mnt/d", "/da\0ta"), "no absolute path"),
+        (READ_ONLY_OPT, "must not be read only.* such as /opt/NAME"),
         (host("mnt/d"), "no absolute path without '..' on the node"),
         (host("/mnt/../etc"), "no absolute path without '..' on the node"),
         (host("../x", kind=VolumeKind.NAMED), "is no name of a volume"),
