@@ -81,6 +81,8 @@ class DockerEngine:
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._stopped: set[str] = set()
         """Containers that were sent a signal to end them, by whomever."""
+        self._never_started: set[str] = set()
+        """Containers that we made and have not tried to start."""
         self._follower: EventFollower | None = None
         self._images = DockerImages(self._call, self._in_our_words)
         self._networks = RunNetworks(self._call, f"{_INSTALL}={install_id}")
@@ -175,19 +177,25 @@ class DockerEngine:
             if labels.get(_INSTALL) != self._install_id or labels.get(_TASK) != spec.task_id:
                 raise EngineError(f"a container named {name} exists that is not ours") from conflict
             return str(found["Id"])
-        return str(made["Id"])
+        container_id = str(made["Id"])
+        self._never_started.add(container_id)
+        return container_id
 
     async def start(self, container_id: str) -> None:
         """The engine itself would run a container that has ended once more, and the answer to an
         earlier start may have been lost."""
-        found = await self._call(lambda: self._api.inspect_container(container_id))
-        if _state(found["State"]["Status"]) is ContainerState.CREATED:
+        if container_id in self._never_started or await self._is_as_created(container_id):
+            self._never_started.discard(container_id)
             try:
                 await self._call(lambda: self._api.start(container_id))
             except EngineUnavailable:
                 raise
             except EngineError as error:
                 raise EngineError(docker_request.explain_start(str(error))) from None
+
+    async def _is_as_created(self, container_id: str) -> bool:
+        found = await self._call(lambda: self._api.inspect_container(container_id))
+        return _state(found["State"]["Status"]) is ContainerState.CREATED
 
     async def published_port(self, container_id: str, port: int) -> int | None:
         found = await self._call(lambda: self._api.inspect_container(container_id))
@@ -225,6 +233,7 @@ class DockerEngine:
         if (found["Config"].get("Labels") or {}).get(_INSTALL) != self._install_id:
             return
         container_id = found["Id"]
+        self._never_started.discard(container_id)
         with contextlib.suppress(NotFound):
             await self._call(lambda: self._api.remove_container(container_id, v=True, force=True))
 
