@@ -175,6 +175,7 @@ class Service:
         service._hearing = await Hearing.open(
             supervisor, settings.data, executor, service._boot_id, fences
         )
+        supervisor.resume()
         return service
 
     async def close(self) -> None:

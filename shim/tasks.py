@@ -112,14 +112,18 @@ class Supervisor:
         return self._known(task_id).info
 
     def adopt(self, records: Iterable[TaskRecord], first_version: int) -> None:
-        """Go on with the tasks of an earlier life, in the state that reconciliation found."""
+        """Know the tasks of an earlier life, in the state that reconciliation found."""
         self._first_version = first_version
         for record in records:
             info = record.info
             newer = msgspec.structs.replace(info, version=max(info.version + 1, first_version))
-            task = self._track(msgspec.structs.replace(record, info=newer))
-            if not task.ended:
-                self._drive(task)
+            self._track(msgspec.structs.replace(record, info=newer))
+
+    def resume(self) -> None:
+        """Go on with what was adopted. Each task then asks the engine for its container, which many
+        tasks at once make the slowest part of a start: it comes last."""
+        for task in self.live:
+            self._drive(task)
 
     async def put(
         self, task_id: str, request: TaskRequest, speaker: Speaker
