@@ -62,6 +62,7 @@ def _host_config(spec: ContainerSpec, node: Node, network: str) -> dict[str, Any
         ],
         network_mode=network,
         mem_limit=spec.memory,
+        memswap_limit=spec.memory,  # together with swap: the engine would add as much again
         shm_size=spec.shm_size,
         pids_limit=options.pids_limit or _MOST_PROCESSES,
         group_add=[str(node.gid)],

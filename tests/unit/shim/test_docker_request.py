@@ -46,6 +46,7 @@ def host(**changes: Any) -> dict[str, Any]:
 def test_an_ordinary_container_gets_its_share_and_nothing_beyond() -> None:
     config = host()
     assert (config["NanoCpus"], config["Memory"]) == (500_000_000, 64 << 20)
+    assert config["MemorySwap"] == config["Memory"]
     assert (config["ShmSize"], config["PidsLimit"]) == (1 << 20, 32768)
     assert (config["NetworkMode"], config["GroupAdd"]) == ("net-1", ["7"])
     beyond = ("Privileged", "CapAdd", "CapDrop", "Ulimits", "ReadonlyRootfs", "Tmpfs")
