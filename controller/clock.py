@@ -31,5 +31,4 @@ class Chance(msgspec.Struct, frozen=True):
 
 
 def system_chance() -> Chance:
-    source = random.SystemRandom()
-    return Chance(new_id=lambda: secrets.token_hex(8), jitter=lambda: source.uniform(-1.0, 1.0))
+    return Chance(new_id=lambda: secrets.token_hex(8), jitter=lambda: random.uniform(-1.0, 1.0))

@@ -36,7 +36,7 @@ class DrainDeadlines:
 
     def _tell_of_drains(self) -> None:
         """Their surroundings changed, and nothing else may make them look for long."""
-        draining = {node.id for node in self._turns.nodes.values() if node.draining}
+        draining = set(self._turns.draining)
         for node_id in sorted(draining - self._draining):
             for state in self._turns.runs_on(node_id):
                 self._turns.post(Tick(run_id=state.run.id))
@@ -62,8 +62,5 @@ class DrainDeadlines:
         return max(0.0, min(open_ones) - self._clock.now()) if open_ones else None
 
     def _deadlines(self) -> list[tuple[Node, float]]:
-        return [
-            (node, node.drain_deadline)
-            for node in self._turns.nodes.values()
-            if node.draining and node.drain_deadline is not None
-        ]
+        nodes = (self._turns.nodes[node_id] for node_id in sorted(self._turns.draining))
+        return [(node, node.drain_deadline) for node in nodes if node.drain_deadline is not None]

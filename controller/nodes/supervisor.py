@@ -70,6 +70,8 @@ class Nodes:
                 return session.connection
 
     async def _match(self, listener: SessionListener) -> None:
+        if self._turns.nodes.keys() == self._sessions.keys():
+            return
         for node_id in self._turns.nodes.keys() - self._sessions.keys():
             session = NodeSession(
                 node_id,

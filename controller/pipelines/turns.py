@@ -83,6 +83,8 @@ class Turns:
     def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
         self.runs: dict[str, RunState] = {}
         self.nodes: dict[str, Node] = {}
+        self.draining: set[str] = set()
+        """The ids of those nodes that are."""
         self._removed: set[str] = set()
         self.fleets: dict[str, Fleet] = {DEFAULT_FLEET.name: DEFAULT_FLEET}
         self._store = store
@@ -120,6 +122,7 @@ class Turns:
             self._scheduler.fleet_changed(name, fleet)
         for node in nodes:
             self.nodes[node.id] = node
+            self._note_drain(node, node.id)
             self._scheduler.node_changed(node.id, node)
         for state in runs:
             self.runs[state.run.id] = state
@@ -211,10 +214,17 @@ class Turns:
             self._removed.add(node_id)
         else:
             self.nodes[node_id] = node
+        self._note_drain(node, node_id)
         self._scheduler.node_changed(node_id, node)
         self._inventory.nodes[node_id] = node
         self._reschedule = True
         self._wake.set()
+
+    def _note_drain(self, node: Node | None, node_id: str) -> None:
+        if node is not None and node.draining:
+            self.draining.add(node_id)
+        else:
+            self.draining.discard(node_id)
 
     async def save_fleet(self, fleet: Fleet | None, name: str) -> None:
         """Add, change or (None) remove a fleet, durably. Raises StoreUnavailable."""

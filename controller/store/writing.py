@@ -37,17 +37,22 @@ class _Batch:
         if self._added:
             connection.execute(table.insert(), self._added)
         if self._changed:
-            columns = [name for name in self._changed[0] if name != "id"]
-            statement = (
-                table.update()
-                .where(table.c.id == sa.bindparam("key_id"))
-                .values({name: sa.bindparam(f"new_{name}") for name in columns})
-            )
-            connection.execute(statement, [_bound(row, columns) for row in self._changed])
+            _update(connection, table.c.id, self._changed)
 
 
-def _bound(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
-    return {"key_id": row["id"], **{f"new_{name}": row[name] for name in columns}}
+def _update(connection: sa.Connection, key: sa.Column[Any], rows: Sequence[dict[str, Any]]) -> None:
+    """All rows by one statement; each names every column."""
+    columns = [name for name in rows[0] if name != key.name]
+    statement = (
+        sa.update(key.table)
+        .where(key == sa.bindparam("key_value"))
+        .values({name: sa.bindparam(f"new_{name}") for name in columns})
+    )
+    bound = [
+        {"key_value": row[key.name], **{f"new_{name}": row[name] for name in columns}}
+        for row in rows
+    ]
+    connection.execute(statement, bound)
 
 
 def write(connection: sa.Connection, changes: Changes) -> None:
@@ -94,14 +99,15 @@ def delete(connection: sa.Connection, key: sa.Column[Any], values: Sequence[str]
 
 
 def _upsert(connection: sa.Connection, codec: RowCodec[T], key: str, values: Iterable[T]) -> None:
-    """Few rows and rare: asking which exist is what every database understands."""
+    """Asking which exist is what every database understands."""
     rows = {row[key]: row for row in map(codec.row, values)}
     if not rows:
         return
     column = codec.table.c[key]
     existing = set(connection.execute(sa.select(column).where(column.in_(rows))).scalars())
-    for value, row in rows.items():
-        if value in existing:
-            connection.execute(codec.table.update().where(column == value).values(row))
-        else:
-            connection.execute(codec.table.insert().values(row))
+    changed = [row for value, row in rows.items() if value in existing]
+    added = [row for value, row in rows.items() if value not in existing]
+    if changed:
+        _update(connection, column, changed)
+    if added:
+        connection.execute(codec.table.insert(), added)

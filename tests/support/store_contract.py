@@ -164,6 +164,21 @@ class StoreContract:
         await store.commit(Changes(nodes={"node1": changed}, removed_nodes=("node2", "node3")))
         assert (await store.load()).nodes == (changed,)
 
+    async def test_many_nodes_are_added_and_changed_by_one_commit(self, store: Store) -> None:
+        first = {f"node{n}": a_node(f"node{n}", name=f"n{n}") for n in range(4)}
+        await store.commit(Changes(nodes=first))
+        changed = {
+            node_id: msgspec.structs.replace(node, message=f"of {node_id}", draining=False)
+            for node_id, node in list(first.items())[1:]
+        }
+        added = {f"node{n}": a_node(f"node{n}", name=f"n{n}") for n in (4, 5)}
+        await store.commit(Changes(nodes={**added, **changed}))
+        assert (await store.load()).nodes == (
+            first["node0"],
+            *changed.values(),
+            *added.values(),
+        )
+
     async def test_users_and_tokens_come_back(self, store: Store) -> None:
         user = User(name="ada", role=Role.ADMIN, created_at=1.0)
         token = StoredToken(id="t", user="ada", digest="d" * 64, created_at=1.0, label="first")
