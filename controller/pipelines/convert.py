@@ -166,9 +166,8 @@ def readable(text: None) -> None: ...
 @overload
 def readable(text: str | None) -> str | None: ...
 def readable(text: str | None) -> str | None:
-    """A node's or a job's words as they may be kept: not endless, and without the one character
-    that databases refuse."""
-    return None if text is None else text[:MAX_MESSAGE].replace("\0", "\ufffd")
+    """A node's or a job's words, but not without end."""
+    return None if text is None else text[:MAX_MESSAGE]
 
 
 def _possible(exit_code: int | None) -> int | None:

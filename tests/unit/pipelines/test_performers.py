@@ -246,11 +246,6 @@ def test_an_exit_code_that_no_process_has_is_not_taken_over(exit_code: int) -> N
     assert report.message == "the exit record gives an exit code that cannot be"
 
 
-def test_a_message_that_no_database_keeps_is_made_readable() -> None:
-    forged = msgspec.structs.replace(EXIT, reason="executor_error", message="a\0b")
-    assert convert.runner_exited("r", "a", forged).message == "a\ufffdb"
-
-
 @pytest.mark.parametrize("text", ["[" * 50_000, '{"x":' + "[" * 50_000, '"\ud800"'])
 def test_an_exit_record_that_nobody_can_decode_is_none(text: str) -> None:
     assert convert.exit_report("r", "a", text) is None
