@@ -22,7 +22,7 @@ from controller.pipelines.cluster import Clusters
 from controller.pipelines.convert import View
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.turns import Turns
-from runner.client import RunnerError, RunnerUnavailable
+from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import RunnerState, StatusEvent
 from runner.schemas.frames import BadFrame
 from shim.client import ShimError
@@ -158,9 +158,11 @@ class RunnerFollower:
     async def __call__(self, view: View, connection: NodeConnection) -> None:
         attempt, run_id = view.attempt, view.state.run.id
         runner = connection.runner(convert.runner_socket(view))
+        heard_at = self._clock.now()
         try:
             async with contextlib.aclosing(runner.status_events()) as events:
                 async for event in events:
+                    heard_at = self._clock.now()
                     self._silent_since.pop(attempt.id, None)
                     if event.state is RunnerState.SERVING_LOGS and event.exit is not None:
                         if event.exit.container_stopped and attempt.reason is None:
@@ -168,18 +170,21 @@ class RunnerFollower:
                         self._turns.post(convert.runner_exited(run_id, attempt.id, event.exit))
                         return
         except RunnerUnavailable:
-            self._note_silence(view, connection)
+            self._note_silence(view, connection, heard_at)
             raise
         except RunnerError as error:
             raise TryAgain(str(error)) from error
         raise TryAgain("the runner's status stream ended before the job did")
 
-    def _note_silence(self, view: View, connection: NodeConnection) -> None:
-        """Only silence beside a shim that answers counts, so it begins anew with the connection."""
+    def _note_silence(self, view: View, connection: NodeConnection, heard_at: float) -> None:
+        """Only silence beside a shim that answers counts, so it begins anew with the connection.
+        It is no longer than a stream may be silent, lest a controller that was paused itself takes
+        that for the runner's."""
         attempt_id, now = view.attempt.id, self._clock.now()
-        beside, since = self._silent_since.get(attempt_id, (connection, now))
+        began = max(heard_at, now - SILENCE)
+        beside, since = self._silent_since.get(attempt_id, (connection, began))
         if beside is not connection:
-            since = now
+            since = began
         self._silent_since[attempt_id] = (connection, since)
         if now - since >= view.state.run.policy.limits.waiting_runner:
             del self._silent_since[attempt_id]

@@ -19,8 +19,8 @@ from controller.pipelines import convert, running
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.running import JobStarter, LogCollector, RunnerFollower, TaskSubmitter
 from controller.pipelines.terminating import JobStopper, PlaceReleaser, TaskRemover, TaskTerminator
-from runner.client import RunnerError, RunnerUnavailable
-from runner.schemas import ExitRecord, RunnerState
+from runner.client import SILENCE, RunnerError, RunnerUnavailable
+from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Fence, TaskStatus
@@ -272,6 +272,45 @@ async def test_a_runner_silent_for_its_limit_beside_a_healthy_shim_is_reported(
     clock.time = NOW + state.run.policy.limits.waiting_runner
     with pytest.raises(RunnerUnavailable):
         await follow(view_of(state), node)
+    assert [type(report) for report in turns.posted] == [reports.RunnerSilent]
+
+
+class LastWord:
+    """A runner that says one thing more; `after` seconds later its stream counts as lost."""
+
+    def __init__(self, clock: Clock, after: float) -> None:
+        self._clock = clock
+        self._after = after
+
+    async def status_events(self, after: int = 0) -> AsyncIterator[StatusEvent]:
+        yield status(RunnerState.RUNNING)
+        self._clock.time += self._after
+        raise RunnerUnavailable("silent")
+
+
+@pytest.mark.parametrize(
+    ("passed", "left"),
+    [(SILENCE, 300.0 - SILENCE), (10_000.0, 300.0 - SILENCE), (10.0, 290.0)],
+    ids=["silent stream", "controller was paused", "connection closed"],
+)
+async def test_the_silence_of_a_runner_counts_from_its_last_word(
+    node: FakeConnection, monkeypatch: pytest.MonkeyPatch, passed: float, left: float
+) -> None:
+    state = placed(AttemptStatus.RUNNING)
+    assert state.run.policy.limits.waiting_runner == 300.0
+    clock, turns = Clock(), NotedTurns()
+    follow = RunnerFollower(turns, clock)
+    spoke = LastWord(clock, passed)
+    monkeypatch.setattr(node, "runner", lambda path: spoke)
+    with pytest.raises(RunnerUnavailable):
+        await follow(view_of(state), node)
+    monkeypatch.undo()
+    node.the_runner.statuses = [RunnerUnavailable("gone")]
+    for seconds in (left - 1, 1):
+        assert turns.posted == []
+        clock.time += seconds
+        with pytest.raises(RunnerUnavailable):
+            await follow(view_of(state), node)
     assert [type(report) for report in turns.posted] == [reports.RunnerSilent]
 
 
