@@ -10,14 +10,9 @@ from __future__ import annotations
 from entrypoint import lean  # isort: skip  (before anything that would load OpenSSL)
 
 import os
-import signal
-import socket
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-from pathlib import Path
 
-from runner.sockets import SocketUnusable, listen
+from runner import listening
 
 __all__ = ["lean", "main"]
 
@@ -47,13 +42,17 @@ def main() -> None:
     listener = _listen(sys.argv[1:])
     lean.load_msgspec()
 
+    import signal
+    from importlib import import_module
+
     from runner.children import Children
     from runner.early import Early
     from runner.options import UMASK, parse
+    from runner.sockets import opened
 
     options = parse(PROGRAM)
     children = Children()
-    early = None if listener is None else Early(listener, options, children)
+    early = None if listener is None else Early(opened(listener), options, children)
     if early is not None and os.getpid() == 1:
         os.umask(UMASK)
         signal.signal(signal.SIGTERM, early.ask_to_stop)
@@ -67,13 +66,13 @@ def main() -> None:
     life.run(PROGRAM, options, children, early)
 
 
-def _listen(arguments: Sequence[str]) -> socket.socket | None:
+def _listen(arguments: list[str]) -> int | None:
     """None when that cannot be: who reads the arguments for good says why."""
     if "--socket" not in arguments[:-1]:
         return None
     try:
-        return listen(Path(arguments[arguments.index("--socket") + 1]))
-    except SocketUnusable:
+        return listening.listen(arguments[arguments.index("--socket") + 1])
+    except listening.SocketUnusable:
         return None
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
-from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 
-_MODE = 0o660
-_MAX_PATH = 107
-_UNFINISHED = ".new"
-"""Beside the socket, with a name no longer than most."""
+from runner import listening
+from runner.listening import SocketUnusable as SocketUnusable
+
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -25,45 +22,16 @@ class Peers(StrEnum):
     ANY = "any"
 
 
-class SocketUnusable(Exception):
-    """The path cannot be listened on; the text is for a person."""
-
-
 def listen(path: Path) -> socket.socket:
-    """A socket that is at `path` only once it listens, so that nobody who sees it is refused;
-    folders are made, a stale socket replaced. Blocking. Raises SocketUnusable."""
-    unfinished = path.with_name(_UNFINISHED)
-    if max(len(os.fsencode(path)), len(os.fsencode(unfinished))) > _MAX_PATH:
-        raise SocketUnusable(f"--socket: {path} is longer than {_MAX_PATH} bytes")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _check_unused(path)
-        unfinished.unlink(missing_ok=True)
-        with ExitStack() as undo:
-            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            undo.callback(server.close)
-            server.setblocking(False)
-            server.bind(os.fspath(unfinished))
-            unfinished.chmod(_MODE)
-            server.listen(128)
-            unfinished.rename(path)
-            undo.pop_all()
-    except OSError as error:
-        raise SocketUnusable(f"--socket: cannot listen on {path}: {error.strerror}") from error
+    """See `listening.listen`."""
+    return opened(listening.listen(os.fspath(path)))
+
+
+def opened(listener: int) -> socket.socket:
+    """The socket, which accepts without waiting, of a descriptor."""
+    server = socket.socket(fileno=listener)
+    server.setblocking(False)
     return server
-
-
-def _check_unused(path: Path) -> None:
-    """Raises OSError when somebody listens there, or when it is no socket at all."""
-    if not os.path.lexists(path):
-        return
-    if path.is_socket():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(os.fspath(path))
-            except ConnectionRefusedError:
-                return
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def is_welcome(connection: socket.socket, peers: Peers) -> bool:
