@@ -10,6 +10,7 @@ from controller.api.documents import FleetView
 from controller.cli import output, settings
 from controller.cli.client import decode
 from controller.cli.commands.options import Attributes, Json, attributes_of
+from controller.cli.errors import EXIT_USAGE, CliError
 
 
 class _Fleets(msgspec.Struct):
@@ -71,6 +72,10 @@ def set_(
     placement
         The attribute whose value the nodes of one gang must share; empty: none.
     """
+    if not attribute and placement is None:
+        raise CliError(
+            "say what shall change: --attribute NAME=VALUE or --placement ATTRIBUTE", EXIT_USAGE
+        )
     body = {"placement": placement, "attributes": attributes_of(attribute, takes_away=True)}
     return _show(settings.client().patch(_path(name), body), json, "changed")
 

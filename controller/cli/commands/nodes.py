@@ -178,6 +178,8 @@ def set_(
     fleet
         The fleet that it shall belong to.
     """
+    if not attribute and fleet is None:
+        raise CliError("say what shall change: --attribute NAME=VALUE or --fleet FLEET", EXIT_USAGE)
     body = {"attributes": attributes_of(attribute, takes_away=True), "fleet": fleet}
     return _show(settings.client().patch(node_path(name), body), json, "changed")
 

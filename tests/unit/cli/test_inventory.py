@@ -25,6 +25,12 @@ async def test_nodes_belong_to_fleets_and_both_have_attributes(start: Fairlead) 
     assert (await of(start, "fleet", "remove", "big")).status == 0
 
 
+async def test_a_change_that_changes_nothing_is_refused(start: Fairlead) -> None:
+    for what in ("node", "fleet"):
+        refused = await of(start, what, "set", "default")
+        assert (refused.status, "say what shall change: --attribute" in refused.err) == (2, True)
+
+
 async def test_a_node_is_cordoned_and_a_drain_has_a_deadline(start: Fairlead) -> None:
     assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
     assert (await of(start, "node", "cordon", "n1", "--reason", "noisy")).status == 0
