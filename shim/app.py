@@ -172,7 +172,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         code = (error.reason or "error").lower().replace(" ", "_")
         text = f"{request.method} {request.path}: {error.reason}"
-        return _error(ShimProblem(error.status, code, text))
+        response = _error(ShimProblem(error.status, code, text))
+        if allowed := error.headers.get("Allow"):
+            response.headers["Allow"] = allowed
     except ConnectionResetError:
         raise
     except Exception:

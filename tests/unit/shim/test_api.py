@@ -216,6 +216,11 @@ async def test_every_error_has_the_one_shape(session: aiohttp.ClientSession) -> 
     assert answers == [(s, {"code", "message", "field"}) for s in (404, 405, 404)]
 
 
+async def test_a_wrong_method_is_told_which_are_right(session: aiohttp.ClientSession) -> None:
+    async with session.post(f"{BASE_URL}/v1/health") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "GET,HEAD")
+
+
 async def test_the_description_names_every_route(session: aiohttp.ClientSession) -> None:
     async with session.get(f"{BASE_URL}/v1/openapi.json") as response:
         document = await response.json()
