@@ -165,9 +165,9 @@ class RunnerClient:
         """Events after the one numbered `after`, until the runner ends; heartbeats repeat the last
         one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE)
-        query = {"after": str(after), "heartbeat": str(STATUS_HEARTBEAT)}
+        path = f"/v1/status?after={after}&heartbeat={STATUS_HEARTBEAT}"
         with self._transport():
-            async with self._session.get("/v1/status", params=query, timeout=timeout) as response:
+            async with self._session.get(path, timeout=timeout) as response:
                 if response.status != 200:
                     _raise_for_error(response.status, await _read(response))
                 async for line in _lines(response):

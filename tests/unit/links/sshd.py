@@ -14,7 +14,7 @@ from aiohttp import web
 
 from controller.lifecycle.model import NodeAddress
 from controller.links.hostkeys import public_line
-from runner.schemas import LogsHeader
+from runner.schemas import LOG_COMPLETE_HEADER, LOG_END_HEADER, LogsHeader
 from shim.schemas import Event, EventType, Health
 
 MIB = 1 << 20
@@ -49,6 +49,7 @@ class Sockets:
         app.router.add_post("/echo", self._echo)
         app.router.add_get("/download", self._download)
         app.router.add_get("/flood", self._flood)
+        app.router.add_get("/v1/logs", self._empty_page)
         app.router.add_get("/v1/logs/ws", self._websocket)
         return app
 
@@ -87,6 +88,9 @@ class Sockets:
             await response.write(b"x" * 65536)
             self.flooded += 65536
         return response
+
+    async def _empty_page(self, request: web.Request) -> web.Response:
+        return web.Response(headers={LOG_COMPLETE_HEADER: "false", LOG_END_HEADER: "0"})
 
     async def _websocket(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse()
