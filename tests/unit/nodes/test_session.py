@@ -334,10 +334,12 @@ async def test_nobody_is_given_a_connection_that_is_about_to_be_closed(
         monkeypatch.setattr(it.shim, "drain", drain_and_linger)
         it.turns.set_node(msgspec.structs.replace(it.node, draining=True), "n1")
         await asked.wait()
-        await it.lose_connection()
-        assert not it.session.up.is_set()
-        assert not it.link.connections[0].closed.is_set()
-        let_go.set()
+        try:
+            await it.lose_connection()
+            assert not it.session.up.is_set()
+            assert not it.link.connections[0].closed.is_set()
+        finally:
+            let_go.set()
         await it.link.connections[0].closed.wait()
 
 
