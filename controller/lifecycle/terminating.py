@@ -120,5 +120,5 @@ def conclude(draft: Draft) -> None:
     if next(draft.live(), None) is None and places.all_given_back(draft):
         last_word = occurrences.close(draft, reason)
         if last_word is not None:
-            draft.change_run(finished_at=draft.now, suspended=False)
+            draft.change_run(finished_at=draft.now, suspended=False, next_triggered_at=None)
             draft.move_run(FINAL_STATUS_OF_RUN[last_word], "all attempts final", reason=last_word)

@@ -115,7 +115,7 @@ def _about(run: RunSummary) -> str:
     ended = run.status in FINAL_RUN_STATUSES
     several = run.jobs > 1 and not ended
     parts = [f"{run.jobs_running} of {run.jobs} jobs run"] if several else []
-    if run.status == RunStatus.PENDING and run.next_triggered_at:
+    if run.status == RunStatus.PENDING and run.next_triggered_at and not run.suspended:
         parts.append(f"runs next at {run.next_triggered_at}")
     parts.append(run.pending_reason or run.message or run.termination_reason or "")
     return "; ".join(part for part in parts if part)

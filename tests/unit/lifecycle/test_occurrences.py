@@ -129,6 +129,7 @@ def test_a_stop_between_occurrences_ends_the_run_at_once() -> None:
     play.send(play.stop())
     assert (play.run.status, play.run.reason) == (RunStatus.TERMINATED, RunReason.STOPPED_BY_USER)
     assert play.run.occurrences == ()
+    assert play.run.next_triggered_at is None
     assert play.wake_at is None
 
 
