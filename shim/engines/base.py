@@ -30,6 +30,12 @@ class EngineError(Exception):
     reason = "creating_container_error"
 
 
+class PortsTaken(EngineError):
+    """No port of the node could be published for the container."""
+
+    reason = "ports_binding_failed"
+
+
 class EngineUnavailable(EngineError):
     """The engine does not answer; the same act may succeed later."""
 

@@ -31,6 +31,7 @@ from shim.engines.base import (
     Exit,
     Found,
     ImageInfo,
+    PortsTaken,
     Storage,
 )
 from shim.engines.docker_errors import Conflict, NotFound
@@ -55,6 +56,7 @@ _GPUS = "fairlead.gpus"
 _RECORD = "fairlead.record"
 
 _CALL_SECONDS = 60
+_START_TRIES = 5
 _THREADS = 16
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
@@ -186,12 +188,23 @@ class DockerEngine:
         earlier start may have been lost."""
         if container_id in self._never_started or await self._is_as_created(container_id):
             self._never_started.discard(container_id)
+            await self._start_created(container_id)
+
+    async def _start_created(self, container_id: str) -> None:
+        """The engine takes the next ports of the node each time, and gives up when a few in a row
+        are somebody else's."""
+        for left in reversed(range(_START_TRIES)):
             try:
                 await self._call(lambda: self._api.start(container_id))
             except EngineUnavailable:
                 raise
             except EngineError as error:
-                raise EngineError(docker_request.explain_start(str(error))) from None
+                if "address already in use" not in str(error):
+                    raise EngineError(docker_request.explain_start(str(error))) from None
+                if not left:
+                    raise PortsTaken(str(error)) from None
+            else:
+                return
 
     async def _is_as_created(self, container_id: str) -> bool:
         found = await self._call(lambda: self._api.inspect_container(container_id))
