@@ -36,7 +36,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 def variables(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[str, str]:
     """With all prefixes. What does not apply to this job is absent."""
     job, cluster = request.job, request.cluster
-    ours = _about_the_job(job) | {"WORKING_DIR": working_dir} | _about_paths(paths)
+    folders = {"WORKING_DIR": working_dir, "REPO_DIR": working_dir}
+    ours = _about_the_job(job) | folders | _about_paths(paths)
     if cluster is not None and job.job_count > 1:
         ours |= _about_the_cluster(cluster)
     if job.gang is not None:

@@ -101,7 +101,7 @@ async def test_the_environment_is_the_images(
         lines = payload(await followed(client)).decode().splitlines()
     assert {"PYTHONHOME=/nowhere", "LD_LIBRARY_PATH=/lib/x", "LANG=de_DE"} <= set(lines)
     assert not [line for line in lines if "MALLOC" in line or "FAIRLEAD_ORIG" in line]
-    about_the_job = ("FAIRLEAD_WORKING_DIR=", "FAIRLEAD_OUTPUT_DIR=")
+    about_the_job = ("FAIRLEAD_WORKING_DIR=", "FAIRLEAD_REPO_DIR=", "FAIRLEAD_OUTPUT_DIR=")
     runtime_s = [line for line in lines if not line.startswith(about_the_job)]
     assert not [line for line in runtime_s if "/opt/fairlead" in line]
 

@@ -76,6 +76,7 @@ def test_a_job_learns_who_it_is() -> None:
         "FAIRLEAD_JOB_COUNT": "1",
         "FAIRLEAD_GROUP_JOB_COUNT": "1",
         "FAIRLEAD_WORKING_DIR": "/w",
+        "FAIRLEAD_REPO_DIR": "/w",
     }
 
 

@@ -30,7 +30,7 @@ def names(env: dict[str, str], prefix: str) -> dict[str, str]:
 
 def test_a_job_of_one_node_is_told_nothing_of_a_cluster() -> None:
     alone = {"RUN_ID", "RUN_NAME", "JOB_ID", "ATTEMPT_ID", "GROUP_NAME", "JOB_COOKIE"}
-    alone |= {"JOB_INDEX", "JOB_COUNT", "GROUP_JOB_COUNT", "WORKING_DIR"}
+    alone |= {"JOB_INDEX", "JOB_COUNT", "GROUP_JOB_COUNT", "WORKING_DIR", "REPO_DIR"}
     assert {f"FAIRLEAD_{name}" for name in alone} == told().keys()
 
 
