@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import grp
+import os
 import pwd
+import random
 import shutil
 import socket
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +22,11 @@ CHECKOUT = Path(__file__).parents[2]
 TUNNEL_USER = "fairlead-tunnel"
 JUMP_USER = "fairlead-jump"
 GROUP = "fairlead"
+_FIRST_PORT = 10240
+_CLAIMS = os.open(
+    Path(tempfile.gettempdir()) / "fairlead-tests-ports", os.O_RDWR | os.O_CREAT, 0o666
+)
+_CLAIMED: set[int] = set()
 _TUNNEL_MATCH = "Match User fairlead\n"
 _TUNNEL_KEYS = "/etc/ssh/fairlead_authorized_keys"
 _JUMP_KEYS = "/var/lib/fairlead-jump/authorized_keys"
@@ -49,8 +59,9 @@ class SshDaemon:
         self.user = TUNNEL_USER
         self._authorized = folder / "authorized_keys"
         self.jump_keys = folder / "jump_keys"
-        make_tunnel_user()
-        make_jump_user()
+        with _alone():
+            make_tunnel_user()
+            make_jump_user()
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", folder / "host_key"])
         public = folder / "host_key.pub"
         self.host_key = public.read_text().strip()
@@ -107,6 +118,16 @@ class SshDaemon:
         return False
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Two that add the same user at once: one fails."""
+    fcntl.lockf(_CLAIMS, fcntl.LOCK_EX, 1, 0)
+    try:
+        yield
+    finally:
+        fcntl.lockf(_CLAIMS, fcntl.LOCK_UN, 1, 0)
+
+
 def make_tunnel_user() -> None:
     """A system user without a shell, whose password field is "*": sshd refuses locked ones."""
     try:
@@ -132,6 +153,17 @@ def make_jump_user() -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Nobody else's while this process lives: not one of those that the kernel lends to whoever
+    opens a connection, and claimed by a lock before other tests that run beside these."""
+    for port in random.sample(range(_FIRST_PORT, _first_lent_port()), 200):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            fcntl.lockf(_CLAIMS, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            if port not in _CLAIMED:
+                _CLAIMED.add(port)
+                return port
+    raise OSError("no port is free")
+
+
+def _first_lent_port() -> int:
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

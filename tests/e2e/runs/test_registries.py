@@ -11,6 +11,7 @@ from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry
 from tests.support.images import busybox_root
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -80,7 +81,7 @@ def test_a_retry_runs_the_image_of_the_first_attempt_also_when_its_tag_has_moved
     private.push(lab.dockerd, words["second"], "team/moving:1")
     lab.let_go("retried")
     lab.wait_for_log("retried", b"first")
-    lab.wait_for("retried", "pending", "submitted", "provisioning", timeout=30)
+    wait_until(lambda: len(lab.attempts("retried")) == 2, 60, "the second attempt")
     lab.wait_for("retried", "running")
     lab.wait_for_log("retried", b"first")
     lab.let_go("retried")
