@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_SECONDS = 0.5
 MOST_WAIT_SECONDS = 10.0
 SHORTEST_LOOK_SECONDS = 1.0
+LOOK_AGAIN_SECONDS = 30.0
 GREETINGS_PER_PATIENCE = 4
 """How often a task that would be stopped unheard hears of its controller in that time."""
 
@@ -242,7 +243,14 @@ class NodeSession:
                     await self._drain(connection.shim, stock, node)
                 if node is not None:
                     await stock.end_quarantined(node)
+                await self._until_changed(changed, stock)
+
+    async def _until_changed(self, changed: asyncio.Event, stock: Stock) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_AGAIN_SECONDS if stock.may_become_stray else None):
                 await changed.wait()
+                return
+        await stock.look_again()
 
     async def _drain(self, shim: ShimApi, stock: Stock, node: Node) -> None:
         try:

@@ -68,6 +68,7 @@ class Stock:
         self._fence = fence
         self._notices = NoticeCarrier(connection)
         self._ending: set[str] = set()
+        self._elsewhere: set[str] = set()
         self.shim_drains = False
         """Whether the shim was told to drain, as far as is known."""
 
@@ -139,10 +140,12 @@ class Stock:
 
     async def _found(self, info: TaskInfo) -> None:
         view = self._live(info)
+        self._elsewhere.discard(info.id)
         if view is None:
             await self._listener.stray_task(self._node_id, self._connection, info)
         elif view.attempt.node_id != self._node_id:
             log.warning("task %s lives on another node: left alone here", info.id)
+            self._elsewhere.add(info.id)
         else:
             for report in convert.task_reports(info):
                 self._turns.post(report)
@@ -174,6 +177,27 @@ class Stock:
                 self._ending.add(task.id)
                 with contextlib.suppress(ShimError):
                     await self._found(await self._connection.shim.task(task.id))
+
+    @property
+    def may_become_stray(self) -> bool:
+        """Whether there are tasks whose attempts live on other nodes, as far as is known: on one
+        that this machine was before it was added anew. Their end there is no event here."""
+        return bool(self._elsewhere)
+
+    async def look_again(self) -> None:
+        """At the tasks that may have become strays, and at the places that they leave.
+
+        Raises ShimUnavailable, ShimError."""
+        for task_id in sorted(self._elsewhere):
+            self._elsewhere.discard(task_id)
+            try:
+                info = await self._connection.shim.task(task_id)
+            except ShimError as error:
+                if error.code != "not_found":
+                    raise
+            else:
+                await self._found(info)
+        await self._listener.idle_places(self._node_id, self._connection)
 
     # -- the node itself --------------------------------------------------------------------
 

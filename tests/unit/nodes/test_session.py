@@ -20,6 +20,7 @@ from controller.links.base import HostKeyRefused, LinkError, NodeConnection
 from controller.nodes import session as session_module
 from controller.nodes.handshakes import Handshakes
 from controller.nodes.session import NodeSession, Settings
+from controller.nodes.stock import report_gone
 from controller.nodes.strays import StrayTasks
 from controller.pipelines.convert import View
 from controller.pipelines.submitted import JobSubmittedPipeline
@@ -421,6 +422,24 @@ async def test_a_task_whose_attempt_lives_on_another_node_is_left_alone() -> Non
         await it.connected()
         assert it.listener.strays == []
         assert it.shim.asked == []
+
+
+async def test_a_task_left_alone_is_a_stray_once_its_attempt_has_ended_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.001)
+    state = placed(AttemptStatus.RUNNING)
+    info = task_of(state)
+    moved = msgspec.structs.replace(attempt_of(state), node_id="n2")
+    (job,) = state.jobs
+    elsewhere = msgspec.structs.replace(
+        state, jobs=(msgspec.structs.replace(job, attempts=(moved,)),)
+    )
+    async with world(elsewhere, before=listing(info)) as it:
+        await it.connected()
+        report_gone(it.turns, "n2", "it was removed", lambda _: True, removed=True)
+        await eventually(lambda: ("terminate", info.id) in it.shim.asked)
+        assert set(it.listener.strays) == {info.id}
 
 
 async def test_a_node_that_was_restarted_has_lost_its_jobs_and_holds_no_place() -> None:
