@@ -18,6 +18,7 @@ from runner.client import RunnerClient, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent, StopOrder
 from runner.schemas.frames import Decoder
 from runner.scratch import GIVEN
+from shim.engines.procfs import descendants
 from tests.support.waiting import eventually
 from tests.unit.runner.by_hand import FIRST_PAGE, answer_at, start_of, visitor_at
 from tests.unit.runner.harness import (
@@ -54,9 +55,18 @@ async def an_entrypoint(
             yield process, client
     finally:
         if process.returncode is None:
-            process.kill()
+            kill_with_its_job(process)
         await process.wait()
         shutil.rmtree(memory)
+
+
+def kill_with_its_job(process: Process) -> None:
+    """As the end of its container would."""
+    family = descendants(process.pid)
+    process.kill()
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def start(client: RunnerClient, *commands: str) -> None:
@@ -121,8 +131,6 @@ async def test_what_a_stopped_job_leaves_behind_does_not_cost_it_its_record(tmp_
         process.send_signal(signal.SIGTERM)
         await eventually((tmp_path / "task/exit.json").exists)
         assert (await client.health()).state is RunnerState.RUNNING
-        process.kill()
-        await process.wait()
     record = record_in(tmp_path)
     assert (record.exit_code, record.reason) == (3, "container_exited_with_error")
 
