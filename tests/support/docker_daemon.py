@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.daemons import Daemon, end_processes_that_mention, inside, run
+from tests.support.daemons import Daemon, DaemonFailed, end_processes_that_mention, inside, run
 from tests.support.waiting import wait_until
 
 
@@ -89,9 +89,19 @@ class DockerDaemon:
     def remove_containers(self) -> None:
         if containers := self.docker("ps", "-aq").split():
             self.docker("rm", "-f", *containers)
-        ours = ["network", "ls", "-q", "--filter", "label=fairlead.install"]
-        if networks := self.docker(*ours).split():
-            self.docker("network", "rm", *networks)
+        for network in self._networks():
+            self._remove_network(network)
+
+    def _networks(self) -> list[str]:
+        return self.docker("network", "ls", "-q", "--filter", "label=fairlead.install").split()
+
+    def _remove_network(self, network: str) -> None:
+        """A shim that is still there may be about to remove it, too."""
+        try:
+            self.docker("network", "rm", network)
+        except DaemonFailed:
+            if network in self._networks():
+                raise
 
     def stop(self) -> None:
         """Also one that was killed: only an engine can clear up after an engine."""
