@@ -76,7 +76,7 @@ def why_all_wait(board: Board, unit: Unit) -> str:
     best = max(domains, key=lambda domain: found[domain])
     kind = placement_name(board.index.fleets, best)
     name = best.fleet if best.value is None else best.value
-    asked = f"{len(unit.members)} {_places(need.resources)} in one {kind}"
+    asked = f"{_places(len(unit.members), need.resources)} in one {kind}"
     short = next((one for one in counted if most(board, one, best, 1) == 0), need)
     return f"needs {asked}; best {kind} {name} has {found[best]}{_lacks(board, short, best)}"
 
@@ -94,12 +94,14 @@ def _held(board: Board, counted: dict[Need, int], domain: Domain) -> int:
     return sum(most(board, need, domain, count) for need, count in counted.items())
 
 
-def _places(need: Resources) -> str:
+def _places(count: int, need: Resources) -> str:
+    """One only, where a gang lacks one in the places that survived."""
+    several = "" if count == 1 else "s"
     what = [gpu_words(need.gpu)] if need.gpu.count else []
     if need.whole_node:
-        return " ".join(["whole nodes", *(f"with {one}" for one in what)])
+        return " ".join([f"{count} whole node{several}", *(f"with {one}" for one in what)])
     what = what or [f"{number(need.cpu)} CPU", f"{size_words(need.memory)} memory"]
-    return f"places with {', '.join(what)}"
+    return f"{count} place{several} with {', '.join(what)}"
 
 
 def _why_no_domain(index: Index, unit: Unit, need: Need) -> str:

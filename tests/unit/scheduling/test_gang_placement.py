@@ -131,6 +131,22 @@ def test_a_replacement_goes_to_the_value_of_the_survivors_and_before_the_queue()
     assert cluster.places(run) == {"main/0": "a1", "main/1": "a2"}
 
 
+def test_what_replaces_one_job_is_said_to_wait_for_one_node() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"), gpu_node("n3"))
+    cluster.submit("blocker", gpus=8)
+    cluster.settle()
+    run = cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    cluster.start_all()
+    lose(cluster, run, "n3")
+    cluster.leave(run)
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n2"}
+    waits = cluster.waits(run, 1)
+    assert waits is not None
+    assert waits.startswith("needs 1 whole node in one fleet; best fleet default has 0 ")
+
+
 def test_a_value_that_can_never_hold_the_gang_again_is_said_so() -> None:
     nodes = [in_rack(f"a{n}", "r1") for n in range(2)]
     cluster = Cluster(*nodes, fleets=(rack_fleet(),))
