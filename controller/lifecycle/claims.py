@@ -76,7 +76,11 @@ _SHIM_RANKS = {
 """Of what only the shim's own word about a task can claim; any other is an error of the shim's."""
 
 _ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
-_STARTING = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
+_NOT_STARTED = frozenset(
+    {AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONING, AttemptStatus.PULLING}
+)
+"""A task that is refused while its attempt still waits is one that a node has from before a
+restore."""
 
 
 def ranked(claims: Sequence[Claim]) -> list[Claim]:
@@ -160,7 +164,8 @@ def _collect(draft: Draft, report: Report, claims: Claims) -> None:
 def _claim(
     draft: Draft, attempt: Attempt, report: RunnerExited | TaskSeen | TaskRefused | RunnerSilent
 ) -> Claim | None:
-    if attempt.node_id is None or attempt.status in FINAL_ATTEMPT_STATUSES:
+    refused = isinstance(report, TaskRefused)
+    if attempt.status in FINAL_ATTEMPT_STATUSES or (attempt.node_id is None and not refused):
         return None
     match report:
         case RunnerExited():
@@ -168,7 +173,7 @@ def _claim(
         case TaskSeen():
             return _task_ended(report) if report.terminated else None
         case TaskRefused():
-            if attempt.status not in _STARTING:
+            if attempt.status not in _NOT_STARTED:
                 return None
             return Claim(
                 rank=Rank.SHIM_ERROR,

@@ -29,6 +29,7 @@ from shim.schemas import Event, EventType, Fence, Health, TaskInfo, TaskStatus
 log = logging.getLogger(__name__)
 
 _ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
+_NOT_ACKNOWLEDGED = frozenset({AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONING})
 
 
 class SessionListener(Protocol):
@@ -144,13 +145,30 @@ class Stock:
         if view is None:
             await self._listener.stray_task(self._node_id, self._connection, info)
         elif view.attempt.node_id != self._node_id:
-            log.warning("task %s lives on another node: left alone here", info.id)
-            self._elsewhere.add(info.id)
+            self._found_astray(view, info)
         else:
             for report in convert.task_reports(info):
                 self._turns.post(report)
             self._listener.task_seen(self._node_id, info)
             self._notices.carry(info)
+
+    def _found_astray(self, view: convert.View, info: TaskInfo) -> None:
+        """After a restore: an attempt that waited, or was about to be sent elsewhere, may have been
+        sent here since the backup. It ends before it runs twice; what is here is a stray then."""
+        attempt = view.attempt
+        log.warning("task %s lives on another node: left alone here", info.id)
+        self._elsewhere.add(info.id)
+        if attempt.reason is None and attempt.status in _NOT_ACKNOWLEDGED:
+            node = self._turns.nodes.get(self._node_id)
+            where = self._node_id if node is None else node.name
+            self._turns.post(
+                reports.TaskRefused(
+                    run_id=info.run_id,
+                    attempt_id=attempt.id,
+                    reason=Reason.INSTANCE_UNREACHABLE,
+                    message=f"node {where} has had it since before the database was restored",
+                )
+            )
 
     def _live(self, info: TaskInfo) -> convert.View | None:
         """The task's attempt, if it is not final."""

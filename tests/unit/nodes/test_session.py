@@ -15,6 +15,7 @@ from controller.clock import Chance
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Limits, Node, NodeStatus, RunState
+from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection
 from controller.nodes import session as session_module
@@ -49,6 +50,7 @@ from tests.unit.pipelines.parts import (
     node_info,
     placed,
     steady_chance,
+    submitted,
     task_of,
 )
 
@@ -422,6 +424,29 @@ async def test_a_task_whose_attempt_lives_on_another_node_is_left_alone() -> Non
         await it.connected()
         assert it.listener.strays == []
         assert it.shim.asked == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [submitted(), placed(AttemptStatus.PROVISIONING, node="n2")],
+    ids=["waits", "elsewhere"],
+)
+async def test_an_attempt_that_a_node_has_from_before_a_restore_is_not_started_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, state: RunState
+) -> None:
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.001)
+    async with world(state, before=listing(task_of(state)), restored=True) as it:
+        await it.connected()
+        (job,) = (await eventually(lambda: _tried_again(it, state))).jobs
+        first, second = job.attempts
+        assert first.reason is Reason.INSTANCE_UNREACHABLE
+        assert second.reason is None
+        await eventually(lambda: ("terminate", first.id) in it.shim.asked or None)
+
+
+def _tried_again(it: World, state: RunState) -> RunState | None:
+    now = it.run(state)
+    return now if len(now.jobs[0].attempts) == 2 else None
 
 
 async def test_a_task_left_alone_is_a_stray_once_its_attempt_has_ended_elsewhere(
