@@ -149,7 +149,9 @@ class ControllerClient:
                 stream.recv()
                 yield from _frames(_binary(message) for message in iter(stream.recv, None))
         except ConnectionClosed as closed:
-            if closed.rcvd is None or closed.rcvd.code != 1000:
+            if closed.rcvd is None:
+                raise self.lost(ConnectionError("the connection was cut")) from None
+            if closed.rcvd.code != 1000:
                 raise self.lost(closed) from None
         except InvalidStatus as refused:
             response = refused.response
