@@ -220,7 +220,7 @@ def cordon(name: str, /, *, reason: str | None = None, json: Json = False) -> in
 def uncordon(name: str, /, *, json: Json = False) -> int:
     """Place on a cordoned node again."""
     data = settings.client().post(node_path(name, "uncordon"), {})
-    return _show(data, json, "is in use again")
+    return _show_usable(data, json)
 
 
 def tasks(name: str, /, *, json: Json = False) -> int:
@@ -268,7 +268,7 @@ def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:
 
 def resume(name: str, /, *, json: Json = False) -> int:
     """Place on a drained node again."""
-    return _show(settings.client().post(node_path(name, "resume"), {}), json, "is in use again")
+    return _show_usable(settings.client().post(node_path(name, "resume"), {}), json)
 
 
 def remove(name: str, /, *, lost: Annotated[bool, Flag] = False, json: Json = False) -> int:
@@ -290,6 +290,17 @@ def key(*, json: Json = False) -> int:
     else:
         output.emit(decode(data, _Key).public_key)
     return 0
+
+
+def _show_usable(data: bytes, json: bool) -> int:
+    """A drain and a cordon are independent: taking one back leaves the other."""
+    node = decode(data, NodeView)
+    done = "is in use again"
+    if node.draining:
+        done = f"is still draining: `fairlead node resume {node.name}` ends that"
+    elif node.cordoned:
+        done = f"is still cordoned: `fairlead node uncordon {node.name}` ends that"
+    return _show(data, json, done)
 
 
 def _show(data: bytes, json: bool, done: str) -> int:

@@ -42,6 +42,20 @@ async def test_a_node_is_cordoned_and_a_drain_has_a_deadline(start: Fairlead) ->
     assert (b"cordoned" in shown, b"; until 20" in shown) == (False, True)
 
 
+async def test_a_node_that_is_cordoned_and_drained_is_in_use_again_after_both_ended(
+    start: Fairlead,
+) -> None:
+    assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
+    for begun in ("cordon", "drain"):
+        assert (await of(start, "node", begun, "n1")).status == 0
+    first = (await of(start, "node", "uncordon", "n1")).out
+    assert first == b"node n1 is still draining: `fairlead node resume n1` ends that\n"
+    assert (await of(start, "node", "cordon", "n1")).status == 0
+    second = (await of(start, "node", "resume", "n1")).out
+    assert second == b"node n1 is still cordoned: `fairlead node uncordon n1` ends that\n"
+    assert (await of(start, "node", "uncordon", "n1")).out == b"node n1 is in use again\n"
+
+
 async def test_a_deadline_that_has_passed_is_not_shown_as_one_to_come(start: Fairlead) -> None:
     assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
     assert (await of(start, "node", "drain", "n1", "--deadline", "0s")).status == 0
