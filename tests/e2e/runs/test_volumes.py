@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,10 +253,12 @@ def test_a_folder_that_turns_into_a_link_meanwhile_never_leads_out(tmp_path: Pat
 
     attacker = threading.Thread(target=swap)
     attacker.start()
-    mounted = refused = 0
+    tries = mounted = refused = 0
     folder = tmp_path / "data" / "mounts" / "t1"
+    until = time.monotonic() + 60
     try:
-        for _ in range(300):
+        while (tries < 300 or not (mounted and refused)) and time.monotonic() < until:
+            tries += 1
             try:
                 is_there = mounter.bind(allowed, "inner", folder / "0")
             except VolumeError:
