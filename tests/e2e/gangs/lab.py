@@ -20,6 +20,9 @@ exit $(cat /tmp/end)
 """
 """A command that says what it was told, and ends with the status that `GangLab.end` gives it."""
 
+PATIENCE = 180.0
+"""Seconds: a machine that is off lets each of three attempts to connect wait for 20 s."""
+
 
 @dataclass
 class GangLab(ControllerLab):
@@ -39,7 +42,7 @@ class GangLab(ControllerLab):
             self.controller.start()
         for machine in self.machines:
             machine.repair()
-            self.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+            self.wait_for_node(lambda node: node["status"] == "connected", machine.name, PATIENCE)
 
     @contextmanager
     def only(self, count: int) -> Iterator[list[Machine]]:
@@ -65,7 +68,7 @@ class GangLab(ControllerLab):
         return self.job(name, cookie)["attempts"][-1]
 
     def wait_for_incarnation(
-        self, name: str, number: int, cookies: Iterable[int], timeout: float = 60
+        self, name: str, number: int, cookies: Iterable[int], timeout: float = PATIENCE
     ) -> list[Any]:
         """Their attempts, once all of them run in it."""
 
@@ -86,7 +89,7 @@ class GangLab(ControllerLab):
             found = self.attempts(name)
             return len(found) > number and found[number]["status"] == status
 
-        wait_until(reached, 60, f"attempt {number} of {name} to be {status}")
+        wait_until(reached, PATIENCE, f"attempt {number} of {name} to be {status}")
 
     def environment(self, attempt: Any) -> dict[str, str]:
         text = self.inside(attempt, "cat", "/tmp/env")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.gangs.lab import GangLab
+from tests.e2e.gangs.lab import PATIENCE, GangLab
 from tests.e2e.gangs.story import (
     COOKIES,
     a_gang,
@@ -66,7 +66,7 @@ def test_a_node_that_is_cut_off_for_long_loses_its_rank_to_the_reserved_job(
     with a_gang(lab, name) as first:
         machine = lab.machine(first[2]["node"])
         machine.cut()
-        lab.wait_for_node(lambda node: node["status"] == "unreachable", machine.name, 60)
+        lab.wait_for_node(lambda node: node["status"] == "unreachable", machine.name, PATIENCE)
         assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in first]
         second = lab.wait_for_incarnation(name, 2, COOKIES)
         assert switches(lab, name) == [("job_aborted", first[2]["id"])]
@@ -74,7 +74,7 @@ def test_a_node_that_is_cut_off_for_long_loses_its_rank_to_the_reserved_job(
         assert_the_reserved_job_took_over(lab, name, first, second, lost=2)
         assert not is_stopped(machine, first[2])
         machine.mend()
-        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, PATIENCE)
         wait_until(lambda: is_stopped(machine, first[2]), 30, "the stale task to be stopped")
         assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in second]
 
@@ -84,9 +84,9 @@ def test_a_short_cut_changes_nothing(gang_lab: GangLab) -> None:
     with a_gang(lab, name) as first:
         machine = lab.machine(first[0]["node"])
         machine.cut()
-        lab.wait_for_node(lambda node: node["status"] != "connected", machine.name, 60)
+        lab.wait_for_node(lambda node: node["status"] != "connected", machine.name, PATIENCE)
         machine.mend()
-        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, PATIENCE)
         assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in first]
         assert switches(lab, name) == []
 
@@ -105,7 +105,7 @@ def test_a_node_is_switched_off_while_the_controller_is_killed(gang_lab: GangLab
         assert ends(lab, name, 1)[0] == "instance_unreachable"
         assert_the_reserved_job_took_over(lab, name, first, second, lost=0)
         machine.switch_on()
-        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, 60)
+        lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, PATIENCE)
         assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in second]
 
 
