@@ -90,8 +90,8 @@ def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
     ranked = tuple(waiting[a.id] for a in gangs.waiting_ranked(state) if a.id in waiting)
     if ranked:
         yield _unit(state, Kind.TOGETHER, ranked, anchors, gang=True)
-    for attempt in gangs.current_attempts(state.run, state.jobs):
-        if attempt.id in waiting and gangs.is_reserved(attempt):
+    for attempt in gangs.waiting_reserved(state):
+        if attempt.id in waiting:
             yield _unit(state, Kind.RESERVED, (waiting[attempt.id],), anchors, gang=True)
 
 

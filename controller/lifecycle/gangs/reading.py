@@ -63,9 +63,9 @@ def waiting_ranked(state: RunState) -> list[Attempt]:
 
 
 def waiting_reserved(state: RunState) -> list[Attempt]:
-    """What may be placed now, each on its own: the reserved attempts without a place, once all
-    ranked ones have theirs."""
-    if not ranked_hold_places(state.run, state.jobs) or _a_rank_comes_back(state):
+    """What is to be placed after all ranked ones, each on its own: the reserved attempts without a
+    place. None while a rank comes back that will need its room."""
+    if _a_rank_comes_back(state):
         return []
     return [
         attempt
@@ -76,7 +76,8 @@ def waiting_reserved(state: RunState) -> list[Attempt]:
 
 def _a_rank_comes_back(state: RunState) -> bool:
     """Of a plain group beside the gang: it is tried again by itself, and must not find its room
-    taken by a reserved job of its own run, which ends with the run only."""
+    taken by a reserved job of its own run, which ends with the run only. Ranks that have not begun
+    wait for it, so that nobody would ever leave."""
     over = (None, Reason.DONE_BY_RUNNER, Reason.ABANDONED)
     return any(one.reason not in over for one in ranked_attempts(state.run, state.jobs))
 

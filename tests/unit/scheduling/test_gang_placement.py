@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Group, RunPolicy
-from controller.lifecycle.reasons import Reason
+from controller.lifecycle.model import Group, RetryPolicy, RunPolicy
+from controller.lifecycle.reasons import Reason, RetryEvent
 from controller.lifecycle.reports import GangTooLarge, NodeGone, Placed, RunnerExited
+from controller.lifecycle.statuses import AttemptStatus
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
 
 
@@ -83,6 +84,22 @@ def test_a_reserved_job_never_takes_the_place_that_a_rank_needs() -> None:
     assert cluster.places(run) == {}
 
 
+def test_a_reserved_job_takes_no_place_while_a_job_beside_the_gang_is_tried_again() -> None:
+    """It would keep it for ever, and the gang's ranks may wait for that job to begin."""
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    groups = gang(2, size=1), Group(name="beside", nodes=1)
+    again = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)))
+    run = cluster.submit("a", *groups, whole_node=True, policy=again)
+    cluster.settle()
+    assert set(cluster.places(run)) == {"main/0", "beside/0"}
+    for _ in range(2):
+        fail_a_rank(cluster, run, index=2)
+        cluster.leave(run)
+        cluster.settle()
+    assert cluster.attempt(run, 2).status is AttemptStatus.FAILED
+    assert set(cluster.places(run)) == {"main/0"}
+
+
 def test_a_reserved_job_goes_only_where_the_ranks_are_that_it_may_take_over() -> None:
     nodes = [in_rack("a0", "r1"), in_rack("a1", "r1"), *(in_rack(f"b{n}", "r2") for n in range(3))]
     cluster = Cluster(*nodes, fleets=(rack_fleet(),))
@@ -91,9 +108,9 @@ def test_a_reserved_job_goes_only_where_the_ranks_are_that_it_may_take_over() ->
     assert set(cluster.places(run).values()) == {"a0", "a1"}
 
 
-def fail_rank_0(cluster: Cluster, run: str) -> None:
+def fail_a_rank(cluster: Cluster, run: str, index: int = 0) -> None:
     cluster.start_all()
-    ids = {"run_id": run, "attempt_id": cluster.attempt(run).id}
+    ids = {"run_id": run, "attempt_id": cluster.attempt(run, index).id}
     cluster.tell(run, RunnerExited(reason=Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1, **ids))
 
 

@@ -37,7 +37,8 @@ def test_survivors_start_again_in_the_same_place_and_the_culprit_needs_a_new_one
 def test_the_scheduler_is_told_who_waits_and_where_the_survivors_are() -> None:
     play = GangPlay(gang(4, 3))
     assert len(gangs.waiting_ranked(play.state)) == 3
-    assert gangs.waiting_reserved(play.state) == []
+    assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(3).id]
+    assert not gangs.ranked_hold_places(play.run, play.state.jobs)
     assert gangs.anchors(play.state) == []
     play.run_all().fail(1).clean_all()
     assert gangs.waiting_ranked(play.state) == []
@@ -46,7 +47,7 @@ def test_the_scheduler_is_told_who_waits_and_where_the_survivors_are() -> None:
     play.surround("n3")
     play.clean_all().wait(15)
     assert [a.rank for a in gangs.waiting_ranked(play.state)] == [1]
-    assert gangs.waiting_reserved(play.state) == []
+    assert not gangs.ranked_hold_places(play.run, play.state.jobs)
     assert [a.placement for a in gangs.anchors(play.state)] == ["rack"] * 2
 
 
