@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller.lifecycle.statuses import AttemptStatus
 from shim.schemas import EventType, TaskStatus
 from tests.support.waiting import eventually
-from tests.unit.nodes.test_session import FENCE, listing, world
+from tests.unit.nodes.world import FENCE, listing, world
 from tests.unit.pipelines.parts import attempt_of, placed, task_of
 
 

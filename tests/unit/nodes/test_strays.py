@@ -1,0 +1,245 @@
+"""Tasks that nobody wants: cleared away, left alone, or kept in quarantine."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from controller.lifecycle.model import NodeStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.scheduling.fit import room
+from shim.client import ShimError
+from shim.schemas import (
+    AllocationInfo,
+    Event,
+    EventType,
+    TaskStatus,
+)
+from tests.support.waiting import eventually
+from tests.unit.nodes.world import (
+    World,
+    listing,
+    place_of,
+    world,
+)
+from tests.unit.pipelines.parts import (
+    attempt_of,
+    placed,
+    task_of,
+)
+
+# -- strays -------------------------------------------------------------------------------
+
+
+async def test_a_task_whose_attempt_has_ended_is_stopped_then_removed() -> None:
+    finished = placed(AttemptStatus.FAILED)
+    finished = msgspec.structs.replace(
+        finished, run=msgspec.structs.replace(finished.run, status=RunStatus.FAILED)
+    )
+    stray = task_of(finished)
+
+    def before(it: World) -> None:
+        listing(stray)(it)
+        it.database.runs[finished.run.id] = finished
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert it.shim.asked == [("terminate", stray.id)]
+        it.event(EventType.TASK, it.shim.listing[stray.id])
+        await eventually(lambda: it.shim.listing == {})
+        assert ("release", stray.allocation_id) in it.shim.asked
+        assert it.collected == [stray.id]
+
+
+async def test_a_task_whose_log_cannot_be_stored_now_stays_until_it_can(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    finished = placed(AttemptStatus.FAILED)
+    stray = task_of(finished, TaskStatus.TERMINATED)
+
+    def before(it: World) -> None:
+        listing(stray)(it)
+        it.database.runs[finished.run.id] = finished
+        it.full = OSError(28, "No space left on device")
+
+    async with world(before=before) as it:
+        await it.connected()
+        await eventually(lambda: "could not be stored" in caplog.text)
+        assert it.shim.listing == {stray.id: stray}
+        it.full = None
+        it.event(EventType.TASK, stray)
+        await eventually(lambda: it.shim.listing == {})
+        assert it.collected == [stray.id]
+
+
+async def test_a_log_that_is_complete_is_not_read_again() -> None:
+    finished = placed(AttemptStatus.FAILED, logs_complete=True)
+
+    def before(it: World) -> None:
+        listing(task_of(finished, TaskStatus.TERMINATED))(it)
+        it.database.runs[finished.run.id] = finished
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert it.shim.listing == {}
+        assert it.collected == []
+
+
+async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    lost = placed(AttemptStatus.FAILED, cleanup_unknown=True)
+    both = msgspec.structs.replace(
+        state,
+        jobs=(
+            msgspec.structs.replace(
+                state.jobs[0],
+                attempts=(
+                    msgspec.structs.replace(
+                        attempt_of(lost), job_id=state.jobs[0].id, finished_at=1.0
+                    ),
+                    msgspec.structs.replace(attempt_of(state), node_id="n2", number=1),
+                ),
+            ),
+        ),
+        allocations=(
+            msgspec.structs.replace(
+                lost.allocations[0],
+                run_id=state.run.id,
+                job_id=state.jobs[0].id,
+                state=AllocationState.ORPHANED,
+            ),
+            msgspec.structs.replace(state.allocations[0], node_id="n2"),
+        ),
+    )
+    stray = task_of(lost, TaskStatus.TERMINATED, run_id=state.run.id)
+    async with world(both, before=listing(stray)) as it:
+        await it.connected()
+        await eventually(lambda: it.shim.listing == {})
+        await it.turns.settled()
+        occupied = {
+            place.node_id: place.state
+            for place in it.run(both).allocations
+            if place.state is not AllocationState.RELEASED
+        }
+        assert occupied == {"n2": AllocationState.HELD}
+
+
+async def test_a_task_of_a_run_that_nobody_here_knows_is_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+    async with world(before=listing(foreign)) as it:
+        await it.connected()
+        it.event(EventType.RESYNC)
+        await eventually(lambda: len(it.listener.strays) == 2)
+        assert it.shim.asked == []
+        assert it.shim.listing == {foreign.id: foreign}
+    assert caplog.text.count("left running") == 1
+
+
+async def test_a_stray_that_cannot_be_cleared_now_does_not_stop_the_session() -> None:
+    finished = placed(AttemptStatus.FAILED)
+
+    def before(it: World) -> None:
+        listing(task_of(finished))(it)
+        it.database.runs[finished.run.id] = finished
+        it.shim.refusal = ShimError("busy", "not now", 409)
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert it.node.status is NodeStatus.CONNECTED
+        assert it.shim.asked == []
+
+
+@pytest.mark.parametrize(
+    ("state", "released"),
+    [(AllocationState.RELEASED, True), (AllocationState.HELD, False)],
+)
+async def test_a_place_without_a_task_is_given_back_once_nobody_holds_it(
+    state: AllocationState, released: bool
+) -> None:
+    run = placed(AttemptStatus.FAILED)
+    (place,) = run.allocations
+    run = msgspec.structs.replace(run, allocations=(msgspec.structs.replace(place, state=state),))
+
+    def before(it: World) -> None:
+        it.database.runs[run.run.id] = run
+        it.shim.places.append(
+            AllocationInfo(id=place.id, run_id=run.run.id, cpu=1.0, memory=1, disk=0)
+        )
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert (("release", place.id) in it.shim.asked) is released
+
+
+@pytest.mark.parametrize("restored", [True, False])
+async def test_an_idle_place_of_an_unknown_run_goes_back_after_a_restore_only(
+    restored: bool,
+) -> None:
+    def before(it: World) -> None:
+        it.shim.places.append(AllocationInfo(id="a", run_id="b", cpu=1.0, memory=1, disk=0))
+
+    async with world(before=before, restored=restored) as it:
+        await it.connected()
+        assert (("release", "a") in it.shim.asked) is restored
+
+
+# -- quarantine ---------------------------------------------------------------------------
+
+
+async def test_an_unknown_task_is_listed_and_its_place_is_occupied() -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+
+    def before(it: World) -> None:
+        listing(foreign)(it)
+        it.shim.places = [place_of(foreign)]
+
+    async with world(before=before) as it:
+        await it.connected()
+        (task,) = it.node.quarantine
+        assert (task.id, task.cpu, task.gpus, task.stopping) == (foreign.id, 8.0, ("GPU-1",), False)
+        free = room(it.node, ())
+        assert (free.cpu, free.empty) == (56.0, False)
+
+
+async def test_after_a_restore_an_attempt_made_since_the_backup_is_kept_running() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    later = task_of(placed(AttemptStatus.RUNNING), run_id=state.run.id)
+    async with world(state, before=listing(task_of(state), later), restored=True) as it:
+        await it.connected()
+        assert [task.id for task in it.node.quarantine] == [later.id]
+        assert it.shim.asked == []
+
+
+async def test_without_a_restore_such_an_attempt_is_stopped() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    later = task_of(placed(AttemptStatus.RUNNING), run_id=state.run.id)
+    async with world(state, before=listing(task_of(state), later)) as it:
+        await it.connected()
+        assert it.node.quarantine == ()
+        assert it.shim.asked == [("terminate", later.id)]
+
+
+async def test_an_admin_may_end_a_task_in_quarantine() -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+    async with world(before=listing(foreign)) as it:
+        await it.connected()
+        marked = msgspec.structs.replace(it.node.quarantine[0], stopping=True)
+        await it.turns.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
+        await eventually(lambda: it.shim.asked == [("terminate", foreign.id)])
+        it.event(EventType.TASK, it.shim.listing[foreign.id])
+        await eventually(lambda: it.shim.listing == {})
+        it.shim.stream.put_nowait(Event(cursor="e.2", type=EventType.REMOVED, task_id=foreign.id))
+        await eventually(lambda: it.node.quarantine == ())
+    assert it.shim.asked[0] == ("terminate", foreign.id)
+
+
+async def test_a_task_that_is_gone_leaves_the_quarantine() -> None:
+    foreign = task_of(placed(AttemptStatus.RUNNING))
+    async with world(before=listing(foreign)) as it:
+        await it.connected()
+        assert [task.id for task in it.node.quarantine] == [foreign.id]
+        it.shim.listing.clear()
+        it.event(EventType.RESYNC)
+        await eventually(lambda: it.node.quarantine == ())
