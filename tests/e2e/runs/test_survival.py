@@ -67,7 +67,7 @@ def _started(lab: RunLab, name: str) -> bool:
     return any(run["name"] == name for run in runs) and _lines(lab, name) > 20
 
 
-def _went_on(lab: RunLab, name: str, container: str) -> None:
+def _assert_went_on(lab: RunLab, name: str, container: str) -> None:
     """The same attempt, in the same container, has written more since."""
     seen = _lines(lab, name)
     wait_until(lambda: _lines(lab, name) > seen, 30, f"{name} to go on")
@@ -75,7 +75,7 @@ def _went_on(lab: RunLab, name: str, container: str) -> None:
     assert len(lab.attempts(name)) == 1
 
 
-def _ended_well(lab: RunLab, name: str, ended: Callable[[], tuple[int, bytes]]) -> None:
+def _assert_ended_well(lab: RunLab, name: str, ended: Callable[[], tuple[int, bytes]]) -> None:
     status, output = ended()
     assert status == 3
     assert _is_whole(output)
@@ -95,11 +95,11 @@ def test_a_lost_connection_changes_nothing(
         getattr(network, how)()
         _outage()
         network.restore()
-        _went_on(lab, "far", container)
+        _assert_went_on(lab, "far", container)
         after = lab.dockerd.docker("inspect", "-f", "{{.State.StartedAt}}", container)
         assert before == after
         lab.let_go("far")
-        _ended_well(lab, "far", ended)
+        _assert_ended_well(lab, "far", ended)
 
 
 def test_a_run_that_ends_behind_a_cut_is_told_when_it_is_mended(
@@ -111,7 +111,7 @@ def test_a_run_that_ends_behind_a_cut_is_told_when_it_is_mended(
         lab.let_go("lonely")
         wait_until(lambda: _has_exit_record(lab, "lonely"), 30, "the job to end")
         network.restore()
-        _ended_well(lab, "lonely", ended)
+        _assert_ended_well(lab, "lonely", ended)
 
 
 def _has_exit_record(lab: RunLab, name: str) -> bool:
@@ -128,9 +128,9 @@ def test_kill_nine_of_the_shim(lab: RunLab) -> None:
         container = lab.container("shimless")
         for _ in range(3):
             lab.shim.restart()
-            _went_on(lab, "shimless", container)
+            _assert_went_on(lab, "shimless", container)
         lab.let_go("shimless")
-        _ended_well(lab, "shimless", ended)
+        _assert_ended_well(lab, "shimless", ended)
 
 
 def test_a_job_that_ends_while_its_shim_is_dead(lab: RunLab) -> None:
@@ -139,7 +139,7 @@ def test_a_job_that_ends_while_its_shim_is_dead(lab: RunLab) -> None:
         lab.let_go("orphan")
         wait_until(lambda: _has_exit_record(lab, "orphan"), 30, "the job to end")
         lab.shim.start()
-        _ended_well(lab, "orphan", ended)
+        _assert_ended_well(lab, "orphan", ended)
 
 
 def test_kill_nine_of_the_controller(lab: RunLab) -> None:
@@ -147,9 +147,9 @@ def test_kill_nine_of_the_controller(lab: RunLab) -> None:
         container = lab.container("headless")
         for _ in range(2):
             lab.controller.restart()
-            _went_on(lab, "headless", container)
+            _assert_went_on(lab, "headless", container)
         lab.let_go("headless")
-        _ended_well(lab, "headless", ended)
+        _assert_ended_well(lab, "headless", ended)
 
 
 def test_kill_nine_of_both_at_once(lab: RunLab) -> None:
@@ -159,9 +159,9 @@ def test_kill_nine_of_both_at_once(lab: RunLab) -> None:
         lab.shim.kill9()
         lab.shim.start()
         lab.controller.start()
-        _went_on(lab, "alone", container)
+        _assert_went_on(lab, "alone", container)
         lab.let_go("alone")
-        _ended_well(lab, "alone", ended)
+        _assert_ended_well(lab, "alone", ended)
 
 
 def test_a_container_that_ends_while_both_are_dead(lab: RunLab) -> None:
@@ -173,7 +173,7 @@ def test_a_container_that_ends_while_both_are_dead(lab: RunLab) -> None:
         wait_until(lambda: not _is_running(lab, container), 60, "the container to end")
         lab.shim.start()
         lab.controller.start()
-        _ended_well(lab, "last-words", ended)
+        _assert_ended_well(lab, "last-words", ended)
 
 
 @pytest.mark.parametrize("victim", ["controller", "shim"])
@@ -200,4 +200,4 @@ def test_a_follower_of_a_controller_that_stops_politely_goes_on_too(lab: RunLab)
         assert lab.controller.stop() == 0
         lab.controller.start()
         lab.let_go("polite-end")
-        _ended_well(lab, "polite-end", ended)
+        _assert_ended_well(lab, "polite-end", ended)

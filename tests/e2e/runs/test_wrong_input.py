@@ -15,7 +15,7 @@ from tests.support.ssh_daemon import free_port
 pytestmark = pytest.mark.e2e
 
 
-def _refused(result: CommandResult, *words: str, status: int = 1) -> None:
+def _assert_refused(result: CommandResult, *words: str, status: int = 1) -> None:
     assert result.status == status
     assert result.output == ""
     assert result.errors.startswith("fairlead: ")
@@ -45,11 +45,11 @@ def _refused(result: CommandResult, *words: str, status: int = 1) -> None:
 def test_a_wrong_file_is_explained(lab: RunLab, text: str, words: tuple[str, ...]) -> None:
     file = lab.folder / "wrong.yaml"
     file.write_text(text)
-    _refused(lab.cli("apply", "-f", file), *words, status=2)
+    _assert_refused(lab.cli("apply", "-f", file), *words, status=2)
 
 
 def test_a_file_that_is_not_there_is_named(lab: RunLab) -> None:
-    _refused(lab.cli("apply", "-f", "/no/such.yaml"), "/no/such.yaml", status=2)
+    _assert_refused(lab.cli("apply", "-f", "/no/such.yaml"), "/no/such.yaml", status=2)
 
 
 def test_commands_in_an_image_without_a_shell(lab: RunLab, noshell_image: str) -> None:
@@ -62,20 +62,20 @@ def test_commands_in_an_image_without_a_shell(lab: RunLab, noshell_image: str) -
 
 
 def test_a_host_key_that_is_not_known_is_shown_to_be_compared(lab: RunLab) -> None:
-    _refused(lab.add_node("n2"), lab.sshd.fingerprint, "--accept-host-key")
+    _assert_refused(lab.add_node("n2"), lab.sshd.fingerprint, "--accept-host-key")
     assert [node["name"] for node in lab.get("/v1/nodes")["nodes"]] == ["n1"]
 
 
 def test_a_host_key_that_is_not_the_accepted_one_is_refused_with_both(lab: RunLab) -> None:
     other = asyncssh.generate_private_key("ssh-ed25519").get_fingerprint()
     refused = lab.add_node("n2", "--accept-host-key", other)
-    _refused(refused, lab.sshd.fingerprint, other)
+    _assert_refused(refused, lab.sshd.fingerprint, other)
 
 
 def test_a_node_that_does_not_answer_is_not_added(lab: RunLab) -> None:
     port = str(free_port())
     refused = lab.cli("node", "add", "n2", "--host", "127.0.0.1", "--port", port)
-    _refused(refused, f"127.0.0.1 port {port}")
+    _assert_refused(refused, f"127.0.0.1 port {port}")
 
 
 @pytest.mark.parametrize("algorithm", ["ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa"])
@@ -119,9 +119,9 @@ def test_a_user_that_may_not_log_in_is_told_about_the_key(lab: RunLab) -> None:
 def test_without_the_right_token_nothing_is_told(lab: RunLab, command: tuple[str, ...]) -> None:
     url = lab.controller.url
     wrong = {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": "f" * 43, "FAIRLEAD_TOKEN_FILE": ""}
-    _refused(run_cli(*command, env=wrong), "FAIRLEAD_TOKEN")
+    _assert_refused(run_cli(*command, env=wrong), "FAIRLEAD_TOKEN")
     none = {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": "", "FAIRLEAD_TOKEN_FILE": ""}
-    _refused(run_cli(*command, env=none), "no token")
+    _assert_refused(run_cli(*command, env=none), "no token")
 
 
 def test_a_controller_that_is_not_there(lab: RunLab) -> None:
@@ -129,7 +129,7 @@ def test_a_controller_that_is_not_there(lab: RunLab) -> None:
     env = {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": lab.controller.token}
     file = lab.write(commands=["true"])
     for command in (("ps",), ("apply", "-f", file), ("logs", "-f", "x"), ("stop", "x")):
-        _refused(run_cli(*command, env=env, timeout=30), url)
+        _assert_refused(run_cli(*command, env=env, timeout=30), url)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_a_controller_that_is_not_there(lab: RunLab) -> None:
     [("inspect", "no-such"), ("logs", "no-such"), ("stop", "no-such"), ("events", "no-such")],
 )
 def test_a_run_that_does_not_exist_is_named(lab: RunLab, command: tuple[str, ...]) -> None:
-    _refused(lab.cli(*command), "no-such", "fairlead ps")
+    _assert_refused(lab.cli(*command), "no-such", "fairlead ps")
 
 
 def test_a_node_that_does_not_exist_is_named(lab: RunLab) -> None:
     for verb in ("drain", "resume", "remove"):
-        _refused(lab.cli("node", verb, "no-such"), "no-such", "fairlead node list")
+        _assert_refused(lab.cli("node", verb, "no-such"), "no-such", "fairlead node list")
 
 
 def test_an_unknown_option_or_command_is_named(lab: RunLab) -> None:
-    _refused(lab.cli("ps", "--everything"), "--everything", status=2)
-    _refused(lab.cli("destroy"), "destroy", status=2)
+    _assert_refused(lab.cli("ps", "--everything"), "--everything", status=2)
+    _assert_refused(lab.cli("destroy"), "destroy", status=2)

@@ -68,7 +68,7 @@ async def test_a_deadline_that_passed_while_no_controller_was_there_is_met_at_on
     state = placed(AttemptStatus.RUNNING)
     node = a_node(draining=True, drain_deadline=NOW - 1.0)
     async with drained(state, node, Clock()) as turns:
-        await eventually(lambda: reason_of(turns, state) is Reason.NODE_DRAINED)
+        assert await eventually(lambda: reason_of(turns, state)) is Reason.NODE_DRAINED
 
 
 async def test_the_timer_itself_wakes() -> None:
@@ -77,7 +77,7 @@ async def test_the_timer_itself_wakes() -> None:
     async with drained(state, node, clock) as turns:
         await turns.settled()
         clock.time += 1.0
-        await eventually(lambda: reason_of(turns, state) is Reason.NODE_DRAINED)
+        assert await eventually(lambda: reason_of(turns, state)) is Reason.NODE_DRAINED
 
 
 async def test_a_resumed_node_ends_nothing() -> None:

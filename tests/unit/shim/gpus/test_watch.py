@@ -182,7 +182,7 @@ async def test_one_copy_is_enough_where_the_other_cannot_be_written() -> None:
     async with world(MemoryGpus(gpu(0)), TwinRecords(FailingRecords(), memory)) as it:
         it.gpus.raise_xid("GPU-0", 79)
         await it.until_offered()
-        await eventually(lambda: list(memory.kept) == ["GPU-0"])
+        assert list(await eventually(lambda: memory.kept)) == ["GPU-0"]
 
 
 async def test_a_full_disk_does_not_keep_a_broken_gpu_in_use() -> None:
