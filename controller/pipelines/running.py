@@ -14,6 +14,7 @@ import logging
 from controller.blobs import BlobStore
 from controller.clock import Clock
 from controller.lifecycle import limits, reports
+from controller.lifecycle.model import Attempt
 from controller.lifecycle.reasons import Reason
 from controller.links.base import NodeConnection, RunnerApi
 from controller.logs.store import LogStore, LogWriter
@@ -60,16 +61,15 @@ class TaskSubmitter:
                 incarnation=view.incarnation_number,
             )
         except ShimError as error:
-            drained = error.code == "draining" and self._is_to_drain(attempt.node_id)
-            passing = error.code in PASSING_REFUSALS and not drained
+            lost = await self._lost_place(error, attempt, connection)
+            passing = error.code in PASSING_REFUSALS and lost is None
             if passing or error.status >= 500:
                 raise TryAgain(str(error)) from error
-            reason = Reason.NODE_DRAINED if drained else Reason.CREATING_CONTAINER_ERROR
             self._turns.post(
                 reports.TaskRefused(
                     run_id=view.state.run.id,
                     attempt_id=attempt.id,
-                    reason=reason,
+                    reason=lost or Reason.CREATING_CONTAINER_ERROR,
                     message=convert.readable(error.message),
                 )
             )
@@ -77,11 +77,25 @@ class TaskSubmitter:
         for report in convert.task_reports(info):
             self._turns.post(report)
 
-    def _is_to_drain(self, node_id: str | None) -> bool:
-        """Placed before its node was told to drain, the job gets another place. A shim that has not
-        heard yet that it may work again is asked again."""
-        node = self._turns.nodes.get(node_id or "")
-        return node is not None and node.draining
+    async def _lost_place(
+        self, error: ShimError, attempt: Attempt, connection: NodeConnection
+    ) -> Reason | None:
+        """Why the attempt needs another place than the one that it was given before its node
+        drained or its GPU broke. None where the refusal can pass: also of a shim that has not heard
+        yet that it may work again, and for a GPU whose memory is still being freed.
+
+        Raises ShimUnavailable, TryAgain."""
+        if error.code == "draining":
+            node = self._turns.nodes.get(attempt.node_id or "")
+            return Reason.NODE_DRAINED if node is not None and node.draining else None
+        if error.code != "no_capacity" or not attempt.gpus:
+            return None
+        try:
+            gpus = (await connection.shim.node()).gpus
+        except ShimError as unread:
+            raise TryAgain(str(unread)) from unread
+        broken = any(gpu.uuid in attempt.gpus and not gpu.healthy for gpu in gpus)
+        return Reason.GPU_UNHEALTHY if broken else None
 
 
 class JobStarter:

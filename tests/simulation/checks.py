@@ -69,6 +69,8 @@ class Checks:
         """Names of nodes that were rebooted or were away for long."""
         self.drains: dict[str, list[list[float]]] = {}
         """From when to when somebody wanted a node drained, by its id, in Unix seconds."""
+        self.broken_gpus: dict[str, list[list[float]]] = {}
+        """From when to when a GPU was broken, by its UUID, in Unix seconds."""
         self.lost: set[str] = set()
         """Ids of tasks that their node has forgotten."""
         self.broken: set[str] = set()
@@ -249,9 +251,12 @@ class Checks:
                 one.id in self.asked.get(JobAbortRequested, ()) for one in state.jobs
             ),
             unreliable=self._is_unreliable(self.names.get(attempt.node_id or "")),
-            drained=self._was_drained(attempt),
+            drained=self._held_within(attempt, self.drains.get(attempt.node_id or "", [])),
             lost=attempt.id in self.lost,
             broken=attempt.id in self.broken,
+            gpu_broke=any(
+                self._held_within(attempt, self.broken_gpus.get(uuid, [])) for uuid in attempt.gpus
+            ),
             clock_jumped=self.clock_jumped,
             crowded=bool(self.rewound),
             outranked=could_preempt(state.run.policy.band, bands),
@@ -273,12 +278,11 @@ class Checks:
         key = state.run.parent_id or ""
         return self._arriving.get(key) or self.runs.get(key)
 
-    def _was_drained(self, attempt: Attempt) -> bool:
-        """At some time while the attempt held its place there."""
+    def _held_within(self, attempt: Attempt, spans: list[list[float]]) -> bool:
+        """Whether the attempt held its place at some time within one of them."""
         placed, ended = attempt.provisioned_at, attempt.terminating_at
         if placed is None or ended is None:
             return False
-        spans = self.drains.get(attempt.node_id or "", [])
         if self.clock_jumped:
             return bool(spans)
         return any(since <= ended and placed <= until for since, until in spans)

@@ -178,9 +178,12 @@ class Faults:
         if not node.ledger.gpus():
             return
         uuid = self._chance.choice(node.ledger.gpus()).uuid
+        span = [self._world.clock.now(), float("inf")]
+        self._world.checks.broken_gpus.setdefault(uuid, []).append(span)
         self._world.call_broken(node.break_gpu(uuid))
         await asyncio.sleep(self._chance.uniform(10.0, 300.0))
         node.repair_gpu(uuid)
+        span[1] = self._world.clock.now()
 
     async def node_is_drained(self, node: SimulatedNode) -> None:
         deadline = self._chance.choice((None, 0.0, 30.0, 200.0))

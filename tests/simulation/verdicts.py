@@ -66,6 +66,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """Its node has forgotten it."""
     broken: bool
     """Its engine or a GPU of it failed."""
+    gpu_broke: bool
+    """A GPU of its place was broken while it held that."""
     clock_jumped: bool
     crowded: bool
     """Its node may have held tasks that the controller did not know."""
@@ -97,6 +99,7 @@ def _befell(reason: Reason | None, why: Circumstances) -> bool:
         or (why.lost and reason in _OF_LOST_TASKS)
         or (why.drained and reason is Reason.NODE_DRAINED)
         or (why.broken and reason in _OF_BROKEN_PARTS)
+        or (why.gpu_broke and reason is Reason.GPU_UNHEALTHY)
         or (why.clock_jumped and reason in _OF_CLOCKS)
         or (why.crowded and reason in _OF_CROWDS)
         or (why.unreliable and reason is Reason.INSTANCE_UNREACHABLE)

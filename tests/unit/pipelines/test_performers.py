@@ -23,7 +23,7 @@ from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import Fence, TaskStatus
+from shim.schemas import Fence, GpuInfo, TaskStatus
 from tests.unit.pipelines.fakes import NOT_FOUND, FakeConnection, status
 from tests.unit.pipelines.parts import (
     ALONE,
@@ -118,6 +118,40 @@ async def test_a_job_that_a_drained_node_no_longer_takes_loses_its_place(
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.NODE_DRAINED, "the node is draining")
+
+
+def a_gpu(*, healthy: bool, held: bool = False) -> GpuInfo:
+    return GpuInfo(uuid="G", index=0, name="H200", memory=1 << 30, healthy=healthy, held=held)
+
+
+NOT_OFFERED = ShimError("no_capacity", "gpu: G (not offered)", 409, "resources.gpu.uuids")
+
+
+async def test_a_job_whose_gpu_broke_before_its_node_took_it_loses_its_place(
+    node: FakeConnection,
+) -> None:
+    """Its node was silent when the GPU was given to it, and says only now that it is broken."""
+    turns = NotedTurns()
+    node.shim.refusal = NOT_OFFERED
+    node.shim.info = msgspec.structs.replace(node.shim.info, gpus=(a_gpu(healthy=False),))
+    state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
+    await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
+    (refused,) = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not offered)")
+
+
+async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
+    node: FakeConnection,
+) -> None:
+    turns = NotedTurns()
+    node.shim.refusal = NOT_OFFERED
+    info = msgspec.structs.replace(node.shim.info, gpus=(a_gpu(healthy=True, held=True),))
+    node.shim.info = info
+    state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
+    with pytest.raises(TryAgain, match="not offered"):
+        await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
+    assert turns.posted == []
 
 
 def test_credentials_reach_the_request_and_no_text_of_it() -> None:
