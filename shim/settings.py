@@ -64,7 +64,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.doors_folder / f"{task_id}.sock")
 
     def check_paths(self) -> None:
-        """Raises StartError when the sockets' paths would be too long for the kernel."""
+        """Raises StartError when the sockets' paths would be too long for the kernel, or their
+        folder would be the one of the records, too."""
+        if self.data == self.doors_folder:
+            raise StartError(
+                f"--data {self.data}: belongs to the sockets of {self.socket}; choose another folder"
+            )
         longest = max(
             len(self.runner_socket("x" * _UUID_LENGTH).encode()), len(f"{self.socket}.new".encode())
         )

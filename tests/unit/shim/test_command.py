@@ -109,6 +109,15 @@ def test_a_path_too_long_for_the_tasks_sockets_is_refused(start: Start) -> None:
     assert "choose a shorter folder" in refusal(start(socket="x" * 60 + "/shim.sock"))
 
 
+def test_records_in_the_folder_that_belongs_to_the_sockets_are_refused(
+    folder: Path, start: Start
+) -> None:
+    (folder / "run" / "shim.d").mkdir(parents=True)
+    (folder / "run" / "shim.d" / "precious").write_text("data")
+    assert "choose another folder" in refusal(start(data="run/shim.d"))
+    assert (folder / "run" / "shim.d" / "precious").read_text() == "data"
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("--memory", "lots"), ("--memory", "5"), ("--disk", "-1"), ("--cpus", "0")],
