@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         folder would be the one of the records, too."""
         if self.data == self.doors_folder:
             raise StartError(
-                f"--data {self.data}: that is for the sockets of {self.socket}; choose another folder"
+                f"--data {self.data}: is for the sockets of {self.socket}; choose another folder"
             )
         longest = max(
             len(self.runner_socket("x" * _UUID_LENGTH).encode()), len(f"{self.socket}.new".encode())
