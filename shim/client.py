@@ -7,7 +7,7 @@ or a channel of an SSH connection). A refusal is a `ShimError`, a lost connectio
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from shim.schemas import (
     DrainRequest,
     ErrorBody,
     Event,
+    EventType,
     Fence,
     Health,
     NodeInfo,
@@ -68,7 +69,9 @@ class LogStream:
 
 
 class ShimClient:
-    """`silence`: seconds without a byte that end the event stream; None: none do."""
+    """`silence`: seconds without a byte that end the event stream; None: none do. `known`: called
+    with each heartbeat that came alone and the response that it came by, on which the same bytes
+    need not be given again."""
 
     def __init__(
         self,
@@ -76,9 +79,11 @@ class ShimClient:
         base_url: str = BASE_URL,
         timeout: float = 30.0,
         silence: float | None = _SILENCE,
+        known: Callable[[aiohttp.ClientResponse, bytes], None] = lambda response, line: None,
     ) -> None:
         self._session = session
         self._silence = silence
+        self._known = known
         self._base = base_url
         self._timeout = aiohttp.ClientTimeout(total=timeout)
 
@@ -162,7 +167,10 @@ class ShimClient:
                 while piece := await response.content.readany():
                     *lines, buffer = (buffer + piece).split(b"\n")
                     for line in lines:
-                        yield _event(decoder, line)
+                        event = _event(decoder, line)
+                        if event.type is EventType.HEARTBEAT and piece == line + b"\n":
+                            self._known(response, piece)
+                        yield event
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogStream]:

@@ -108,7 +108,8 @@ class NodeConnection(Protocol):
 
     def heard_at(self) -> float:
         """When the last byte came from one of the node's daemons, in seconds of the event loop's
-        clock; -inf where the connection cannot tell."""
+        clock, as far as the connection can tell: at least of what it kept to itself; -inf: never.
+        """
 
     async def wait_closed(self) -> None:
         """Returns when the connection is gone, for whatever reason."""

@@ -20,6 +20,7 @@ from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
 
 from controller.links.clients import IDLE_SECONDS
+from controller.links.heartbeats import use_heartbeat_handlers
 
 _WINDOW_BYTES = 4 << 20
 _SMALL_BYTES = 4096
@@ -156,6 +157,7 @@ class SshUnixConnector(aiohttp.BaseConnector):
         heard: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(keepalive_timeout=IDLE_SECONDS)
+        use_heartbeat_handlers(self, lambda: None)  # `heard` is called by the channel
         self._ssh = ssh
         self._path = path
         self._heard = heard

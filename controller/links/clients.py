@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 import runner.client
+from controller.links import heartbeats
 from controller.links.base import LinkError
 from runner.client import RunnerClient, StreamReader, StreamWriter
 from shim.client import ShimClient
@@ -33,7 +34,7 @@ class SocketClients:
         self._stream = stream
         self._closed = False
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self.shim = ShimClient(self._session(shim_socket), silence=None)
+        self.shim = ShimClient(self._session(shim_socket), silence=None, known=heartbeats.expect)
         self._runners: dict[str, RunnerClient] = {}
 
     def runner(self, socket_path: str) -> RunnerClient:

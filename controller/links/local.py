@@ -7,6 +7,7 @@ import asyncio
 import aiohttp
 
 from controller.links.clients import IDLE_SECONDS, SocketClients
+from controller.links.heartbeats import use_heartbeat_handlers
 from runner.client import RunnerClient
 from shim.client import ShimClient
 
@@ -15,11 +16,9 @@ class LocalConnection:
     """Has no connection to lose: that the shim is gone shows in its event stream."""
 
     def __init__(self, shim_socket: str) -> None:
-        self._clients = SocketClients(
-            shim_socket,
-            lambda path: aiohttp.UnixConnector(path, keepalive_timeout=IDLE_SECONDS),
-            asyncio.open_unix_connection,
-        )
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = float("-inf")
+        self._clients = SocketClients(shim_socket, self._connector, asyncio.open_unix_connection)
         self._closed = asyncio.Event()
 
     @property
@@ -33,7 +32,16 @@ class LocalConnection:
         await self._clients.forget_runner(socket_path)
 
     def heard_at(self) -> float:
-        return float("-inf")
+        """Only of heartbeats that were kept back: of all else whoever waits for it knows."""
+        return self._heard_at
+
+    def _connector(self, path: str) -> aiohttp.UnixConnector:
+        connector = aiohttp.UnixConnector(path, keepalive_timeout=IDLE_SECONDS)
+        use_heartbeat_handlers(connector, self._heard)
+        return connector
+
+    def _heard(self) -> None:
+        self._heard_at = self._loop.time()
 
     async def wait_closed(self) -> None:
         await self._closed.wait()
