@@ -11,6 +11,8 @@ import logging
 import time
 from typing import Any
 
+import msgspec
+
 from shim import doors, safe_files, stopping
 from shim.engines.base import EngineError, EngineUnavailable, Exit
 from shim.records import StopOrder
@@ -30,6 +32,7 @@ _EXIT_RECORD = "exit.json"
 _MOST_EXIT_RECORD = 1 << 16
 
 STOPPED_BY_OTHERS = "its container was stopped on the node: by the Docker engine, or by hand"
+FELL_WITH_ITS_ENGINE = "its container ended with the Docker engine, which was stopped or killed"
 
 STAGES: tuple[tuple[Step, ...], ...] = (
     (Folders(),),
@@ -38,6 +41,12 @@ STAGES: tuple[tuple[Step, ...], ...] = (
     (Start(),),
 )
 """Steps of one stage are independent of each other and done together."""
+
+
+class _ExitRecord(msgspec.Struct, frozen=True):
+    """The one thing in the runner's record that matters here."""
+
+    container_stopped: bool = False
 
 
 async def drive(ctx: StepContext) -> None:
@@ -177,7 +186,7 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
     exit_record = await asyncio.get_running_loop().run_in_executor(
         ctx.executor, _read_exit_record, ctx
     )
-    reason, message = _why(ended, exit_record is not None)
+    reason, message = _why(ended, exit_record)
     if task.record.stop is not None:
         reason, message = task.record.stop.reason, task.record.stop.message
     await _end(
@@ -185,12 +194,12 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
     )
 
 
-def _why(ended: Exit, has_record: bool) -> tuple[str | None, str | None]:
+def _why(ended: Exit, exit_record: str | None) -> tuple[str | None, str | None]:
     """The runner's exit record knows better; without one the container's end has to do. But what
     was stopped from outside the job, and not by us, is no failure of the job's."""
-    if ended.stopped and (has_record or not ended.oom_killed):
-        return "instance_unreachable", STOPPED_BY_OTHERS
-    if has_record or ended.exit_code == 0:
+    if (ended.stopped or ended.unseen) and not _ended_by_itself(ended, exit_record):
+        return "instance_unreachable", STOPPED_BY_OTHERS if ended.stopped else FELL_WITH_ITS_ENGINE
+    if exit_record is not None or ended.exit_code == 0:
         return None, None
     if ended.oom_killed:
         return "out_of_memory", "the container used more memory than its resources allow"
@@ -201,6 +210,15 @@ def _why(ended: Exit, has_record: bool) -> tuple[str | None, str | None]:
         "container_exited_with_error",
         f"the container ended (exit code {code}) before the runner could say how the job did",
     )
+
+
+def _ended_by_itself(ended: Exit, exit_record: str | None) -> bool:
+    """Whether the job was over before its container was stopped, or fell with its engine."""
+    try:
+        record = msgspec.json.decode(exit_record or "", type=_ExitRecord)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ended.oom_killed or (ended.unseen and ended.exit_code == 0)
+    return not record.container_stopped
 
 
 def _read_exit_record(ctx: StepContext) -> str | None:

@@ -141,12 +141,15 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """How a container ended. `exit_code` is None when nobody knows; `gone`: it was removed;
-    `stopped`: the engine was told to stop it, or stopped it since it was being stopped itself."""
+    `stopped`: the engine was told to stop it, or stopped it since it was being stopped itself;
+    `unseen`: it ended before the engine's present life began, maybe together with the one before.
+    """
 
     exit_code: int | None
     oom_killed: bool = False
     gone: bool = False
     stopped: bool = False
+    unseen: bool = False
 
 
 class Engine(Protocol):

@@ -22,7 +22,7 @@ import docker.errors
 import requests.exceptions
 import urllib3.exceptions
 
-from shim.engines import docker_request
+from shim.engines import docker_past, docker_request
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -83,6 +83,8 @@ class DockerEngine:
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._stopped: set[str] = set()
         """Containers that were sent a signal to end them, by whomever."""
+        self._seen: set[str] = set()
+        """Those whose end we were told of as it came."""
         self._never_started: set[str] = set()
         """Containers that we made and have not tried to start."""
         self._follower: EventFollower | None = None
@@ -236,6 +238,7 @@ class DockerEngine:
             if not self._waiting[container_id]:
                 del self._waiting[container_id]
                 self._stopped.discard(container_id)
+                self._seen.discard(container_id)
 
     async def remove(self, task_id: str) -> None:
         name = _container(task_id)
@@ -325,14 +328,21 @@ class DockerEngine:
         state = found["State"]
         if _state(state["Status"]) is not ContainerState.EXITED:
             return None
+        stopped, unseen = container_id in self._stopped, False
+        if not stopped and container_id not in self._seen:
+            past = await docker_past.past_of(self._call, self._api, container_id)
+            stopped, unseen = past.stopped, past.unseen
         return Exit(
             exit_code=int(state["ExitCode"]),
             oom_killed=bool(state.get("OOMKilled")),
-            stopped=container_id in self._stopped,
+            stopped=stopped,
+            unseen=unseen,
         )
 
     def _hint(self, container_id: str | None) -> None:
         """None: the stream began anew, and anything may have happened meanwhile."""
+        if container_id is not None:
+            self._seen.add(container_id)
         keys = list(self._waiting) if container_id is None else [container_id]
         for key in keys:
             for event in self._waiting.get(key, ()):

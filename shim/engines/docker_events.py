@@ -15,11 +15,12 @@ from typing import Any
 
 import docker.errors
 
+from shim.engines import docker_past
+
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-_ENDING_SIGNALS = frozenset({"15", "9", "SIGTERM", "SIGKILL"})
 
 
 class EventFollower:
@@ -71,11 +72,10 @@ class EventFollower:
                 self._tell(self._came)
                 pause = _FIRST_PAUSE
                 for event in self._stream:
-                    actor = event.get("Actor") or {}
-                    container_id = actor.get("ID") or event.get("id")
+                    container_id = docker_past.subject(event)
                     if event.get("Action") != "kill":
                         self._tell(self._on_hint, container_id)
-                    elif (actor.get("Attributes") or {}).get("signal") in _ENDING_SIGNALS:
+                    elif docker_past.ends_it(event):
                         self._tell(self._on_stop, container_id)
             except self._lost as error:
                 log.debug("events: %s", error)

@@ -33,9 +33,10 @@ class MemoryContainer:
         self.stop_code: int | None = 143
         """How it ends on a stop signal; None: it does not care."""
 
-    def end(self, exit_code: int, *, oom_killed: bool = False, stopped: bool = False) -> None:
+    def end(self, exit_code: int, **how: bool) -> None:
+        """`how`: fields of Exit."""
         self.state = ContainerState.EXITED
-        self.exit = Exit(exit_code=exit_code, oom_killed=oom_killed, stopped=stopped)
+        self.exit = Exit(exit_code=exit_code, **how)
         self.ended.set()
 
 

@@ -132,6 +132,51 @@ async def test_a_dockerd_that_ends_its_containers_ends_the_task_once_and_keeps_i
     assert (starts(lab), ended.times.terminated_at is not None) == (["start"], True)
 
 
+@pytest.mark.parametrize("docker", [{"live-restore": False}], indirect=True, ids=["no restore"])
+@pytest.mark.parametrize("abruptly", [False, True], ids=["in order", "kill -9"])
+async def test_a_dockerd_that_ends_its_containers_while_the_shim_is_down_charges_no_job(
+    lab: KillLab, docker: DockerDaemon, *, abruptly: bool
+) -> None:
+    lab.be('echo start >> "$2/starts"; trap "exit 143" TERM; sleep 100000 & wait')
+    await asyncio.to_thread(lab.shim.start)
+    await started(lab)
+    await asyncio.to_thread(lab.shim.kill9)
+    if abruptly:
+        await asyncio.to_thread(docker.kill9)
+        await asyncio.to_thread(docker.start)
+    else:
+        await asyncio.to_thread(docker.restart)
+    await asyncio.to_thread(lab.shim.start)
+    async with client_of(lab.shim) as client:
+        ended = await until(client, "t0", TaskStatus.TERMINATED)
+    assert (ended.reason, starts(lab)) == ("instance_unreachable", ["start"])
+
+
+@pytest.mark.parametrize("docker", [{"live-restore": False}], indirect=True, ids=["no restore"])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [(("kill", "-KILL"), "container_exited_with_error"), ((), "instance_unreachable")],
+    ids=["its own end", "docker stop"],
+)
+async def test_an_end_while_the_shim_is_down_is_told_by_what_dockerd_remembers(
+    lab: KillLab, docker: DockerDaemon, how: tuple[str, ...], reason: str
+) -> None:
+    lab.be("exec sleep 100000")
+    await asyncio.to_thread(lab.shim.start)
+    await started(lab)
+    await asyncio.to_thread(lab.shim.kill9)
+    if how:
+        top = ("inspect", "-f", "{{.State.Pid}}", "fairlead-t0")
+        await asyncio.to_thread(run, [*how, await asyncio.to_thread(docker.docker, *top)])
+        await asyncio.to_thread(docker.docker, "wait", "fairlead-t0")
+    else:
+        await asyncio.to_thread(docker.docker, "stop", "--time", "1", "fairlead-t0")
+    await asyncio.to_thread(lab.shim.start)
+    async with client_of(lab.shim) as client:
+        ended = await until(client, "t0", TaskStatus.TERMINATED)
+    assert ended.reason == reason
+
+
 @pytest.mark.parametrize("act", ["/containers/create", "/start"])
 async def test_an_act_whose_answer_is_lost_is_done_once(
     folder: Path, docker: DockerDaemon, lab: KillLab, act: str

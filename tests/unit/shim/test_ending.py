@@ -137,6 +137,49 @@ async def test_a_container_that_others_stop_is_no_failure_of_its_job(
     assert ended.reason == reason
 
 
+async def test_a_job_that_was_over_before_its_container_was_stopped_ended_by_itself(
+    node: Node,
+) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+        (node.settings.job_folder("t1") / "exit.json").write_text(ENDED_BEFORE)
+        node.host.containers["c-t1"].end(3, stopped=True)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.exit_record) == (None, ENDED_BEFORE)
+
+
+ENDED_BEFORE = '{"exit_code":3}'
+STOPPED = '{"exit_code":143,"container_stopped":true}'
+
+
+@pytest.mark.parametrize(
+    ("record", "exit_code", "oom_killed", "reason"),
+    [
+        (None, 137, False, "instance_unreachable"),
+        (STOPPED, 143, False, "instance_unreachable"),
+        (None, 137, True, "out_of_memory"),
+        (ENDED_BEFORE, 3, False, None),
+        (None, 0, False, None),
+        ("[" * 50_000, 3, False, "instance_unreachable"),
+        ('{"container_stopped":"yes"}', 3, False, "instance_unreachable"),
+    ],
+)
+async def test_a_container_that_fell_with_its_engine_while_the_shim_was_down_is_no_failure(
+    node: Node, record: str | None, exit_code: int, oom_killed: bool, reason: str | None
+) -> None:
+    """Nobody heard why it ended; but a job that had ended by itself before ended by itself."""
+    async with node.shim() as service:
+        await put(service)
+        await until(service, "t1", TaskStatus.RUNNING)
+    if record is not None:
+        (node.settings.job_folder("t1") / "exit.json").write_text(record)
+    node.host.containers["c-t1"].end(exit_code, oom_killed=oom_killed, unseen=True)
+    async with node.shim() as service:
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == reason
+
+
 async def test_a_container_that_was_stopped_by_our_order_ends_for_its_reason(node: Node) -> None:
     node.host.ignores_stop = True
     async with node.shim() as service:
