@@ -218,11 +218,12 @@ def bring_back(draft: Draft) -> None:
 
 def _replicas(run: Run, jobs: Iterable[Job]) -> list[list[Job]]:
     """In a gang run each reserved or plain job of the present incarnation is one of its own; ranks
-    are none, a switch brings them back."""
+    are none, a switch brings them back. Slots that were scaled away get nothing however their last
+    attempt ended."""
     if is_gang_run(run):
         return [[job] for job in jobs if _comes_back_alone(run, job)]
     replicas: dict[tuple[str, int], list[Job]] = {}
-    for job in jobs:
+    for job in (job for job in jobs if not job.scaled_down):
         replicas.setdefault((job.group, job.replica), []).append(job)
     return list(replicas.values())
 

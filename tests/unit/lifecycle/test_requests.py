@@ -164,6 +164,28 @@ def test_a_slot_that_is_still_stopping_comes_back_when_it_is_clean() -> None:
     assert len(play.clean(1).job(1).attempts) == 2
 
 
+def test_a_slot_that_waits_for_its_next_attempt_gets_none_once_it_is_scaled_away() -> None:
+    play = Play(jobs=2, retry=ON_ERROR).to_running(0)
+    for _ in range(2):
+        play.to_running(1).send(play.exited(1, FAILED)).clean(1)
+    assert play.job(1).retry_at is not None
+    play.send(Ask(play).scale(1)).wait(60)
+    assert play.job(1).retry_at is None and len(play.job(1).attempts) == 2
+
+
+def test_a_slot_that_fails_while_it_is_scaled_away_comes_back_with_its_slot_only() -> None:
+    play = Play(jobs=2, retry=ON_ERROR).to_running(0).to_running(1)
+    play.send(play.exited(1, FAILED)).send(Ask(play).scale(1)).clean(1)
+    assert play.attempt(1).reason is FAILED and len(play.job(1).attempts) == 1
+    assert len(play.send(Ask(play).scale(2)).job(1).attempts) == 2
+
+
+def test_a_completed_job_is_not_restarted_in_a_slot_that_was_scaled_away() -> None:
+    play = Play(jobs=2, restart_completed_jobs=True).to_running(0).to_running(1)
+    play.send(play.exited(1)).send(Ask(play).scale(1)).clean(1)
+    assert len(play.job(1).attempts) == 1
+
+
 def test_of_two_requests_to_scale_in_one_turn_the_larger_holds() -> None:
     play = Play(jobs=2).to_running(0).to_running(1)
     play.send(Ask(play).scale(3), Ask(play).scale(1))
@@ -314,6 +336,16 @@ def test_the_end_of_somebody_elses_parent_changes_nothing() -> None:
     play = Play().change_run(parent_id="p1").to_running()
     play.send(ParentEnded(run_id=play.run_id, parent_id="p2", message="it failed"))
     assert play.run.status is RunStatus.RUNNING
+
+
+# -- the controller itself ------------------------------------------------------------------
+
+
+def test_a_run_with_which_the_controller_cannot_go_on_fails_and_says_why() -> None:
+    play = Play().to_running()
+    play.send(ServerFault(run_id=play.run_id, message="it could not be stored"))
+    assert (play.run.reason, play.run.message) == (RunReason.SERVER_ERROR, "it could not be stored")
+    assert play.attempt().reason is Reason.TERMINATED_BY_SERVER
 
 
 # -- the story ------------------------------------------------------------------------------
