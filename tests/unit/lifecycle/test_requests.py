@@ -170,13 +170,15 @@ def test_a_slot_that_waits_for_its_next_attempt_gets_none_once_it_is_scaled_away
         play.to_running(1).send(play.exited(1, FAILED)).clean(1)
     assert play.job(1).retry_at is not None
     play.send(Ask(play).scale(1)).wait(60)
-    assert play.job(1).retry_at is None and len(play.job(1).attempts) == 2
+    assert play.job(1).retry_at is None
+    assert len(play.job(1).attempts) == 2
 
 
 def test_a_slot_that_fails_while_it_is_scaled_away_comes_back_with_its_slot_only() -> None:
     play = Play(jobs=2, retry=ON_ERROR).to_running(0).to_running(1)
     play.send(play.exited(1, FAILED)).send(Ask(play).scale(1)).clean(1)
-    assert play.attempt(1).reason is FAILED and len(play.job(1).attempts) == 1
+    assert play.attempt(1).reason is FAILED
+    assert len(play.job(1).attempts) == 1
     assert len(play.send(Ask(play).scale(2)).job(1).attempts) == 2
 
 
