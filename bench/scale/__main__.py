@@ -47,9 +47,9 @@ async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> Non
     """What a part needs of those before it is done, too."""
     base = lab.rss()
     rows += _told(await parts.connect(lab))
-    rows += _told(await parts.submit(lab))
+    rows += _told(await parts.submit(lab, range(len(lab.node_names))))
     if "steady" in wanted:
-        rows += _told(await parts.steady(lab, base))
+        rows += _told(await parts.steady(lab, base, len(lab.node_names)))
     if {"exits", "gang"} & set(wanted):
         rows += _told(await parts.exits(lab))
     if "gang" in wanted:
@@ -59,11 +59,18 @@ async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> Non
 
 
 async def _ssh(lab: ScaleLab, sshd: SshDaemon, rows: list[Row]) -> None:
-    base, watch = lab.rss(), Stopwatch(lab)
-    await add_ssh_nodes(lab, sshd)
-    found = [Row(f"{SSH_NODES} nodes added and connected", str(watch))]
-    found += await parts.submit(lab)
-    found += await parts.steady(lab, base)
+    """The first node brings what all of them share: libraries and their tables."""
+    base = lab.rss()
+    await add_ssh_nodes(lab, sshd, lab.node_names[:1])
+    await parts.submit(lab, range(1))
+    await asyncio.sleep(parts.SETTLING_SECONDS)
+    with_first, watch = lab.rss(), Stopwatch(lab)
+    await add_ssh_nodes(lab, sshd, lab.node_names[1:])
+    found = [Row(f"{SSH_NODES - 1} further nodes added and connected", str(watch))]
+    found += await parts.submit(lab, range(1, SSH_NODES))
+    found += await parts.steady(lab, with_first, SSH_NODES - 1)
+    once = (with_first - base) / (1 << 20)
+    found.append(Row("RSS for the first node and its job", f"{once:.1f} MiB"))
     found += await parts.exits(lab, 100)
     found += await parts.reconnect(lab, SSH_NODES)
     rows += _told([Row(f"by SSH: {r.what}", r.figure, r.goal, r.met) for r in found])

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,8 +177,9 @@ def behind_sshd(lab: ScaleLab) -> Iterator[SshDaemon]:
         sshd.stop()
 
 
-async def add_ssh_nodes(lab: ScaleLab, sshd: SshDaemon) -> None:
+async def add_ssh_nodes(lab: ScaleLab, sshd: SshDaemon, names: Sequence[str]) -> None:
     folder = lab.folder / "n"
+    connected = lab.count("nodes", "connected") + len(names)
     async with lab.api() as api:
         bodies = [
             {
@@ -189,7 +190,7 @@ async def add_ssh_nodes(lab: ScaleLab, sshd: SshDaemon) -> None:
                 "socket": str(folder / f"{name}.s"),
                 "host_key": sshd.host_key,
             }
-            for name in lab.node_names
+            for name in names
         ]
         await all_of([api.post("/v1/nodes", body) for body in bodies])
-    await lab.until("nodes", "connected", len(lab.node_names), 300)
+    await lab.until("nodes", "connected", connected, 300)

@@ -57,15 +57,16 @@ async def connect(lab: ScaleLab) -> list[Row]:
     return [Row(f"{len(lab.node_names)} nodes added and connected", str(watch))]
 
 
-async def submit(lab: ScaleLab) -> list[Row]:
-    count = len(lab.node_names)
+async def submit(lab: ScaleLab, numbers: range) -> list[Row]:
+    """Jobs of these numbers, where all before them run."""
+    count = len(numbers)
     watch = Stopwatch(lab)
     async with lab.api() as api:
-        placed = asyncio.create_task(_until_placed(lab, count, watch))
-        await all_of([api.submit(f"job-{number}") for number in range(count)])
+        placed = asyncio.create_task(_until_placed(lab, numbers.stop, watch))
+        await all_of([api.submit(f"job-{number}") for number in numbers])
         accepted = str(watch)
         placed_at = await placed
-        await lab.until("runs", "running", count, 300)
+        await lab.until("runs", "running", numbers.stop, 300)
     rate, of_cpu = count / placed_at[0], count / placed_at[1]
     return [
         Row(f"{count} runs submitted, all answered", accepted),
@@ -87,13 +88,14 @@ async def _until_placed(lab: ScaleLab, count: int, watch: Stopwatch) -> tuple[fl
     return watch.wall, watch.cpu
 
 
-async def steady(lab: ScaleLab, base: int) -> list[Row]:
+async def steady(lab: ScaleLab, base: int, nodes: int) -> list[Row]:
+    """`base`: the memory before that many of the nodes were there."""
     count = len(lab.node_names)
     await asyncio.sleep(SETTLING_SECONDS)
     watch = Stopwatch(lab)
     await asyncio.sleep(STEADY_SECONDS)
     share = watch.cpu / watch.wall
-    each = (lab.rss() - base) / count
+    each = (lab.rss() - base) / nodes
     return [
         Row(f"{count} jobs run: CPU", f"{share:.1%} of a core", "≤ 5 %", share <= 0.05),
         Row(

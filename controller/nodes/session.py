@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -184,7 +185,8 @@ class NodeSession:
 
     async def _until_quiet(self, connection: NodeConnection) -> None:
         """Until nothing was heard for a while, or a job is there that waits to hear of us. A timer
-        and no task looks after each of thousands of nodes that are well."""
+        and no task looks after each of thousands of nodes that are well; those of all nodes are due
+        at full seconds, so that the loop wakes once for hundreds of them."""
         loop = asyncio.get_running_loop()
         quiet = loop.create_future()
         timer: asyncio.TimerHandle
@@ -192,13 +194,16 @@ class NodeSession:
         def look() -> None:
             nonlocal timer
             self._heard(connection.heard_at())
-            left = self._silence.left
-            if left > 0 and self._least_patience() is None:
-                timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, left), look)
+            if self._silence.left > 0 and self._least_patience() is None:
+                timer = look_again()
             elif not quiet.done():
                 quiet.set_result(None)
 
-        timer = loop.call_later(max(SHORTEST_LOOK_SECONDS, self._silence.left), look)
+        def look_again() -> asyncio.TimerHandle:
+            pause = max(SHORTEST_LOOK_SECONDS, self._silence.left)
+            return loop.call_at(math.ceil(loop.time() + pause), look)
+
+        timer = look_again()
         try:
             await quiet
         finally:
