@@ -66,7 +66,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
     """Run the controller until SIGTERM or SIGINT. `ready` is called with the API's URL.
 
-    Raises CannotStart, LeaseLost."""
+    Raises CannotStart, StoreError."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,7 +17,7 @@ import msgspec
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
 from controller.logs.store import LogStore
-from controller.store.base import Store, StoreUnavailable
+from controller.store.base import LeaseLost, Store, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +67,14 @@ class Retention:
         while True:
             try:
                 await self.sweep()
-            except (StoreUnavailable, OSError) as error:
+            except LeaseLost:
+                raise
+            except (StoreError, OSError) as error:
                 log.warning("what is old could not be removed: %s", error)
             await asyncio.sleep(self._keep.sweep_every)
 
     async def sweep(self) -> None:
-        """Forget all that is due now. Raises LeaseLost, StoreUnavailable, OSError."""
+        """Forget all that is due now. Raises StoreError, OSError."""
         now = self._clock.now()
         runs = await self._repeat(self._store.forget, RUNS_AT_ONCE)
         attempts = await self._repeat(self._store.forget_attempts, ATTEMPTS_AT_ONCE)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from controller.configuration.parse import ConfigurationError
 from controller.service.errors import ServiceError
-from controller.store.base import StoreError
+from controller.store.base import StoreError, StoreRefused
 from shim.schemas import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,9 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
         return error_response(error.status, error.code, error.message, error.field)
     if isinstance(error, ConfigurationError):
         return error_response(400, "invalid_configuration", error.sentence(), error.field or None)
+    if isinstance(error, StoreRefused):
+        log.error("%s %s: %s", request.method, request.path, error)
+        return error_response(500, "store_refused", str(error))
     if isinstance(error, StoreError):
         log.error("%s %s: %s", request.method, request.path, error)
         return error_response(503, "store_unavailable", str(error))

@@ -31,6 +31,8 @@ class EventKind(StrEnum):
     `to_status` is what holds since."""
     OCCURRENCE = "occurrence"
     """An execution of a scheduled run: `started`, `skipped`, or its final status."""
+    STORING = "storing"
+    """What became of the run was `refused` by the database: the run waits as it was before."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,13 @@ class ParentEnded(_Report, frozen=True, kw_only=True):
     """How it ended, for a person."""
 
 
+class ServerFault(_Report, frozen=True, kw_only=True):
+    """The controller cannot go on with the run."""
+
+    message: str
+    """Why, for a person."""
+
+
 class Nominated(_AttemptReport, frozen=True, kw_only=True):
     """The scheduler holds this place (state NOMINATED) for the attempt until its victims left."""
 
@@ -226,6 +233,7 @@ Report = (
     | JobAbandonRequested
     | JobInterruptRequested
     | ParentEnded
+    | ServerFault
     | Nominated
     | NominationEnded
     | Preempted

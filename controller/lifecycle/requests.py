@@ -27,6 +27,7 @@ from controller.lifecycle.reports import (
     Report,
     ResumeRequested,
     ScaleRequested,
+    ServerFault,
     StopRequested,
     SuspendRequested,
 )
@@ -45,6 +46,8 @@ def obey(draft: Draft, reports: Sequence[Report]) -> None:
                 _end_run(draft, RunReason.COMPLETED_BY_USER, request, f"completed by {request.by}")
             case ParentEnded():
                 _follow_parent(draft, request)
+            case ServerFault():
+                _end_run(draft, RunReason.SERVER_ERROR, request, request.message)
             case ScaleRequested():
                 _scale(draft, request)
             case JobAbandonRequested() | JobAbortRequested() | JobInterruptRequested():
@@ -61,6 +64,7 @@ _ORDER: Final[tuple[type, ...]] = (
     StopRequested,
     CompleteRequested,
     ParentEnded,
+    ServerFault,
     ScaleRequested,
     JobAbandonRequested,
     JobAbortRequested,

@@ -17,6 +17,18 @@ class Inventory(msgspec.Struct):
 
     nodes: dict[str, Node | None] = {}
     fleets: dict[str, Fleet | None] = {}
+    stored_nodes: dict[str, Node | None] = {}
+    stored_fleets: dict[str, Fleet | None] = {}
+    """What the store has of these."""
+
+    def over(self, older: Inventory) -> Inventory:
+        """Both, of which `older` could not be committed."""
+        return Inventory(
+            nodes={**older.nodes, **self.nodes},
+            fleets={**older.fleets, **self.fleets},
+            stored_nodes={**self.stored_nodes, **older.stored_nodes},
+            stored_fleets={**self.stored_fleets, **older.stored_fleets},
+        )
 
 
 def there(changes: Mapping[str, T | None]) -> dict[str, T]:

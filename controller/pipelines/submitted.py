@@ -7,7 +7,7 @@ kept here; its outcome comes back into the turn as reports.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from controller.lifecycle.model import Fleet, Node, RunState, Use
 from controller.scheduling.explain import NameOf, PlannedPlace, Waiting, explain, preview
@@ -50,9 +50,9 @@ class JobSubmittedPipeline:
         self.index.fleet_changed(name, fleet)
         self._possible.fleet_changed(name, fleet)
 
-    def place(self, now: float) -> Told:
+    def place(self, now: float, without: Container[str] = frozenset()) -> Told:
         """What to tell which runs, in this order. While nothing has come free, only what changed
-        has a chance."""
+        has a chance; what waits of the runs in `without` has none."""
         to_see, self._to_see = self._to_see, {}
         units = None
         if self.index.growth == self._seen_growth:
@@ -62,7 +62,7 @@ class JobSubmittedPipeline:
             self.is_unfinished = False
             return {}
         this_round = Round(self.index, now, self._new_id)
-        told = this_round.decide(units)
+        told = this_round.decide(units, without)
         self._to_see.update(this_round.left_over)
         self.is_unfinished = bool(this_round.left_over)
         return told

@@ -12,24 +12,31 @@ import heapq
 import logging
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from controller.clock import Chance, Clock
-from controller.lifecycle.history import Event
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, RunState
 from controller.lifecycle.recent import recent
 from controller.lifecycle.reports import Report, Tick
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
-from controller.lifecycle.turn import decide
 from controller.pipelines.absent import news_of, none_reached
 from controller.pipelines.around import World
+from controller.pipelines.aside import SetAside
 from controller.pipelines.bynode import RunsByNode, nodes_of
+from controller.pipelines.deciding import Placer, TurnInProgress
 from controller.pipelines.families import Families, ParentGone
 from controller.pipelines.inventory import Inventory, gone, there
 from controller.pipelines.stretches import in_stretches
 from controller.pipelines.watching import Watch, Watchers
 from controller.scheduling.explain import NameOf, PlannedPlace, Waiting
-from controller.store.base import Changes, LeaseLost, Store, StoreError, StoreUnavailable
+from controller.store.base import (
+    Changes,
+    LeaseLost,
+    Store,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +49,12 @@ class NameTaken(Exception):
     """A live run has this name already."""
 
 
-class Scheduler(Protocol):
+class Scheduler(Placer, Protocol):
     """JobSubmittedPipeline's seam. It is told of every change before it is committed, and told the
     state before it when the commit fails."""
 
     is_unfinished: bool
     """Whether another turn should follow at once."""
-
-    def run_changed(self, run_id: str, state: RunState | None) -> None: ...
 
     def run_trimmed(self, state: RunState) -> None: ...
 
@@ -58,12 +63,6 @@ class Scheduler(Protocol):
     def node_changed(self, node_id: str, node: Node | None) -> None: ...
 
     def fleet_changed(self, name: str, fleet: Fleet | None) -> None: ...
-
-    def place(self, now: float) -> Mapping[str, Sequence[Report]]:
-        """What to tell which runs, in this order, all of a run's at once."""
-
-    def nominated(self, state: RunState) -> frozenset[str]:
-        """The places of this run on which another's nomination lies."""
 
     def why_never(self, state: RunState) -> tuple[str, str] | None: ...
 
@@ -75,6 +74,13 @@ class Scheduler(Protocol):
 class TurnListener(Protocol):
     def committed(self, touched: Sequence[RunState]) -> None:
         """These runs were decided on and are committed as given; finished ones come last time."""
+
+
+class _Waiter(NamedTuple):
+    """`of`: the id of the run or node (or the fleet's name) that it concerns."""
+
+    done: asyncio.Future[None]
+    of: str | None
 
 
 class Turns:
@@ -103,7 +109,8 @@ class Turns:
         self._inbox: dict[str, list[Report]] = {}
         self._admitted: dict[str, RunState] = {}
         self._inventory = Inventory()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._aside = SetAside()
+        self._waiters: list[_Waiter] = []
         self._deadlines: list[tuple[float, str]] = []
         self._wake_at: dict[str, float] = {}
         self._reschedule = False
@@ -171,7 +178,8 @@ class Turns:
         return [self.runs[child_id] for child_id in ids if child_id in self.runs]
 
     async def admit(self, state: RunState) -> None:
-        """Make this new run durable. Raises NameTaken, ParentGone, StoreUnavailable."""
+        """Make this new run durable. Raises NameTaken, ParentGone, StoreUnavailable, StoreRefused:
+        the run never was."""
         if state.run.name in self._names:
             raise NameTaken(state.run.name)
         if state.run.parent_id is not None and state.run.parent_id not in self.runs:
@@ -180,7 +188,7 @@ class Turns:
         self._families.add(state)
         self._admitted[state.run.id] = state
         try:
-            await self._next_commit()
+            await self._next_commit(state.run.id)
         except BaseException:
             if self._admitted.pop(state.run.id, None) is not None:
                 self._forget_admission(state)
@@ -194,31 +202,38 @@ class Turns:
         self._wake.set()
 
     async def report(self, report: Report) -> None:
-        """Hand in a report and wait for its commit. Raises StoreUnavailable."""
+        """Hand in a report and wait for its commit. Raises StoreUnavailable, StoreRefused."""
         self.post(report)
-        await self._next_commit()
+        self._aside.hurry(report.run_id)
+        await self._next_commit(report.run_id)
 
     async def settled(self) -> None:
-        """Everything posted so far is decided and committed. Raises StoreUnavailable."""
-        await self._next_commit()
+        """Everything posted so far is decided and committed, but for runs that the store refuses.
+        Raises StoreUnavailable."""
+        await self._next_commit(None)
 
     async def save_node(self, node: Node | None, node_id: str) -> None:
-        """Add, change or (None) remove a node, durably. Raises StoreUnavailable."""
+        """Add, change or (None) remove a node, durably. Raises StoreUnavailable, StoreRefused."""
         self.set_node(node, node_id)
-        await self._next_commit()
+        await self._next_commit(node_id)
 
     def set_node(self, node: Node | None, node_id: str) -> None:
         """As `save_node`, but without waiting: for what a node says about itself."""
+        self._inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
+        self._inventory.nodes[node_id] = node
+        self._show_node(node, node_id)
+        self._wake.set()
+
+    def _show_node(self, node: Node | None, node_id: str) -> None:
         if node is None:
             self.nodes.pop(node_id, None)
             self._removed.add(node_id)
         else:
             self.nodes[node_id] = node
+            self._removed.discard(node_id)
         self._note_drain(node, node_id)
         self._scheduler.node_changed(node_id, node)
-        self._inventory.nodes[node_id] = node
         self._reschedule = True
-        self._wake.set()
 
     def _note_drain(self, node: Node | None, node_id: str) -> None:
         if node is not None and node.draining:
@@ -227,16 +242,20 @@ class Turns:
             self.draining.discard(node_id)
 
     async def save_fleet(self, fleet: Fleet | None, name: str) -> None:
-        """Add, change or (None) remove a fleet, durably. Raises StoreUnavailable."""
+        """Add, change or (None) remove a fleet, durably. Raises StoreUnavailable, StoreRefused."""
+        self._inventory.stored_fleets.setdefault(name, self.fleets.get(name))
+        self._inventory.fleets[name] = fleet
+        self._show_fleet(fleet, name)
+        self._wake.set()
+        await self._next_commit(name)
+
+    def _show_fleet(self, fleet: Fleet | None, name: str) -> None:
         if fleet is None:
             self.fleets.pop(name, None)
         else:
             self.fleets[name] = fleet
         self._scheduler.fleet_changed(name, fleet)
-        self._inventory.fleets[name] = fleet
         self._reschedule = True
-        self._wake.set()
-        await self._next_commit()
 
     def watch(self, key: str | None) -> Watch:
         """Wakes whenever the run or node with this id was committed (None: any of them, ANY_NODE:
@@ -268,9 +287,11 @@ class Turns:
             self._wake.set()
 
     async def _wait_for_work(self) -> None:
-        delay = None
-        if self._deadlines:
-            delay = max(0.0, self._deadlines[0][0] - self._clock.now())
+        times = [at for at, _ in self._deadlines[:1]]
+        next_try = self._aside.next_try()
+        if next_try is not None:
+            times.append(next_try)
+        delay = max(0.0, min(times) - self._clock.now()) if times else None
         try:
             async with asyncio.timeout(delay):
                 await self._wake.wait()
@@ -286,20 +307,25 @@ class Turns:
         waiters = self._take_waiters()
         for run_id in self._due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
-        turn = _Turn(self._known, now, self._chance, self._world, self._scheduler)
+        aside = self._aside.hold(inbox, now)
+        turn = TurnInProgress(self._known, now, self._chance, self._world, self._scheduler, aside)
         try:
             await turn.admit(admitted)
             await turn.decide_all(inbox)
             if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
-                await turn.decide_all(self._scheduler.place(now))
+                await turn.place()
                 self._reschedule = self._scheduler.is_unfinished
             turn.tell_children(self._families)
             await self._commit(turn, inventory)
-        except BaseException as error:
+        except StoreRefused as error:
+            self._take_back(turn)
+            self._leave_out(error, turn, inbox, inventory)
             self._put_back(inbox, inventory)
-            for run_id in turn.states:
-                self._scheduler.run_changed(run_id, self._known.get(run_id))
-            self._reschedule = True
+            self._go_on_without(error, admitted, waiters)
+            return
+        except BaseException as error:
+            self._take_back(turn)
+            self._put_back(inbox, inventory)
             for state in admitted.values():
                 self._forget_admission(state)
             refusal = error if isinstance(error, StoreError) else None
@@ -309,7 +335,7 @@ class Turns:
         self._resolve(waiters, None)
         await self._tell(turn, inventory.nodes)
 
-    async def _commit(self, turn: _Turn, inventory: Inventory) -> None:
+    async def _commit(self, turn: TurnInProgress, inventory: Inventory) -> None:
         changes = Changes(
             runs={
                 run_id: (self._known.get(run_id), state)
@@ -320,16 +346,62 @@ class Turns:
             removed_nodes=gone(inventory.nodes),
             fleets=there(inventory.fleets),
             removed_fleets=gone(inventory.fleets),
-            events=tuple(turn.events),
+            events=(*turn.events, *self._aside.news),
         )
         if changes.runs or changes.events or inventory.nodes or inventory.fleets:
-            await self._store.commit(changes)
+            try:
+                await self._store.commit(changes)
+            except StoreRefused as error:
+                if not error.is_in_parts:
+                    raise StoreUnavailable(str(error)) from error
+                raise
+            self._aside.news.clear()
+
+    def _take_back(self, turn: TurnInProgress) -> None:
+        for run_id in turn.states:
+            self._scheduler.run_changed(run_id, self._known.get(run_id))
+        self._reschedule = True
+
+    def _leave_out(
+        self,
+        error: StoreRefused,
+        turn: TurnInProgress,
+        inbox: dict[str, list[Report]],
+        inventory: Inventory,
+    ) -> None:
+        """A run waits aside; a node or fleet is again what the store has of it."""
+        self._aside.drop_news(error.runs)
+        for run_id in error.runs & turn.states.keys() & self._known.keys():
+            name = self._known[run_id].run.name
+            self._aside.refused(run_id, name, inbox.pop(run_id, []), str(error), self._clock.now())
+        for node_id in error.nodes & inventory.nodes.keys():
+            log.error("what changed of node %s is left out: %s", node_id, error)
+            del inventory.nodes[node_id]
+            stored = inventory.stored_nodes.pop(node_id)
+            if node_id not in self._inventory.nodes:
+                self._show_node(stored, node_id)
+        for name in error.fleets & inventory.fleets.keys():
+            del inventory.fleets[name]
+            stored_fleet = inventory.stored_fleets.pop(name)
+            if name not in self._inventory.fleets:
+                self._show_fleet(stored_fleet, name)
+
+    def _go_on_without(
+        self, error: StoreRefused, admitted: dict[str, RunState], waiters: list[_Waiter]
+    ) -> None:
+        for run_id in error.runs & admitted.keys():
+            self._forget_admission(admitted.pop(run_id))
+        self._admitted = {**admitted, **self._admitted}
+        refused = error.runs | error.nodes | error.fleets
+        self._resolve([waiter for waiter in waiters if waiter.of in refused], error)
+        self._waiters[:0] = [waiter for waiter in waiters if waiter.of not in refused]
+        self._wake.set()
 
     def _forget_admission(self, state: RunState) -> None:
         del self._names[state.run.name]
         self._families.remove(state)
 
-    def _adopt(self, turn: _Turn) -> None:
+    def _adopt(self, turn: TurnInProgress) -> None:
         for run_id, state in turn.states.items():
             fresh = self._by_node.moved(self._known.get(run_id), state)
             state = self._trimmed(state)
@@ -340,6 +412,9 @@ class Turns:
                 for news in news_of(run_id, fresh, self.nodes, self._removed):
                     self.post(news)
             self._set_deadline(run_id, turn.deadlines.get(run_id))
+        self._aside.stored(turn.states.keys())
+        for report in turn.held:
+            self.post(report)
         if self._reschedule:
             self._wake.set()
 
@@ -362,7 +437,7 @@ class Turns:
             self._scheduler.run_over(state.run.id)
         self._reschedule = True
 
-    async def _tell(self, turn: _Turn, nodes: Mapping[str, object]) -> None:
+    async def _tell(self, turn: TurnInProgress, nodes: Mapping[str, object]) -> None:
         touched = list(turn.states.values())
         async for state in in_stretches(touched):
             for listener in self._listeners:
@@ -393,91 +468,26 @@ class Turns:
     def _put_back(self, inbox: dict[str, list[Report]], inventory: Inventory) -> None:
         for run_id, reports in inbox.items():
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
-        newer = self._inventory
-        self._inventory = Inventory(
-            nodes={**inventory.nodes, **newer.nodes}, fleets={**inventory.fleets, **newer.fleets}
-        )
+        self._inventory = self._inventory.over(inventory)
 
-    async def _next_commit(self) -> None:
+    async def _next_commit(self, of: str | None) -> None:
         if self._ended is not None:
             raise self._ended
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), of)
         self._waiters.append(waiter)
         self._wake.set()
-        await waiter
+        await waiter.done
 
-    def _take_waiters(self) -> list[asyncio.Future[None]]:
+    def _take_waiters(self) -> list[_Waiter]:
         waiters, self._waiters = self._waiters, []
         return waiters
 
     @staticmethod
-    def _resolve(waiters: list[asyncio.Future[None]], error: Exception | None) -> None:
-        for waiter in waiters:
-            if waiter.done():
+    def _resolve(waiters: Iterable[_Waiter], error: Exception | None) -> None:
+        for done, _ in waiters:
+            if done.done():
                 continue
             if error is None:
-                waiter.set_result(None)
+                done.set_result(None)
             else:
-                waiter.set_exception(error)
-
-
-class _Turn:
-    """What one turn has decided so far; nothing of it is visible before the commit."""
-
-    def __init__(
-        self,
-        runs: Mapping[str, RunState],
-        now: float,
-        chance: Chance,
-        world: World,
-        scheduler: Scheduler,
-    ) -> None:
-        self.states: dict[str, RunState] = {}
-        self.events: list[Event] = []
-        self.deadlines: dict[str, float | None] = {}
-        self._runs = runs
-        self._now = now
-        self._chance = chance
-        self._world = world
-        self._scheduler = scheduler
-
-    async def admit(self, admitted: Mapping[str, RunState]) -> None:
-        self.states.update(admitted)
-        await self.decide_all({run_id: [Tick(run_id=run_id)] for run_id in admitted})
-
-    async def decide_all(self, told: Mapping[str, Sequence[Report]]) -> None:
-        async for run_id, reports in in_stretches(told.items()):
-            self.decide(run_id, reports)
-
-    def decide(self, run_id: str, reports: Sequence[Report]) -> None:
-        state = self.states.get(run_id) or self._runs.get(run_id)
-        if state is None:
-            return
-        try:
-            decision = decide(
-                state,
-                reports,
-                self._now,
-                self._chance.new_id,
-                self._chance.jitter,
-                self._world.around(state, self._now, self._scheduler.nominated(state)),
-            )
-        except Exception:
-            # A fault in one run's decision must not stop all others: that run stays as it is, and
-            # what its nodes have to say comes again with their next contact.
-            log.exception("run %s (%s) could not be decided on", state.run.name, run_id)
-            return
-        self.states[run_id] = decision.state
-        self._scheduler.run_changed(run_id, decision.state)
-        self.events.extend(decision.events)
-        self.deadlines[run_id] = decision.wake_at
-
-    def tell_children(self, families: Families) -> None:
-        """In the same commit as the end of their parent, so that no crash comes between."""
-        told: set[str] = set()
-        while ended := [state for run_id, state in self.states.items() if run_id not in told]:
-            for state in ended:
-                told.add(state.run.id)
-                for report in families.told_by(state):
-                    told.discard(report.run_id)
-                    self.decide(report.run_id, [report])
+                done.set_exception(error)

@@ -6,7 +6,7 @@ No job blocks another behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from controller.lifecycle import gangs
 from controller.lifecycle.reports import (
@@ -64,13 +64,16 @@ class Round:
         self.left_over: dict[str, None] = {}
         """Runs that should be looked at again at once, whatever happens."""
 
-    def decide(self, units: Iterable[Unit] | None = None) -> Told:
-        """`units`: those that may have a chance; None: all."""
+    def decide(
+        self, units: Iterable[Unit] | None = None, without: Container[str] = frozenset()
+    ) -> Told:
+        """`units`: those that may have a chance; None: all. `without`: runs that have none."""
         for ended in orphans(self._index):
             self._tell(ended)
         if units is None:
             units = [unit for waiting in self._index.units.values() for unit in waiting]
-        for unit in in_order(units, self._index.use, self._now):
+        chosen = (unit for unit in units if unit.run.id not in without)
+        for unit in in_order(chosen, self._index.use, self._now):
             if unit.nominated:
                 self._review(unit)
             elif unit.kind is Kind.TOGETHER:

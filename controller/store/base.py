@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -26,6 +27,30 @@ class StoreError(Exception):
 
 class StoreUnavailable(StoreError):
     """Nothing was changed (disk full, database busy); the same commit may be tried again."""
+
+
+class StoreRefused(StoreError):
+    """Nothing was changed, and the same commit would never work: the store does not take what some
+    of its parts hold. The others can be stored without these."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        runs: Iterable[str] = (),
+        nodes: Iterable[str] = (),
+        fleets: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.runs = frozenset(runs)
+        """The ids of those whose changes or events are refused."""
+        self.nodes = frozenset(nodes)
+        self.fleets = frozenset(fleets)
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether something is left that could be stored."""
+        return bool(self.runs or self.nodes or self.fleets)
 
 
 class StoreUnusable(StoreError):
@@ -103,7 +128,8 @@ class Store(Protocol):
         """All that is live. Raises StoreUnavailable."""
 
     async def commit(self, changes: Changes) -> None:
-        """Make the changes durable, all or none. Raises LeaseLost, StoreUnavailable."""
+        """Make the changes durable, all or none. Raises LeaseLost, StoreUnavailable,
+        StoreRefused."""
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
         """The run with this id, else the newest one with this name; finished ones too. `user`: of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from controller.lifecycle.model import Attempt, RunState
 from controller.store.base import (
@@ -12,6 +13,7 @@ from controller.store.base import (
     Snapshot,
     Store,
     StoredEvent,
+    StoreRefused,
     StoreUnavailable,
 )
 
@@ -97,6 +99,30 @@ class DiskFull(_Around):
     async def commit(self, changes: Changes) -> None:
         if self.full:
             raise StoreUnavailable("the database can't be used now: database or disk is full")
+        await super().commit(changes)
+
+
+class Refusing(_Around):
+    """A commit that changes one of these runs or nodes (or tells of one) is refused, however often;
+    `takes` says what of a run is taken all the same."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.runs: set[str] = set()
+        self.nodes: set[str] = set()
+        self.takes: Callable[[RunState], bool] = lambda _: False
+        self.refused = 0
+
+    async def commit(self, changes: Changes) -> None:
+        runs = {
+            run_id
+            for run_id, (_, state) in changes.runs.items()
+            if run_id in self.runs and not self.takes(state)
+        }
+        nodes = self.nodes & (changes.nodes.keys() | set(changes.removed_nodes))
+        if runs or nodes:
+            self.refused += 1
+            raise StoreRefused("the database refuses it: out of range", runs=runs, nodes=nodes)
         await super().commit(changes)
 
 

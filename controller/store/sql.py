@@ -20,7 +20,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
-from controller.store import forgetting, history, reading, schema, writing
+from controller.store import blaming, forgetting, history, reading, schema, writing
 from controller.store.base import (
     USE_SECONDS,
     Boot,
@@ -29,10 +29,11 @@ from controller.store.base import (
     Snapshot,
     StoredEvent,
     StoreError,
+    StoreRefused,
     StoreUnavailable,
-    StoreUnusable,
 )
 from controller.store.database import Database
+from controller.store.failures import as_store_error, is_about_values, sentence
 from controller.store.folderlock import Life
 from controller.store.lease import LEASE_SECONDS, Lease
 
@@ -115,7 +116,19 @@ class SqlStore:
         )
 
     async def commit(self, changes: Changes) -> None:
-        await self._write(lambda connection: writing.write(connection, changes))
+        try:
+            await self._write(lambda connection: writing.write(connection, changes))
+        except StoreRefused as error:
+            raise await self._blame(changes, str(error)) from error.__cause__
+
+    async def _blame(self, changes: Changes, message: str) -> StoreRefused:
+        def blame() -> StoreRefused:
+            with self._opened(self._writer).connect() as connection, connection.begin() as trial:
+                refused = blaming.culprits(connection, changes)
+                trial.rollback()
+            return StoreRefused(message, **refused)
+
+        return await self._in(self._opened(self._writer_thread), blame)
 
     async def forget(self, *, finished_before: float, limit: int) -> int:
         removed: list[str] = []
@@ -217,7 +230,7 @@ class SqlStore:
                 with writer.begin() as connection:
                     self._lease.give_back(connection)
         except sa.exc.SQLAlchemyError as error:
-            log.warning("the lease could not be given back: %s", _sentence(error))
+            log.warning("the lease could not be given back: %s", sentence(error))
         finally:
             if writer is not None:
                 writer.dispose()
@@ -241,7 +254,7 @@ class SqlStore:
                 with self._opened(self._writer).begin() as connection:
                     self._lease.verify(connection)
                     ticket = self._database.ticket(connection)
-                    change(connection)
+                    _apply(change, connection)
             except sa.exc.DBAPIError as error:
                 if ticket is None or not error.connection_invalidated:
                     raise
@@ -259,7 +272,7 @@ class SqlStore:
                 with self._opened(self._writer).begin() as connection:
                     return self._database.landed(connection, ticket)
             except (sa.exc.DBAPIError, StoreUnavailable) as error:
-                log.warning("asking for the end of a transaction: %s", _sentence(error))
+                log.warning("asking for the end of a transaction: %s", sentence(error))
         raise LeaseLost(
             "the database does not say whether the last change was stored; this controller stops, "
             "so that the next one goes on from what is there"
@@ -277,25 +290,21 @@ class SqlStore:
             return await asyncio.get_running_loop().run_in_executor(thread, call)
         except StoreError:
             raise
-        except sa.exc.DBAPIError as error:
-            raise _as_store_error(error) from error
         except OSError as error:
             raise StoreUnavailable(f"the store can't be reached: {error.strerror}") from error
+        except sa.exc.DBAPIError as error:
+            raise as_store_error(error) from error
 
 
-def _as_store_error(error: sa.exc.DBAPIError) -> StoreError:
-    if isinstance(error, sa.exc.OperationalError) or error.connection_invalidated:
-        return StoreUnavailable(f"the database can't be used now: {_sentence(error)}")
-    return StoreUnusable(f"the database refuses: {_sentence(error)}")
-
-
-def _sentence(error: Exception) -> str:
-    """One line, without the statement and its values, which may be secret."""
-    if isinstance(error, StoreError):
-        return str(error)
-    original = getattr(error, "orig", None)
-    text = str(original if original is not None else type(error).__name__)
-    return next(iter(text.splitlines()), "")
+def _apply(change: Callable[[sa.Connection], None], connection: sa.Connection) -> None:
+    try:
+        change(connection)
+    except sa.exc.DBAPIError:
+        raise
+    except Exception as error:
+        if not is_about_values(error):
+            raise
+        raise as_store_error(error) from None
 
 
 def _holder() -> str:

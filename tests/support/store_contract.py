@@ -15,7 +15,7 @@ import pytest
 from controller.lifecycle.model import Band, Fleet, Use
 from controller.lifecycle.recent import KEPT_ATTEMPTS, recent
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.store.base import Changes, LeaseHeld, Store, StoreUnavailable
+from controller.store.base import Changes, LeaseHeld, Store, StoreRefused, StoreUnavailable
 from controller.store.failing import Crash, CrashAfterCommit
 from controller.store.users import Role, StoredToken, User
 from tests.unit.store.samples import (
@@ -454,3 +454,66 @@ class StoreContract:
         assert await store.list_runs(parent_id="parent") == [ended, live]
         assert await store.list_runs(parent_id="run1") == [other]
         assert await store.list_runs(parent_id="run2") == []
+
+
+class RefusalContract:
+    """What stores promise that can be given something that they cannot hold."""
+
+    @pytest.fixture
+    async def store(self, make_store: MakeStore) -> AsyncIterator[Store]:
+        store = make_store()
+        await store.open()
+        yield store
+        await store.close()
+
+    async def test_a_number_that_does_not_fit_is_blamed_on_its_run_and_changes_nothing(
+        self, store: Store
+    ) -> None:
+        sound = a_run("run1", submitted_at=1.0)
+        attempt = msgspec.structs.replace(
+            an_attempt("run2", 0, status=AttemptStatus.FAILED), exit_code=1 << 70
+        )
+        job = msgspec.structs.replace(a_run("run2").jobs[0], attempts=(attempt,))
+        wrong = msgspec.structs.replace(a_run("run2", submitted_at=2.0), jobs=(job,))
+
+        with pytest.raises(StoreRefused) as caught:
+            await store.commit(submission(sound, wrong))
+        assert caught.value.runs == {"run2"}
+        assert (await store.load()).runs == ()
+        await store.commit(submission(sound))
+        assert (await store.load()).runs == (sound,)
+
+    async def test_what_is_there_already_is_blamed_on_the_run_that_says_it_is_new(
+        self, store: Store
+    ) -> None:
+        one, two = a_run("run1", submitted_at=1.0), a_run("run2", submitted_at=2.0)
+        await store.commit(submission(one))
+
+        with pytest.raises(StoreRefused) as caught:
+            await store.commit(submission(one, two))
+        assert caught.value.runs == {"run1"}
+        assert (await store.load()).runs == (one,)
+
+    async def test_of_two_that_exclude_each_other_the_later_one_is_blamed(
+        self, store: Store
+    ) -> None:
+        state = a_run("run1")
+        twice = Changes(runs={"run1": (None, state), "run2": (None, state)})
+
+        with pytest.raises(StoreRefused) as caught:
+            await store.commit(twice)
+        assert caught.value.runs == {"run2"}
+
+    async def test_an_event_is_blamed_on_its_run_and_a_nodes_fact_on_the_node(
+        self, store: Store
+    ) -> None:
+        event = msgspec.structs.replace(an_event("run1"), at=None)
+        node = msgspec.structs.replace(a_node("wrong"), created_at=None)
+
+        with pytest.raises(StoreRefused) as caught:
+            await store.commit(
+                Changes(nodes={"sound": a_node("sound"), "wrong": node}, events=(event,))
+            )
+        assert caught.value.runs == {"run1"}
+        assert caught.value.nodes == {"wrong"}
+        assert (await store.load()).nodes == ()

@@ -26,7 +26,7 @@ from controller.configuration.units import parse_duration, parse_size
 from controller.retention import Keep
 from controller.service.errors import Invalid
 from controller.service.userkeys import user_keys
-from controller.store.base import LeaseLost
+from controller.store.base import StoreError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 GC_THRESHOLDS = (1_000, 10, 800)
@@ -105,7 +105,7 @@ def controller(
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         uvloop.run(app.serve(options, _say_ready))
-    except (app.CannotStart, LeaseLost) as error:
+    except (app.CannotStart, StoreError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
         raise CliError(f"--data {data}: {error.strerror or error}") from None

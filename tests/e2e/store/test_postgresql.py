@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -19,13 +20,14 @@ from controller.store.base import (
     LeaseHeld,
     LeaseLost,
     Store,
+    StoreRefused,
     StoreUnavailable,
     StoreUnusable,
 )
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.sql import SqlStore
 from tests.support.postgresql_server import PostgresqlServer
-from tests.support.store_contract import MakeStore, StoreContract
+from tests.support.store_contract import MakeStore, RefusalContract, StoreContract
 from tests.unit.store.samples import a_run, an_event, submission
 
 pytestmark = pytest.mark.e2e
@@ -38,6 +40,18 @@ def make_store(database_url: str) -> MakeStore:
 
 class TestStore(StoreContract):
     pass
+
+
+class TestRefusals(RefusalContract):
+    async def test_what_is_too_large_for_an_index_or_a_column_is_refused_not_waited_for(
+        self, store: Store
+    ) -> None:
+        for_index = a_run("run1", client_key=secrets.token_hex(1 << 16))
+        for_column = a_run("run2", name="n" * 65)
+
+        with pytest.raises(StoreRefused) as caught:
+            await store.commit(submission(for_index, for_column))
+        assert caught.value.runs == {"run1", "run2"}
 
 
 def name_of(url: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYl
 class NoPlace(JobSubmittedPipeline):
     """A scheduler that says of everything why it waits."""
 
-    def place(self, now: float) -> Told:
+    def place(self, now: float, without: Container[str] = frozenset()) -> Told:
         return {
             run_id: [
                 NotPlaced(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.store.base import StoreUnavailable
+from controller.store.base import StoreRefused, StoreUnavailable
 from tests.unit.api.conftest import Controller
 
 
@@ -120,6 +120,17 @@ async def test_a_store_that_is_away_is_said_and_may_be_tried_again(
     monkeypatch.setattr(controller.service.runs, "page", away)
     async with api.get("/v1/runs") as answer:
         assert await shape_of(answer) == (503, "store_unavailable", None)
+
+
+async def test_what_the_store_does_not_take_is_said_with_a_code_of_its_own(
+    api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise StoreRefused("the database refuses what is to be stored: out of range")
+
+    monkeypatch.setattr(controller.service.runs, "page", refuse)
+    async with api.get("/v1/runs") as answer:
+        assert await shape_of(answer) == (500, "store_refused", None)
 
 
 async def test_what_was_not_foreseen_is_logged_and_shown_without_a_traceback(

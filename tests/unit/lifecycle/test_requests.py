@@ -14,6 +14,7 @@ from controller.lifecycle.reports import (
     Nominated,
     NotPlaced,
     ParentEnded,
+    ServerFault,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob

@@ -18,8 +18,8 @@ from controller.pipelines.families import ParentGone
 from controller.pipelines.turns import Turns
 from controller.pipelines.watching import Watchers
 from tests.support.kept import Kept
+from tests.unit.pipelines.looping import working
 from tests.unit.pipelines.parts import NOW, Ids, submitted
-from tests.unit.pipelines.test_turns import working
 
 _ids = Ids()
 

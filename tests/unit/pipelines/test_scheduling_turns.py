@@ -14,8 +14,9 @@ from controller.scheduling.index import index_of
 from controller.store.base import Store, StoreUnavailable
 from controller.store.failing import DiskFull
 from tests.support.kept import Kept
+from tests.unit.pipelines.looping import working
 from tests.unit.pipelines.parts import submitted
-from tests.unit.pipelines.test_turns import CountedCommits, working
+from tests.unit.pipelines.test_turns import CountedCommits
 from tests.unit.scheduling.cluster import gpu_node
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from controller.lifecycle import turn
-from controller.lifecycle.model import Node, NodeStatus, RunState
+from controller.lifecycle.model import RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     LogsComplete,
@@ -23,20 +21,19 @@ from controller.lifecycle.reports import (
 )
 from controller.lifecycle.statuses import AttemptStatus, IllegalMove, RunStatus
 from controller.lifecycle.turn import Decision
+from controller.pipelines import deciding
 from controller.pipelines import turns as turns_module
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import NameTaken, Turns
+from controller.pipelines.turns import NameTaken
 from controller.store.base import Changes, LeaseLost, Store, StoreUnavailable
 from controller.store.failing import DiskFull, SlowCommit, TakenOver
 from tests.support.kept import Kept
+from tests.unit.pipelines.looping import until_committed, working
 from tests.unit.pipelines.parts import (
     SOCKET,
     Clock,
-    Ids,
     a_node,
     attempt_of,
     placed,
-    steady_chance,
     submitted,
 )
 
@@ -44,14 +41,6 @@ from tests.unit.pipelines.parts import (
 @pytest.fixture(autouse=True)
 def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "COMMIT_RETRY_SECONDS", 0.0)
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.told: list[RunState] = []
-
-    def committed(self, touched: Sequence[RunState]) -> None:
-        self.told.extend(touched)
 
 
 class CountedCommits(DiskFull):
@@ -69,36 +58,6 @@ class CountedCommits(DiskFull):
             self.failures += 1
             raise
         self.commits.append(changes)
-
-
-@contextlib.asynccontextmanager
-async def working(
-    database: Kept,
-    around: Callable[[Store], Store] = lambda store: store,
-    nodes: Sequence[Node] = (a_node("n1", status=NodeStatus.CONNECTING),),
-) -> AsyncIterator[tuple[Turns, Listener, asyncio.Task[None]]]:
-    store = around(database.store())
-    await store.open()
-    snapshot = await store.load()
-    chance = steady_chance()
-    turns = Turns(store, Clock(), chance, JobSubmittedPipeline(Ids()))
-    listener = Listener()
-    turns.restore(snapshot.runs, snapshot.nodes or (nodes if snapshot.runs else ()))
-    turns.listen(listener)
-    loop = asyncio.create_task(turns.run())
-    try:
-        yield turns, listener, loop
-    finally:
-        loop.cancel()
-        await asyncio.gather(loop, return_exceptions=True)
-        await store.close()
-
-
-async def until_committed(turns: Turns, run_id: str | None, wanted: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30), turns.watch(run_id) as changed:
-        while not wanted():
-            await changed.wait()
-            changed.clear()
 
 
 # -- admitting ------------------------------------------------------------------------------
@@ -486,7 +445,7 @@ async def test_a_fault_in_one_runs_decision_does_not_stop_the_others(
                 raise IllegalMove("run", RunStatus.DONE, RunStatus.RUNNING)
             return decide(state, *rest)
 
-        monkeypatch.setattr(turns_module, "decide", decide_or_fail)
+        monkeypatch.setattr(deciding, "decide", decide_or_fail)
         for state in (faulty, sound):
             await turns.report(StopRequested(run_id=state.run.id, abort=True, by="ann"))
         assert faulty.run.id in turns.runs

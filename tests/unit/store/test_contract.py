@@ -11,7 +11,7 @@ from controller.store.failing import DiskFull
 from controller.store.memory import MemoryDatabase, MemoryStore
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
-from tests.support.store_contract import MakeStore, StoreContract
+from tests.support.store_contract import MakeStore, RefusalContract, StoreContract
 
 
 @pytest.fixture(params=["sqlite", "memory", "disk_full_but_free_again"])
@@ -32,3 +32,9 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 class TestStore(StoreContract):
     pass
+
+
+class TestRefusals(RefusalContract):
+    @pytest.fixture
+    def make_store(self, tmp_path: Path) -> MakeStore:
+        return lambda: SqlStore(SqliteDatabase(tmp_path / "data"))

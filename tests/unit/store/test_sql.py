@@ -23,6 +23,7 @@ from controller.store.base import (
     Changes,
     LeaseHeld,
     LeaseLost,
+    StoreRefused,
     StoreUnavailable,
     StoreUnusable,
 )
@@ -131,7 +132,7 @@ async def test_a_failed_commit_changes_nothing(store: SqlStore, folder: Path) ->
         events=(an_event(),),
     )
 
-    with pytest.raises(StoreUnusable, match="UNIQUE"):
+    with pytest.raises(StoreRefused, match="UNIQUE"):
         await store.commit(twice)
     assert await store.find_run("run1") == old
     assert await store.events() == []
@@ -251,7 +252,7 @@ async def test_no_error_repeats_stored_values(store: SqlStore) -> None:
     state = with_password(a_run())
     await store.commit(submission(state))
 
-    with pytest.raises(StoreUnusable) as caught:
+    with pytest.raises(StoreRefused) as caught:
         await store.commit(submission(state))
     chain = caught.value, caught.value.__cause__
     assert [error for error in chain if SECRET in f"{error}{error!r}"] == []

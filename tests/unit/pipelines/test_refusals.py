@@ -1,0 +1,230 @@
+"""Turns over a store that refuses what one run holds: that run waits, nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from controller.lifecycle.history import EventKind
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reasons import Reason, RunReason
+from controller.lifecycle.reports import RunnerExited, StopRequested, TaskSeen
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.pipelines.aside import WAITS
+from controller.pipelines.turns import Turns
+from controller.store.base import Store, StoreRefused
+from controller.store.failing import Refusing
+from tests.support.kept import Kept
+from tests.unit.pipelines.looping import working
+from tests.unit.pipelines.parts import Clock, a_node, attempt_of, placed, submitted
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """One that all who ask share."""
+    clock = Clock()
+    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    return clock
+
+
+@contextlib.asynccontextmanager
+async def refusing(database: Kept) -> AsyncIterator[tuple[Turns, Refusing]]:
+    stores: list[Refusing] = []
+
+    def around(inner: Store) -> Store:
+        stores.append(Refusing(inner))
+        return stores[0]
+
+    async with working(database, around) as (turns, _, _loop):
+        await turns.settled()
+        yield turns, stores[0]
+
+
+def exited(state: RunState) -> RunnerExited:
+    return RunnerExited(
+        run_id=state.run.id,
+        attempt_id=attempt_of(state).id,
+        reason=Reason.DONE_BY_RUNNER,
+        exit_code=0,
+    )
+
+
+def two_running(database: Kept) -> tuple[RunState, RunState]:
+    wrong, sound = placed(AttemptStatus.RUNNING, "wrong"), placed(AttemptStatus.RUNNING, "sound")
+    database.put(wrong)
+    database.put(sound)
+    return wrong, sound
+
+
+async def test_what_others_are_told_in_the_same_turn_is_stored(
+    database: Kept, clock: Clock
+) -> None:
+    wrong, sound = two_running(database)
+    async with refusing(database) as (turns, store):
+        store.runs.add(wrong.run.id)
+        turns.post(exited(wrong))
+        await turns.report(exited(sound))
+        assert attempt_of(database.runs[sound.run.id]).reason is Reason.DONE_BY_RUNNER
+        assert turns.runs[wrong.run.id].run == database.runs[wrong.run.id].run
+        assert attempt_of(turns.runs[wrong.run.id]).status is AttemptStatus.RUNNING
+
+
+async def test_a_run_aside_is_left_alone_until_its_time_and_then_told_everything(
+    database: Kept, clock: Clock
+) -> None:
+    wrong, sound = two_running(database)
+    async with refusing(database) as (turns, store):
+        store.runs.add(wrong.run.id)
+        turns.post(exited(wrong))
+        await turns.settled()
+        await turns.settled()
+        assert store.refused == 1
+        store.runs.clear()
+        await turns.report(exited(sound))
+        assert attempt_of(turns.runs[wrong.run.id]).status is AttemptStatus.RUNNING
+        clock.time += WAITS[0]
+        await turns.settled()
+        assert attempt_of(database.runs[wrong.run.id]).reason is Reason.DONE_BY_RUNNER
+
+
+async def test_the_waits_between_tries_grow_and_the_run_ends_when_all_have_failed(
+    database: Kept, clock: Clock
+) -> None:
+    wrong, _ = two_running(database)
+    async with refusing(database) as (turns, store):
+        store.runs.add(wrong.run.id)
+        store.takes = lambda state: state.run.reason is RunReason.SERVER_ERROR
+        turns.post(exited(wrong))
+        await turns.settled()
+        for tries, wait in enumerate(WAITS, 1):
+            clock.time += wait - 0.5
+            await turns.settled()
+            assert store.refused == tries
+            clock.time += 0.5
+            await turns.settled()
+        run = database.runs[wrong.run.id].run
+        assert store.refused == len(WAITS)
+        assert (run.status, run.reason) == (RunStatus.TERMINATING, RunReason.SERVER_ERROR)
+        assert run.message == (
+            "what became of the run could not be stored: the database refuses it: out of range"
+        )
+        assert attempt_of(database.runs[wrong.run.id]).reason is Reason.TERMINATED_BY_SERVER
+
+
+async def test_its_story_says_once_that_it_waits(database: Kept, clock: Clock) -> None:
+    wrong, _ = two_running(database)
+    async with refusing(database) as (turns, store):
+        store.runs.add(wrong.run.id)
+        turns.post(exited(wrong))
+        await turns.settled()
+        clock.time += WAITS[0]
+        await turns.settled()
+        told = [one.event for one in database.events if one.event.kind is EventKind.STORING]
+        assert store.refused == 2
+        assert [(one.run_id, one.to_status) for one in told] == [(wrong.run.id, "refused")]
+
+
+async def test_who_asks_something_of_a_run_aside_is_answered_by_a_try(
+    database: Kept, clock: Clock
+) -> None:
+    wrong, _ = two_running(database)
+    stop = StopRequested(run_id=wrong.run.id, abort=True, by="ann")
+    async with refusing(database) as (turns, store):
+        store.runs.add(wrong.run.id)
+        turns.post(exited(wrong))
+        await turns.settled()
+        with pytest.raises(StoreRefused, match="out of range"):
+            await turns.report(stop)
+        assert store.refused == 2
+        store.runs.clear()
+        await turns.report(stop)
+        assert database.runs[wrong.run.id].run.reason is RunReason.ABORTED_BY_USER
+
+
+async def test_a_new_run_that_is_refused_never_was_and_a_sound_one_beside_it_is(
+    database: Kept,
+) -> None:
+    wrong, sound = submitted("wrong"), submitted("sound")
+    async with refusing(database) as (turns, store):
+        store.runs.add(wrong.run.id)
+        turns.set_node(a_node("n1"), "n1")
+        with pytest.raises(StoreRefused):
+            await turns.admit(wrong)
+        await turns.admit(sound)
+        assert turns.live_run_named("wrong") is None
+        assert database.runs.keys() == turns.runs.keys() == {sound.run.id}
+        assert attempt_of(turns.runs[sound.run.id]).node_id == "n1"
+
+
+async def test_what_is_refused_of_a_node_never_was(database: Kept) -> None:
+    async with refusing(database) as (turns, store):
+        await turns.save_node(a_node("n1"), "n1")
+        store.nodes.add("n1")
+        with pytest.raises(StoreRefused):
+            await turns.save_node(a_node("n1", message="x"), "n1")
+        with pytest.raises(StoreRefused):
+            await turns.save_node(None, "n1")
+        await turns.save_node(a_node("n2"), "n2")
+        assert turns.nodes == {"n1": a_node("n1"), "n2": a_node("n2")} == database.nodes
+
+
+async def test_a_waiting_run_aside_is_not_placed_and_one_that_comes_later_is(
+    database: Kept, clock: Clock
+) -> None:
+    wrong, sound = submitted("wrong"), submitted("sound")
+    async with refusing(database) as (turns, store):
+        await turns.admit(wrong)
+        store.runs.add(wrong.run.id)
+        await turns.save_node(a_node("n1"), "n1")
+        await turns.admit(sound)
+        assert attempt_of(turns.runs[wrong.run.id]).status is AttemptStatus.SUBMITTED
+        assert attempt_of(turns.runs[sound.run.id]).status is AttemptStatus.PROVISIONING
+        assert store.refused == 1
+        store.runs.clear()
+        clock.time += WAITS[0]
+        await turns.settled()
+        assert attempt_of(database.runs[wrong.run.id]).status is AttemptStatus.PROVISIONING
+
+
+async def test_a_child_aside_hears_of_its_parents_end_when_it_can_be_stored(
+    database: Kept, clock: Clock
+) -> None:
+    parent, child = submitted("parent"), submitted("child")
+    child = msgspec.structs.replace(
+        child, run=msgspec.structs.replace(child.run, parent_id=parent.run.id)
+    )
+    async with refusing(database) as (turns, store):
+        await turns.admit(parent)
+        await turns.admit(child)
+        store.runs.add(child.run.id)
+        await turns.report(StopRequested(run_id=parent.run.id, abort=True, by="ann"))
+        assert database.runs[parent.run.id].run.status is RunStatus.TERMINATED
+        assert database.runs[child.run.id].run.reason is None
+        store.runs.clear()
+        clock.time += WAITS[0]
+        await turns.settled()
+        assert database.runs[child.run.id].run.reason is RunReason.STOPPED_BY_USER
+
+
+async def test_a_number_that_no_database_holds_stops_only_the_run_that_brought_it(
+    database: Kept, clock: Clock
+) -> None:
+    wrong, sound = two_running(database)
+    async with working(database) as (turns, _, loop):
+        await turns.settled()
+        turns.post(
+            TaskSeen(
+                run_id=wrong.run.id,
+                attempt_id=attempt_of(wrong).id,
+                container_started=True,
+                terminated=True,
+                runner_socket="",
+                exit_code=1 << 70,
+            )
+        )
+        await turns.report(exited(sound))
+        assert attempt_of(database.runs[sound.run.id]).reason is Reason.DONE_BY_RUNNER
+        assert not loop.done()
