@@ -8,34 +8,12 @@ living from coming back.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from controller.slots import Slots
 
 AT_ONCE = 12
 LENT_SECONDS = 2.0
 
 
-class Handshakes:
+class Handshakes(Slots):
     def __init__(self, at_once: int = AT_ONCE, lent: float = LENT_SECONDS) -> None:
-        self._free = asyncio.Semaphore(at_once)
-        self._lent = lent
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """First come, first served."""
-        await self._free.acquire()
-        lent = True
-
-        def give_back() -> None:
-            nonlocal lent
-            if lent:
-                lent = False
-                self._free.release()
-
-        timer = asyncio.get_running_loop().call_later(self._lent, give_back)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            give_back()
+        super().__init__(lambda: at_once, lent)

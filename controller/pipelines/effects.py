@@ -21,12 +21,12 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
 from controller.logs.store import LogStore
-from controller.nodes.handshakes import Handshakes
 from controller.nodes.supervisor import Nodes
 from controller.pipelines import convert
 from controller.pipelines.convert import View
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.turns import Turns
+from controller.slots import Slots
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 
@@ -50,6 +50,10 @@ Decisions and answers share the event loop with them, and so does what ends a jo
 BEGUN_AT_ONCE = 16
 LENT_SECONDS = 0.05
 """A slow node or a long follow keeps nobody else from beginning."""
+RUSH = 8
+"""So many callers that wait for decisions come before beginnings: what was submitted is answered
+and placed first. The event loop keeps up with fewer."""
+BEGUN_IN_A_RUSH = 2
 
 Key = tuple[str, EffectKind]
 
@@ -77,7 +81,7 @@ class EffectRunner:
         self._performers = performers
         self._clock = clock
         self._chance = chance
-        self._slots = Handshakes(BEGUN_AT_ONCE, LENT_SECONDS)
+        self._slots = Slots(self._most_at_once, LENT_SECONDS)
         self._under_way: dict[Key, asyncio.Task[None]] = {}
         self._kicks: dict[Key, asyncio.Event] = {}
         self._done: set[Key] = set()
@@ -200,6 +204,9 @@ class EffectRunner:
             except Exception:
                 log.exception("%s of attempt %s failed", effect.kind, effect.attempt_id)
             await backoff.wait(kick)
+
+    def _most_at_once(self) -> int:
+        return BEGUN_IN_A_RUSH if self._turns.callers.count >= RUSH else BEGUN_AT_ONCE
 
     def _slot(self, kind: EffectKind) -> AbstractAsyncContextManager[None]:
         return self._slots.slot() if kind in BEGINNINGS else contextlib.nullcontext()

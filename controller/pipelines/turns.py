@@ -23,6 +23,7 @@ from controller.pipelines.absent import news_of, none_reached
 from controller.pipelines.around import World
 from controller.pipelines.aside import SetAside
 from controller.pipelines.bynode import RunsByNode, nodes_of
+from controller.pipelines.callers import Callers
 from controller.pipelines.deciding import Placer, TurnInProgress
 from controller.pipelines.families import Families, ParentGone
 from controller.pipelines.inventory import Inventory, gone, there
@@ -111,6 +112,7 @@ class Turns:
         self._inventory = Inventory()
         self._aside = SetAside()
         self._waiters: list[_Waiter] = []
+        self.callers = Callers()
         self._deadlines: list[tuple[float, str]] = []
         self._wake_at: dict[str, float] = {}
         self._reschedule = False
@@ -476,7 +478,8 @@ class Turns:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), of)
         self._waiters.append(waiter)
         self._wake.set()
-        await waiter.done
+        with self.callers.one():
+            await waiter.done
 
     def _take_waiters(self) -> list[_Waiter]:
         waiters, self._waiters = self._waiters, []

@@ -1,0 +1,104 @@
+"""Slots whose number changes, and holders who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from controller.slots import Slots
+
+
+class Holders:
+    """`enter` takes a slot until `leave`; `inside` in the order in which they got in."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._leaving: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.inside: list[str] = []
+
+    async def enter(self, *names: str) -> None:
+        for name in names:
+            self._leaving[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._hold(name))
+        await _settle()
+
+    async def leave(self, name: str) -> None:
+        self._leaving[name].set()
+        await _settle()
+
+    async def _hold(self, name: str) -> None:
+        async with self._slots.slot():
+            self.inside.append(name)
+            try:
+                await self._leaving[name].wait()
+            finally:
+                self.inside.remove(name)
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def holders(slots: Slots) -> AsyncIterator[Holders]:
+    made = Holders(slots)
+    try:
+        yield made
+    finally:
+        for task in made.tasks.values():
+            task.cancel()
+        await asyncio.gather(*made.tasks.values(), return_exceptions=True)
+
+
+async def test_when_fewer_are_allowed_those_inside_stay_and_nobody_follows_until_enough_left() -> (
+    None
+):
+    most = 2
+    async with holders(Slots(lambda: most, 60.0)) as them:
+        await them.enter("a", "b", "c")
+        most = 1
+        await them.leave("a")
+        assert them.inside == ["b"]
+        await them.leave("b")
+        assert them.inside == ["c"]
+
+
+async def test_when_more_are_allowed_the_next_to_leave_lets_all_of_them_in() -> None:
+    most = 1
+    async with holders(Slots(lambda: most, 60.0)) as them:
+        await them.enter("a", "b", "c", "d")
+        most = 2
+        await them.leave("a")
+        assert them.inside == ["b", "c"]
+
+
+async def test_who_gives_up_waiting_keeps_no_slot_and_no_place_in_the_queue() -> None:
+    async with holders(Slots(lambda: 1, 60.0)) as them:
+        await them.enter("a", "b", "c")
+        them.tasks["b"].cancel()
+        await _settle()
+        await them.leave("a")
+        assert them.inside == ["c"]
+
+
+async def test_who_is_cancelled_just_as_he_was_given_a_slot_passes_it_on() -> None:
+    slots = Slots(lambda: 1, 60.0)
+    async with holders(slots) as them:
+        async with slots.slot():
+            await them.enter("b", "c")
+        them.tasks["b"].cancel()
+        await _settle()
+        assert them.inside == ["c"]
+
+
+async def test_when_all_who_waited_gave_up_the_next_one_still_gets_in() -> None:
+    async with holders(Slots(lambda: 1, 60.0)) as them:
+        await them.enter("a", "b")
+        them.tasks["b"].cancel()
+        await _settle()
+        await them.leave("a")
+        await them.enter("c")
+        assert them.inside == ["c"]
