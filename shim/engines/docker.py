@@ -46,6 +46,8 @@ from shim.settings import Settings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Ports = dict[int, int]
+"""Port of the container → port of the node."""
 
 _INSTALL = "fairlead.install"
 _TASK = "fairlead.task"
@@ -85,6 +87,10 @@ class DockerEngine:
         """Containers that were sent a signal to end them, by whomever."""
         self._seen: set[str] = set()
         """Those whose end we were told of as it came."""
+        self._hints = 0
+        self._running: dict[str, _Ports] = {}
+        """Containers that ran when all were listed last, and of which nothing was heard since: with
+        many of them, a new life of the shim need not ask for each."""
         self._never_started: set[str] = set()
         """Containers that we made and have not tried to start."""
         self._follower: EventFollower | None = None
@@ -213,6 +219,9 @@ class DockerEngine:
         return _state(found["State"]["Status"]) is ContainerState.CREATED
 
     async def published_port(self, container_id: str, port: int) -> int | None:
+        listed = self._running.get(container_id)
+        if listed is not None:
+            return listed.get(port)
         found = await self._call(lambda: self._api.inspect_container(container_id))
         bound = (found["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or ()
         return next((int(one["HostPort"]) for one in bound), None)
@@ -254,6 +263,12 @@ class DockerEngine:
             await self._call(lambda: self._api.remove_container(container_id, v=True, force=True))
 
     async def list(self) -> tuple[Found, ...]:
+        hints = self._hints
+        containers = await self._containers()
+        if hints == self._hints:
+            self._running = {
+                one["Id"]: _ports_of(one) for one in containers if one["State"] == "running"
+            }
         return tuple(
             Found(
                 container_id=one["Id"],
@@ -264,7 +279,7 @@ class DockerEngine:
                 allocation_id=one["Labels"].get(_ALLOCATION, ""),
                 gpus=tuple(filter(None, one["Labels"].get(_GPUS, "").split(","))),
             )
-            for one in await self._containers()
+            for one in containers
         )
 
     async def _networks_in_use(self) -> set[tuple[str, str]]:
@@ -321,6 +336,8 @@ class DockerEngine:
         return asked
 
     async def _exit_of(self, container_id: str) -> Exit | None:
+        if container_id in self._running:
+            return None
         try:
             found = await self._call(lambda: self._api.inspect_container(container_id))
         except NotFound:
@@ -341,7 +358,11 @@ class DockerEngine:
 
     def _hint(self, container_id: str | None) -> None:
         """None: the stream began anew, and anything may have happened meanwhile."""
-        if container_id is not None:
+        self._hints += 1
+        if container_id is None:
+            self._running.clear()
+        else:
+            self._running.pop(container_id, None)
             self._seen.add(container_id)
         keys = list(self._waiting) if container_id is None else [container_id]
         for key in keys:
@@ -381,6 +402,11 @@ class DockerEngine:
             if not future.cancelled():
                 future.exception()
             raise
+
+
+def _ports_of(listed: dict[str, Any]) -> _Ports:
+    ports = listed.get("Ports") or ()
+    return {one["PrivatePort"]: one["PublicPort"] for one in ports if "PublicPort" in one}
 
 
 def _container(task_id: str) -> str:

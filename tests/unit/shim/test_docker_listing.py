@@ -1,0 +1,113 @@
+"""One list of all containers spares a new life of the shim a question for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shim.engines.docker import DockerEngine
+from tests.support.waiting import eventually
+from tests.unit.shim.parts import settings
+
+LABELS = {"fairlead.install": "install", "fairlead.task": "t"}
+PORTS = [
+    {"IP": "127.0.0.1", "PrivatePort": 22, "PublicPort": 32768, "Type": "tcp"},
+    {"PrivatePort": 80, "Type": "tcp"},
+]
+
+
+class Api:
+    """One container, which runs until `state` says otherwise."""
+
+    def __init__(self) -> None:
+        self.state = "running"
+        self.inspected = 0
+        self.during_list: Callable[[], None] = lambda: None
+
+    def containers(self, **asked: Any) -> list[dict[str, Any]]:
+        listed = [{"Id": "c", "State": self.state, "Labels": LABELS, "Ports": PORTS}]
+        self.during_list()
+        return listed
+
+    def inspect_container(self, container_id: str) -> dict[str, Any]:
+        self.inspected += 1
+        return {"State": {"Status": self.state, "ExitCode": 3}, "NetworkSettings": {}}
+
+    def info(self) -> dict[str, Any]:
+        return {"SystemTime": "2026-11-21T17:21:28Z", "LiveRestoreEnabled": True}
+
+    def events(self, **asked: Any) -> Iterator[dict[str, Any]]:
+        return iter(())
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def engine(api: Api, tmp_path: Path) -> Iterator[DockerEngine]:
+    engine = DockerEngine(settings(tmp_path), "install")
+    engine._api = api
+    yield engine
+    engine._threads.shutdown()
+
+
+async def test_a_container_that_was_listed_is_not_asked_for(api: Api, engine: DockerEngine) -> None:
+    await engine.list()
+    waiting = asyncio.create_task(engine.wait("c"))
+    ports = [await engine.published_port("c", port) for port in (22, 80)]
+    assert (ports, api.inspected, waiting.done()) == ([32768, None], 0, False)
+    api.state = "exited"
+    engine._hint("c")
+    assert (await waiting).exit_code == 3
+
+
+async def test_an_end_that_is_heard_before_somebody_waits_is_not_missed(
+    api: Api, engine: DockerEngine
+) -> None:
+    await engine.list()
+    api.state = "exited"
+    engine._hint("c")
+    assert (await engine.wait("c")).exit_code == 3
+
+
+@pytest.mark.parametrize("heard", ["c", None])
+async def test_what_was_heard_while_the_list_was_made_outdates_it(
+    api: Api, engine: DockerEngine, heard: str | None
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        api.state = "exited"
+        loop.call_soon_threadsafe(engine._hint, heard)
+
+    api.during_list = end
+    (found,) = await engine.list()
+    assert (found.state.value, (await engine.wait("c")).exit_code) == ("running", 3)
+
+
+async def test_a_stream_of_events_that_began_anew_makes_everybody_ask_again(
+    api: Api, engine: DockerEngine
+) -> None:
+    await engine.list()
+    waiting = asyncio.create_task(engine.wait("c"))
+    await eventually(lambda: bool(engine._waiting))
+    engine._hint(None)
+    await eventually(lambda: api.inspected == 1)
+    api.state = "exited"
+    engine._hint("c")
+    assert (await waiting).exit_code == 3
+
+
+async def test_a_container_that_a_later_list_finds_ended_is_asked_for(
+    api: Api, engine: DockerEngine
+) -> None:
+    await engine.list()
+    api.state = "exited"
+    await engine.list()
+    assert (await engine.wait("c")).exit_code == 3
