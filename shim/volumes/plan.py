@@ -68,7 +68,7 @@ def allowed_place(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPlace:
 
 
 def _target(volume: VolumeMount) -> PurePosixPath:
-    target = PurePosixPath(volume.target)
+    target = PurePosixPath(re.sub("^/+", "/", volume.target))  # "//proc" is "/proc" to an engine
     is_path = target.is_absolute() and ".." not in target.parts and "\0" not in volume.target
     if not is_path or len(target.parts) < 2:
         raise VolumeError(f"{volume.target!r} is no absolute path below / in the container")

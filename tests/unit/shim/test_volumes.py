@@ -26,6 +26,8 @@ READ_ONLY_OPT = VolumeMount(kind=VolumeKind.HOST, target="/opt", source="/m", re
         (host("/mnt/d", "/data/../etc"), "no absolute path"),
         (host("/mnt/d", "/opt/fairlead/runtime"), "no volume can be mounted at"),
         (host("/mnt/d", "/proc/sys"), "no volume can be mounted at"),
+        (host("/mnt/d", "//proc"), "no volume can be mounted at /proc"),
+        (host("/mnt/d", "//opt//fairlead"), "no volume can be mounted at /opt/fairlead"),
         (host("/mnt/d", "/da\0ta"), "no absolute path"),
         (READ_ONLY_OPT, "must not be read only.* such as /opt/NAME"),
         (host("mnt/d"), "no absolute path without '..' on the node"),
@@ -44,6 +46,8 @@ def test_what_no_node_would_mount_is_refused(volume: VolumeMount, sentence: str)
 def test_two_volumes_at_one_place_are_refused() -> None:
     with pytest.raises(VolumeError, match="two volumes are to be mounted at /data"):
         plan.check([host("/mnt/a"), host("/mnt/b", "/data/")])
+    with pytest.raises(VolumeError, match="two volumes are to be mounted at /data"):
+        plan.check([host("/mnt/a"), host("/mnt/b", "//data")])
 
 
 def test_more_volumes_than_anybody_needs_are_refused() -> None:
