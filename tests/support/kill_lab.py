@@ -118,6 +118,9 @@ class KillLab:
             **docker.env,
             "LD_LIBRARY_PATH": str(library.parent),
             nvml.STATE: str(folder / "nvml"),
+            # As an installed shim is: compiled once, not at each start.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         }
         options = ("--runtime", runtime, "--volume-prefix", folder, "--volume-prefix", "/dev")
         limits = ("--memory", "16GB", "--cpus", "64", "--jump-keys", self.keys)
