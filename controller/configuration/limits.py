@@ -50,6 +50,29 @@ def _check_group(planned: GroupPlan) -> None:
     for number, word in enumerate(written.entrypoint or ()):
         _check_length(planned.named(f"entrypoint[{number}]"), word)
     _check_length(planned.named("commands"), script(written.commands))
+    _check_volumes(planned)
+
+
+def _check_volumes(planned: GroupPlan) -> None:
+    """What the shim of no node would mount."""
+    written = planned.written.volumes or ()
+    if not written:
+        return
+    from shim.schemas import VolumeKind, VolumeMount  # few runs ask
+    from shim.volumes.errors import VolumeError
+    from shim.volumes.plan import check
+
+    mounts: list[VolumeMount] = []
+    for number, mount in enumerate(volume.mount for volume in written):
+        kind, source, target = VolumeKind(mount.kind), mount.source, mount.target
+        mounts.append(
+            VolumeMount(kind=kind, source=source, target=target, read_only=mount.read_only)
+        )
+        try:
+            check(mounts)
+        except VolumeError as error:
+            field = planned.named(f"volumes[{number}]")
+            raise ConfigurationError(field, str(error), ALLOWED["volumes"]) from None
 
 
 def _check_secret(field: str, value: str) -> None:

@@ -68,12 +68,28 @@ def test_a_volume_is_written_in_one_line_or_in_full(written: Any, mount: VolumeM
         ({"name": "a", "tmpfs": "1GB", "path": "/data"}, "needs exactly one of"),
         ({"tmpfs": "1GB", "path": "/data", "read_only": True}, "say nothing about it"),
         ({"name": "a", "path": "/data", "optional": True}, "so it cannot be optional"),
+        ({"tmpfs": "1GB", "path": "/a/../proc"}, "no absolute path below / in the container"),
+        ("data:/proc", "no volume can be mounted at /proc"),
+        ("data://opt/fairlead", "no volume can be mounted at /opt/fairlead"),
+        ("data:/opt:ro", "must not be read only"),
+        ("data:/ok/", "two volumes are to be mounted at /ok"),
         (7, "is not a volume"),
     ],
 )
 def test_a_wrong_volume_is_refused_with_its_place_in_the_list(written: Any, sentence: str) -> None:
     field, text = refusal(volumes=["ok:/ok", written])
     assert (field, sentence in text) == ("volumes[1]", True)
+
+
+def test_more_volumes_than_a_node_mounts_are_refused() -> None:
+    field, text = refusal(volumes=[f"data:/data/{number}" for number in range(65)])
+    assert (field, "65 volumes are too many: 64 at most" in text) == ("volumes[64]", True)
+
+
+def test_a_wrong_volume_of_a_group_is_named_with_its_group() -> None:
+    groups = [{"name": "a", "volumes": ["data:/sys"]}]
+    field, text = refusal(groups=groups)
+    assert (field, "no volume can be mounted at /sys" in text) == ("groups[0].volumes[0]", True)
 
 
 def test_a_misspelt_field_of_a_volume_is_named() -> None:
