@@ -21,6 +21,7 @@ from runner.schemas import (
     AckRequest,
     ErrorBody,
     ErrorDetail,
+    JobMetrics,
     NoticeRequest,
     StopRequest,
     SubmitRequest,
@@ -46,9 +47,11 @@ def make_app(
     *,
     heartbeat: float = HEARTBEAT,
     patience: float = FOLLOWER_PATIENCE,
+    measure: Callable[..., JobMetrics] = measure,
 ) -> web.Application:
-    """Seconds: `heartbeat` of the status stream, `patience` with a follower that takes nothing."""
-    api = _Api(runner, relay, heartbeat, patience)
+    """Seconds: `heartbeat` of the status stream, `patience` with a follower that takes nothing.
+    `measure` (blocking) tells what the job uses."""
+    api = _Api(runner, relay, heartbeat, patience, measure)
     app = web.Application(middlewares=[_errors_as_json], client_max_size=MAX_BODY)
     app.add_routes(
         [
@@ -70,11 +73,19 @@ def make_app(
 
 
 class _Api:
-    def __init__(self, runner: Runner, relay: Relay, heartbeat: float, patience: float) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        relay: Relay,
+        heartbeat: float,
+        patience: float,
+        measure: Callable[..., JobMetrics],
+    ) -> None:
         self._runner = runner
         self._relay = relay
         self._heartbeat = heartbeat
         self._patience = patience
+        self._measure = measure
 
     async def health(self, _: web.Request) -> web.StreamResponse:
         return _json(self._runner.health())
@@ -98,7 +109,7 @@ class _Api:
         return _json(self._runner.stop(await _body(request, StopRequest)))
 
     async def metrics(self, _: web.Request) -> web.StreamResponse:
-        return _json(await asyncio.to_thread(measure, relayed=self._relay.open))
+        return _json(await asyncio.to_thread(self._measure, relayed=self._relay.open))
 
     async def ack(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, AckRequest)

@@ -8,7 +8,7 @@ networking, what other processes of the machine do.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,8 +30,10 @@ class _Row(msgspec.Struct, frozen=True):
         return self.local.rpartition(":")[2]
 
 
-def count_visitors(root: Path = Path("/")) -> int:
-    ours = _inodes(root / "proc")
+def count_visitors(root: Path = Path("/"), pids: Collection[int] | None = None) -> int:
+    """`pids`: whose sockets count; None: those of all processes that we can see, which are the
+    container's."""
+    ours = _inodes(root / "proc", pids)
     rows = [row for row in _rows(root / "proc/net") if row.inode in ours]
     ports = {row.port for row in rows if row.state == _LISTENING}
     ends = {row.local for row in rows}
@@ -52,11 +54,11 @@ def _rows(net: Path) -> Iterator[_Row]:
                 yield _Row(words[1], words[2], words[3], words[9])
 
 
-def _inodes(proc: Path) -> set[str]:
-    """The sockets of all processes that we can see: those of our pid namespace."""
+def _inodes(proc: Path, pids: Collection[int] | None) -> set[str]:
+    """Of the processes' sockets."""
     found: set[str] = set()
     for process in proc.iterdir():
-        if not process.name.isdecimal():
+        if not process.name.isdecimal() or (pids is not None and int(process.name) not in pids):
             continue
         try:
             with os.scandir(process / "fd") as descriptors:

@@ -1,5 +1,5 @@
-"""What the job uses, as the kernel counts it: CPU time and memory of its cgroup, and who is
-connected to it.
+"""What the job uses, as the kernel counts it: CPU time and memory of its cgroup, or where it has
+none of its own of its processes, and who is connected to it.
 
 Blocking: call `measure` in a thread.
 """
@@ -34,6 +34,23 @@ def measure(*, relayed: int = 0, root: Path = Path("/")) -> JobMetrics:
         memory_limit=_memory_limit(cgroup),
         oom_kills=oom_kills(root),
         connections=count_visitors(root) + relayed,
+    )
+
+
+def measure_own_processes(*, relayed: int = 0) -> JobMetrics:
+    """As `measure`, without a container. Nobody limits the job there, nor keeps its peak."""
+    from runner import own_processes  # here alone: a container's runner need not load it
+
+    used = own_processes.measure()
+    return JobMetrics(
+        at=time.time(),
+        cpu_seconds=used.cpu_seconds,
+        memory=used.memory,
+        memory_working_set=used.memory,
+        memory_peak=None,
+        memory_limit=None,
+        oom_kills=0,
+        connections=count_visitors(pids=used.pids) + relayed,
     )
 
 

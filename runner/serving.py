@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from runner import metrics
 from runner.app import make_app
 from runner.children import Children
 from runner.door import Door
@@ -60,7 +61,9 @@ async def served(
     """Answers on `socket` meanwhile, also those who were `left` waiting there; drops a follower
     that takes nothing for `patience` seconds. Raises SocketUnusable."""
     relay = Relay()
-    app = make_app(runner, relay, patience=patience)
+    in_container = peers is Peers.NODE
+    measure = metrics.measure if in_container else metrics.measure_own_processes
+    app = make_app(runner, relay, patience=patience, measure=measure)
     app_runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_TIME
     )

@@ -1,12 +1,16 @@
 """The same figures from both versions of cgroups, and who counts as a visitor."""
 
 import os
+import resource
 import socket
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
+from runner import own_processes
 from runner.connections import count_visitors
 from runner.metrics import measure
 from tests.unit.runner.harness import a_job, a_runner, until_output
@@ -106,9 +110,54 @@ def test_a_connection_within_this_machines_processes_is_no_visitor() -> None:
             assert count_visitors() == before
 
 
+BUSY = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"
+
+
+TICKS = 0.05
+"""Seconds: the kernel tells each figure in hundredths."""
+
+
+def seconds_of(who: int) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def test_without_a_container_only_the_jobs_processes_count() -> None:
+    """Those that have ended and those that live; not what others of the machine use."""
+    whoever = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    before, then = own_processes.measure(), sum(map(seconds_of, whoever))
+    subprocess.run(["/bin/sh", "-c", BUSY], check=True)
+    with subprocess.Popen(["/bin/sh", "-c", f"{BUSY}; echo; read x"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        living = sum(psutil.Process(child.pid).cpu_times()[:2])
+        after, now = own_processes.measure(), sum(map(seconds_of, whoever))
+        child.communicate(b"end\n")
+    assert living > 0
+    assert after.pids - before.pids == {child.pid}
+    assert after.cpu_seconds - before.cpu_seconds == pytest.approx(now - then + living, abs=TICKS)
+    assert 0 < before.memory < after.memory
+
+
+def test_without_a_container_a_visitor_of_others_on_the_machine_does_not_count(
+    tmp_path: Path,
+) -> None:
+    fd, net = tmp_path / "proc/7/fd", tmp_path / "proc/net"
+    fd.mkdir(parents=True)
+    net.mkdir()
+    rows = [
+        ("00000000:0016", "00000000:0000", "0A", 1),
+        ("020011AC:0016", "010011AC:9C40", "01", 2),
+    ]
+    (net / "tcp").write_text(tcp(*rows))
+    for inode in (1, 2):
+        os.symlink(f"socket:[{inode}]", fd / str(inode))
+    assert [count_visitors(tmp_path, pids) for pids in (None, {7}, {8})] == [1, 1, 0]
+
+
 async def test_the_runner_tells_what_its_job_uses(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client):
-        await client.submit(a_job("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done"))
+        await client.submit(a_job(f"{BUSY}; echo done"))
         before = await client.metrics()
         await client.run()
         await until_output(client, b"done\n")
@@ -116,3 +165,4 @@ async def test_the_runner_tells_what_its_job_uses(tmp_path: Path) -> None:
     assert before.cpu_seconds is not None
     assert after.cpu_seconds is not None
     assert after.cpu_seconds > before.cpu_seconds
+    assert (after.memory_peak, after.memory_limit, after.oom_kills) == (None, None, 0)
