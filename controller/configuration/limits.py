@@ -72,7 +72,7 @@ def _check_volumes(planned: GroupPlan) -> None:
             check(mounts)
         except VolumeError as error:
             field = planned.named(f"volumes[{number}]")
-            raise ConfigurationError(field, str(error), ALLOWED["volumes"]) from None
+            raise ConfigurationError(field, str(error)) from None
 
 
 def _check_secret(field: str, value: str) -> None:
