@@ -10,7 +10,7 @@ import re
 from shim.errors import invalid
 from shim.keys import check_keys
 from shim.node import LEAST_MEMORY
-from shim.schemas import GpuRequest, TaskRequest, TaskResources
+from shim.schemas import GpuRequest, TaskRequest, TaskResources, TerminateRequest
 from shim.settings import check_name
 
 _MOST_IMAGE = 1024
@@ -36,6 +36,12 @@ def check(request: TaskRequest) -> None:
         raise invalid("it must be more than 0 seconds", "stop_when_unheard_seconds")
     if request.ssh is not None:
         check_keys(request.ssh)
+
+
+def check_order(order: TerminateRequest) -> None:
+    """Raises ShimProblem (400)."""
+    if order.grace < 0:
+        raise invalid("grace must be 0 or more seconds", "grace")
 
 
 def _check_image(image: str) -> None:

@@ -139,6 +139,7 @@ class Supervisor:
             return await self._accept(task_id, request, speaker), True
 
     async def terminate(self, task_id: str, order: TerminateRequest, speaker: Speaker) -> TaskInfo:
+        request_rules.check_order(order)
         task = await self.spoken_for(task_id, speaker)
         if not task.ended:
             await kept(task.order_stop(order.grace, order.reason, order.message))

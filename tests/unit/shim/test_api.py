@@ -104,6 +104,13 @@ async def test_terminate_remove_and_release_end_a_task_for_good(client: ShimClie
     assert (caught.value.status, caught.value.code) == (409, "terminated")
 
 
+async def test_a_grace_below_nothing_is_no_order_to_stop(client: ShimClient) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    with pytest.raises(ShimError, match="grace must be 0 or more") as caught:
+        await client.terminate("t1", TerminateRequest(grace=-1), run_id=RUN, fence=FENCE)
+    assert (caught.value.status, caught.value.code) == (400, "invalid")
+
+
 async def test_who_claims_a_task_is_the_only_one_to_command_it(client: ShimClient) -> None:
     await client.put_task("t1", request(), fence=FENCE)
     newer = Fence(FENCE.epoch, FENCE.token + 1)
