@@ -193,8 +193,11 @@ class Round:
             self._wait(unit, member, sentence)
 
     def _is_too_large(self, unit: Unit) -> bool:
-        """Tells the run so when the place of its survivors could never hold all of it."""
+        """Tells the run so when the place of its survivors could never hold all of it. A gang that
+        was whole goes on: a job beside it waits there."""
         state = self._index.states[unit.run.id]
+        if gangs.is_whole(state.run, state.jobs):
+            return False
         ranked = {attempt.id for attempt in gangs.ranked_attempts(state.run, state.jobs)}
         whole = [
             Member(job, job.attempts[-1], self._index.needs.of(job.spec))

@@ -142,9 +142,10 @@ def _resumed(run: Run, jobs: Sequence[Job]) -> Cause | None:
 
 
 def _too_large(draft: Draft, reports: Sequence[Report]) -> Cause | None:
-    """Only an incarnation that goes on beside places it holds can be too large for where they
-    are."""
-    if whole.since(draft.run, draft.jobs) is None:
+    """Only an incarnation that gathers beside places it holds can be too large for where they
+    are: once it was whole, what waits is a job of a plain group, and that never triggers."""
+    gathers = incarnations.phase(draft.run, draft.jobs) is Phase.GATHERING
+    if not gathers or whole.since(draft.run, draft.jobs) is None:
         return None
     words = sorted(report.message for report in reports if isinstance(report, GangTooLarge))
     if not words:

@@ -179,6 +179,20 @@ def test_a_value_that_can_never_hold_the_gang_again_is_said_so() -> None:
     )
 
 
+def test_a_plain_job_that_finds_no_room_beside_its_whole_gang_waits() -> None:
+    nodes = [in_rack(f"a{n}", "r1") for n in range(3)]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    run = cluster.submit("gang", gang(2), Group(name="data", nodes=1), whole_node=True)
+    cluster.settle()
+    cluster.start_all()
+    lose(cluster, run, cluster.places(run)["data/0"])
+    told = cluster.turn()
+    assert not any(isinstance(one, GangTooLarge) for one in told[run])
+    waits = cluster.waits(run, 2)
+    assert waits is not None
+    assert waits.startswith("needs 1 whole node in one rack; best rack r1 has 0 ")
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_placement_cluster_asks_the_same_of_independent_jobs_where_a_fleet_names_an_attribute(
     named: bool,

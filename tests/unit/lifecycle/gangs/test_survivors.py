@@ -238,6 +238,14 @@ def test_a_placement_value_that_cannot_hold_the_gang_makes_it_queue_whole() -> N
     assert switch.message == "rack rack has 2 nodes"
 
 
+def test_a_gang_that_was_whole_is_not_ended_for_a_plain_job_that_finds_no_room() -> None:
+    play = GangPlay(gang(2), Group(name="data", nodes=1)).run_all()
+    play.wait(100).send(play.node_gone("n2"))
+    before = play.state
+    play.send(GangTooLarge(run_id=play.run_id, message="rack rack has 2 nodes"))
+    assert play.state is before
+
+
 def test_a_gang_without_places_is_never_too_large_for_them() -> None:
     play = GangPlay()
     before = play.state
