@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from tests.simulation import cuts, tracing
 from tests.simulation.crew import each
-from tests.simulation.world import Outcome, simulate
+from tests.simulation.world import Outcome, Scale, simulate
 
 MOST_SHOWN = 10
 
@@ -25,7 +25,9 @@ def main() -> int:
     if not options.verbose:
         logging.getLogger("controller").addHandler(logging.NullHandler())
     if options.seed is not None:
-        return _report([_tell(options.seed)] if options.verbose else [simulate(options.seed)], 0.0)
+        scale = Scale(wide=not options.narrow)
+        play = _tell if options.verbose else simulate
+        return _report([play(options.seed, scale)], 0.0)
     if options.coverage:
         tracing.prepare()
     began = time.monotonic()
@@ -44,6 +46,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="worlds until that long has passed, instead")
     parser.add_argument("--start", type=int, help="the first seed; without it a fresh one")
     parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument(
+        "--narrow", action="store_true", help="with --seed: without what was added later"
+    )
     parser.add_argument("--verbose", action="store_true", help="with --seed: the controller's log")
     parser.add_argument("--coverage", action="store_true", help="which lines of the core were run")
     parser.add_argument(
@@ -90,12 +95,12 @@ class _VirtualTime(logging.Formatter):
         return f"{asyncio.get_running_loop().time():10.3f} {super().format(record)}"
 
 
-def _tell(seed: int) -> Outcome:
+def _tell(seed: int, scale: Scale) -> Outcome:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(_VirtualTime("%(name)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG, handlers=[handler])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    return simulate(seed)
+    return simulate(seed, scale)
 
 
 def _report(outcomes: list[Outcome], seconds: float) -> int:

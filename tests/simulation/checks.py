@@ -7,6 +7,8 @@ story goes on and the world stays the one that the seed gave.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import msgspec
 
 from controller.lifecycle.history import Event, EventKind
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE
-from controller.lifecycle.model import Allocation, Attempt, Job, Resources, RunState
+from controller.lifecycle.model import Allocation, Attempt, Job, Node, Resources, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.recent import KEPT_ATTEMPTS
 from controller.lifecycle.reports import JobAbortRequested, Report
@@ -31,13 +33,21 @@ from controller.lifecycle.statuses import (
 from controller.store.base import Changes
 from runner.schemas.frames import Decoder, Stream
 from shim.schemas import TaskInfo
-from tests.simulation import gangs
+from tests.simulation import gangs, orders, placing
 from tests.simulation.container import Container
 from tests.simulation.node import SimulatedNode
 from tests.simulation.verdicts import Circumstances, could_preempt, undeserved
+from tests.simulation.virtual import EPOCH
 
 OVERLAP_SECONDS = 60.0
 """How long two containers of one job may run while a node that was given up is being cleared."""
+SOON_SECONDS = 120.0
+"""A job that is stopped when so long unheard has ended, with its grace and replies that were lost,
+before its node is given up."""
+LATE_SECONDS = 120.0
+"""By so much a controller that works may miss a deadline: its database may be busy."""
+RECONNECTED_WITHIN = 30.0
+"""Seconds from the end of what kept a node from being reached until a controller has reached it."""
 _LOST_AFTER_SECONDS = DEFAULT_NODE_FAILURE.lost_after - 20.0
 """A little less: a word on its way is heard by the simulation before the controller has read it."""
 
@@ -73,6 +83,8 @@ class Checks:
         """From when to when a GPU was broken, by its UUID, in Unix seconds."""
         self.lost: set[str] = set()
         """Ids of tasks that their node has forgotten."""
+        self.unheard: set[str] = set()
+        """Ids of tasks that their node stopped, since it had not heard of a controller."""
         self.broken: set[str] = set()
         """Ids of tasks whose engine or GPU failed."""
         self.clock_jumped = False
@@ -87,6 +99,9 @@ class Checks:
         self._run_of: dict[str, str] = {}
         self._arriving: dict[str, RunState] = {}
         self._overlaps: dict[str, float] = {}
+        self._committed_nodes: dict[str, Node] = {}
+        self._going_on: Counter[str] = Counter()
+        self._calm_since: dict[str, float] = {}
 
     def violated(self, text: str) -> None:
         if text not in self._said:
@@ -97,17 +112,37 @@ class Checks:
         for event in changes.events:
             self._check_event(event)
         self._arriving = {run_id: after for run_id, (_, after) in changes.runs.items()}
+        nodes = self._committed_nodes
+        self._committed_nodes = {
+            name: node
+            for name, node in {**nodes, **changes.nodes}.items()
+            if name not in changes.removed_nodes
+        }
         for run_id, after in self._arriving.items():
             before = self.runs.get(run_id)
             self._check_moves(before, after)
             self._check_run(after)
-            for text in (*gangs.breaches(before, after), *gangs.overdrawn_jobs(after)):
+            for text in (
+                *gangs.breaches(before, after),
+                *gangs.overdrawn_jobs(after),
+                *placing.breaches(before, after, nodes, self._committed_nodes),
+                *orders.overspent(after),
+                *(() if self.clock_jumped else orders.out_of_order(before, after)),
+            ):
                 self.violated(text)
             self.runs[run_id] = after
+        for text in (*placing.names_taken_twice(self.runs), *self._overlong()):
+            self.violated(text)
         self._check_capacity()
         self._check_overlaps()
 
-    def put_back(self, runs: Mapping[str, RunState]) -> None:
+    def _overlong(self) -> Iterator[str]:
+        if self.clock_jumped or self._now() < self.succeeded_at + LATE_SECONDS:
+            return
+        for state in self.runs.values():
+            yield from orders.overlong(state, EPOCH + self._now(), LATE_SECONDS)
+
+    def put_back(self, runs: Mapping[str, RunState], nodes: Mapping[str, Node]) -> None:
         """The database was restored: what is newer than it nobody remembers."""
         for job, attempt in _attempts([*self.runs.values(), *runs.values()]):
             known = runs.get(self._run_of.get(attempt.id, ""))
@@ -115,6 +150,21 @@ class Checks:
             if kept is None or not _is_final(kept):
                 self.rewound |= {job.id, attempt.id}
         self.runs = dict(runs)
+        self._committed_nodes = dict(nodes)
+
+    @contextlib.contextmanager
+    def disturbed(self, names: Iterable[str]) -> Iterator[None]:
+        """While something keeps these nodes and controllers from each other, or may."""
+        hit = list(names)
+        self._going_on.update(hit)
+        try:
+            yield
+        finally:
+            self._going_on.subtract(hit)
+            self._calm_since |= dict.fromkeys(hit, self._now())
+
+    def _is_calm_since(self, name: str) -> float:
+        return float("inf") if self._going_on[name] > 0 else self._calm_since.get(name, 0.0)
 
     # -- SimulatedNode's watcher --------------------------------------------------------------
 
@@ -131,9 +181,17 @@ class Checks:
             if attempt.id == info.id and final:
                 self.violated(f"the container of {attempt.id} started after the attempt was final")
         self._check_older_incarnations(info)
+        self._check_alone(info)
 
     def task_lost(self, task_id: str) -> None:
         self.lost.add(task_id)
+
+    def task_unheard(self, node: SimulatedNode, info: TaskInfo) -> None:
+        self.unheard.add(info.id)
+        patience = node.tasks[info.id].request.stop_when_unheard_seconds or 0.0
+        calm_since = max(self._is_calm_since(node.name), self.succeeded_at)
+        if calm_since + patience + RECONNECTED_WITHIN < self._now():
+            self.violated(f"{node.name} stopped {info.id} unheard, though nothing was in the way")
 
     def _check_older_incarnations(self, info: TaskInfo) -> None:
         state = self.runs.get(info.run_id)
@@ -149,6 +207,20 @@ class Checks:
                     f"incarnation {info.incarnation} of {state.run.name} started while {other.id} "
                     f"of incarnation {other.incarnation.number} runs"
                 )
+
+    def _check_alone(self, info: TaskInfo) -> None:
+        """A job that ends by itself before its node can be given up never runs twice."""
+        state = self.runs.get(info.run_id)
+        for job, attempt in _attempts([] if state is None or self.clock_jumped else [state]):
+            patience, other = job.spec.stop_when_unheard, self.containers.get(attempt.id)
+            node = self._nodes.get(self.names.get(attempt.node_id or "", ""))
+            if patience is None or patience > SOON_SECONDS or other is None or node is None:
+                continue
+            beside = attempt.id != info.id and any(one.id == info.id for one in job.attempts)
+            watched = node.serving and self._now() - node.serving_since > patience + SOON_SECONDS
+            runs = not other.ended.is_set() and attempt.id not in self.rewound
+            if beside and watched and runs:
+                self.violated(f"{info.id} started while {attempt.id} of its job still runs")
 
     # -- one run ------------------------------------------------------------------------------
 
@@ -250,6 +322,7 @@ class Checks:
             one_job_aborted=any(
                 one.id in self.asked.get(JobAbortRequested, ()) for one in state.jobs
             ),
+            unheard=attempt.id in self.unheard,
             unreliable=self._is_unreliable(self.names.get(attempt.node_id or "")),
             drained=self._held_within(attempt, self.drains.get(attempt.node_id or "", [])),
             lost=attempt.id in self.lost,

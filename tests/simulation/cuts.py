@@ -64,7 +64,7 @@ class _Cuts(World):
         self.store_weather.clear_up()
         self.make_nodes(chance)
         await self.rivals.start()
-        await self.admin.register_fleet()
+        await self.admin.register_fleets()
         await asyncio.gather(*(self.admin.register(node) for node in self.nodes.values()))
         runs = [self._run(f"run-{number}", chance) for number in range(4)]
         for state in runs:

@@ -47,7 +47,7 @@ class Faults:
     def __init__(self, world: Faulty, chance: Random) -> None:
         self._world = world
         self._chance = chance
-        self._kinds: dict[Kind, int] = {
+        self._of_nodes: dict[Kind, int] = {
             self.connection_is_cut: 30,
             self.short_silence: 15,
             self.long_silence: 5,
@@ -64,6 +64,9 @@ class Faults:
             self.gpu_breaks: 3,
             self.node_is_drained: 5,
             self.node_is_cordoned: 3,
+        }
+        self._kinds: dict[Kind, int] = {
+            **self._of_nodes,
             self.controller_is_killed: 8,
             self.controller_dies_between_two_steps: 10,
             self.database_is_busy: 5,
@@ -91,7 +94,13 @@ class Faults:
                 (kind,) = self._chance.choices(kinds, weights)
                 node = self._chance.choice(list(self._world.nodes.values()))
                 log.info("fault: %s %s", kind.__name__, node.name)
-                going.create_task(kind(node))
+                going.create_task(self._do(kind, node))
+
+    async def _do(self, kind: Kind, node: SimulatedNode) -> None:
+        """Nobody can be blamed for what was not heard meanwhile."""
+        hit = [node] if kind in self._of_nodes else list(self._world.nodes.values())
+        with self._world.checks.disturbed(one.name for one in hit):
+            await kind(node)
 
     async def connection_is_cut(self, node: SimulatedNode) -> None:
         node.cut()

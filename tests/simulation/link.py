@@ -87,7 +87,7 @@ class SimulatedShim:
         self._wire = wire
 
     async def health(self, *, fence: Fence | None = None) -> Health:
-        return await self._ask(self._node.health)
+        return await self._ask(partial(self._node.health, fence=fence))
 
     async def allocations(self) -> Sequence[AllocationInfo]:
         async def held() -> Sequence[AllocationInfo]:

@@ -34,6 +34,7 @@ from shim.schemas import (
     TerminateRequest,
 )
 from tests.simulation.container import Container
+from tests.simulation.hearing import Hearing
 from tests.simulation.network import Weather, Wire
 from tests.simulation.task import SimulatedTask, TaskDriver
 
@@ -44,6 +45,9 @@ class Watcher(Protocol):
     def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None: ...
 
     def task_lost(self, task_id: str) -> None: ...
+
+    def task_unheard(self, node: SimulatedNode, info: TaskInfo) -> None:
+        """The shim stops it, since it has not heard of a controller."""
 
 
 class SimulatedNode:
@@ -66,6 +70,7 @@ class SimulatedNode:
         self.draining = False
         self.attributes: dict[str, str] = {}
         """What the admin says of it."""
+        self.fleet = "fleet"
         self.generation = 0
         """How often it was removed as lost and added again."""
         self._fences = FenceBook()
@@ -80,6 +85,8 @@ class SimulatedNode:
         self._serving.set()
         self._engine = asyncio.Event()
         self._engine.set()
+        self.serving_since = 0.0
+        self._hearing = Hearing(self._serving, lambda info: watcher.task_unheard(self, info))
         self._driver = TaskDriver(
             clock,
             chance,
@@ -109,6 +116,7 @@ class SimulatedNode:
     def start_shim(self) -> None:
         if not self._off and not self._serving.is_set():
             self._events = EventLog(self._fresh("epoch", self._chance))
+            self.serving_since = asyncio.get_running_loop().time()
             self._serving.set()
 
     @property
@@ -132,6 +140,7 @@ class SimulatedNode:
         self._off = False
         self.boot_id = self._fresh("boot", self._chance)
         self.weather.refusing = False
+        self._hearing.begin()
         self.start_shim()
 
     def stop_engine(self, *, containers_survive: bool) -> list[str]:
@@ -179,8 +188,9 @@ class SimulatedNode:
     def lose(self, task_id: str) -> None:
         """Its record and its files are gone from the disk, and so is its container."""
         task = self.tasks.pop(task_id)
-        if task.driver is not None:
-            task.driver.cancel()
+        for work in (task.driver, task.minder):
+            if work is not None:
+                work.cancel()
         if task.container is not None:
             task.container.kill()
         self.ledger.release(task.info.allocation_id)
@@ -206,8 +216,8 @@ class SimulatedNode:
 
     # -- the shim's API -----------------------------------------------------------------------
 
-    async def health(self) -> Health:
-        self._answer()
+    async def health(self, *, fence: Fence | None = None) -> Health:
+        self._answer(fence)
         return Health(
             version="simulated",
             api_versions=("v1",),
@@ -252,7 +262,7 @@ class SimulatedNode:
     async def put_task(
         self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
     ) -> TaskInfo:
-        self._answer()
+        self._answer(fence)
         with _refusals():
             self._fences.check(request.run_id, fence, incarnation)
             known = self.tasks.get(task_id)
@@ -283,6 +293,8 @@ class SimulatedNode:
         task = self.tasks[task_id] = SimulatedTask(info, request)
         self._events.task_changed(info)
         task.driver = self._spawn(self._driver.drive(task))
+        if request.stop_when_unheard_seconds is not None:
+            task.minder = self._spawn(self._hearing.mind(task, request.stop_when_unheard_seconds))
         return info
 
     async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
@@ -316,7 +328,7 @@ class SimulatedNode:
     async def release_allocation(
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None:
-        self._answer()
+        self._answer(fence)
         with _refusals():
             self._fences.check(run_id, fence, incarnation)
             allocation = self.ledger.get(allocation_id)
@@ -344,9 +356,10 @@ class SimulatedNode:
                 return task.container
         raise NobodyListens(socket)
 
-    def _answer(self) -> None:
+    def _answer(self, fence: Fence | None = None) -> None:
         if not self._serving.is_set():
             raise ShimUnavailable("connection refused")
+        self._hearing.heard(fence)
 
     def _known(self, task_id: str) -> SimulatedTask:
         if task_id not in self.tasks:
@@ -356,7 +369,7 @@ class SimulatedNode:
     def _spoken_for(
         self, task_id: str, run_id: str, fence: Fence, incarnation: int
     ) -> SimulatedTask:
-        self._answer()
+        self._answer(fence)
         with _refusals():
             self._fences.check(run_id, fence, incarnation)
             self._fences.raise_to(run_id, fence, incarnation)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ from tests.simulation.virtual import VirtualClock, seeded_chance
 from tests.simulation.workload import Site, random_run
 
 Ask = Callable[[Turns], Awaitable[Any]]
+REPLACING = 0.08
+"""Share of the users who take the name of a live run."""
 
 
 class Office(Protocol):
@@ -36,7 +39,7 @@ class Office(Protocol):
     database: MemoryDatabase
     nodes: dict[str, SimulatedNode]
     site: Site
-    fleet: Fleet
+    fleets: list[Fleet]
 
     @property
     def restores(self) -> int:
@@ -54,22 +57,28 @@ async def insist(office: Office, ask: Ask) -> None:
 class User:
     """One run and what its owner does about it."""
 
-    def __init__(self, office: Office, name: str, chance: Random) -> None:
+    """`more`: for what narrow worlds do without."""
+
+    def __init__(self, office: Office, name: str, chance: Random, more: Random) -> None:
         self._office = office
         self._name = name
         self._chance = chance
+        self._more = more
         self._state: RunState | None = None
 
     async def live(self, latest: float) -> None:
         chance, office = self._chance, self._office
         await asyncio.sleep(chance.uniform(0.0, latest))
         parents = sorted(office.database.runs)[:3]
+        if office.site.wide and self._more.random() < REPLACING:
+            await self._replace()
         self._state = random_run(
             self._name,
             chance,
             office.clock.now(),
             seeded_chance(chance).new_id,
             office.site,
+            self._more,
             parents,
         )
         if not await self._submit(self._state):
@@ -77,6 +86,21 @@ class User:
             return
         for wish in chance.choices((self._nothing, self._stops, self._changes), (55, 20, 25))[0]():
             await asyncio.sleep(chance.choice((0.1, 5.0, 60.0, 300.0)) * chance.random())
+            self.note(wish)
+            await self._wish(wish)
+
+    async def _replace(self) -> None:
+        """As `--if-exists replace` does: whoever has the name is told to end, and the name is free
+        once it has."""
+        lives = [
+            state.run
+            for state in self._office.database.runs.values()
+            if state.run.status not in FINAL_RUN_STATUSES
+        ]
+        if lives:
+            replaced = self._more.choice(lives)
+            self._name = replaced.name
+            wish = reports.StopRequested(run_id=replaced.id, abort=False, by=replaced.user)
             self.note(wish)
             await self._wish(wish)
 
@@ -160,16 +184,16 @@ class Admin:
     def __init__(self, office: Office) -> None:
         self._office = office
 
-    async def register_fleet(self) -> None:
-        fleet = self._office.fleet
-        await insist(self._office, lambda turns: turns.save_fleet(fleet, fleet.name))
+    async def register_fleets(self) -> None:
+        for fleet in self._office.fleets:
+            await insist(self._office, partial(_save_fleet, fleet))
 
     async def register(self, node: SimulatedNode) -> None:
         office = self._office
         fresh = Node(
             id=id_of(node),
             name=node.name,
-            fleet=office.fleet.name,
+            fleet=node.fleet,
             address=NodeAddress(shim_socket=f"/run/{node.name}", local_socket=True),
             attributes=node.attributes,
             created_at=office.clock.now(),
@@ -251,6 +275,10 @@ class Admin:
         }
         for task_id in [one for one in node.tasks if one not in known]:
             node.lose(task_id)
+
+
+async def _save_fleet(fleet: Fleet, turns: Turns) -> None:
+    await turns.save_fleet(fleet, fleet.name)
 
 
 def id_of(node: SimulatedNode) -> str:

@@ -134,7 +134,7 @@ class Rivals:
         database.epoch += 1
         database.restored_at = self._now()
         self.restores += 1
-        self._checks.put_back(backup.runs)
+        self._checks.put_back(backup.runs, backup.nodes)
         try:
             await asyncio.sleep(down)
         finally:

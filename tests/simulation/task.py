@@ -29,6 +29,7 @@ class SimulatedTask:
         self.stop: TerminateRequest | None = None
         self.stop_ordered = asyncio.Event()
         self.driver: asyncio.Task[None] | None = None
+        self.minder: asyncio.Task[None] | None = None
 
     @property
     def ended(self) -> bool:

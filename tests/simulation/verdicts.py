@@ -9,6 +9,7 @@ from controller.lifecycle.model import Attempt, Band, Job, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Report
 from controller.lifecycle.statuses import RunStatus
+from tests.simulation import orders
 from tests.simulation.container import Container
 from tests.simulation.script import Ending, Start, script_from, start_of
 
@@ -68,6 +69,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """Its engine or a GPU of it failed."""
     gpu_broke: bool
     """A GPU of its place was broken while it held that."""
+    unheard: bool
+    """Its node stopped it, since it had not heard of a controller."""
     clock_jumped: bool
     crowded: bool
     """Its node may have held tasks that the controller did not know."""
@@ -82,6 +85,9 @@ def undeserved(
     wrong_code = _wrong_exit_code(attempt, container)
     if wrong_code is not None:
         return wrong_code
+    not_by_policy = None if why.clock_jumped else orders.not_by_policy(state, job, attempt)
+    if not_by_policy is not None:
+        return f"{attempt.reason} ({attempt.message}) is not what happened: {not_by_policy}"
     if _befell(attempt.reason, why) or _of_its_gang(state, attempt):
         return None
     if _deserved(job, attempt, container, why):
@@ -102,7 +108,7 @@ def _befell(reason: Reason | None, why: Circumstances) -> bool:
         or (why.gpu_broke and reason is Reason.GPU_UNHEALTHY)
         or (why.clock_jumped and reason in _OF_CLOCKS)
         or (why.crowded and reason in _OF_CROWDS)
-        or (why.unreliable and reason is Reason.INSTANCE_UNREACHABLE)
+        or ((why.unreliable or why.unheard) and reason is Reason.INSTANCE_UNREACHABLE)
         or (why.outranked and reason is Reason.PREEMPTED)
     )
 

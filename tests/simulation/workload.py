@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from controller.lifecycle.model import (
     Band,
@@ -13,6 +15,7 @@ from controller.lifecycle.model import (
     GpuNeed,
     Group,
     JobSpec,
+    Limits,
     OnParentEnd,
     Operator,
     Resources,
@@ -41,6 +44,9 @@ GANG_RETRIES = (
     RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}), max_failures=1),
     RetryPolicy(),
 )
+UNHEARD = (None, 30.0, 120.0, 300.0, 600.0)
+SPARE = "spare"
+"""The second fleet: it names no placement attribute, and no job needs it."""
 SCHEDULES = (("*/5 * * * *",), ("*/7 * * * *", "3 * * * *"))
 
 
@@ -49,6 +55,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     largest_place: int
     """Nodes under one value of the fleet's placement attribute."""
+    named_places: bool = False
+    """The first fleet names a placement attribute."""
+    wide: bool = False
+    """Runs ask for more than they did in older worlds. No `reincarnation_timeout` is shorter than a
+    slow pull: such a gang would begin anew for ever."""
 
 
 def random_run(
@@ -57,11 +68,14 @@ def random_run(
     now: float,
     new_id: Callable[[], str],
     site: Site,
+    more: Random,
     parents: Sequence[str] = (),
 ) -> RunState:
     make = chance.choices((_jobs, _independent, _gang), weights=(60, 15, 25))[0]
     jobs, groups, policy = make(chance, site)
-    wider = msgspec.structs.replace(
+    if site.wide:
+        jobs, groups, policy = _widened(jobs, groups, policy, more, site)
+    wider = replace(
         policy,
         band=chance.choices(tuple(Band), weights=(15, 60, 25))[0],
         priority=chance.choice((0, 50, 50, 100)),
@@ -105,8 +119,7 @@ def _independent(chance: Random, site: Site) -> Work:
 
 def _gang(chance: Random, site: Site) -> Work:
     """One gang group, at times a second one or a plain one beside it. Its ranked jobs always fit:
-    on a node each where they take whole nodes, else anywhere. Only a gang may ask for an order of
-    start: jobs that are placed one by one could wait for each other for ever."""
+    on a node each where they take whole nodes, else anywhere."""
     whole = chance.random() < 0.4
     most = site.largest_place if whole else 4
     size = chance.randint(1, max(1, min(4, most)))
@@ -123,7 +136,7 @@ def _gang(chance: Random, site: Site) -> Work:
                 spec=_small_spec(chance, whole_node=whole),
             )
         )
-    policy = msgspec.structs.replace(
+    policy = replace(
         _policy(chance),
         retry=chance.choice(GANG_RETRIES),
         max_failed_jobs=0,
@@ -132,6 +145,43 @@ def _gang(chance: Random, site: Site) -> Work:
         startup_order=chance.choices(tuple(StartupOrder), weights=(70, 15, 15))[0],
     )
     return [], groups, policy
+
+
+def _widened(
+    jobs: list[PlannedJob],
+    groups: list[PlannedGroup],
+    policy: RunPolicy,
+    more: Random,
+    site: Site,
+) -> Work:
+    is_gang = any(planned.group.gang_size is not None for planned in groups)
+    together = site.named_places and more.random() < 0.25
+    order = policy.startup_order
+    if not is_gang and more.random() < 0.25:
+        order = more.choice(tuple(StartupOrder))
+    limits = Limits(
+        reincarnation_timeout=more.choice((600.0, 600.0, 450.0)),
+        short_life=more.choices((60.0, 5.0), weights=(80, 20))[0],
+    )
+    changes: dict[str, Any] = {
+        "stop_when_unheard": more.choices(UNHEARD, weights=(80, 6, 6, 4, 4))[0],
+        "fleets": more.choices(((), ("fleet",), ("fleet", SPARE)), weights=(70, 15, 15))[0],
+    }
+    if together and not is_gang:
+        changes["resources"], changes["constraints"] = Resources(cpu=0.5, memory=GIB), ()
+    by_rank = more.random() < 0.4
+    return (
+        [replace(one, spec=replace(one.spec, **changes)) for one in jobs],
+        [
+            replace(
+                one,
+                group=replace(one.group, monitoring_by_rank=by_rank and is_gang),
+                spec=replace(one.spec, **changes),
+            )
+            for one in groups
+        ],
+        replace(policy, startup_order=order, same_placement=together, limits=limits),
+    )
 
 
 def _spec(chance: Random) -> JobSpec:
@@ -150,7 +200,7 @@ def _small_spec(chance: Random, *, whole_node: bool) -> JobSpec:
     spec = _spec(chance)
     small = Resources(cpu=0.5, memory=GIB, whole_node=whole_node)
     preferred = tuple(one for one in spec.constraints if not one.required)
-    return msgspec.structs.replace(spec, resources=small, constraints=preferred)
+    return replace(spec, resources=small, constraints=preferred)
 
 
 def _constraints(chance: Random) -> tuple[Constraint, ...]:

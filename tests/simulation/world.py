@@ -43,7 +43,7 @@ from tests.simulation.virtual import (
     VirtualLoop,
     seeded_chance,
 )
-from tests.simulation.workload import GIB, Site
+from tests.simulation.workload import GIB, SPARE, Site
 
 SETTLING_SECONDS = 3 * 3600.0
 LOOK_EVERY_SECONDS = 5.0
@@ -68,6 +68,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     faults_until: float = 1500.0
     calmest: float = 200.0
     """Mean pause between two faults in the calmest world."""
+    wide: bool = True
+    """False: without what was added later, so that an older seed tells its old story."""
 
 
 def simulate(seed: int, scale: Scale | None = None) -> Outcome:
@@ -108,7 +110,7 @@ class World:
         self.rivals = Rivals(
             self.database, self.nodes, self.checks, self.clock.now, self._begin_controller
         )
-        self.fleet = Fleet(name="fleet", created_at=EPOCH)
+        self.fleets = [Fleet(name="fleet", created_at=EPOCH)]
         self.site = Site(largest_place=1)
         self._scale = scale
         self._folder = folder
@@ -155,10 +157,15 @@ class World:
         chance = self.chance("story")
         self.make_nodes(chance)
         await self.rivals.start()
-        await self.admin.register_fleet()
+        await self.admin.register_fleets()
         work = [self.spawn(self.join(node)) for node in self.nodes.values()]
         users = [
-            User(self, f"run-{number}", self.chance(f"run-{number}"))
+            User(
+                self,
+                f"run-{number}",
+                self.chance(f"run-{number}"),
+                self.chance(f"run-{number}/more"),
+            )
             for number in range(chance.randint(1, self._scale.runs))
         ]
         work += [self.spawn(user.live(self._scale.faults_until)) for user in users]
@@ -229,12 +236,25 @@ class World:
     def make_nodes(self, chance: Random) -> None:
         racks = chance.random() < 0.5
         if racks:
-            self.fleet = Fleet(name="fleet", placement="rack", created_at=EPOCH)
+            self.fleets = [Fleet(name="fleet", placement="rack", created_at=EPOCH)]
         for number in range(chance.randint(1, self._scale.nodes)):
             self._make_node(number, chance, "r0" if number < 3 else chance.choice(("r0", "r1")))
-        held = Counter(node.attributes["rack"] for node in self.nodes.values())
-        most = max(held.values()) if racks else len(self.nodes)
-        self.site = Site(largest_place=most)
+        if self._scale.wide:
+            self._make_second_fleet(self.chance("second fleet"))
+        held = Counter(
+            (node.fleet, node.attributes["rack"] if racks and node.fleet == "fleet" else None)
+            for node in self.nodes.values()
+        )
+        self.site = Site(
+            largest_place=max(held.values()), named_places=racks, wide=self._scale.wide
+        )
+
+    def _make_second_fleet(self, chance: Random) -> None:
+        """Of some of the nodes that no job needs."""
+        self.fleets.append(Fleet(name=SPARE, created_at=EPOCH))
+        for node in list(self.nodes.values())[3:]:
+            if chance.random() < 0.4:
+                node.fleet = SPARE
 
     def _make_node(self, number: int, chance: Random, rack: str) -> None:
         name = f"n{number}"

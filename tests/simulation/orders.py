@@ -1,0 +1,167 @@
+"""What a run's own policy promises of its course, judged by what was committed (LIFECYCLE.md
+section 4 on limits; `startup_order`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.lifecycle.model import Attempt, Job, RunState, StartupOrder
+from controller.lifecycle.reasons import ROWS, Budget, Reason, RunReason
+from controller.lifecycle.statuses import AttemptStatus
+
+NEARLY = 1.0
+"""Seconds by which times of a node and of the controller may differ."""
+_OF_USERS = frozenset({RunReason.STOPPED_BY_USER, RunReason.ABORTED_BY_USER})
+
+
+def out_of_order(before: RunState | None, after: RunState) -> Iterator[str]:
+    """A sentence for each job that this commit says runs, and that should have waited for others by
+    `startup_order`."""
+    order = after.run.policy.startup_order
+    master = _master(after)
+    if order is StartupOrder.ANY or master is None:
+        return
+    known = {} if before is None else {a.id: a for job in before.jobs for a in job.attempts}
+    for job in after.jobs:
+        last = job.attempts[-1] if job.attempts else None
+        if last is None or last.running_at is None or last.status is not AttemptStatus.RUNNING:
+            continue
+        if last.id in known and known[last.id].running_at is not None:
+            continue
+        if order is StartupOrder.MASTER_FIRST and job is not master:
+            awaited = [master]
+        elif order is StartupOrder.WORKERS_FIRST and job is master:
+            awaited = [one for one in after.jobs if one is not master and _counts(one)]
+        else:
+            continue
+        for other in awaited:
+            if not _had_begun(other, last):
+                yield (
+                    f"{last.id} of run {after.run.name} ({order}) started before job "
+                    f"{other.group}/{other.cookie}"
+                )
+
+
+def _master(state: RunState) -> Job | None:
+    """Rank 0, else cookie 0, of the first group."""
+    if not state.run.groups:
+        first = [job for job in state.jobs if job.group == state.jobs[0].group]
+    else:
+        first = [job for job in state.jobs if job.group == state.run.groups[0].name]
+    if state.run.incarnation is not None:
+        ranked = [job for job in first if job.attempts and job.attempts[-1].rank == 0]
+        return ranked[0] if ranked else None
+    return next((job for job in first if job.cookie == 0 and _counts(job)), None)
+
+
+def _counts(job: Job) -> bool:
+    reserved = bool(job.attempts) and job.attempts[-1].incarnation and job.attempts[-1].rank is None
+    return not (job.scaled_down or reserved)
+
+
+def _had_begun(other: Job, attempt: Attempt) -> bool:
+    """Whether the other job had run in this occurrence and incarnation when this attempt began, or
+    was over, or was made later."""
+    own = [
+        one
+        for one in other.attempts
+        if one.occurrence == attempt.occurrence and one.incarnation == attempt.incarnation
+    ]
+    assert attempt.running_at is not None
+    began = attempt.running_at + NEARLY
+    if other.abandoned or not own or all(one.submitted_at > began for one in own):
+        return True
+    times = [one.running_at or one.terminating_at for one in own]
+    return any(at is not None and at <= began for at in times)
+
+
+def not_by_policy(state: RunState, job: Job, attempt: Attempt) -> str | None:
+    """Why the attempt can't have ended for this reason by its run's policy; None: it can, or the
+    reason is not one of a policy."""
+    policy, ended = state.run.policy, attempt.terminating_at or 0.0
+    match attempt.reason:
+        case Reason.MAX_DURATION_EXCEEDED:
+            limit, ran = policy.max_duration, _seconds_running(state, attempt.occurrence, ended)
+            if limit is None or ran < limit - NEARLY:
+                return f"its run was running for {ran:.1f} s, max_duration is {limit}"
+        case Reason.UNSCHEDULABLE:
+            timeout, waited = policy.scheduling_timeout, ended - attempt.submitted_at
+            if timeout is None or waited < timeout - NEARLY:
+                return f"it waited for {waited:.1f} s, scheduling_timeout is {timeout}"
+            if attempt.incarnation is not None and attempt.rank is None:
+                return "it is a reserved job, which waits beyond scheduling_timeout"
+        case Reason.SIBLING_FAILED:
+            replica = [one for one in state.jobs if _replica(one) == _replica(job)]
+            if not any(_failed(one, attempt) for one in replica if one is not job):
+                return "no job of its replica has failed"
+        case Reason.TERMINATED_BY_SERVER:
+            if state.run.reason in _OF_USERS:
+                return f"its run ends as {state.run.reason}"
+            if state.run.reason is None and not state.run.policy.schedule:
+                return "its run goes on"
+    return None
+
+
+def _replica(job: Job) -> tuple[str, int]:
+    return job.group, job.replica
+
+
+def _failed(job: Job, beside: Attempt) -> bool:
+    return any(
+        one.occurrence == beside.occurrence
+        and one.reason is not None
+        and one.reason is not Reason.SIBLING_FAILED
+        and ROWS[one.reason].event is not None
+        for one in job.attempts
+    )
+
+
+def _seconds_running(state: RunState, occurrence: int, until: float) -> float:
+    """Wall time of the occurrence during which at least one job was RUNNING. What the state no
+    longer has is not in it."""
+    past = state.run.past_running
+    total = past.seconds if past.occurrence == occurrence else 0.0
+    covered = float("-inf")
+    spans = [
+        (one.running_at, min(until, one.terminating_at or until))
+        for job in state.jobs
+        for one in job.attempts
+        if one.occurrence == occurrence and one.running_at is not None
+    ]
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, covered))
+        covered = max(covered, end)
+    return total
+
+
+def overlong(state: RunState, now: float, grace: float) -> Iterator[str]:
+    """A run that is RUNNING, and has been for `grace` seconds longer than its `max_duration`."""
+    limit = state.run.policy.max_duration
+    if limit is None or state.run.suspended:
+        return
+    if not any(
+        job.attempts and job.attempts[-1].status is AttemptStatus.RUNNING for job in state.jobs
+    ):
+        return
+    ran = _seconds_running(state, state.run.occurrence, now)
+    if ran > limit + grace:
+        yield f"run {state.run.name} runs on after its max_duration of {limit:g} s"
+
+
+def overspent(state: RunState) -> Iterator[str]:
+    """More attempts have failed than `max_failed_attempts` allows, and the run goes on."""
+    allowed = state.run.policy.max_failed_attempts
+    if allowed is None or state.run.reason is not None:
+        return
+    failed = sum(
+        1
+        for job in state.jobs
+        if not job.scaled_down
+        for one in job.attempts
+        if one.occurrence == state.run.occurrence
+        and one.reason is not None
+        and ROWS[one.reason].budget is Budget.FAILURE
+        and not (one.incarnation is not None and one.rank is None)
+    )
+    if failed > allowed and state.run.status.value not in ("pending", "terminating"):
+        yield f"run {state.run.name} goes on after {failed} failed attempts"
