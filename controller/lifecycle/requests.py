@@ -217,7 +217,7 @@ def _begin(draft: Draft, job: Job, request: ScaleRequested) -> None:
     """What has been tried in this occurrence already is left to the rules of retrying."""
     last = job.attempts[-1] if job.attempts else None
     tried = last is not None and last.occurrence == draft.run.occurrence
-    if not tried and not occurrences.waits_for_trigger(draft.run):
+    if not (tried or job.abandoned or occurrences.waits_for_trigger(draft.run)):
         draft.fresh_attempt(job, _cause(request))
 
 

@@ -189,6 +189,14 @@ def test_a_completed_job_is_not_restarted_in_a_slot_that_was_scaled_away() -> No
     assert len(play.job(1).attempts) == 1
 
 
+def test_an_abandoned_slot_that_is_scaled_back_gets_no_attempt() -> None:
+    play = Play(jobs=2, schedule=("0 * * * *",))
+    play.send(Ask(play).scale(1))
+    play.change_run(next_triggered_at=play.now).send()
+    play.send(Ask(play).abandon(1)).send(Ask(play).scale(2))
+    assert play.job(1).attempts == ()
+
+
 def test_of_two_requests_to_scale_in_one_turn_the_larger_holds() -> None:
     play = Play(jobs=2).to_running(0).to_running(1)
     play.send(Ask(play).scale(3), Ask(play).scale(1))
