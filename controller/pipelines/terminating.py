@@ -21,8 +21,14 @@ from shim.client import ShimError
 from shim.schemas import Fence, TerminateRequest
 
 
+LAST_WORDS = 2.0
+"""Seconds, and at most that part of a grace, by which the runner kills the job before the shim
+kills the container: so long it has to write down how the job ended."""
+_LAST_PART = 0.2
+
+
 class JobStopper:
-    """The runner signals the commands and kills what is left when the grace is over."""
+    """The runner signals the commands and kills what is left when the grace is nearly over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -31,8 +37,9 @@ class JobStopper:
         attempt = view.attempt
         if attempt.remove_at is None:
             return
-        grace = max(0.0, attempt.remove_at - self._clock.now())
+        left = max(0.0, attempt.remove_at - self._clock.now())
         runner = connection.runner(convert.runner_socket(view))
+        grace = left - min(LAST_WORDS, left * _LAST_PART)
         try:
             await runner.stop(signal=view.job.spec.stop_signal, grace=grace)
         except RunnerError as error:

@@ -92,7 +92,7 @@ def test_a_stopped_job_may_clean_up(lab: RunLab) -> None:
 
 def test_a_job_that_ignores_sigterm_is_killed_after_stop_duration(lab: RunLab) -> None:
     commands = [f"trap '' TERM; echo ready; {FOREVER}"]
-    lab.start("deaf", commands=commands, stop_duration=2)
+    lab.start("deaf", commands=commands, stop_duration=4)
     lab.wait_for_log("deaf", b"ready")
     lab.cli("stop", "deaf").succeeded()
     before = time.monotonic()

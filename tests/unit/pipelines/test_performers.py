@@ -489,14 +489,17 @@ async def test_a_complete_log_is_not_asked_for_again(node: FakeConnection, logs:
 # -- end ------------------------------------------------------------------------------------
 
 
-async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnection) -> None:
+async def test_the_job_is_stopped_with_the_grace_that_is_left_but_for_last_words(
+    node: FakeConnection,
+) -> None:
+    """Its container is killed when the grace is over; before that its runner notes its end."""
     clock = Clock(NOW + 4)
     stop = JobStopper(clock)
-    view = view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10))
-    await stop(view, node)
-    clock.time = NOW + 60
-    await stop(view, node)
-    assert node.the_runner.stops == [("SIGTERM", 6.0), ("SIGTERM", 0.0)]
+    view = view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 304))
+    for moment in (NOW + 4, NOW + 299, NOW + 360):
+        clock.time = moment
+        await stop(view, node)
+    assert node.the_runner.stops == [("SIGTERM", 298.0), ("SIGTERM", 4.0), ("SIGTERM", 0.0)]
 
 
 async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection) -> None:
