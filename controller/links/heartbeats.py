@@ -16,10 +16,12 @@ from typing import cast
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
+from controller.links.losses import PacedHandler
+
 _LONGEST = 1024
 
 
-class HeartbeatHandler(ResponseHandler):
+class HeartbeatHandler(PacedHandler):
     """aiohttp's, until somebody has `expect`ed a line. From then on a piece of the stream that is
     that line alone, once more, goes no further: `heard` is called and nobody wakes.
 

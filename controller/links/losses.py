@@ -1,0 +1,55 @@
+"""Connections that are lost together, told one after the other.
+
+A cut of the network ends thousands of them in one round of the event loop. Each wakes a task that
+has much to put away; if all of them woke at once, nobody else would be heard meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from aiohttp.client_proto import ResponseHandler
+
+MOST_IN_A_ROUND = 8
+
+
+class Pace:
+    """Makes so many calls in one round of the loop; the others follow in their order."""
+
+    def __init__(self, most: int = MOST_IN_A_ROUND) -> None:
+        self._most = most
+        self._made = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """At once as long as few were made."""
+        if self._made == self._most:
+            self._waiting.append(callback)
+            return
+        self._made += 1
+        if self._made == 1:
+            asyncio.get_running_loop().call_soon(self._next_round)
+        callback()
+
+    def _next_round(self) -> None:
+        self._made = min(self._most, len(self._waiting))
+        if self._made:
+            asyncio.get_running_loop().call_soon(self._next_round)
+        for _ in range(self._made):
+            self._waiting.popleft()()
+
+
+_paces: WeakKeyDictionary[asyncio.AbstractEventLoop, Pace] = WeakKeyDictionary()
+
+
+class PacedHandler(ResponseHandler):
+    """aiohttp's, but that it may hear a few rounds later that its connection is lost. Nobody takes
+    it for a living one meanwhile: its transport is closed."""
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        pace = _paces.setdefault(self._loop, Pace())
+        pace.call(partial(super().connection_lost, exc))
