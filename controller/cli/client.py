@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from controller.cli.errors import EXIT_USAGE, ApiError, CliError, ConnectionLost
+from controller.cli.losses import why_lost
 
 if TYPE_CHECKING:
     from controller.api.documents import EventView, RunView, WatchLine
@@ -106,21 +107,26 @@ class ControllerClient:
 
         return decode(self.get(run_path(key)), RunView)
 
-    def watch(self, key: str) -> Iterator[WatchLine]:
-        """What `GET .../watch` says, heartbeats left out; ends when the run is final."""
+    def watch(self, key: str, heard: Callable[[], None]) -> Iterator[WatchLine]:
+        """What `GET .../watch` says, heartbeats left out; ends when the run is final. `heard` is
+        called for these too, here and in the other streams: the controller is there."""
         from controller.api.documents import WatchLine
 
         for line in self._lines(run_path(key, "watch")):
+            heard()
             told = decode(line, WatchLine)
             if told.run is not None:
                 yield told
 
-    def watched_events(self, run: str | None, cursor: int) -> Iterator[EventView]:
+    def watched_events(
+        self, run: str | None, cursor: int, heard: Callable[[], None]
+    ) -> Iterator[EventView]:
         """What `GET /v1/events/watch` says, heartbeats left out."""
         from controller.api.documents import EventLine
 
         path = self._target("/v1/events/watch", {"run": run, "cursor": cursor})
         for line in self._lines(path.removeprefix(self._base)):
+            heard()
             told = decode(line, EventLine)
             if told.event is not None:
                 yield told.event
@@ -131,7 +137,9 @@ class ControllerClient:
             response = self._open(connection, "GET", run_path(key, "logs"), query=query)
             yield from _frames(iter(lambda: self._read(response, READ_BYTES), b""))
 
-    def followed_frames(self, key: str, **query: object) -> Iterator[Frame]:
+    def followed_frames(
+        self, key: str, heard: Callable[[], None], **query: object
+    ) -> Iterator[Frame]:
         """The log from an offset on, as it grows, until its attempt has ended."""
         from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
         from websockets.sync.client import connect
@@ -147,12 +155,11 @@ class ControllerClient:
                 proxy=None,
             ) as stream:
                 stream.recv()
+                heard()
                 yield from _frames(_binary(message) for message in iter(stream.recv, None))
         except ConnectionClosed as closed:
-            if closed.rcvd is None:
-                raise self.lost(ConnectionError("the connection was cut")) from None
-            if closed.rcvd.code != 1000:
-                raise self.lost(closed) from None
+            if closed.rcvd is None or closed.rcvd.code != 1000:
+                raise self.lost(ConnectionResetError()) from None
         except InvalidStatus as refused:
             response = refused.response
             raise self.refusal(response.status_code, bytes(response.body or b"")) from None
@@ -183,7 +190,7 @@ class ControllerClient:
                 if not line:
                     return
                 if not line.endswith(b"\n"):
-                    raise self.lost(ConnectionError("the answer ended in the middle of a line"))
+                    raise self.lost(ConnectionResetError())
                 yield line
 
     def _connection(self, patience: float) -> http.client.HTTPConnection:
@@ -232,9 +239,8 @@ class ControllerClient:
         )
 
     def lost(self, error: Exception) -> ConnectionLost:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return ConnectionLost(
-            f"cannot reach the controller at {self.url}: {why}; is it running? "
+            f"cannot reach the controller at {self.url}: {why_lost(error)}; is it running? "
             f"(FAIRLEAD_URL says where it is, `fairlead controller` starts one)",
             refused=isinstance(error, ConnectionRefusedError | socket.gaierror),
         )

@@ -1,7 +1,7 @@
 """Following over connections that break: the same stream goes on where it stopped.
 
-A lost connection is told once and tried again, with growing jittered waits, for as long as the user
-lets the command run; a refusal ends it.
+A lost connection is told once and tried again, with growing jittered waits, until the controller
+has been away for a quarter of an hour; a refusal ends it at once.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
 
 from controller.cli.client import ControllerClient
-from controller.cli.errors import ApiError, ConnectionLost
+from controller.cli.errors import ApiError, CliError, ConnectionLost
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 
 if TYPE_CHECKING:
-    from controller.api.documents import WatchLine
+    from controller.api.documents import EventView, WatchLine
     from runner.schemas.frames import Frame
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 10.0
+GIVE_UP_SECONDS = 15 * 60.0
 
 Tell = Callable[[str], None]
+T = TypeVar("T")
 
 
 class News:
@@ -48,14 +52,30 @@ class News:
 
 
 class Patience:
-    """Growing, jittered waits between tries; short again once the controller was found."""
+    """Growing, jittered waits between tries; short again once the controller was found.
 
-    def __init__(self, news: News, sleep: Callable[[float], None] = time.sleep) -> None:
+    As a context it waits where the controller was lost in it, and so a loop around it tries again.
+    Raises what lost it, as a ConnectionLost, when it was away for too long."""
+
+    def __init__(
+        self,
+        news: News,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._news = news
         self._sleep = sleep
+        self._clock = clock
         self._wait = FIRST_WAIT_SECONDS
+        self._away_since: float | None = None
 
-    def lost(self, error: Exception) -> None:
+    def lost(self, error: CliError) -> None:
+        now = self._clock()
+        if self._away_since is None:
+            self._away_since = now
+        if now - self._away_since >= GIVE_UP_SECONDS:
+            minutes = round(GIVE_UP_SECONDS / 60)
+            raise ConnectionLost(f"{error}; gave up after {minutes} minutes, but jobs go on")
         self._news.lost(error)
         self._sleep(self._wait * random.uniform(0.8, 1.2))
         self._wait = min(LONGEST_WAIT_SECONDS, self._wait * 2)
@@ -63,46 +83,79 @@ class Patience:
     def found(self) -> None:
         self._news.found()
         self._wait = FIRST_WAIT_SECONDS
+        self._away_since = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        is_away = isinstance(error, ConnectionLost)
+        if isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            is_away = True
+        if isinstance(error, CliError) and is_away:
+            self.lost(error)
+            return True
+        return False
 
 
 def follow_run(client: ControllerClient, run_id: str, news: News) -> Iterator[WatchLine]:
-    """The run now and after each change; the last one is final. Raises ApiError."""
+    """The run now and after each change; the last one is final. Raises ApiError, ConnectionLost."""
     patience = Patience(news)
     while True:
-        try:
-            for told in client.watch(run_id):
-                patience.found()
+        with patience:
+            for told in client.watch(run_id, patience.found):
                 yield told
                 if told.run is not None and told.run.status in FINAL_RUN_STATUSES:
                     return
             raise ConnectionLost(f"the controller at {client.url} ended the watch")
-        except ConnectionLost as error:
-            patience.lost(error)
-        except ApiError as error:
-            if error.status < 500:
-                raise
-            patience.lost(error)
 
 
 def follow_log(
     client: ControllerClient, run_id: str, attempt_id: str, offset: int, news: News
 ) -> Iterator[Frame]:
-    """Every frame of the attempt from `offset` on, each byte once. Raises ApiError."""
+    """Every frame of the attempt from `offset` on, each byte once. Raises ApiError,
+    ConnectionLost."""
     patience = Patience(news)
     while True:
-        try:
-            frames = client.followed_frames(run_id, attempt=attempt_id, offset=offset)
+        with patience:
+            frames = client.followed_frames(
+                run_id, patience.found, attempt=attempt_id, offset=offset
+            )
             for frame in unread(frames, offset):
-                patience.found()
                 offset = frame.end
                 yield frame
             return
-        except ConnectionLost as error:
-            patience.lost(error)
-        except ApiError as error:
-            if error.status < 500:
-                raise
-            patience.lost(error)
+
+
+def follow_events(
+    client: ControllerClient, run: str | None, after: int, news: News
+) -> Iterator[EventView]:
+    """Each event after that number once; those of a run until it has ended. Raises ApiError,
+    ConnectionLost."""
+    patience = Patience(news)
+    while True:
+        with patience:
+            for event in client.watched_events(run, after, patience.found):
+                after = event.seq
+                yield event
+            if run is not None and client.run(run).status in FINAL_RUN_STATUSES:
+                return
+            raise ConnectionLost(f"the controller at {client.url} ended the stream")
+
+
+def patiently(news: News, ask: Callable[[], T]) -> T:
+    """The answer to a question that may be asked again. Raises ApiError, ConnectionLost."""
+    patience = Patience(news)
+    while True:
+        with patience:
+            answer = ask()
+            patience.found()
+            return answer
 
 
 def unread(frames: Iterator[Frame], offset: int) -> Iterator[Frame]:

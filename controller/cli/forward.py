@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from controller.cli.client import CONNECT_SECONDS, ControllerClient, run_path
-from controller.cli.errors import CliError
+from controller.cli.errors import ApiError, CliError, ConnectionLost
+from controller.cli.follow import FIRST_WAIT_SECONDS, News
 
 EOF = "eof"
 PIECE_BYTES = 256 << 10
+PATIENCE_SECONDS = 30.0
 
 
 class Forward(msgspec.Struct, frozen=True):
@@ -46,9 +50,10 @@ async def forward(
     tell: Callable[[str], None],
 ) -> None:
     """Until cancelled. Raises CliError when a local port cannot be had."""
+    news = News(tell)
     async with contextlib.AsyncExitStack() as stack:
         for one in forwards:
-            carrier = _Carrier(client, run, job, one.port, tell)
+            carrier = _Carrier(client, run, job, one.port, tell, news)
             try:
                 server = await asyncio.start_server(carrier.accept, bind, one.local)
             except OSError as error:
@@ -70,8 +75,10 @@ class _Carrier:
         job: str | None,
         port: int,
         tell: Callable[[str], None],
+        news: News,
     ) -> None:
         self._client = client
+        self._news = news
         self._path = run_path(run, f"ports/{port}")
         self._job = job
         self._port = port
@@ -81,6 +88,8 @@ class _Carrier:
         """A connection that cannot be carried to its end is reset, so that its program knows."""
         try:
             whole = await self._carry(reader, writer)
+        except ConnectionLost:
+            whole = False  # it is told for all connections together
         except CliError as error:
             self._tell(f"port {self._port}: {error}")
             whole = False
@@ -93,9 +102,30 @@ class _Carrier:
         writer.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        async with await self._open() as stream:
+            return await _between(reader, writer, stream)
+
+    async def _open(self) -> ClientConnection:
+        """Programs wait for a connection for a while: so long the controller may be away."""
+        give_up_at = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            try:
+                stream = await self._connect()
+            except CliError as error:
+                if not _may_pass(error) or asyncio.get_running_loop().time() + wait > give_up_at:
+                    raise
+                self._news.lost(error)
+            else:
+                self._news.found()
+                return stream
+            await asyncio.sleep(wait * random.uniform(0.8, 1.2))
+            wait *= 2
+
+    async def _connect(self) -> ClientConnection:
         url, headers = self._client.socket(self._path, job=self._job)
         try:
-            stream = await connect(
+            return await connect(
                 url,
                 additional_headers=headers,
                 open_timeout=CONNECT_SECONDS,
@@ -109,8 +139,13 @@ class _Carrier:
             raise self._client.refusal(response.status_code, bytes(response.body or b"")) from None
         except (OSError, WebSocketException) as error:
             raise self._client.lost(error) from None
-        async with stream:
-            return await _between(reader, writer, stream)
+
+
+def _may_pass(error: CliError) -> bool:
+    """Where the controller is away, or has not found the job's node again yet."""
+    if isinstance(error, ApiError):
+        return error.status == HTTPStatus.SERVICE_UNAVAILABLE
+    return isinstance(error, ConnectionLost)
 
 
 def _reset_on_close(writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
+from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
@@ -19,8 +21,8 @@ from controller.api.documents import (
 from controller.cli import output, settings
 from controller.cli.client import ControllerClient, decode, run_path
 from controller.cli.commands.options import Json
-from controller.cli.errors import ConnectionLost
-from controller.cli.follow import News, Patience
+from controller.cli.errors import ApiError
+from controller.cli.follow import News, follow_events, patiently
 from controller.cli.history import with_occurrence
 from controller.cli.progress import job_name, why
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
@@ -221,25 +223,25 @@ def events(
 
 
 def _follow_events(client: ControllerClient, run: str | None, after: int, json: bool) -> None:
-    """Over connections that break: each event once."""
-    patience = Patience(News(output.note))
+    news = News(output.note)
+    run_id = None if run is None else client.run(run).id
     names: dict[str, str] = {}
-    while True:
-        try:
-            for event in client.watched_events(run, after):
-                patience.found()
-                after = event.seq
-                if json:
-                    output.emit_json(msgspec.json.encode(event))
-                    continue
-                if event.attempt_id is not None and event.attempt_id not in names:
-                    names |= _names(client.run(event.run_id))
-                output.emit("  ".join(cell for cell in _event_cells(event, names) if cell))
-            if run is not None and client.run(run).status in FINAL_RUN_STATUSES:
-                return
-            patience.lost(ConnectionLost(f"the controller at {client.url} ended the stream"))
-        except ConnectionLost as error:
-            patience.lost(error)
+    for event in follow_events(client, run_id, after, news):
+        if json:
+            output.emit_json(msgspec.json.encode(event))
+            continue
+        if event.attempt_id is not None and event.attempt_id not in names:
+            names |= patiently(news, partial(_names_of, client, event.run_id))
+        output.emit("  ".join(cell for cell in _event_cells(event, names) if cell))
+
+
+def _names_of(client: ControllerClient, run_id: str) -> dict[str, str]:
+    try:
+        return _names(client.run(run_id))
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return {}  # forgotten meanwhile
 
 
 def _names(run: RunView) -> dict[str, str]:

@@ -24,7 +24,7 @@ def test_a_stream_that_is_cut_is_told_without_the_protocol_s_words() -> None:
             port = server.socket.getsockname()[1]
             client = ControllerClient(f"http://127.0.0.1:{port}", "token")
             with pytest.raises(ConnectionLost, match=": the connection was cut; is it running"):
-                list(client.followed_frames("run"))
+                list(client.followed_frames("run", lambda: None))
         finally:
             server.shutdown()
             serving.join()

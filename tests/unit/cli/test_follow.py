@@ -1,18 +1,44 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
-from controller.cli.follow import LONGEST_WAIT_SECONDS, News, Patience, unread
+import pytest
+
+from controller.cli.errors import ApiError, CliError, ConnectionLost
+from controller.cli.follow import (
+    GIVE_UP_SECONDS,
+    LONGEST_WAIT_SECONDS,
+    News,
+    Patience,
+    patiently,
+    unread,
+)
 from runner.schemas.frames import Frame, Stream
+
+AWAY = ConnectionLost("away")
+
+
+class Days:
+    """Time passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def clock(self) -> float:
+        return self.now
 
 
 def test_waits_grow_with_jitter_up_to_a_limit_and_begin_anew_when_found() -> None:
     waits: list[float] = []
     patience = Patience(News(lambda _: None), waits.append)
     for _ in range(12):
-        patience.lost(OSError("away"))
+        patience.lost(AWAY)
     patience.found()
-    patience.lost(OSError("away"))
+    patience.lost(AWAY)
     assert 0.16 <= waits[0] <= 0.24
     assert all(later > earlier for earlier, later in pairwise(waits[:6]))
     assert max(waits) <= LONGEST_WAIT_SECONDS * 1.2
@@ -23,10 +49,55 @@ def test_two_who_wait_tell_once_that_the_controller_is_away_and_back() -> None:
     told: list[str] = []
     news = News(told.append)
     first, second = Patience(news, lambda _: None), Patience(news, lambda _: None)
-    first.lost(OSError("away"))
-    second.lost(OSError("away"))
+    first.lost(AWAY)
+    second.lost(AWAY)
     second.found()
     first.found()
+    assert told == ["away; trying again", "the controller is back"]
+
+
+def lose_for_ever(patience: Patience) -> None:
+    while True:
+        patience.lost(AWAY)
+
+
+def test_a_controller_that_stays_away_is_given_up_and_one_that_comes_back_is_not() -> None:
+    days = Days()
+    patience = Patience(News(lambda _: None), days.sleep, days.clock)
+    for _ in range(200):
+        patience.lost(AWAY)
+        patience.found()
+    began = days.now
+    with pytest.raises(ConnectionLost, match="away; gave up after 15 minutes, but jobs go on"):
+        lose_for_ever(patience)
+    assert GIVE_UP_SECONDS <= days.now - began <= GIVE_UP_SECONDS + 2 * LONGEST_WAIT_SECONDS
+
+
+@pytest.mark.parametrize("passing", [AWAY, ApiError(503, "store_unavailable", "later", None)])
+def test_what_passes_is_tried_again_in_a_patient_context(passing: CliError) -> None:
+    waits: list[float] = []
+    with Patience(News(lambda _: None), waits.append):
+        raise passing
+    assert len(waits) == 1
+
+
+def test_a_refusal_ends_a_patient_context_at_once() -> None:
+    refusal = ApiError(404, "not_found", "there is no run x", None)
+    with pytest.raises(ApiError, match="no run x"), Patience(News(lambda _: None)):
+        raise refusal
+
+
+def test_a_question_is_asked_until_it_is_answered() -> None:
+    told: list[str] = []
+    answers: Iterator[CliError | str] = iter([AWAY, "yes"])
+
+    def ask() -> str:
+        answer = next(answers)
+        if isinstance(answer, CliError):
+            raise answer
+        return answer
+
+    assert patiently(News(told.append), ask) == "yes"
     assert told == ["away; trying again", "the controller is back"]
 
 

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
 
+from controller.api.app import make_app
 from controller.links.base import NodeConnection
 from runner.client import RunnerClient
 from tests.unit.api.conftest import USER_TOKEN, Controller
@@ -110,6 +111,27 @@ async def test_a_port_that_nobody_listens_on_is_told_and_the_connection_reset(
     await command.hears(f"nothing listens on port {port} of the job")
     command.interrupt()
     await command.ended()
+
+
+@pytest.mark.usefixtures("running")
+async def test_a_connection_made_while_the_controller_is_away_waits_for_it(
+    start: Fairlead, controller: Controller, server: TestServer
+) -> None:
+    controllers = server.port
+    async with digesting() as port:
+        command = await start("port-forward", "hello", f"{port}:0")
+        local = await local_port(command)
+        await server.close()
+        talking = [asyncio.create_task(talk(local, text)) for text in (b"one", b"two")]
+        await command.hears("trying again")
+        again = TestServer(make_app(controller.service), port=controllers)
+        await again.start_server()
+        answers = await asyncio.gather(*talking)
+        command.interrupt()
+        ended = await command.ended()
+        await again.close()
+    assert answers == [hashlib.sha256(text).digest() * 1000 for text in (b"one", b"two")]
+    assert ended.err.count("trying again") == 1
 
 
 async def test_a_job_that_does_not_run_yet_is_told(start: Fairlead, task: str) -> None:

@@ -1,0 +1,45 @@
+"""Why a controller cannot be reached: nobody needs to know by which library it was asked."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import socket
+import ssl
+
+import pytest
+from websockets.exceptions import InvalidMessage
+
+from controller.cli.losses import why_lost
+
+
+def untrusted() -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] (_ssl.c:992)")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "Connection refused"),
+        (OSError("Multiple exceptions: [Errno 111], [Errno 99]"), "the connection failed"),
+        (TimeoutError("timed out"), "it does not answer"),
+        (socket.gaierror(-2, "Name or service not known"), "its name cannot be looked up"),
+        (ConnectionResetError(errno.ECONNRESET, "reset by peer"), "the connection was cut"),
+        (http.client.RemoteDisconnected("Remote end closed"), "the connection was cut"),
+        (http.client.IncompleteRead(b"x"), "the connection was cut"),
+        (
+            http.client.BadStatusLine("SSH-2.0"),
+            "it does not answer as a Fairlead controller does",
+        ),
+        (InvalidMessage("did not receive"), "it does not answer as a Fairlead controller does"),
+        (
+            ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1002)"),
+            "no secure connection can be made with it",
+        ),
+        (untrusted(), "its certificate is not trusted (self-signed certificate)"),
+    ],
+)
+def test_what_is_said_of_a_lost_controller(error: Exception, words: str) -> None:
+    assert why_lost(error) == words
