@@ -20,7 +20,6 @@ from runner.client import RunnerError
 from shim.client import ShimError
 from shim.schemas import Fence, TerminateRequest
 
-
 LAST_WORDS = 2.0
 """Seconds, and at most that part of a grace, by which the runner kills the job before the shim
 kills the container: so long it has to write down how the job ended."""
