@@ -9,18 +9,17 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """`at_once` is asked whenever a slot is given out, and is never less than 1. `lent`: seconds
-    after which a slot goes to the next even if its holder still needs it."""
+    """`at_once` is asked whenever a slot is given out, and is never less than 1."""
 
-    def __init__(self, at_once: Callable[[], int], lent: float) -> None:
+    def __init__(self, at_once: Callable[[], int]) -> None:
         self._at_once = at_once
-        self._lent = lent
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """First come, first served."""
+    async def slot(self, lent_for: float) -> AsyncIterator[None]:
+        """First come, first served. After so many seconds it goes to the next, even if its holder
+        is not done."""
         await self._take()
         lent = True
 
@@ -30,7 +29,7 @@ class Slots:
                 lent = False
                 self._give_back()
 
-        timer = asyncio.get_running_loop().call_later(self._lent, give_back)
+        timer = asyncio.get_running_loop().call_later(lent_for, give_back)
         try:
             yield
         finally:

@@ -8,12 +8,19 @@ living from coming back.
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+
 from controller.slots import Slots
 
 AT_ONCE = 12
 LENT_SECONDS = 2.0
 
 
-class Handshakes(Slots):
+class Handshakes:
     def __init__(self, at_once: int = AT_ONCE, lent: float = LENT_SECONDS) -> None:
-        super().__init__(lambda: at_once, lent)
+        self._slots = Slots(lambda: at_once)
+        self._lent = lent
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """First come, first served."""
+        return self._slots.slot(self._lent)

@@ -49,7 +49,10 @@ BEGINNINGS = frozenset(
 Decisions and answers share the event loop with them, and so does what ends a job."""
 BEGUN_AT_ONCE = 16
 LENT_SECONDS = 0.05
-"""A slow node or a long follow keeps nobody else from beginning."""
+"""A slow node keeps nobody else from beginning."""
+LASTING = frozenset({EffectKind.FOLLOW_RUNNER, EffectKind.COLLECT_LOGS})
+LENT_TO_LASTING_SECONDS = 0.01
+"""These go on for as long as their jobs; what they cost is their first request."""
 RUSH = 8
 """So many callers that wait for decisions come before beginnings: what was submitted is answered
 and placed first. The event loop keeps up with fewer."""
@@ -81,7 +84,7 @@ class EffectRunner:
         self._performers = performers
         self._clock = clock
         self._chance = chance
-        self._slots = Slots(self._most_at_once, LENT_SECONDS)
+        self._slots = Slots(self._most_at_once)
         self._under_way: dict[Key, asyncio.Task[None]] = {}
         self._kicks: dict[Key, asyncio.Event] = {}
         self._done: set[Key] = set()
@@ -209,4 +212,6 @@ class EffectRunner:
         return BEGUN_IN_A_RUSH if self._turns.callers.count >= RUSH else BEGUN_AT_ONCE
 
     def _slot(self, kind: EffectKind) -> AbstractAsyncContextManager[None]:
-        return self._slots.slot() if kind in BEGINNINGS else contextlib.nullcontext()
+        if kind not in BEGINNINGS:
+            return contextlib.nullcontext()
+        return self._slots.slot(LENT_TO_LASTING_SECONDS if kind in LASTING else LENT_SECONDS)

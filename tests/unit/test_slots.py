@@ -29,7 +29,7 @@ class Holders:
         await _settle()
 
     async def _hold(self, name: str) -> None:
-        async with self._slots.slot():
+        async with self._slots.slot(60.0):
             self.inside.append(name)
             try:
                 await self._leaving[name].wait()
@@ -57,7 +57,7 @@ async def test_when_fewer_are_allowed_those_inside_stay_and_nobody_follows_until
     None
 ):
     most = 2
-    async with holders(Slots(lambda: most, 60.0)) as them:
+    async with holders(Slots(lambda: most)) as them:
         await them.enter("a", "b", "c")
         most = 1
         await them.leave("a")
@@ -68,7 +68,7 @@ async def test_when_fewer_are_allowed_those_inside_stay_and_nobody_follows_until
 
 async def test_when_more_are_allowed_the_next_to_leave_lets_all_of_them_in() -> None:
     most = 1
-    async with holders(Slots(lambda: most, 60.0)) as them:
+    async with holders(Slots(lambda: most)) as them:
         await them.enter("a", "b", "c", "d")
         most = 2
         await them.leave("a")
@@ -76,7 +76,7 @@ async def test_when_more_are_allowed_the_next_to_leave_lets_all_of_them_in() -> 
 
 
 async def test_who_gives_up_waiting_keeps_no_slot_and_no_place_in_the_queue() -> None:
-    async with holders(Slots(lambda: 1, 60.0)) as them:
+    async with holders(Slots(lambda: 1)) as them:
         await them.enter("a", "b", "c")
         them.tasks["b"].cancel()
         await _settle()
@@ -85,9 +85,9 @@ async def test_who_gives_up_waiting_keeps_no_slot_and_no_place_in_the_queue() ->
 
 
 async def test_who_is_cancelled_just_as_he_was_given_a_slot_passes_it_on() -> None:
-    slots = Slots(lambda: 1, 60.0)
+    slots = Slots(lambda: 1)
     async with holders(slots) as them:
-        async with slots.slot():
+        async with slots.slot(60.0):
             await them.enter("b", "c")
         them.tasks["b"].cancel()
         await _settle()
@@ -95,7 +95,7 @@ async def test_who_is_cancelled_just_as_he_was_given_a_slot_passes_it_on() -> No
 
 
 async def test_when_all_who_waited_gave_up_the_next_one_still_gets_in() -> None:
-    async with holders(Slots(lambda: 1, 60.0)) as them:
+    async with holders(Slots(lambda: 1)) as them:
         await them.enter("a", "b")
         them.tasks["b"].cancel()
         await _settle()

@@ -313,3 +313,15 @@ async def test_while_many_callers_wait_for_decisions_few_beginnings_share_the_lo
         it.turns.callers.count = 0
         submit.go_on.set()
         await eventually(lambda: submit.finished == len(many))
+
+
+async def test_what_lasts_as_long_as_its_job_keeps_others_from_beginning_only_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "LENT_SECONDS", 60.0)
+    many = [placed(AttemptStatus.RUNNING) for _ in range(5 * effects.BEGUN_AT_ONCE)]
+    async with world(AttemptStatus.RUNNING, tmp_path) as it:
+        it.turns.runs.update({state.run.id: state for state in many})
+        it.runner.committed(many)
+        await eventually(lambda: it.begun(EffectKind.FOLLOW_RUNNER) == len(many))
+        await eventually(lambda: it.begun(EffectKind.COLLECT_LOGS) == len(many))
