@@ -19,7 +19,12 @@ from controller.scheduling.needs import Need
 from controller.scheduling.nominations import victims_of, waiting_for
 from controller.scheduling.placement import Round
 from controller.scheduling.queue import in_order
-from controller.scheduling.sentences import why_all_wait, why_one_waits, why_unusable
+from controller.scheduling.sentences import (
+    RANKS_FIRST,
+    why_all_wait,
+    why_one_waits,
+    why_unusable,
+)
 from controller.scheduling.together import domains_for
 from controller.scheduling.units import Kind, Member, Unit
 
@@ -141,11 +146,15 @@ def _bound_to(index: Index, unit: Unit) -> Where:
 def _why(board: Board, unit: Unit, need: Need, where: Where) -> str:
     if unit.kind is Kind.TOGETHER:
         return why_all_wait(board, unit)
-    if unit.kind is Kind.RESERVED and not unit.anchors:
-        return "it is reserved: the gang's ranked jobs are placed first"
+    if unit.kind is Kind.RESERVED and _ranks_wait(board.index, unit):
+        return RANKS_FIRST
     if board.best(need, where) is not None:
         return NO_REASON
     return why_one_waits(board, need, where)
+
+
+def _ranks_wait(index: Index, unit: Unit) -> bool:
+    return any(one.kind is Kind.TOGETHER for one in index.units[unit.run.id])
 
 
 def _in_the_way(index: Index, node: Node, need: Need, where: Where) -> list[str]:
@@ -218,6 +227,4 @@ def _planned(
             )
         case NotPlaced():
             return PlannedPlace(job=label, node=None, why=report.pending_reason)
-    return PlannedPlace(
-        job=label, node=None, why="it is reserved: the gang's ranked jobs are placed first"
-    )
+    return PlannedPlace(job=label, node=None, why=RANKS_FIRST)

@@ -24,7 +24,7 @@ from controller.scheduling.needs import Need
 from controller.scheduling.nominations import orphans, review, waiting_for
 from controller.scheduling.preemption import Nomination, Preemption
 from controller.scheduling.queue import in_order
-from controller.scheduling.sentences import why_all_wait, why_one_waits
+from controller.scheduling.sentences import RANKS_FIRST, why_all_wait, why_one_waits
 from controller.scheduling.together import (
     Place,
     allocate,
@@ -80,6 +80,8 @@ class Round:
                 self._place_together(unit)
             elif unit.kind is Kind.SOLO or self._is_complete(unit):
                 self._place_one(unit)
+            else:
+                self._wait(unit, unit.members[0], RANKS_FIRST)
         return self._told | {
             run_id: [*self._told.get(run_id, ()), *reports]
             for run_id, reports in self._victims.items()

@@ -26,6 +26,7 @@ from controller.scheduling.units import Unit
 
 MOST_AWAY = 500
 """Nodes that are looked at; where so many are away, their absence is no news."""
+RANKS_FIRST = "it is reserved: the gang's ranked jobs are placed first"
 
 
 def why_one_waits(board: Board, need: Need, where: Where = None) -> str:

@@ -84,6 +84,16 @@ def test_a_reserved_job_never_takes_the_place_that_a_rank_needs() -> None:
     assert cluster.places(run) == {}
 
 
+def test_a_reserved_job_is_told_that_it_waits_for_the_ranks() -> None:
+    cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
+    cluster.submit("other", gpus=8)
+    cluster.settle()
+    run = cluster.submit("a", gang(3, size=2), whole_node=True)
+    cluster.settle()
+    assert cluster.places(run) == {}
+    assert cluster.waits(run, 2) == "it is reserved: the gang's ranked jobs are placed first"
+
+
 def test_a_reserved_job_takes_no_place_while_a_job_beside_the_gang_is_tried_again() -> None:
     """It would keep it for ever, and the gang's ranks may wait for that job to begin."""
     cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
