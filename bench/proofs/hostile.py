@@ -46,11 +46,12 @@ _SAMPLES = 20
 _DISK = 1 << 30
 _PIDS = Path("/sys/fs/cgroup")
 _FENCE = Fence(1, 1)
+_LINE = "fast"
 _WORST = {
     "fork bomb": "f() { sleep 99 & f | f & }; for i in 1 2; do (while :; do f; done) & done; wait",
     "memory fill": "while :; do tail /dev/zero; done",
     "disk fill": "cat /dev/zero > /fill; cat /dev/zero > /opt/fairlead/task/fill; sleep 1000",
-    "lines": "yes 'a line of a job that prints as fast as it can' ",
+    "lines": f"yes '{_LINE}'",
 }
 
 
@@ -127,7 +128,7 @@ async def _one(
         for _ in range(_SAMPLES):
             await asyncio.sleep(seconds / _SAMPLES)
             most = max(most, _processes())
-        health.evidence = _evidence(name, shim, task_id, most)
+        health.evidence = _evidence(name, shim, task_id, most, seconds)
         order = TerminateRequest(grace=2, reason="terminated_by_user")
         with suppress(ShimError):  # a full disk: the stop is done all the same
             await client.terminate(task_id, order, run_id="worst", fence=_FENCE)
@@ -142,12 +143,13 @@ async def _one(
     return health
 
 
-def _evidence(name: str, shim: ShimProcess, task_id: str, processes: int) -> str:
+def _evidence(name: str, shim: ShimProcess, task_id: str, processes: int, seconds: float) -> str:
     if name == "disk fill":
         return f"{shutil.disk_usage(shim.data).free >> 10} KiB of disk free"
     if name == "lines":
-        segments = (shim.data / "tasks" / task_id / "job" / "logs").glob("*.seg")
-        return f"{sum(path.stat().st_size for path in segments) >> 20} MiB of log"
+        newest = max((shim.data / "tasks" / task_id / "job" / "logs").glob("*.seg"))
+        lines = (int(newest.stem) + newest.stat().st_size) / (len(_LINE) + 1)
+        return f"{lines / seconds / 1e6:.1f} million lines a second"
     return f"up to {processes} processes"
 
 

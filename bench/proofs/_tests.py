@@ -1,0 +1,16 @@
+"""A proof that is a set of tests: one command for what is promised together."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+
+
+def prove(promise: str | None, *paths: str) -> None:
+    """Runs these tests; what is given besides goes to pytest. Raises SystemExit when one fails."""
+    parser = argparse.ArgumentParser(description=promise, epilog="Options are pytest's.")
+    _, given = parser.parse_known_args(sys.argv[1:])
+    if status := pytest.main(["-q", *paths, *given]):
+        raise SystemExit(int(status))

@@ -1,0 +1,17 @@
+"""A job that is root in its container gets nowhere: links, pipes and thousands of files in its
+folders, a forged runner, answers without end, what it says about its own end."""
+
+from __future__ import annotations
+
+from bench.proofs._tests import prove
+
+
+def main() -> None:
+    prove(
+        __doc__,
+        "tests/e2e/test_hostile_folder.py",
+        "tests/e2e/runs/test_hostile_jobs.py",
+        "tests/unit/runner/test_hostile_runner.py",
+        "tests/unit/shim/test_doors.py",
+        "tests/unit/shim/test_safe_files.py",
+    )
