@@ -48,6 +48,10 @@ class Child:
         self._children.disown(self.pid)
 
 
+_UMASK = 0o022
+"""Everybody's; ours lets the node's group into what we make in the task's folder."""
+
+
 def start(argv: Sequence[str], children: Children, **options: Any) -> Child:
     """As `subprocess.Popen`, which it calls: blocks until the program is executed. Raises OSError
     and subprocess.SubprocessError."""
@@ -64,6 +68,6 @@ async def launch(argv: Sequence[str], children: Children, **options: Any) -> Chi
 
 
 def _execute(argv: Sequence[str], options: dict[str, Any]) -> int:
-    process = subprocess.Popen(argv, **options)
+    process = subprocess.Popen(argv, umask=_UMASK, **options)
     process.returncode = 0  # Popen must neither wait for it nor complain that nobody did
     return process.pid

@@ -115,7 +115,6 @@ class Sessions:
             env=env,
             cwd=login.home,
             start_new_session=True,
-            umask=0o022,
             **options,
         )
 
@@ -136,21 +135,35 @@ class Sessions:
         return env
 
 
+class _Pipe(asyncio.streams.FlowControlMixin):
+    """`closed` once all is written, or nobody reads it any more."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.closed = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.closed.set()
+
+
 async def _feed(process: Process, child: Child, pipe: int) -> None:
+    """Until the program has been given all that the visitor said, however late it takes it."""
     loop = asyncio.get_running_loop()
-    with os.fdopen(pipe, "wb", 0) as file:
-        transport, protocol = await loop.connect_write_pipe(
-            lambda: asyncio.streams.FlowControlMixin(loop=loop), file
-        )
-        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: _Pipe(loop), os.fdopen(pipe, "wb", 0)
+    )
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    with contextlib.suppress(OSError, asyncssh.Error):
         try:
             while data := await _read(process, child):
                 writer.write(data)
                 await writer.drain()
-        except (OSError, asyncssh.Error):
-            return
-        finally:
             transport.close()
+            await protocol.closed.wait()
+        finally:
+            if transport.get_write_buffer_size() or not transport.is_closing():
+                transport.abort()
 
 
 async def _read(process: Process, child: Child) -> bytes:

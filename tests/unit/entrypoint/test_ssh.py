@@ -21,6 +21,7 @@ from entrypoint.ssh.server import serve
 from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSettings
 from runner import session_environment
 from runner.children import Children
+from runner.options import UMASK
 from tests.support.waiting import eventually
 
 DEADLINE = 60.0
@@ -112,6 +113,26 @@ async def test_output_is_complete_however_much_there_is(task: Task) -> None:
     assert len(done.stdout) == 30_000_000
 
 
+async def test_input_is_complete_however_late_it_is_taken(task: Task, tmp_path: Path) -> None:
+    """More than a pipe holds, and its end is there before the program looks at it."""
+    wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
+    async with (
+        task.client() as connection,
+        connection.create_process(f"{wait}; wc -c", encoding=None) as late,
+    ):
+        late.stdin.write(bytes(100_000))
+        late.stdin.write_eof()
+        await connection.run(f"touch {tmp_path}/go")
+        counted = await late.stdout.read()
+    assert int(counted) == 100_000
+
+
+async def test_input_that_nobody_takes_holds_no_session_up(task: Task) -> None:
+    async with task.client() as connection:
+        done = await connection.run("exec true", input=bytes(MEGABYTE), encoding=None)
+    assert done.exit_status == 0
+
+
 async def test_a_command_ended_by_a_signal_says_which(task: Task) -> None:
     async with task.client() as connection:
         done = await connection.run("kill -TERM $$")
@@ -176,6 +197,21 @@ async def test_files_travel_by_sftp_and_scp_and_scp_ends_with_a_status(
         with pytest.raises(asyncssh.SFTPError):
             await asyncssh.scp((connection, str(tmp_path / "missing")), str(back))
     assert back.read_bytes() == here.read_bytes()
+
+
+async def test_what_a_visitor_makes_has_the_usual_rights_and_not_the_runners(
+    task: Task, tmp_path: Path
+) -> None:
+    here, there, folder = tmp_path / "here", tmp_path / "there", tmp_path / "folder"
+    here.touch()
+    before = os.umask(UMASK)
+    try:
+        async with task.client() as connection, connection.start_sftp_client() as sftp:
+            await sftp.put(str(here), str(there))
+            await sftp.mkdir(str(folder))
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (there, folder)] == [0o644, 0o755]
 
 
 async def test_ports_and_sockets_are_forwarded_in_both_directions(
