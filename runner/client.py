@@ -7,12 +7,14 @@ it could not be asked (`RunnerUnavailable`), after which nothing is known about 
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.http_exceptions import HttpProcessingError
 
 from runner import port_client
@@ -236,7 +238,24 @@ class RunnerClient:
         try:
             yield
         except self._lost as error:
-            raise RunnerUnavailable(str(error) or type(error).__name__) from error
+            raise RunnerUnavailable(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    """Without the words of the library that asked."""
+    match error:
+        case UnixClientConnectorError():
+            return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
+        case aiohttp.ClientConnectorError():
+            return str(error)
+        case TimeoutError():
+            return "no answer came in time"
+        case aiohttp.WSServerHandshakeError():
+            return f"it answered with HTTP status {error.status}"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case _:
+            return "the connection was lost"
 
 
 async def _read(response: aiohttp.ClientResponse, most: int = _MAX_ANSWER) -> bytes:

@@ -7,12 +7,14 @@ or a channel of an SSH connection). A refusal is a `ShimError`, a lost connectio
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.client_exceptions import UnixClientConnectorError
 
 from shim.schemas import (
     FENCE_HEADER,
@@ -233,7 +235,24 @@ def _lost(what: str) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientError, OSError) as error:
-        raise ShimUnavailable(f"{what}: {error or type(error).__name__}") from error
+        raise ShimUnavailable(f"{what}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """Without the words of the library that asked."""
+    match error:
+        case UnixClientConnectorError():
+            return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
+        case aiohttp.ClientConnectorError():
+            return str(error)
+        case TimeoutError():
+            return "no answer came in time"
+        case aiohttp.WSServerHandshakeError():
+            return f"it answered with HTTP status {error.status}"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case _:
+            return "the connection was lost"
 
 
 def _event(decoder: msgspec.json.Decoder[Event], line: bytes) -> Event:

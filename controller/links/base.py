@@ -7,6 +7,8 @@ simulation has its own.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -29,6 +31,19 @@ from shim.schemas import (
 
 class LinkError(Exception):
     """The node cannot be reached; the text says why, for the operator."""
+
+
+def why_unreachable(error: Exception) -> str:
+    """What sockets and asyncssh raise, in words for the operator."""
+    match error:
+        case socket.gaierror():
+            return "the name cannot be looked up"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case OSError():
+            return "none of its addresses answers"
+        case _:
+            return str(error) or "the connection was lost"
 
 
 class HostKeyRefused(LinkError):

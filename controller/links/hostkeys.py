@@ -6,7 +6,7 @@ import asyncio
 
 import asyncssh
 
-from controller.links.base import LinkError
+from controller.links.base import LinkError, why_unreachable
 
 FETCH_TIMEOUT_SECONDS = 15.0
 
@@ -56,7 +56,7 @@ async def fetch(host: str, port: int, *, like: asyncssh.SSHKey | None = None) ->
     except TimeoutError as error:
         raise LinkError(f"{host}:{port} did not answer in {FETCH_TIMEOUT_SECONDS:.0f} s") from error
     except (OSError, asyncssh.Error) as error:
-        raise LinkError(f"cannot reach sshd at {host}:{port}: {error}") from error
+        raise LinkError(f"cannot reach sshd at {host}:{port}: {why_unreachable(error)}") from error
     if key is None:
         raise LinkError(f"{host}:{port} presented no host key")
     return public_line(key)

@@ -10,7 +10,7 @@ import asyncssh
 
 from controller.lifecycle.model import NodeAddress
 from controller.links import hostkeys
-from controller.links.base import HostKeyRefused, LinkError
+from controller.links.base import HostKeyRefused, LinkError, why_unreachable
 from controller.links.channel import SshUnixConnector
 from controller.links.clients import SocketClients
 from controller.links.login import login_of
@@ -95,14 +95,14 @@ class SshLink:
             raise self._refused(where, client.presented or "of another kind") from error
         except (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost, ConnectionError) as error:
             await self._refuse_other_key(where)
-            raise LinkError(f"cannot connect to {where}: {error}") from error
+            raise LinkError(f"cannot connect to {where}: {why_unreachable(error)}") from error
         except asyncssh.PermissionDenied as error:
             raise LinkError(
                 f"{where} refused the controller's key: put the line that `fairlead node key` "
                 f"prints into that user's authorized_keys ({error.reason})"
             ) from error
         except (OSError, asyncssh.Error) as error:
-            raise LinkError(f"cannot connect to {where}: {error}") from error
+            raise LinkError(f"cannot connect to {where}: {why_unreachable(error)}") from error
         return SshConnection(ssh, self._address.shim_socket)
 
     async def _refuse_other_key(self, where: str) -> None:

@@ -1,0 +1,111 @@
+"""Why a daemon or a node cannot be reached, told without the words of the libraries that asked."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import asyncssh
+import pytest
+
+from controller.links.base import why_unreachable
+from runner.client import RunnerClient, RunnerUnavailable
+from shim.client import ShimClient, ShimUnavailable
+
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+
+
+async def hang_up(reader: Reader, writer: Writer) -> None:
+    await reader.readline()
+    writer.close()
+
+
+async def say_half(reader: Reader, writer: Writer) -> None:
+    await reader.readline()
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+    writer.close()
+
+
+async def babble(reader: Reader, writer: Writer) -> None:
+    await reader.readline()
+    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+    writer.close()
+
+
+async def say_nothing(reader: Reader, writer: Writer) -> None:
+    await reader.read()
+    writer.close()
+
+
+async def by_shim(path: Path) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session:
+        await ShimClient(session, timeout=0.2).health()
+
+
+async def by_runner(path: Path) -> None:
+    connector = aiohttp.UnixConnector(str(path))
+    limit = aiohttp.ClientTimeout(sock_read=0.2)
+    async with aiohttp.ClientSession("http://r", connector=connector, timeout=limit) as session:
+        async for _ in RunnerClient(session).follow_logs(0):
+            pass
+
+
+@pytest.fixture
+async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Path]]]:
+    servers: list[asyncio.Server] = []
+
+    async def serve(answer: Callable[[Reader, Writer], Awaitable[None]]) -> Path:
+        servers.append(await asyncio.start_unix_server(answer, tmp_path / "socket"))
+        return tmp_path / "socket"
+
+    yield serve
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("ask", [by_shim, by_runner])
+async def test_a_socket_that_is_not_there_is_named(
+    ask: Callable[[Path], Awaitable[None]], tmp_path: Path
+) -> None:
+    path = tmp_path / "none.sock"
+    with pytest.raises((ShimUnavailable, RunnerUnavailable)) as caught:
+        await ask(path)
+    assert str(caught.value).endswith(f"nothing answers at {path} (No such file or directory)")
+
+
+@pytest.mark.parametrize("ask", [by_shim, by_runner])
+@pytest.mark.parametrize("answer", [hang_up, say_half, babble])
+async def test_a_connection_that_breaks_was_lost(
+    ask: Callable[[Path], Awaitable[None]],
+    answer: Callable[[Reader, Writer], Awaitable[None]],
+    serve: Callable[..., Awaitable[Path]],
+) -> None:
+    with pytest.raises((ShimUnavailable, RunnerUnavailable)) as caught:
+        await ask(await serve(answer))
+    assert str(caught.value).endswith("the connection was lost")
+
+
+@pytest.mark.parametrize("ask", [by_shim, by_runner])
+async def test_silence_is_said_to_be_silence(
+    ask: Callable[[Path], Awaitable[None]], serve: Callable[..., Awaitable[Path]]
+) -> None:
+    with pytest.raises((ShimUnavailable, RunnerUnavailable)) as caught:
+        await ask(await serve(say_nothing))
+    assert str(caught.value).endswith("no answer came in time")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ECONNREFUSED, "Connect call failed ('::1', 22)"), "Connection refused"),
+        (OSError("Multiple exceptions: [Errno 111] ..."), "none of its addresses answers"),
+        (socket.gaierror(-2, "Name or service not known"), "the name cannot be looked up"),
+        (asyncssh.ConnectionLost("Connection lost"), "Connection lost"),
+    ],
+)
+def test_what_is_said_of_a_node_that_cannot_be_reached(error: Exception, words: str) -> None:
+    assert why_unreachable(error) == words
