@@ -19,6 +19,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
 
+from controller.flags import make_small
 from controller.links.clients import IDLE_SECONDS
 from controller.links.heartbeats import use_heartbeat_handlers
 
@@ -114,6 +115,7 @@ class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
 
     def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
         self._transport = ChannelTransport(chan, self._first_protocol)
+        make_small(chan._close_event)
 
     def session_started(self) -> None:
         assert self._transport is not None

@@ -9,9 +9,10 @@ whose bytes are known only counts as heard. aiohttp has no public hook for a pro
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -19,6 +20,15 @@ from aiohttp.client_proto import ResponseHandler
 from controller.links.losses import PacedHandler
 
 _LONGEST = 1024
+
+
+class _Messages(list[Any]):
+    """In place of a deque, which has room for 64 answers from the start: one comes at a time."""
+
+    __slots__ = ()
+
+    def popleft(self) -> Any:
+        return self.pop(0)
 
 
 class HeartbeatHandler(PacedHandler):
@@ -30,6 +40,7 @@ class HeartbeatHandler(PacedHandler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, heard: Callable[[], None]) -> None:
         super().__init__(loop)
+        self._buffer = cast("deque[Any]", _Messages())
         self._heard = heard
         self._last = b""
         self._expected: bytes | None = None
@@ -43,6 +54,13 @@ class HeartbeatHandler(PacedHandler):
             self._expected = None
             self._last = data if len(data) <= _LONGEST else b""
         super().data_received(data)
+
+    def set_parser(
+        self, parser: Any, payload: Any, data_received_cb: Callable[[], None] | None = None
+    ) -> None:
+        """Of a WebSocket: nothing on this connection will be HTTP any more."""
+        super().set_parser(parser, payload, data_received_cb)
+        self._parser = None
 
     def expect(self, line: bytes) -> None:
         """`line`: read from the stream just now, with nothing left behind it. It is of a kind that

@@ -17,6 +17,8 @@ import asyncssh
 from asyncssh.constants import MSG_IGNORE
 from asyncssh.packet import SSHPacketLogger
 
+from controller.flags import make_small
+
 KEEPALIVE_SECONDS = 11
 """Only where a shim's heartbeat, which comes every 10 s, did not say as much just before."""
 KEEPALIVE_COUNT = 3
@@ -99,4 +101,5 @@ def _let_go_of_login(ssh: asyncssh.SSHClientConnection) -> None:
     ssh._client_kexinit = ssh._server_kexinit = b""
     ssh._server_sig_algs = ssh._trusted_ca_keys = ssh._revoked_host_keys = _NOTHING
     ssh._extra.clear()
+    make_small(ssh._close_event)
     ssh._waiter = None

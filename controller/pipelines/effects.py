@@ -16,6 +16,7 @@ from typing import Protocol
 
 from controller.backoff import Backoff
 from controller.clock import Chance, Clock
+from controller.flags import Flag
 from controller.lifecycle.effects import Effect, EffectKind, releases, wanted
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
@@ -149,7 +150,7 @@ class EffectRunner:
     def _start(self, effect: Effect) -> None:
         key = (effect.attempt_id, effect.kind)
         self._keys_of.setdefault(effect.attempt_id, set()).add(key)
-        kick = self._kicks[key] = asyncio.Event()
+        kick = self._kicks[key] = Flag()
         task = asyncio.create_task(self._keep(effect, kick), name=f"{key[1].value}-{key[0]}")
         self._under_way[key] = task
         task.add_done_callback(lambda _: self._ended(key, task))

@@ -13,6 +13,7 @@ import logging
 
 from controller.blobs import BlobStore
 from controller.clock import Clock
+from controller.flags import Flag
 from controller.lifecycle import limits, reports
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reasons import Reason
@@ -278,7 +279,7 @@ class LogCollector:
         return True
 
     async def _follow_runner(self, runner: RunnerApi, writer: LogWriter) -> None:
-        fresh = asyncio.Event()
+        fresh = Flag()
         acknowledging = asyncio.create_task(_acknowledge(runner, writer, fresh))
         try:
             async with contextlib.aclosing(runner.follow_logs(writer.end)) as pieces:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from controller.flags import Flag
+
 Key = str | None
 """The id of a run or a node; None: any."""
 
@@ -37,7 +39,7 @@ class Watch:
     def __init__(self, watchers: Watchers, key: Key) -> None:
         self._watchers = watchers
         self._key = key
-        self._event = asyncio.Event()
+        self._event = Flag()
 
     async def __aenter__(self) -> asyncio.Event:
         self._watchers.add(self._key, self._event)

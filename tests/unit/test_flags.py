@@ -1,0 +1,63 @@
+"""Small events behave as asyncio's own, and are small."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from controller.flags import Flag, make_small
+
+
+def small() -> asyncio.Event:
+    event = asyncio.Event()
+    make_small(event)
+    return event
+
+
+@pytest.mark.parametrize("make", [Flag, small])
+async def test_all_who_wait_are_woken_by_set_and_none_before(make: type[asyncio.Event]) -> None:
+    event = make()
+    waiting = [asyncio.create_task(event.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    event.set()
+    assert await asyncio.gather(*waiting) == [True] * 3
+    assert await event.wait()
+    event.clear()
+    assert not event.is_set()
+
+
+@pytest.mark.parametrize("make", [Flag, small])
+async def test_whoever_gives_up_waiting_disturbs_nobody(make: type[asyncio.Event]) -> None:
+    event = make()
+    stays, goes = (asyncio.create_task(event.wait()) for _ in range(2))
+    await asyncio.sleep(0)
+    goes.cancel()
+    await asyncio.gather(goes, return_exceptions=True)
+    event.set()
+    assert await stays
+
+
+async def test_making_an_event_small_forgets_nobody_who_waits() -> None:
+    event = asyncio.Event()
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.sleep(0)
+    make_small(event)
+    event.set()
+    assert await waiting
+
+
+async def test_an_event_that_was_set_stays_so() -> None:
+    event = asyncio.Event()
+    event.set()
+    make_small(event)
+    assert event.is_set()
+
+
+def test_it_is_smaller_than_asyncios_own() -> None:
+    def size(event: asyncio.Event) -> int:
+        return sys.getsizeof(event._waiters)
+
+    assert 4 * size(Flag()) < size(asyncio.Event())
