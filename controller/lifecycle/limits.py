@@ -133,7 +133,7 @@ def stand_still(draft: Draft) -> None:
 
 def _tell_of_its_turn(draft: Draft, attempt: Attempt, its_turn: bool) -> Attempt:
     """When the turn has come, the scheduler has not looked yet."""
-    sentence = f"waits for its turn (startup_order: {draft.run.policy.startup_order})"
+    sentence = startup.words_for_its_turn(draft.run)
     if not its_turn:
         return draft.change_attempt(attempt, pending_reason=sentence)
     if attempt.pending_reason == sentence:

@@ -67,6 +67,11 @@ def waits_for_its_turn(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
             return False
 
 
+def words_for_its_turn(run: Run) -> str:
+    """The `pending_reason` of what waits for its turn."""
+    return f"waits for its turn (startup_order: {run.policy.startup_order})"
+
+
 def _counts(job: Job) -> bool:
     """Nobody waits for a reserved job, which may never find a place."""
     return not (job.scaled_down or (job.attempts and is_reserved(job.attempts[-1])))

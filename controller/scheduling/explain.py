@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Node, Run, RunState
+from controller.lifecycle import startup
+from controller.lifecycle.model import Job, Node, Run, RunState
 from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
 from controller.scheduling.attributes import attributes_of
 from controller.scheduling.board import Board
@@ -200,7 +201,7 @@ def preview(
         if isinstance(report, Placed | Nominated | NotPlaced)
     }
     return tuple(
-        _planned(index, f"{job.group}/{job.cookie}", reports.get(job.attempts[-1].id), names)
+        _planned(index, state.run, job, reports.get(job.attempts[-1].id), names)
         for job in state.jobs
         if job.attempts
     )
@@ -208,10 +209,13 @@ def preview(
 
 def _planned(
     index: Index,
-    label: str,
+    run: Run,
+    job: Job,
     report: Placed | Nominated | NotPlaced | None,
     victims: dict[str, str],
 ) -> PlannedPlace:
+    """Of what the round said nothing: that it takes no place before others have started."""
+    label = f"{job.group}/{job.cookie}"
     match report:
         case Placed():
             place = report.allocation
@@ -227,4 +231,4 @@ def _planned(
             )
         case NotPlaced():
             return PlannedPlace(job=label, node=None, why=report.pending_reason)
-    return PlannedPlace(job=label, node=None, why=RANKS_FIRST)
+    return PlannedPlace(job=label, node=None, why=startup.words_for_its_turn(run))

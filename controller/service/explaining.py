@@ -6,7 +6,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from controller.pipelines.turns import Turns
 from controller.scheduling.explain import Waiting
 from controller.service.access import names_for
@@ -46,4 +46,19 @@ def _why_nothing_waits(state: RunState) -> str:
         return "it waits for its next trigger"
     if any(job.retry_at is not None for job in state.jobs):
         return "it waits before a job is tried again"
-    return "none of its jobs waits for a place"
+    return _why_jobs_wait(state) or "none of its jobs waits for a place"
+
+
+def _why_jobs_wait(state: RunState) -> str | None:
+    """What the first that has no place waits for, where that is no place."""
+    waiting = [
+        (f"{job.group}/{job.cookie}", job.attempts[-1].pending_reason)
+        for job in state.jobs
+        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+    ]
+    told = [(label, reason) for label, reason in waiting if reason is not None]
+    if not told:
+        return None
+    first, why = told[0]
+    alike = sum(reason == why for _, reason in told) - 1
+    return f"{first} and {alike} more: {why}" if alike else f"{first}: {why}"

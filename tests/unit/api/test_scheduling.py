@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import NodeStatus
 from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.api.test_inventory import hold
 from tests.unit.scheduling.cluster import gpu_node
 
 TASK = {"type": "task", "commands": ["true"], "resources": {"cpu": 1, "memory": "1GB"}}
@@ -101,6 +102,30 @@ async def test_explain_goes_node_by_node_and_tells_what_stands_before(
             "why": ["it is unreachable: cut", "needs 100 CPU, it has 64 free of 64"],
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("order", "places"), [("master-first", ["n1", None, None]), ("workers-first", [None, "n1"])]
+)
+async def test_what_waits_for_its_turn_is_said_so(
+    api: TestClient[Any, Any], nodes: Controller, order: str, places: list[str | None]
+) -> None:
+    asked = task(nodes=len(places), gang=False, share_nodes=True, startup_order=order)
+    planned = (await plan(api, asked))["jobs"]
+    assert [job["node"] for job in planned] == places
+    turn = f"waits for its turn (startup_order: {order})"
+    assert {job["why"] for job in planned if job["node"] is None} == {turn}
+
+
+async def test_explain_tells_who_waits_for_his_turn(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    await submit(api, "a", nodes=3, gang=False, share_nodes=True, startup_order="master-first")
+    async with api.get("/v1/runs/a") as answer:
+        await hold(nodes, await answer.json(), "n1")
+    found = await explain(api, "a")
+    assert found["waiting"] == []
+    assert found["about"] == "main/1 and 1 more: waits for its turn (startup_order: master-first)"
 
 
 async def test_jobs_that_wait_for_the_same_thing_are_told_together(
