@@ -38,7 +38,7 @@ def main() -> None:
         with running(given.nodes, given.profile) as lab:
             asyncio.run(_local(lab, wanted, rows))
     if "ssh" in wanted:
-        with running(SSH_NODES) as lab, behind_sshd(lab) as sshd:
+        with running(given.ssh_nodes) as lab, behind_sshd(lab) as sshd:
             asyncio.run(_ssh(lab, sshd, rows))
     _print(rows)
 
@@ -49,7 +49,7 @@ async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> Non
     rows += _told(await parts.connect(lab))
     rows += _told(await parts.submit(lab, range(len(lab.node_names))))
     if "steady" in wanted:
-        rows += _told(await parts.steady(lab, base, len(lab.node_names)))
+        rows += _told(await parts.steady(lab, base))
     if {"exits", "gang"} & set(wanted):
         rows += _told(await parts.exits(lab))
     if "gang" in wanted:
@@ -59,21 +59,26 @@ async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> Non
 
 
 async def _ssh(lab: ScaleLab, sshd: SshDaemon, rows: list[Row]) -> None:
-    """The first node brings what all of them share: libraries and their tables."""
-    base = lab.rss()
-    await add_ssh_nodes(lab, sshd, lab.node_names[:1])
-    await parts.submit(lab, range(1))
+    """What all nodes share, such as caches and threads, is told from what each of them costs by
+    those that were added last."""
+    count, base = len(lab.node_names), lab.rss()
+    half = count // 2
+    found = await _ssh_nodes(lab, sshd, range(half))
     await asyncio.sleep(parts.SETTLING_SECONDS)
-    with_first, watch = lab.rss(), Stopwatch(lab)
-    await add_ssh_nodes(lab, sshd, lab.node_names[1:])
-    found = [Row(f"{SSH_NODES - 1} further nodes added and connected", str(watch))]
-    found += await parts.submit(lab, range(1, SSH_NODES))
-    found += await parts.steady(lab, with_first, SSH_NODES - 1)
-    once = (with_first - base) / (1 << 20)
-    found.append(Row("RSS for the first node and its job", f"{once:.1f} MiB"))
+    at_half = lab.rss()
+    found += await _ssh_nodes(lab, sshd, range(half, count))
+    found += await parts.steady(lab, base)
+    found += parts.slope(lab, base, at_half, half)
     found += await parts.exits(lab, 100)
-    found += await parts.reconnect(lab, SSH_NODES)
+    found += await parts.reconnect(lab, count)
     rows += _told([Row(f"by SSH: {r.what}", r.figure, r.goal, r.met) for r in found])
+
+
+async def _ssh_nodes(lab: ScaleLab, sshd: SshDaemon, numbers: range) -> list[Row]:
+    watch = Stopwatch(lab)
+    await add_ssh_nodes(lab, sshd, [lab.node_names[number] for number in numbers])
+    added = Row(f"{len(numbers)} nodes added and connected", str(watch))
+    return [added, *await parts.submit(lab, numbers)]
 
 
 def _told(rows: list[Row]) -> list[Row]:
@@ -102,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--only", metavar="PART,…", help=f"of {','.join(PARTS)} (default: all)")
     add("--nodes", type=int, default=5000, metavar="N", help="default: %(default)s")
+    add("--ssh-nodes", type=int, default=SSH_NODES, metavar="N", help="default: %(default)s")
     add("--profile", type=Path, metavar="FILE", help="of the controller, by cProfile")
     return parser
 

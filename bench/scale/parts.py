@@ -88,14 +88,14 @@ async def _until_placed(lab: ScaleLab, count: int, watch: Stopwatch) -> tuple[fl
     return watch.wall, watch.cpu
 
 
-async def steady(lab: ScaleLab, base: int, nodes: int) -> list[Row]:
-    """`base`: the memory before that many of the nodes were there."""
+async def steady(lab: ScaleLab, base: int) -> list[Row]:
+    """`base`: the memory before there was a node."""
     count = len(lab.node_names)
     await asyncio.sleep(SETTLING_SECONDS)
     watch = Stopwatch(lab)
     await asyncio.sleep(STEADY_SECONDS)
     share = watch.cpu / watch.wall
-    each = (lab.rss() - base) / nodes
+    each = (lab.rss() - base) / count
     return [
         Row(f"{count} jobs run: CPU", f"{share:.1%} of a core", "≤ 5 %", share <= 0.05),
         Row(
@@ -104,6 +104,21 @@ async def steady(lab: ScaleLab, base: int, nodes: int) -> list[Row]:
             "≤ 100 KiB a node",
             each <= 100 * 1024,
         ),
+    ]
+
+
+def slope(lab: ScaleLab, base: int, at_half: int, half: int) -> list[Row]:
+    """Of the memory with that many nodes and with all."""
+    later = len(lab.node_names) - half
+    each = (lab.rss() - at_half) / later
+    once = at_half - base - half * each
+    return [
+        Row(
+            f"RSS of each of the last {later}",
+            f"{each / 1024:.0f} KiB, besides {once / (1 << 20):.1f} MiB once",
+            "≤ 100 KiB a node",
+            each <= 100 * 1024,
+        )
     ]
 
 

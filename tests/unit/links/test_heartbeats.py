@@ -298,3 +298,34 @@ async def test_through_a_real_link_a_heartbeat_is_heard_and_the_next_event_arriv
         await following
         assert seen[-1] == GONE
         assert without_repetition([BEAT, *seen]) == [BEAT, GONE]
+
+
+# -- what a connection keeps ------------------------------------------------------------------
+
+
+async def test_answers_are_taken_in_the_order_in_which_they_came() -> None:
+    handler: Any = HeartbeatHandler(asyncio.get_running_loop(), lambda: None)
+    for answer in ("first", "second"):
+        handler.feed_data(answer, 0)
+    assert [await handler.read(), await handler.read()] == ["first", "second"]
+    assert len(handler) == 0
+
+
+async def test_a_websocket_gives_its_messages_and_keeps_no_parser_of_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[HeartbeatHandler] = []
+    taken = HeartbeatHandler.set_parser
+
+    def noted(self: HeartbeatHandler, *args: Any, **named: Any) -> None:
+        made.append(self)
+        taken(self, *args, **named)
+
+    monkeypatch.setattr(HeartbeatHandler, "set_parser", noted)
+    async with listening() as sockets, linked("local", sockets) as connection:
+        pieces = connection.runner(sockets.runner_path).follow_logs(7)
+        sizes = [len(await anext(pieces)) for _ in range(3)]
+        assert sizes == [4 << 20] * 3
+        assert [handler._parser for handler in made] == [None]
+        sockets.go_on.set()
+        assert await anext(pieces, None) is None
