@@ -13,13 +13,13 @@ import logging
 
 from controller.blobs import BlobStore
 from controller.clock import Clock
-from controller.flags import Flag
 from controller.lifecycle import limits, reports
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reasons import Reason
 from controller.links.base import NodeConnection, RunnerApi
 from controller.logs.store import LogStore, LogWriter
 from controller.pipelines import closing, convert, submission
+from controller.pipelines.acknowledging import Acknowledging
 from controller.pipelines.cluster import Clusters
 from controller.pipelines.convert import View
 from controller.pipelines.performing import TryAgain
@@ -32,7 +32,6 @@ from shim.schemas import Fence, Notice
 
 log = logging.getLogger(__name__)
 
-SYNC_SECONDS = 0.5
 START_TRIES = 100
 START_PAUSE_SECONDS = 0.015
 """A runner listens 0.1 to 0.2 s after its container started; a refused try costs little."""
@@ -279,30 +278,16 @@ class LogCollector:
         return True
 
     async def _follow_runner(self, runner: RunnerApi, writer: LogWriter) -> None:
-        fresh = Flag()
-        acknowledging = asyncio.create_task(_acknowledge(runner, writer, fresh))
+        acknowledging = Acknowledging(runner, writer)
         try:
             async with contextlib.aclosing(runner.follow_logs(writer.end)) as pieces:
                 async for data in pieces:
                     await writer.append(data)
-                    fresh.set()
-                    if acknowledging.done():
-                        await acknowledging
+                    acknowledging.came()
         except BadFrame as error:
             raise TryAgain(f"the runner sent a damaged frame: {error}") from error
         except RunnerError as error:
             raise TryAgain(str(error)) from error
         finally:
-            acknowledging.cancel()
-            await asyncio.gather(acknowledging, return_exceptions=True)
-        await runner.ack(await writer.sync())
-
-
-async def _acknowledge(runner: RunnerApi, writer: LogWriter, fresh: asyncio.Event) -> None:
-    """Half a second after something came, make durable what did and tell the runner that it may let
-    go of it."""
-    while True:
-        await fresh.wait()
-        await asyncio.sleep(SYNC_SECONDS)
-        fresh.clear()
+            await acknowledging.end()
         await runner.ack(await writer.sync())

@@ -15,7 +15,7 @@ from controller.lifecycle.model import RegistryCredentials, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.logs.store import LogStore
-from controller.pipelines import convert, running
+from controller.pipelines import acknowledging, convert, running
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.running import JobStarter, LogCollector, RunnerFollower, TaskSubmitter
 from controller.pipelines.terminating import JobStopper, PlaceReleaser, TaskRemover, TaskTerminator
@@ -24,6 +24,7 @@ from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Fence, GpuInfo, TaskStatus
+from tests.support.waiting import eventually
 from tests.unit.pipelines.fakes import NOT_FOUND, FakeConnection, status
 from tests.unit.pipelines.parts import (
     ALONE,
@@ -392,11 +393,50 @@ async def test_a_log_is_stored_acknowledged_and_complete(
 async def test_what_is_durable_is_acknowledged_while_the_job_still_runs(
     node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
+    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 0.0)
     state = placed(AttemptStatus.RUNNING)
     node.the_runner.log = [frame(0), node.the_runner.acknowledged, frame(1)]
     await LogCollector(NotedTurns(), logs)(view_of(state), node)
     assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (10, 20)
+
+
+async def test_after_a_rest_an_acknowledgement_that_fails_is_told_with_what_comes_next(
+    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
+    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 0.0)
+    writer = await logs.writer(attempt_of(placed(AttemptStatus.RUNNING)).id)
+    telling = acknowledging.Acknowledging(node.the_runner, writer)
+    for number in (0, 1):
+        await writer.append(frame(number))
+        telling.came()
+        await eventually(lambda: node.the_runner.acked[-1:] == [writer.end])
+    node.the_runner.ack_failure = RunnerUnavailable("cut")
+    await writer.append(frame(2))
+    telling.came()
+
+    def hears_nothing() -> bool:
+        telling.came()
+        return False
+
+    with pytest.raises(RunnerUnavailable):
+        await eventually(hears_nothing)
+    await telling.end()
+    await writer.close()
+    assert node.the_runner.acked == [10, 20]
+
+
+async def test_little_waits_for_its_acknowledgement_until_it_is_much(
+    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
+    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 3600.0)
+    monkeypatch.setattr(acknowledging, "MUCH_BYTES", 20)
+    state = placed(AttemptStatus.RUNNING)
+    node.the_runner.log = [frame(0), frame(1), node.the_runner.acknowledged, frame(2)]
+    await LogCollector(NotedTurns(), logs)(view_of(state), node)
+    assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (20, 30)
 
 
 async def test_a_cut_log_goes_on_where_it_stopped(node: FakeConnection, logs: LogStore) -> None:
