@@ -125,8 +125,9 @@ async def list_events(call: Call) -> EventsAnswer:
 
 async def list_nodes(call: Call) -> NodesAnswer:
     found, cursor = page(call.service.nodes.all(), call.query, lambda node: node.name)
-    uses = call.service.nodes.uses(call.caller)
-    views = (node_view(node, uses.get(node.id, NodeUse())) for node in found)
+    nodes = call.service.nodes
+    uses = nodes.uses(call.caller)
+    views = (node_view(node, uses.get(node.id, NodeUse()), nodes.seen_at(node)) for node in found)
     return NodesAnswer(nodes=tuple(views), next_cursor=cursor)
 
 
@@ -174,4 +175,5 @@ def shown_run(call: Call, state: RunState) -> RunView:
 
 
 def shown_node(call: Call, node: Node) -> NodeView:
-    return node_view(node, call.service.nodes.use(node, call.caller))
+    nodes = call.service.nodes
+    return node_view(node, nodes.use(node, call.caller), nodes.seen_at(node))

@@ -264,7 +264,7 @@ def progress_view(state: RunState, progress: Mapping[str, PullProgress]) -> dict
     }
 
 
-def node_view(node: Node, use: NodeUse) -> NodeView:
+def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
     capacity = node.capacity
     address = node.address
     return NodeView(
@@ -305,7 +305,7 @@ def node_view(node: Node, use: NodeUse) -> NodeView:
         ended_runs=use.ended,
         quarantined=len(node.quarantine),
         created_at=iso(node.created_at),
-        last_seen_at=iso_or_none(node.last_seen_at),
+        last_seen_at=iso_or_none(seen_at),
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 STDOUT_FD = 1
 STDERR_FD = 2
+MOST_IN_A_CELL = 200
 
 
 def emit(text: str) -> None:
@@ -142,6 +143,11 @@ def _draw(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 def _one_line(text: str) -> str:
     """Text from elsewhere must not move the cursor or break the table."""
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+def shortened(text: str) -> str:
+    """For a cell of a list; what shows one thing shows all of it."""
+    return text if len(text) <= MOST_IN_A_CELL else f"{text[:MOST_IN_A_CELL]}…"
 
 
 def ago(time: str | None, now: datetime) -> str:

@@ -17,6 +17,7 @@ import msgspec
 
 from controller.backoff import Backoff
 from controller.clock import Chance, Clock
+from controller.flags import Flag
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node, NodeStatus
@@ -85,7 +86,7 @@ class NodeSession:
         )
         self._told_disconnected: bool | None = None
         self.connection: NodeConnection | None = None
-        self.up = asyncio.Event()
+        self.up = Flag()
 
     async def run(self) -> None:
         """Until the node is removed. A mistake of ours is logged and tried again like any failure:
@@ -94,7 +95,7 @@ class NodeSession:
             slot = contextlib.AsyncExitStack()
             await slot.enter_async_context(self._handshakes.slot())
             try:
-                connection = await self._make_link(node).connect()
+                connection = await self._connect(self._make_link(node))
             except LinkError as error:
                 self._not_connected(str(error), refused=isinstance(error, HostKeyRefused))
             except Exception as error:
@@ -105,6 +106,22 @@ class NodeSession:
             finally:
                 await slot.aclose()
             await self._backoff.wait()
+
+    async def _connect(self, link: NodeLink) -> NodeConnection:
+        """A machine that is off lets an attempt wait for longer than a probe may: each time that
+        one would have been due meanwhile counts as a failed one."""
+        attempt = asyncio.ensure_future(link.connect())
+        try:
+            while not (await asyncio.wait((attempt,), timeout=self._failure.probe_every))[0]:
+                node = self._turns.nodes.get(self._node_id)
+                self._not_connected((node and node.message) or "it has not answered yet")
+        except asyncio.CancelledError:
+            attempt.cancel()
+            for connection in await asyncio.gather(attempt, return_exceptions=True):
+                if not isinstance(connection, BaseException):
+                    await connection.close()
+            raise
+        return attempt.result()
 
     async def _live(self, connection: NodeConnection, slot: contextlib.AsyncExitStack) -> None:
         stock = Stock(
@@ -283,6 +300,7 @@ class NodeSession:
         node = self._turns.nodes.get(self._node_id)
         if node is None:
             return
+        message = convert.readable(message)
         self._silence.probe_failed()
         self._report_disconnected(True)
         status = self._silence.verdict(node.status, refused=refused)

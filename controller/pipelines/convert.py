@@ -118,7 +118,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             run_id=info.run_id,
             attempt_id=info.id,
             creating=info.times.creating_at is not None,
-            gpu_fault=info.gpu_fault,
+            gpu_fault=readable(info.gpu_fault),
             container_started=info.times.running_at is not None,
             terminated=terminated,
             runner_socket=info.runner_socket,
@@ -167,7 +167,10 @@ def readable(text: None) -> None: ...
 def readable(text: str | None) -> str | None: ...
 def readable(text: str | None) -> str | None:
     """A node's or a job's words, but not without end."""
-    return None if text is None else text[:MAX_MESSAGE]
+    if text is None or len(text) <= MAX_MESSAGE:
+        return text
+    mark = f"… (cut: {len(text)} characters)"
+    return text[: MAX_MESSAGE - len(mark)] + mark
 
 
 def _possible(exit_code: int | None) -> int | None:
@@ -289,7 +292,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
                 memory=gpu.memory,
                 compute_capability=gpu.compute_capability,
                 healthy=gpu.healthy and not gpu.held,
-                message=gpu.message,
+                message=readable(gpu.message),
                 near=near(gpu, info.gpus),
             )
             for gpu in info.gpus

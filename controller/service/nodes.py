@@ -34,6 +34,7 @@ from controller.service.hostkeys import HostKeys, trusted_key
 from controller.store.users import User
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+LONGEST_REASON = 500
 DEFAULT_SHIM_SOCKET = "/run/fairlead/shim.sock"
 
 
@@ -140,12 +141,17 @@ class NodeService:
             self._adding.discard(request.name)
         return node
 
+    def seen_at(self, node: Node) -> float | None:
+        """Unix time. A node that is connected is heard all the time, which is not stored."""
+        return self._clock.now() if node.status is NodeStatus.CONNECTED else node.last_seen_at
+
     async def drain(
         self, key: str, *, reason: str | None, deadline: float | None = None, user: User
     ) -> Node:
         """Nothing new is placed on it; what runs there goes on, for `deadline` seconds from now at
         most. Asked again, the last word counts. Raises NotFound, Invalid, Forbidden."""
         require_admin(user, "drain a node")
+        _require_short(reason)
         if deadline is not None and not 0 <= deadline <= MAX_DURATION:
             raise Invalid("deadline is a number of seconds from now, 0 or more", field="deadline")
         ends_at = None if deadline is None else self._clock.now() + deadline
@@ -160,6 +166,7 @@ class NodeService:
         """Nothing new is placed on it, and nobody waits for it to be empty. Raises NotFound,
         Forbidden."""
         require_admin(user, "cordon a node")
+        _require_short(reason)
         reason = reason if cordoned else None
         return await self._change(key, cordoned=cordoned, cordon_reason=reason)
 
@@ -311,6 +318,11 @@ def _require_empty(node: Node, use: NodeUse) -> None:
     else:
         return
     raise Conflict(f"node {node.name} still has {what}; {advice}", code="node_busy", field="node")
+
+
+def _require_short(reason: str | None) -> None:
+    if reason is not None and len(reason) > LONGEST_REASON:
+        raise Invalid(f"a reason has at most {LONGEST_REASON} characters", field="reason")
 
 
 def _check(request: NodeRequest) -> None:

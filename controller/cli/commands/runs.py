@@ -119,7 +119,8 @@ def _about(run: RunSummary) -> str:
     parts = [f"{run.jobs_running} of {run.jobs} jobs run"] if several else []
     if run.status == RunStatus.PENDING and run.next_triggered_at and not run.suspended:
         parts.append(f"runs next at {run.next_triggered_at}")
-    parts.append(run.pending_reason or run.message or run.termination_reason or "")
+    said = run.pending_reason or run.message or run.termination_reason or ""
+    parts.append(output.shortened(said))
     return "; ".join(part for part in parts if part)
 
 

@@ -116,6 +116,28 @@ async def test_a_drained_node_says_why_until_it_is_resumed(api: TestClient[Any, 
     assert (node["draining"], node["drain_reason"]) == (False, None)
 
 
+@pytest.mark.parametrize("verb", ["drain", "cordon"])
+async def test_a_reason_without_end_is_refused(api: TestClient[Any, Any], verb: str) -> None:
+    await added(api, LOCAL)
+    async with api.post(f"/v1/nodes/here/{verb}", json={"reason": "x" * 501}) as answer:
+        assert await shape_of(answer) == (400, "invalid", "reason")
+
+
+async def test_a_connected_node_was_seen_just_now_and_a_lost_one_when_it_was_heard_last(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    node = await added(api, LOCAL)
+    stored = controller.turns.nodes[node["id"]]
+    seen = []
+    for status in (NodeStatus.CONNECTED, NodeStatus.LOST):
+        changed = msgspec.structs.replace(stored, status=status, last_seen_at=5.0)
+        await controller.turns.save_node(changed, node["id"])
+        async with api.get("/v1/nodes/here") as answer:
+            seen.append((await answer.json())["last_seen_at"])
+    assert seen[0] >= node["created_at"]
+    assert seen[1] == "1970-01-01T00:00:05.000Z"
+
+
 async def test_a_node_with_jobs_is_not_removed(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:

@@ -65,6 +65,20 @@ async def test_a_node_that_cannot_be_reached_is_tried_again_and_says_why() -> No
         assert it.node.status is NodeStatus.CONNECTED
 
 
+async def test_a_machine_that_is_off_is_unreachable_before_an_attempt_to_connect_gives_up() -> None:
+    failure = NodeFailure(probe_every=0.01, unreachable_after=0.1)
+
+    async with world(before=lambda it: it.link.answers.clear(), failure=failure) as it:
+        await eventually(lambda: it.node.message == "it has not answered yet")
+        assert str(it.node.status) == "connecting"
+        it.clock.time += 1.0
+        await eventually(lambda: it.node.status is NodeStatus.UNREACHABLE)
+        it.link.answers.set()
+        await it.connected()
+        assert str(it.node.status) == "connected"
+        assert it.link.tries == 1
+
+
 async def test_a_refused_host_key_makes_the_node_unreachable_at_once() -> None:
     def refuse(it: World) -> None:
         it.link.refusal = HostKeyRefused("SHA256:a presented, SHA256:b pinned")

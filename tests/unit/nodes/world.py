@@ -42,16 +42,19 @@ FENCE = Fence(1, 1)
 
 
 class FakeLink:
-    """Gives `connection` unless `refusal` is set."""
+    """Gives `connection` unless `refusal` is set, once it `answers`."""
 
     def __init__(self) -> None:
         self.shim = FakeShim()
         self.connections: list[FakeConnection] = []
         self.refusal: Exception | None = None
         self.tries = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def connect(self) -> NodeConnection:
         self.tries += 1
+        await self.answers.wait()
         if self.refusal is not None:
             raise self.refusal
         self.connections.append(FakeConnection(self.shim))

@@ -271,6 +271,7 @@ def test_an_exit_record_with_a_reason_of_the_jobs_invention_is_an_executor_error
     report = convert.runner_exited("r", "a", forged)
     assert report.reason is Reason.EXECUTOR_ERROR
     assert len(report.message or "") == convert.MAX_MESSAGE
+    assert (report.message or "").endswith("xxx… (cut: 5000 characters)")
     assert convert.exit_report("r", "a", "{damaged") is None
 
 
