@@ -30,6 +30,14 @@ RANKS_FIRST = "it is reserved: the gang's ranked jobs are placed first"
 
 
 def why_one_waits(board: Board, need: Need, where: Where = None) -> str:
+    why = _why_one_waits(board, need, where)
+    if where is None or where.value is None:
+        return why
+    kind = placement_name(board.index.fleets, where)
+    return f"must be in {kind} {where.value}, where its gang is: {why}"
+
+
+def _why_one_waits(board: Board, need: Need, where: Where) -> str:
     rooms = [free for _, free, _ in board.sorted(need.scope, where).bins(board.rooms)]
     if not rooms:
         return _why_no_room(board.index, need, where)

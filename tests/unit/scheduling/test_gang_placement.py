@@ -116,6 +116,7 @@ def test_a_reserved_job_goes_only_where_the_ranks_are_that_it_may_take_over() ->
     run = cluster.submit("a", gang(3, size=2), whole_node=True)
     cluster.settle()
     assert set(cluster.places(run).values()) == {"a0", "a1"}
+    assert (cluster.waits(run, 2) or "").startswith("must be in rack r1, where its gang is: ")
 
 
 def fail_a_rank(cluster: Cluster, run: str, index: int = 0) -> None:
