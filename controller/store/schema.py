@@ -68,8 +68,9 @@ def identify(connection: sa.Connection, *, new_id: str, now: float) -> Installat
 
 
 def begin_epoch(connection: sa.Connection, now: float) -> int:
-    """The database was restored: its new epoch, greater than any that shims have seen of it."""
+    """The database was restored: its new epoch, greater than any that shims have seen of it, and
+    another one than any other copy of the same backup gets: shims obey the later one alone."""
     epoch = connection.execute(sa.select(installation.c.epoch)).scalar_one()
-    epoch = max(epoch + 1, int(now))
+    epoch = max(epoch + 1, int(now * 1_000_000))
     connection.execute(installation.update().values(epoch=epoch, restored_at=now))
     return int(epoch)

@@ -14,6 +14,7 @@ from controller.backups import BackupFailed
 from controller.store.base import Boot, LeaseHeld, Snapshot
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from shim.schemas import Fence
 from tests.unit.store.samples import a_run, submission
 
 NOW = 1_700_000_000.0
@@ -69,6 +70,16 @@ def test_every_restore_outranks_every_life_before_it(backup: Path, tmp_path: Pat
     assert (first.epoch, first.restored_at) == (1, None)
     assert first.epoch < epochs[0] < epochs[1]
     assert life(tmp_path / "data")[0].epoch == epochs[1]
+
+
+def test_two_copies_of_one_backup_made_in_one_second_are_told_apart(
+    backup: Path, tmp_path: Path
+) -> None:
+    one = backups.restore(backup, tmp_path / "one", force=False, now=NOW)
+    other = backups.restore(backup, tmp_path / "other", force=False, now=NOW + 0.001)
+
+    assert one < other
+    assert Fence.parse(Fence(other, 1).header()) == Fence(other, 1)
 
 
 def test_a_database_is_not_replaced_unless_forced(backup: Path, tmp_path: Path) -> None:
