@@ -147,6 +147,8 @@ class _Api:
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
         offset = self._offset(request)
+        if not web.WebSocketResponse().can_prepare(request):
+            raise Refused(400, "not_a_websocket", "this is a WebSocket: ask for an upgrade")
         self._runner.follower_came()
         try:
             return await LogFollower(self._runner.log, offset, self._patience).serve(request)
@@ -198,7 +200,10 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
     except web.HTTPException as error:
         code = (error.reason or "error").lower().replace(" ", "_")
         message = f"{request.method} {request.path}: {error.reason}"
-        return _error(error.status, code, message)
+        answer = _error(error.status, code, message)
+        if allowed := error.headers.get("Allow"):
+            answer.headers["Allow"] = allowed
+        return answer
     except BadFrame:
         return _error(500, "log_damaged", "the log's files in the task's folder were changed")
     except ConnectionError:

@@ -7,11 +7,14 @@ import signal
 
 from runner.code.wanted import wanted_blobs
 from runner.errors import Refused
-from runner.schemas import JobSpec, SubmitRequest
+from runner.schemas import ClusterInfo, JobSpec, SubmitRequest
 
 LEAST_LOG_QUOTA = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+_ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:_-]*", re.ASCII)
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+_MOST_PORT = 65535
 
 
 def signal_number(name: str, field: str) -> int:
@@ -43,13 +46,29 @@ def check_submission(request: SubmitRequest) -> None:
     signal_number(job.stop_signal, "job.stop_signal")
     _check_text(request)
     _check_code(job)
-    cluster = request.cluster
-    if cluster is not None and len(cluster.gpus_of_each) != len(cluster.ips):
-        message = "must have one number for each of `ips`"
-        raise Refused(400, "invalid", message, "cluster.gpus")
+    if request.cluster is not None:
+        _check_cluster(request.cluster)
     for name in request.secrets:
         if not _ENV_NAME.fullmatch(name):
             raise Refused(400, "invalid", f"{name!r} cannot be a secret's name", "secrets")
+
+
+def _check_cluster(cluster: ClusterInfo) -> None:
+    """Its addresses become lines of files that `ssh` and `mpirun` obey."""
+    for field, texts in (("ips", cluster.ips), ("master_ip", (cluster.master_ip or "0",))):
+        for text in texts:
+            if not _ADDRESS.fullmatch(text):
+                message = f"{text!r:.80} is not an address"
+                raise Refused(400, "invalid", message, f"cluster.{field}")
+    if len(cluster.gpus_of_each) != len(cluster.ips):
+        message = "must have one number for each of `ips`"
+        raise Refused(400, "invalid", message, "cluster.gpus")
+    if cluster.rank is not None and not 0 <= cluster.rank < len(cluster.ips):
+        message = "must be the place of one of `ips`, counted from 0"
+        raise Refused(400, "invalid", message, "cluster.rank")
+    for field, port in (("ssh_port", cluster.ssh_port), ("master_port", cluster.master_port)):
+        if not 0 < port <= _MOST_PORT:
+            raise Refused(400, "invalid", "must be from 1 to 65535", f"cluster.{field}")
 
 
 def _check_text(request: SubmitRequest) -> None:
@@ -87,4 +106,6 @@ def _check_code(job: JobSpec) -> None:
 def field_of(message: str) -> str | None:
     """The field that a decoder's complaint (`... - at `$.job.env`") is about."""
     _, found, path = message.partition("`$.")
-    return path.rstrip("`") if found else None
+    missing = _MISSING.search(message)
+    names = [path.rstrip("`")] if found else []
+    return ".".join([*names, missing[1]] if missing else names) or None

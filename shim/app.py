@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MOST_BODY = 1 << 20
+_MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
 class Routes:
@@ -220,7 +222,9 @@ async def _body(request: web.Request, kind: type[T]) -> T:
         return msgspec.json.decode(await request.read() or b"{}", type=kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        raise invalid(message, path.rstrip("`") or "body") from None
+        missing = _MISSING.search(message)
+        names = (path.rstrip("`"), missing[1] if missing else "")
+        raise invalid(message, ".".join(filter(None, names)) or "body") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}", "body") from None
     except RecursionError:

@@ -3,7 +3,9 @@ requests. Pure functions."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
 from typing import overload
 
 import msgspec
@@ -300,5 +302,12 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         blocks=info.blocks,
         engine=info.engine.value,
         isolation=info.isolation,
-        addresses=info.addresses,
+        addresses=tuple(one for one in info.addresses if _is_address(one)),
     )
+
+
+def _is_address(text: str) -> bool:
+    """What a node says of itself reaches the files of jobs on other nodes."""
+    with contextlib.suppress(ValueError):
+        return str(ip_address(text)) == text and "%" not in text
+    return False

@@ -33,7 +33,7 @@ from controller.pipelines.clusterkey import cluster_key, secret_of
 from controller.pipelines.convert import View
 from controller.pipelines.performing import TryAgain
 from runner.schemas import ClusterInfo
-from tests.unit.pipelines.parts import NOW, Ids
+from tests.unit.pipelines.parts import NOW, Ids, node_info
 
 SECRET = b"of the controller"
 WHOLE = Resources(whole_node=True)
@@ -51,6 +51,12 @@ def a_node(name: str, *addresses: str, host: str | None = None) -> Node:
 
 NODES = {f"n{n}": a_node(f"n{n}", f"10.0.0.{n}") for n in range(1, 10)}
 CLUSTERS = Clusters(NODES, SECRET)
+
+
+@pytest.mark.parametrize("forged", ["10.0.0.1\n ProxyCommand sh", "gpu-1", "", "fe80::1%a b"])
+def test_what_is_no_address_of_a_node_reaches_no_other_node(forged: str) -> None:
+    said = msgspec.structs.replace(node_info(), addresses=(forged, "10.0.0.7", "fd00::7"))
+    assert convert.capacity(said).addresses == ("10.0.0.7", "fd00::7")
 
 
 def submitted(*groups: Group, policy: RunPolicy | None = None, **spec: Any) -> RunState:

@@ -219,7 +219,9 @@ async def raw(
     ("method", "path", "body", "status", "field"),
     [
         ("POST", "/v1/submit", "{", 400, None),
-        ("POST", "/v1/submit", "{}", 400, None),
+        ("POST", "/v1/submit", "{}", 400, "job"),
+        ("POST", "/v1/submit", '{"job": {}}', 400, "job.run_id"),
+        ("GET", "/v1/logs/ws", "", 400, None),
         ("POST", "/v1/submit", '{"job": {"run_id": 1}}', 400, "job.run_id"),
         ("GET", "/v1/logs?offset=x", "", 400, "offset"),
         ("GET", "/v1/status?after=-1", "", 400, "after"),

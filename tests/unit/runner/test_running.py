@@ -421,12 +421,28 @@ async def test_a_repeated_submission_may_know_more_addresses(tmp_path: Path) -> 
         assert again.state is RunnerState.READY
 
 
-async def test_a_cluster_with_a_number_too_few_is_refused(tmp_path: Path) -> None:
-    cluster = ClusterInfo(ips=("10.0.0.1", "10.0.0.2"), master_ip="10.0.0.1", gpus=(1,))
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"gpus": (1,)}, "gpus"),
+        ({"rank": 2}, "rank"),
+        ({"rank": -1}, "rank"),
+        ({"ips": ("10.0.0.1", "10.0.0.2\n    ProxyCommand sh")}, "ips"),
+        ({"ips": ("10.0.0.1", "")}, "ips"),
+        ({"master_ip": "-oProxyCommand=sh"}, "master_ip"),
+        ({"ssh_port": 0}, "ssh_port"),
+        ({"master_port": 70_000}, "master_port"),
+    ],
+)
+async def test_a_cluster_that_cannot_be_is_refused_naming_its_field(
+    tmp_path: Path, fields: dict[str, Any], field: str
+) -> None:
+    known = ClusterInfo(ips=("10.0.0.1", "10.0.0.2"), master_ip="10.0.0.1", rank=0)
+    cluster = msgspec.structs.replace(known, **fields)
     async with a_runner(tmp_path) as (_, client):
         with pytest.raises(RunnerError) as caught:
             await client.submit(msgspec.structs.replace(a_job("true"), cluster=cluster))
-    assert (caught.value.status, caught.value.field) == (400, "cluster.gpus")
+    assert (caught.value.status, caught.value.field) == (400, f"cluster.{field}")
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,11 @@ async def test_a_number_beyond_all_bounds_is_named_and_changes_nothing(
         (b'{"x":' + b"[" * 50_000, "body"),
         (b'{"run_id":"\xff"}', "body"),
         (b'{"run_id":1}', "run_id"),
+        (b"{}", "run_id"),
+        (
+            b'{"run_id":"r","run_name":"n","allocation_id":"a","image":"i","resources":{"cpu":1}}',
+            "resources.memory",
+        ),
         (
             b'{"run_id":"r","run_name":"n","allocation_id":"a","image":"i",'
             b'"resources":{"cpu":"many","memory":1}}',
