@@ -49,6 +49,11 @@ def _why_one_waits(board: Board, need: Need, where: Where) -> str:
 
 
 def _who_could(index: Index, need: Need, where: Where) -> str | None:
+    node = _able_but_away(index, need, where)
+    return None if node is None else f"node {node.name} could hold it, but is {_in_a_word(node)}"
+
+
+def _able_but_away(index: Index, need: Need, where: Where) -> Node | None:
     """A node that takes no work now and is what the job waits for."""
     fleets, constraints = need.scope
     away = (node for node in index.nodes.values() if node.id not in index.rooms)
@@ -58,7 +63,7 @@ def _who_could(index: Index, need: Need, where: Where) -> str | None:
         if where is not None and domain_of(node, index.fleets) != where:
             continue
         if unmet(constraints, attributes_of(node, index.fleets.get(node.fleet))) is None:
-            return f"node {node.name} could hold it, but is {_in_a_word(node)}"
+            return node
     return None
 
 
@@ -146,7 +151,7 @@ def _why_no_room(index: Index, need: Need, where: Where) -> str:
             has = attributes.get(missing.attribute)
             text = f"has no {missing.attribute}" if has is None else f"has {has}"
             return f"needs {words(missing)}; node {node.name} {text}, and none is better"
-    return _why_none_works(nodes)
+    return _why_none_works(nodes, _able_but_away(index, need, where))
 
 
 def is_known(index: Index, fleet: str) -> bool:
@@ -161,13 +166,13 @@ def _fleets(names: Sequence[str]) -> str:
     return f"fleet {' or '.join(names)}"
 
 
-def _why_none_works(nodes: Iterable[Node]) -> str:
+def _why_none_works(nodes: Iterable[Node], able: Node | None) -> str:
     connected = [node for node in nodes if node.status is NodeStatus.CONNECTED]
     if not connected:
         return "no node is connected"
     if all(node.draining for node in connected):
         return "every connected node is draining"
-    first = min(connected, key=lambda node: node.name)
+    first = able or min(connected, key=lambda node: node.name)
     return f"no connected node takes work; {first.name} is {why_unusable(first)}"
 
 

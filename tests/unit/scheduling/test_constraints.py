@@ -172,6 +172,14 @@ def test_nothing_is_placed_on_a_node_that_takes_no_work(
     assert (cluster.places(run), cluster.waits(run)) == ({}, sentence)
 
 
+def test_of_the_nodes_that_take_no_work_the_one_that_could_hold_the_job_is_named() -> None:
+    cluster = Cluster(gpu_node("n1", unfit="disk full"), gpu_node("n2", cordoned=True))
+    only = Constraint(attribute="node", operator=Operator.EQ, values=("n2",))
+    run = cluster.submit("a", constraints=(only,))
+    cluster.settle()
+    assert cluster.waits(run) == "no connected node takes work; n2 is cordoned"
+
+
 def test_a_constraint_reads_as_a_person_says_it() -> None:
     assert (
         words(Constraint(attribute="a", operator=Operator.IN, values=("1", "2"))) == "a in 1 or 2"
