@@ -97,6 +97,10 @@ def _check_code(job: JobSpec) -> None:
         if (repo.url is None) == (repo.archive is None):
             field = f"job.repos[{number}]"
             raise Refused(400, "invalid", "give either `url` or `archive`", field)
+        for name in ("url", "branch", "commit"):
+            if (getattr(repo, name) or "").startswith("-"):
+                message = "begins with a hyphen, which git takes for an option"
+                raise Refused(400, "invalid", message, f"job.repos[{number}].{name}")
     paths = (*(repo.path for repo in job.repos), *(files.path for files in job.files))
     for path in paths:
         if "\0" in path:

@@ -14,7 +14,7 @@ from runner.children import Children
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
 from runner.lifecycle import Runner
 from runner.options import Settings
-from runner.schemas import WS_TOO_SLOW, RunnerState
+from runner.schemas import WS_TOO_SLOW, Repo, RunnerState
 from runner.schemas.frames import Stream
 from runner.scope import SessionScope
 from runner.serving import served
@@ -248,6 +248,9 @@ async def test_every_error_has_the_one_shape(
         ({"stop_signal": "SIGFOO"}, "job.stop_signal"),
         ({"env": {"A=B": "c"}}, "job.env"),
         ({"env": {"A": "\0"}}, "job.env"),
+        ({"repos": (Repo(path="r", url="--upload-pack=sh"),)}, "job.repos[0].url"),
+        ({"repos": (Repo(path="r", url="u", branch="-x"),)}, "job.repos[0].branch"),
+        ({"repos": (Repo(path="r", url="u", commit="-x"),)}, "job.repos[0].commit"),
     ],
 )
 async def test_an_impossible_job_is_refused_naming_its_field(
