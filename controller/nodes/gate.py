@@ -42,7 +42,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 def passed(node: Node, reading: Reading) -> Node:
     """The node as it is by this reading: its capacity, and `unfit` when a check fails."""
     capacity = _with_missing(convert.capacity(reading.info), node.capacity.gpus)
-    failures = "; ".join(_failures(reading, capacity.gpus))
+    failures = "; ".join(_failures(node.name, reading, capacity.gpus))
     return msgspec.structs.replace(node, capacity=capacity, unfit=failures or None)
 
 
@@ -64,7 +64,7 @@ def _with_missing(said: NodeCapacity, known: Sequence[NodeGpu]) -> NodeCapacity:
     return msgspec.structs.replace(said, gpus=(*said.gpus, *missing))
 
 
-def _failures(reading: Reading, gpus: Sequence[NodeGpu]) -> Iterator[str]:
+def _failures(name: str, reading: Reading, gpus: Sequence[NodeGpu]) -> Iterator[str]:
     health, info = reading.health, reading.info
     if SHIM_API not in health.api_versions:
         speaks = ", ".join(health.api_versions) or "none"
@@ -83,7 +83,7 @@ def _failures(reading: Reading, gpus: Sequence[NodeGpu]) -> Iterator[str]:
         if gpu.missing:
             yield (
                 f"GPU {gpu.uuid} ({gpu.name}) is missing; if it was taken out, say so "
-                f"(`fairlead node clear-gpu NODE {gpu.uuid}`)"
+                f"(`fairlead node clear-gpu {name} {gpu.uuid}`)"
             )
     if abs(reading.skew) > MOST_SKEW_SECONDS:
         word = "ahead" if reading.skew > 0 else "behind"

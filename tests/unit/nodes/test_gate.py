@@ -55,6 +55,7 @@ def test_a_missing_gpu_is_remembered_until_it_is_back() -> None:
         (gpu,) = node.capacity.gpus
         assert (gpu.missing, gpu.healthy) == (True, False)
         assert "GPU GPU-1 (H100) is missing" in (node.unfit or "")
+        assert f"`fairlead node clear-gpu {node.name} GPU-1`" in (node.unfit or "")
     back = gate.passed(gate.passed(whole, reading()), reading(gpus=(GPU,)))
     assert (back.unfit, back.capacity.gpus[0].missing) == (None, False)
 
