@@ -84,9 +84,9 @@ class DockerEngine:
         self._info: dict[str, Any] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._stopped: set[str] = set()
-        """Containers that were sent a signal to end them, by whomever."""
+        """Those that somebody waits for and that were sent a signal to end them, by whomever."""
         self._seen: set[str] = set()
-        """Those whose end we were told of as it came."""
+        """Those that somebody waits for and whose end we were told of as it came."""
         self._hints = 0
         self._running: dict[str, _Ports] = {}
         """Containers that ran when all were listed last, and of which nothing was heard since: with
@@ -117,7 +117,7 @@ class DockerEngine:
                 },
             ),
             self._hint,
-            self._stopped.add,
+            self._note_stop,
             _LOST,
         )
         await self._follower.open()
@@ -235,19 +235,25 @@ class DockerEngine:
     async def wait(self, container_id: str) -> Exit:
         hint = asyncio.Event()
         self._waiting.setdefault(container_id, set()).add(hint)
+        ended: Exit | None = None
         try:
-            while True:
+            while ended is None:
                 hint.clear()
                 ended = await self._exit_of(container_id)
-                if ended is not None:
-                    return ended
-                await hint.wait()
+                if ended is None:
+                    await hint.wait()
+            return ended
         finally:
             self._waiting[container_id].discard(hint)
             if not self._waiting[container_id]:
                 del self._waiting[container_id]
-                self._stopped.discard(container_id)
-                self._seen.discard(container_id)
+                if ended is not None:
+                    self._forget(container_id)
+
+    def _forget(self, container_id: str) -> None:
+        """What was heard is kept until it was told: the engine may fall silent in between."""
+        self._stopped.discard(container_id)
+        self._seen.discard(container_id)
 
     async def remove(self, task_id: str) -> None:
         name = _container(task_id)
@@ -259,6 +265,7 @@ class DockerEngine:
             return
         container_id = found["Id"]
         self._never_started.discard(container_id)
+        self._forget(container_id)
         with contextlib.suppress(NotFound):
             await self._call(lambda: self._api.remove_container(container_id, v=True, force=True))
 
@@ -363,11 +370,16 @@ class DockerEngine:
             self._running.clear()
         else:
             self._running.pop(container_id, None)
-            self._seen.add(container_id)
+            if container_id in self._waiting:
+                self._seen.add(container_id)
         keys = list(self._waiting) if container_id is None else [container_id]
         for key in keys:
             for event in self._waiting.get(key, ()):
                 event.set()
+
+    def _note_stop(self, container_id: str) -> None:
+        if container_id in self._waiting:
+            self._stopped.add(container_id)
 
     async def _signal(self, container_id: str, name: str) -> None:
         with contextlib.suppress(NotFound, Conflict):

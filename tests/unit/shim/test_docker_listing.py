@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
+from shim.engines.base import EngineUnavailable
 from shim.engines.docker import DockerEngine
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import settings
@@ -26,6 +28,7 @@ class Api:
     def __init__(self) -> None:
         self.state = "running"
         self.inspected = 0
+        self.silent = False
         self.during_list: Callable[[], None] = lambda: None
 
     def containers(self, **asked: Any) -> list[dict[str, Any]]:
@@ -35,6 +38,8 @@ class Api:
 
     def inspect_container(self, container_id: str) -> dict[str, Any]:
         self.inspected += 1
+        if self.silent:
+            raise requests.exceptions.ConnectionError("gone")
         return {"State": {"Status": self.state, "ExitCode": 3}, "NetworkSettings": {}}
 
     def info(self) -> dict[str, Any]:
@@ -111,3 +116,36 @@ async def test_a_container_that_a_later_list_finds_ended_is_asked_for(
     api.state = "exited"
     await engine.list()
     assert (await engine.wait("c")).exit_code == 3
+
+
+async def test_nothing_is_kept_of_containers_that_nobody_waits_for(engine: DockerEngine) -> None:
+    for tell in (engine._note_stop, engine._hint):
+        tell("c")
+    assert (engine._stopped, engine._seen) == (set(), set())
+
+
+async def test_of_one_that_somebody_waits_for_it_is_kept_until_the_end(
+    api: Api, engine: DockerEngine
+) -> None:
+    waiting = asyncio.create_task(engine.wait("c"))
+    await eventually(lambda: bool(engine._waiting))
+    api.state = "exited"
+    engine._note_stop("c")
+    engine._hint("c")
+    assert (await waiting).stopped
+    assert (engine._stopped, engine._seen) == (set(), set())
+
+
+async def test_that_it_was_stopped_outlives_an_engine_that_falls_silent_before_it_tells_the_end(
+    api: Api, engine: DockerEngine
+) -> None:
+    """An engine that is stopped stops its containers, says so, and is gone."""
+    waiting = asyncio.create_task(engine.wait("c"))
+    await eventually(lambda: bool(engine._waiting))
+    api.silent = True
+    engine._note_stop("c")
+    engine._hint("c")
+    with pytest.raises(EngineUnavailable):
+        await waiting
+    api.silent, api.state = False, "exited"
+    assert (await engine.wait("c")).stopped
