@@ -83,8 +83,9 @@ class Checks:
         """From when to when a GPU was broken, by its UUID, in Unix seconds."""
         self.lost: set[str] = set()
         """Ids of tasks that their node has forgotten."""
-        self.unheard: set[str] = set()
-        """Ids of tasks that their node stopped, since it had not heard of a controller."""
+        self.unheard: dict[str, float] = {}
+        """When nodes stopped tasks, by their ids, since they had not heard of a controller; in Unix
+        seconds."""
         self.broken: set[str] = set()
         """Ids of tasks whose engine or GPU failed."""
         self.clock_jumped = False
@@ -187,7 +188,7 @@ class Checks:
         self.lost.add(task_id)
 
     def task_unheard(self, node: SimulatedNode, info: TaskInfo) -> None:
-        self.unheard.add(info.id)
+        self.unheard[info.id] = EPOCH + self._now()
         patience = node.tasks[info.id].request.stop_when_unheard_seconds or 0.0
         calm_since = max(self._is_calm_since(node.name), self.succeeded_at)
         if calm_since + patience + RECONNECTED_WITHIN < self._now():
@@ -322,7 +323,7 @@ class Checks:
             one_job_aborted=any(
                 one.id in self.asked.get(JobAbortRequested, ()) for one in state.jobs
             ),
-            unheard=attempt.id in self.unheard,
+            unheard_at=self.unheard.get(attempt.id),
             unreliable=self._is_unreliable(self.names.get(attempt.node_id or "")),
             drained=self._held_within(attempt, self.drains.get(attempt.node_id or "", [])),
             lost=attempt.id in self.lost,

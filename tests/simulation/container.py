@@ -53,6 +53,7 @@ class Container:
         self.stops: list[float] = []
         """When the job was asked to stop."""
         self._interrupted = False
+        self._terminated = False
         self._kill_at = float("inf")
         self._start = start
         self._clock = clock
@@ -92,6 +93,7 @@ class Container:
 
     def terminate(self) -> None:
         """SIGTERM to the container: its job is stopped with its own signal."""
+        self._terminated = True
         self._ask_to_stop()
 
     # -- the runner's API ---------------------------------------------------------------------
@@ -287,6 +289,7 @@ class Container:
             exit_code=exit_code,
             finished_at=self._clock.now(),
             log_end=self.log_end,
+            container_stopped=self._terminated,
         )
         self._enter(RunnerState.SERVING_LOGS)
 

@@ -69,8 +69,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """Its engine or a GPU of it failed."""
     gpu_broke: bool
     """A GPU of its place was broken while it held that."""
-    unheard: bool
-    """Its node stopped it, since it had not heard of a controller."""
+    unheard_at: float | None
+    """When its node stopped it, since it had not heard of a controller."""
     clock_jumped: bool
     crowded: bool
     """Its node may have held tasks that the controller did not know."""
@@ -108,7 +108,8 @@ def _befell(reason: Reason | None, why: Circumstances) -> bool:
         or (why.gpu_broke and reason is Reason.GPU_UNHEALTHY)
         or (why.clock_jumped and reason in _OF_CLOCKS)
         or (why.crowded and reason in _OF_CROWDS)
-        or ((why.unreliable or why.unheard) and reason is Reason.INSTANCE_UNREACHABLE)
+        or (why.unreliable and reason is Reason.INSTANCE_UNREACHABLE)
+        or (why.unheard_at is not None and reason is Reason.INSTANCE_UNREACHABLE)
         or (why.outranked and reason is Reason.PREEMPTED)
     )
 
@@ -142,7 +143,8 @@ def _deserved(job: Job, attempt: Attempt, container: Container | None, why: Circ
         return record is not None and record.reason == reason
     if reason is Reason.CONTAINER_EXITED_WITH_ERROR:
         if record is not None:
-            return bool(record.exit_code)
+            of_its_node = why.unheard_at is not None and record.finished_at >= why.unheard_at
+            return bool(record.exit_code) and (why.clock_jumped or not of_its_node)
         by_itself = start is Start.STILLBORN or script.ending is Ending.TAKES_RUNNER_ALONG
         return container is not None and (by_itself or why.unreliable)
     return False

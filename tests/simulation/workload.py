@@ -155,7 +155,7 @@ def _widened(
     site: Site,
 ) -> Work:
     is_gang = any(planned.group.gang_size is not None for planned in groups)
-    together = site.named_places and more.random() < 0.25
+    together = site.named_places and more.random() < (0.4 if len(jobs) + len(groups) > 1 else 0.2)
     order = policy.startup_order
     if not is_gang and more.random() < 0.25:
         order = more.choice(tuple(StartupOrder))
