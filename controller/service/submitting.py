@@ -118,7 +118,7 @@ class SubmissionService:
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
         order = _Order(plan=plan, user=user, submission=submission, parent=None)
-        return self._new(self._name(submission.name or plan.name), order)
+        return self._new(self._name(_wanted_name(submission, plan)), order)
 
     async def _submitted(
         self, written: dict[str, object], user: User, client_key: str
@@ -141,7 +141,7 @@ class SubmissionService:
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
         parent = await self._parent(submission.parent, user)
-        name = self._name(submission.name or plan.name)
+        name = self._name(_wanted_name(submission, plan))
         order = _Order(plan=plan, user=user, submission=submission, parent=parent)
         self._require_place(self._new(name, order))
         await self._require_blobs(plan)
@@ -287,6 +287,11 @@ class SubmissionService:
 
     def _pick(self, below: int) -> int:
         return int(self._chance.new_id(), 16) % below
+
+
+def _wanted_name(submission: Submission, plan: Plan) -> str | None:
+    """An empty name is a wrong one, not none: it may come from a variable that is not set."""
+    return plan.name if submission.name is None else submission.name
 
 
 def _mapping(configuration: object) -> dict[str, object]:

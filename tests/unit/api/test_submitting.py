@@ -122,6 +122,11 @@ async def test_nobody_replaces_or_keeps_anothers_run(
     assert controller.turns.runs[live["id"]].run.status is RunStatus.SUBMITTED
 
 
+async def test_an_empty_name_is_refused_and_not_made_up(api: TestClient[Any, Any]) -> None:
+    status, refused = await post(api, name="")
+    assert (status, refused["error"]["field"]) == (400, "name")
+
+
 async def test_an_unknown_wish_is_refused_by_its_field(api: TestClient[Any, Any]) -> None:
     status, answer = await post(api, if_exists="maybe")
     assert (status, answer["error"]["field"]) == (400, "if_exists")
