@@ -99,6 +99,13 @@ async def _images(settings: Settings, engine: Engine, executor: Executor) -> Ima
     return images
 
 
+async def _watch(settings: Settings, gpus: Gpus, executor: Executor) -> GpuWatch:
+    faults = [settings.data / "records" / "gpus", settings.data / "gpu-faults"]
+    watch = GpuWatch(gpus, TwinRecords(*(DiskRecords(f, Fault, executor) for f in faults)))
+    await watch.open()
+    return watch
+
+
 def disk_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=4, thread_name_prefix="shim-disk")
 
@@ -147,9 +154,7 @@ class Service:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, remove_strays, settings.doors_folder, known)
         images = await _images(settings, engine, executor)
-        faults = [settings.data / "records" / "gpus", settings.data / "gpu-faults"]
-        watch = GpuWatch(gpus, TwinRecords(*(DiskRecords(f, Fault, executor) for f in faults)))
-        await watch.open()
+        watch = await _watch(settings, gpus, executor)
         infos = watch.infos()
         ledger = Ledger(capacity, infos, found.allocations, resolve_blocks(blocks, gpus=len(infos)))
         events = EventLog(epoch=f"{identity.record.life}-{secrets.token_hex(4)}")

@@ -14,7 +14,7 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AllocationState, RunStatus
 from controller.logs.store import LogStore
 from controller.retention import DAY, RUNS_AT_ONCE, Keep, Retention
-from controller.store.base import Changes, Store
+from controller.store.base import Changes, LeaseLost, Store, StoreRefused, StoreUnusable
 from controller.store.memory import MemoryStore
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
@@ -127,3 +127,40 @@ async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
 )
 def test_what_is_kept_a_short_time_is_looked_for_more_often(keep: Keep, seconds: float) -> None:
     assert keep.sweep_every == seconds
+
+
+@pytest.mark.parametrize("trouble", [StoreRefused("rule"), StoreUnusable("damaged"), OSError(5)])
+async def test_what_cannot_be_removed_now_is_left_for_the_next_time(
+    logs: LogStore, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    store = MemoryStore()
+    await store.open()
+    tries = asyncio.Queue[float]()
+
+    async def fail(*, finished_before: float, limit: int) -> int:
+        tries.put_nowait(finished_before)
+        raise trouble
+
+    monkeypatch.setattr(store, "forget", fail)
+    monkeypatch.setattr(Keep, "sweep_every", 0.0)
+    work = asyncio.create_task(Retention(store, logs, Clock(), KEEP, tuple).run())
+    async with asyncio.timeout(30):
+        assert await tries.get() == await tries.get()
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    await store.close()
+
+
+async def test_a_controller_that_was_taken_over_forgets_nothing_more(
+    logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    await store.open()
+
+    async def fail(*, finished_before: float, limit: int) -> int:
+        raise LeaseLost("another controller has taken over")
+
+    monkeypatch.setattr(store, "forget", fail)
+    with pytest.raises(LeaseLost):
+        await Retention(store, logs, Clock(), KEEP, tuple).run()
+    await store.close()

@@ -69,10 +69,14 @@ def apply(
         "parent": parent,
     }
     data, status = _submit(client, wish)
+    return _go_on(client, data, kept=status == _KEPT, detach=detach, json=json)
+
+
+def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, json: bool) -> int:
+    """With the run that was submitted, or `kept` instead."""
     from controller.api.documents import RunView  # from here on the job is on its way
 
     run = decode(data, RunView)
-    kept = status == _KEPT
     if kept:
         output.note(f"kept {run.name}, which lives already ({run.status}): nothing was submitted")
     if detach:

@@ -7,6 +7,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
+from cyclopts import Parameter
 
 from controller.api.documents import NodeView, QuarantinedTaskView
 from controller.cli import output, settings
@@ -27,6 +28,19 @@ class _Key(msgspec.Struct):
     public_key: str
 
 
+HostKey = Annotated[
+    str | None,
+    Parameter(help="The node's public host key, as in /etc/ssh/ssh_host_ed25519_key.pub."),
+]
+AcceptedKey = Annotated[
+    str | None, Parameter(help="The fingerprint (SHA256:…) of the key that the node presents now.")
+]
+JumpUser = Annotated[
+    str, Parameter(help="As whom users come through it to their jobs (`fairlead ssh`).")
+]
+TunnelUser = Annotated[str, Parameter(help="Its tunnel user.")]
+
+
 def add(
     name: str,
     /,
@@ -34,11 +48,11 @@ def add(
     local: str | None = None,
     host: str | None = None,
     port: int = 22,
-    user: str = "fairlead",
+    user: TunnelUser = "fairlead",
     socket: str = "/run/fairlead/shim.sock",
-    jump_user: str = "fairlead-jump",
-    host_key: str | None = None,
-    accept_host_key: str | None = None,
+    jump_user: JumpUser = "fairlead-jump",
+    host_key: HostKey = None,
+    accept_host_key: AcceptedKey = None,
     fleet: str = "default",
     attribute: Attributes = None,
     json: Json = False,
@@ -53,24 +67,12 @@ def add(
         The node's address.
     port
         Of its sshd.
-    user
-        Its tunnel user.
     socket
         The shim's socket on the node.
-    jump_user
-        As whom users come through it to their jobs (`fairlead ssh`).
-    host_key
-        The node's public host key, as in /etc/ssh/ssh_host_ed25519_key.pub.
-    accept_host_key
-        The fingerprint (SHA256:…) of the key that the node presents now.
     fleet
         The fleet that it belongs to.
     """
-    if (local is None) == (host is None):
-        raise CliError(
-            "give either --local SOCKET (a shim on the controller's machine) or --host HOST",
-            EXIT_USAGE,
-        )
+    _require_one_address(local, host)
     request = {
         "name": name,
         "local_socket": local,
@@ -86,6 +88,14 @@ def add(
     }
     data = settings.client().post("/v1/nodes", request)
     return _show(data, json, "added")
+
+
+def _require_one_address(local: str | None, host: str | None) -> None:
+    if (local is None) == (host is None):
+        raise CliError(
+            "give either --local SOCKET (a shim on the controller's machine) or --host HOST",
+            EXIT_USAGE,
+        )
 
 
 def list_(*, json: Json = False) -> int:

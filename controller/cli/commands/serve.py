@@ -21,6 +21,7 @@ from controller.cli.databaseurl import find_database
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.operating import Operating
 from controller.configuration.operating import load as load_operating
+from controller.configuration.plan import Defaults
 from controller.configuration.source import SourceError
 from controller.configuration.units import parse_duration, parse_size
 from controller.retention import Keep
@@ -35,18 +36,31 @@ them only when millions have come."""
 SWITCH_SECONDS = 0.001
 
 
+DefaultImage = Annotated[str | None, Parameter(help="For runs that name none.")]
+UploadLimit = Annotated[str, Parameter(help="How large one upload (`repos`, `files`) may be.")]
+ProjectKeys = Annotated[
+    Path | None,
+    Parameter(help="A file of public keys that get into every run by SSH, one on each line."),
+]
+DatabaseFile = Annotated[
+    Path | None, Parameter(help="A file that has the database's URL, with its password.")
+]
+KeepRuns = Annotated[str, Parameter(help="How long ended runs are remembered.")]
+KeepLogs = Annotated[str, Parameter(help="How long logs are kept.")]
+
+
 def controller(
     *,
     data: Path,
     listen: str = "127.0.0.1:8700",
     config: Path | None = None,
-    default_image: str | None = None,
-    upload_limit: str = "1GiB",
-    project_keys: Path | None = None,
+    default_image: DefaultImage = None,
+    upload_limit: UploadLimit = "1GiB",
+    project_keys: ProjectKeys = None,
     database: str | None = None,
-    database_file: Path | None = None,
-    keep_runs: str = "90d",
-    keep_logs: str = "30d",
+    database_file: DatabaseFile = None,
+    keep_runs: KeepRuns = "90d",
+    keep_logs: KeepLogs = "30d",
     log_level: Annotated[LogLevel, Parameter(show=False)] = "info",
 ) -> int:
     """Start a controller and serve until it is stopped.
@@ -59,41 +73,17 @@ def controller(
         HOST:PORT of the API.
     config
         A YAML file with limits, defaults and networks (docs/controller.md).
-    default_image
-        For runs that name none.
-    upload_limit
-        How large one upload (`repos`, `files`) may be.
-    project_keys
-        A file of public keys that get into every run by SSH, one on each line.
     database
         postgresql://USER@HOST/DATABASE, without a password; default: FAIRLEAD_DATABASE_URL, else a
         file in the folder.
-    database_file
-        A file that has the database's URL, with its password.
-    keep_runs
-        How long ended runs are remembered.
-    keep_logs
-        How long logs are kept.
     """
     host, port = parse_listen(listen)
     operating = Operating() if config is None else read_config(config)
-    keys = () if project_keys is None else read_keys(project_keys)
-    defaults = msgspec.structs.replace(operating.defaults, ssh_keys=keys)
-    if default_image is not None:
-        defaults = msgspec.structs.replace(defaults, image=default_image)
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for chatty in ("alembic", "asyncssh"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(is_our_failure)
-    os.umask(0o077)
-    prepare_for_many_nodes()
     options = app.Options(
         data=data,
         host=host,
         port=port,
-        defaults=defaults,
+        defaults=_defaults(operating, default_image, project_keys),
         most_upload=parse_limit(upload_limit),
         node_failure=operating.node_failure,
         cluster_networks=operating.cluster_networks,
@@ -102,14 +92,33 @@ def controller(
             runs=parse_keep(keep_runs, "--keep-runs"), logs=parse_keep(keep_logs, "--keep-logs")
         ),
     )
+    _serve(options, log_level)
+    return 0
+
+
+def _defaults(operating: Operating, image: str | None, project_keys: Path | None) -> Defaults:
+    keys = () if project_keys is None else read_keys(project_keys)
+    defaults = msgspec.structs.replace(operating.defaults, ssh_keys=keys)
+    return defaults if image is None else msgspec.structs.replace(defaults, image=image)
+
+
+def _serve(options: app.Options, log_level: LogLevel) -> None:
+    """Raises CliError."""
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for chatty in ("alembic", "asyncssh"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(is_our_failure)
+    os.umask(0o077)
+    prepare_for_many_nodes()
     try:
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        options.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         uvloop.run(app.serve(options, _say_ready))
     except (app.CannotStart, StoreError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
-        raise CliError(f"--data {data}: {error.strerror or error}") from None
-    return 0
+        raise CliError(f"--data {options.data}: {error.strerror or error}") from None
 
 
 def prepare_for_many_nodes() -> None:

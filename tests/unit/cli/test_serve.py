@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
+import uvloop
 from aiohttp.http_exceptions import BadStatusLine
 
+from controller import app
+from controller.cli.commands import serve
 from controller.cli.commands.serve import is_our_failure, read_config
 from controller.cli.errors import CliError
+from controller.store.base import LeaseLost, StoreError, StoreUnusable
 from tests.support.processes import run_cli
 
 
@@ -41,3 +46,21 @@ def test_a_level_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path
     assert done.status == 2
     assert '"warning"' in done.errors
     assert "should not have happened" not in done.errors
+
+
+@pytest.mark.parametrize("trouble", [LeaseLost("taken over"), StoreUnusable("it is damaged")])
+def test_a_database_that_ends_the_controller_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: StoreError
+) -> None:
+    def fail(_: object) -> None:
+        raise trouble
+
+    monkeypatch.setattr(app, "serve", lambda *_: None)
+    monkeypatch.setattr(uvloop, "run", fail)
+    monkeypatch.setattr(serve, "prepare_for_many_nodes", lambda: None)
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(CliError, match=str(trouble)):
+            serve.controller(data=tmp_path / "c")
+    finally:
+        os.umask(before)
