@@ -50,6 +50,9 @@ class PacedHandler(ResponseHandler):
     """aiohttp's, but that it may hear a few rounds later that its connection is lost. Nobody takes
     it for a living one meanwhile: its transport is closed."""
 
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._pace = _paces.get(loop) or _paces.setdefault(loop, Pace())
+
     def connection_lost(self, exc: BaseException | None) -> None:
-        pace = _paces.setdefault(self._loop, Pace())
-        pace.call(partial(super().connection_lost, exc))
+        self._pace.call(partial(super().connection_lost, exc))

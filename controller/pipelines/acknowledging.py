@@ -15,7 +15,7 @@ from controller.links.base import RunnerApi
 from controller.logs.store import LogWriter
 
 SOON_SECONDS = 0.5
-LATE_SECONDS = 10.0
+LATE_SECONDS = 60.0
 MUCH_BYTES = 1 << 20
 
 
