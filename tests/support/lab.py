@@ -72,8 +72,9 @@ class ControllerLab:
     def frames(self, name: str, *, follow: bool = False, offset: int = 0) -> list[Frame]:
         """The log as it is stored now, or (follow) until the attempt has ended."""
         client = self._client()
-        read = client.followed_frames if follow else client.stored_frames
-        return list(read(name, offset=offset))
+        if follow:
+            return list(client.followed_frames(name, lambda: None, offset=offset))
+        return list(client.stored_frames(name, offset=offset))
 
     def log(self, name: str) -> bytes:
         return b"".join(frame.payload for frame in self.frames(name))
