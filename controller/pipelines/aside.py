@@ -96,6 +96,7 @@ def _refusal(run_id: str, why: str, now: float) -> Event:
         run_id=run_id,
         at=now,
         kind=EventKind.STORING,
+        from_status="stored",
         to_status="refused",
         message=f"{why}; it is tried again, and the run ends when that fails for minutes",
         cause="the database",
