@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from asyncio import StreamReader as Reader
+from asyncio import StreamWriter as Writer
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -15,8 +17,6 @@ import pytest
 from controller.links.base import why_unreachable
 from runner.client import RunnerClient, RunnerUnavailable
 from shim.client import ShimClient, ShimUnavailable
-
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def hang_up(reader: Reader, writer: Writer) -> None:
