@@ -90,12 +90,18 @@ def read(content: bytes, *, name: str) -> Document:
     return Document(name=name, data=data, lines=reader.lines)
 
 
+_SEVERAL_DOCUMENTS = "expected a single document in the stream"
+"""The parser's words; it has no exception of its own for that."""
+
+
 def _yaml_problem(name: str, error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.reader.ReaderError):
         return f"{name}: holds a character that YAML does not allow (#x{error.character:04x})"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or "is not YAML"
     place = name if mark is None else f"{name}:{mark.line + 1}"
+    if getattr(error, "context", None) == _SEVERAL_DOCUMENTS:
+        return f"{place}: begins a second document (---): write each run into a file of its own"
     return f"{place}: is not valid YAML: {problem}"
 
 

@@ -84,7 +84,7 @@ def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str
         ("a: {b: 1,\n b: 2}", "job.yaml:2: a.b: is given twice, first in line 1"),
         ("type: [\n", "job.yaml:2: is not valid YAML: expected the node content"),
         ("a: 1\n\tb: 2\n", "job.yaml:2: is not valid YAML: found character '\\t'"),
-        ("a: 1\n---\nb: 2\n", "job.yaml:2: is not valid YAML: but found another document"),
+        ("a: 1\n---\nb: 2\n", "job.yaml:2: begins a second document (---)"),
         ("a: !!python/name:os.system x\n", "job.yaml:1: a: has the tag"),
         ("a: !mine {b: c}\n", "job.yaml:1: a: has the tag '!mine'"),
         ("a: !!binary aGk=\n", "job.yaml:1: a: has the tag"),
