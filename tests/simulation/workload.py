@@ -168,7 +168,9 @@ def _widened(
         "fleets": more.choices(((), ("fleet",), ("fleet", SPARE)), weights=(70, 15, 15))[0],
     }
     if together and not is_gang:
-        changes["resources"], changes["constraints"] = Resources(cpu=0.5, memory=GIB), ()
+        size = 1 if groups else 2  # groups may be scaled, and the first node holds them all
+        changes["resources"] = Resources(cpu=0.5 * size, memory=GIB * size)
+        changes["constraints"] = ()
     by_rank = more.random() < 0.4
     return (
         [replace(one, spec=replace(one.spec, **changes)) for one in jobs],
