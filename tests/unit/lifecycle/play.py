@@ -45,6 +45,7 @@ from controller.lifecycle.surroundings import NOTHING_ELSE, Surroundings
 from controller.lifecycle.turn import decide
 
 START = 1_000_000.0
+NO_RETRY = RetryPolicy(on_events=frozenset())
 
 
 def planned(count: int, *, one_replica: bool = False, group: str = "main") -> list[PlannedJob]:

@@ -9,9 +9,8 @@ from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCrite
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import TaskMissing
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
-from tests.unit.lifecycle.play import Play, planned
+from tests.unit.lifecycle.play import NO_RETRY, Play, planned
 
-NO_RETRY = RetryPolicy(on_events=frozenset())
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
 
 

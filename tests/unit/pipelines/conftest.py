@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from controller.logs.store import LogStore
 from controller.store.sqlite import SqliteDatabase
 from tests.support.kept import Kept, KeptInMemory, KeptInSql
+from tests.unit.pipelines.fakes import FakeConnection
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -17,3 +20,15 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     in_sql = KeptInSql(lambda: SqliteDatabase(tmp_path / "data"))
     yield in_sql
     in_sql.close()
+
+
+@pytest.fixture
+async def logs(tmp_path: Path) -> AsyncIterator[LogStore]:
+    store = LogStore(tmp_path)
+    yield store
+    await asyncio.to_thread(store.close)
+
+
+@pytest.fixture
+def node() -> FakeConnection:
+    return FakeConnection()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,21 +10,18 @@ import pytest
 
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
-from controller.lifecycle.model import RegistryCredentials, RunState
+from controller.lifecycle.model import RegistryCredentials
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
-from controller.logs.store import LogStore
-from controller.pipelines import acknowledging, convert, running
+from controller.pipelines import convert, running
 from controller.pipelines.performing import TryAgain
-from controller.pipelines.running import JobStarter, LogCollector, RunnerFollower, TaskSubmitter
+from controller.pipelines.running import JobStarter, RunnerFollower, TaskSubmitter
 from controller.pipelines.terminating import JobStopper, PlaceReleaser, TaskRemover, TaskTerminator
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
-from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Fence, GpuInfo, TaskStatus
-from tests.support.waiting import eventually
-from tests.unit.pipelines.fakes import NOT_FOUND, FakeConnection, status
+from tests.unit.pipelines.fakes import FakeConnection, status
 from tests.unit.pipelines.parts import (
     ALONE,
     NOW,
@@ -46,29 +42,7 @@ BROKEN = ShimError("bad_answer", "status 500", 500)
 EXIT = ExitRecord(reason="done_by_runner", exit_code=0, finished_at=NOW, log_end=30)
 
 
-@pytest.fixture
-async def logs(tmp_path: Path) -> AsyncIterator[LogStore]:
-    store = LogStore(tmp_path)
-    yield store
-    await asyncio.to_thread(store.close)
-
-
-@pytest.fixture
-def node() -> FakeConnection:
-    return FakeConnection()
-
-
-def frame(number: int) -> bytes:
-    return encode(Frame(10 * number, number, Stream.STDOUT, b"line %04d\n" % number))
-
-
-async def stored(logs: LogStore, state: RunState) -> bytes:
-    decoder = Decoder()
-    pieces = logs.read(attempt_of(state).id, 0)
-    return b"".join([f.payload async for piece in pieces for f in decoder.feed(piece)])
-
-
-# -- submit ---------------------------------------------------------------------------------
+# -- submit ------------------------------------------------------------------------------------
 
 
 async def test_the_shim_gets_the_task_with_fence_place_and_image(node: FakeConnection) -> None:
@@ -167,7 +141,7 @@ def test_credentials_reach_the_request_and_no_text_of_it() -> None:
     assert "hunter2" not in repr(request) + repr(state)
 
 
-# -- start ----------------------------------------------------------------------------------
+# -- start -------------------------------------------------------------------------------------
 
 
 async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> None:
@@ -233,7 +207,7 @@ async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeC
     assert node.the_runner.asked == []
 
 
-# -- follow ---------------------------------------------------------------------------------
+# -- follow ------------------------------------------------------------------------------------
 
 
 async def test_the_runners_exit_is_reported_once(node: FakeConnection) -> None:
@@ -376,158 +350,7 @@ async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection)
     assert turns.posted == []
 
 
-# -- logs -----------------------------------------------------------------------------------
-
-
-async def test_a_log_is_stored_acknowledged_and_complete(
-    node: FakeConnection, logs: LogStore
-) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    node.the_runner.log = [frame(0) + frame(1)[:9], frame(1)[9:], frame(2)]
-    await LogCollector(turns, logs)(view_of(state), node)
-    assert await stored(logs, state) == b"line 0000\nline 0001\nline 0002\n"
-    assert node.the_runner.acked == [30]
-    assert await logs.is_complete(attempt_of(state).id)
-    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
-
-
-async def test_what_is_durable_is_acknowledged_while_the_job_still_runs(
-    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
-    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 0.0)
-    state = placed(AttemptStatus.RUNNING)
-    node.the_runner.log = [frame(0), node.the_runner.acknowledged, frame(1)]
-    await LogCollector(NotedTurns(), logs)(view_of(state), node)
-    assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (10, 20)
-
-
-async def test_after_a_rest_an_acknowledgement_that_fails_is_told_with_what_comes_next(
-    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
-    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 0.0)
-    writer = await logs.writer(attempt_of(placed(AttemptStatus.RUNNING)).id)
-    telling = acknowledging.Acknowledging(node.the_runner, writer)
-    for number in (0, 1):
-        await writer.append(frame(number))
-        telling.came()
-        await eventually(lambda: node.the_runner.acked[-1:] == [writer.end])
-    node.the_runner.ack_failure = RunnerUnavailable("cut")
-    await writer.append(frame(2))
-    telling.came()
-
-    def hears_nothing() -> bool:
-        telling.came()
-        return False
-
-    with pytest.raises(RunnerUnavailable):
-        await eventually(hears_nothing)
-    await telling.end()
-    await writer.close()
-    assert node.the_runner.acked == [10, 20]
-
-
-async def test_little_waits_for_its_acknowledgement_until_it_is_much(
-    node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
-    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 3600.0)
-    monkeypatch.setattr(acknowledging, "MUCH_BYTES", 20)
-    state = placed(AttemptStatus.RUNNING)
-    node.the_runner.log = [frame(0), frame(1), node.the_runner.acknowledged, frame(2)]
-    await LogCollector(NotedTurns(), logs)(view_of(state), node)
-    assert (node.the_runner.acked[0], node.the_runner.acked[-1]) == (20, 30)
-
-
-async def test_a_cut_log_goes_on_where_it_stopped(node: FakeConnection, logs: LogStore) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    collect = LogCollector(turns, logs)
-    node.the_runner.log = [frame(0), frame(1) + frame(2)[:15], RunnerUnavailable("cut")]
-    with pytest.raises(RunnerUnavailable):
-        await collect(view_of(state), node)
-    node.the_runner.log = [frame(2), frame(3)]
-    await collect(view_of(state), node)
-    assert node.the_runner.log_offsets == [0, 20]
-    assert await stored(logs, state) == b"".join(b"line %04d\n" % n for n in range(4))
-
-
-@pytest.mark.parametrize(
-    "failure", [RunnerError("too_slow", "nothing was taken", 4008), b"\0" * 64]
-)
-async def test_a_runner_whose_stream_goes_wrong_is_followed_again(
-    node: FakeConnection, logs: LogStore, failure: RunnerError | bytes
-) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    collect = LogCollector(turns, logs)
-    node.the_runner.log = [frame(0), failure]
-    with pytest.raises(TryAgain):
-        await collect(view_of(state), node)
-    node.the_runner.log = [frame(1)]
-    await collect(view_of(state), node)
-    assert await stored(logs, state) == b"line 0000\nline 0001\n"
-
-
-async def test_a_log_that_cannot_be_acknowledged_is_not_called_complete(
-    node: FakeConnection, logs: LogStore
-) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    node.the_runner.log = [frame(0)]
-    node.the_runner.ack_failure = RunnerUnavailable("cut")
-    with pytest.raises(RunnerUnavailable):
-        await LogCollector(turns, logs)(view_of(state), node)
-    assert not await logs.is_complete(attempt_of(state).id)
-    assert turns.posted == []
-
-
-async def test_the_rest_of_a_log_is_read_from_the_shim_when_the_container_is_gone(
-    node: FakeConnection, logs: LogStore
-) -> None:
-    state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
-    collect = LogCollector(turns, logs)
-    node.the_runner.log = [frame(0), frame(1), RunnerUnavailable("gone")]
-    with pytest.raises(RunnerUnavailable):
-        await collect(view_of(state), node)
-    gone = view_of(placed(AttemptStatus.TERMINATING))
-    gone = msgspec.structs.replace(
-        gone, attempt=msgspec.structs.replace(attempt_of(state), container_gone=True)
-    )
-    node.shim.log = [frame(0) + frame(1) + frame(2)[:5], frame(2)[5:] + b"FLOG torn"]
-    await collect(gone, node)
-    assert node.shim.log_offsets == [20]
-    assert await stored(logs, state) == b"line 0000\nline 0001\nline 0002\n"
-    assert await logs.is_complete(attempt_of(state).id)
-
-
-async def test_a_log_that_the_job_damaged_is_complete_up_to_there(
-    node: FakeConnection, logs: LogStore
-) -> None:
-    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
-    node.shim.log = [frame(0) + b"\0" * 64 + frame(1)]
-    await LogCollector(turns, logs)(view_of(state), node)
-    assert await stored(logs, state) == b"line 0000\n"
-    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
-
-
-async def test_a_log_of_a_task_that_the_shim_has_not_is_a_missing_task(
-    node: FakeConnection, logs: LogStore
-) -> None:
-    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
-    node.shim.log_failure = NOT_FOUND
-    await LogCollector(turns, logs)(view_of(state), node)
-    assert [type(report) for report in turns.posted] == [reports.TaskMissing]
-    assert not await logs.is_complete(attempt_of(state).id)
-
-
-async def test_a_complete_log_is_not_asked_for_again(node: FakeConnection, logs: LogStore) -> None:
-    state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
-    await logs.complete(attempt_of(state).id)
-    await LogCollector(turns, logs)(view_of(state), node)
-    assert (node.shim.log_offsets, node.the_runner.log_offsets) == ([], [])
-    assert [type(report) for report in turns.posted] == [reports.LogsComplete]
-
-
-# -- end ------------------------------------------------------------------------------------
+# -- end ---------------------------------------------------------------------------------------
 
 
 async def test_the_job_is_stopped_with_the_grace_that_is_left_but_for_last_words(
