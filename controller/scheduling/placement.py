@@ -32,8 +32,9 @@ from controller.scheduling.together import (
     could_ever_hold,
     domains_for,
     most,
-    place_all,
+    place_first,
     placement_name,
+    whole_of,
 )
 from controller.scheduling.units import Kind, Member, Unit
 
@@ -101,6 +102,8 @@ class Round:
     def _nominate(self, unit: Unit, nomination: Nomination) -> None:
         reason = waiting_for(nomination.waits_for)
         for place in nomination.places:
+            if place.member not in unit.members:
+                continue
             self._tell(
                 Nominated(
                     run_id=unit.run.id,
@@ -167,7 +170,8 @@ class Round:
 
     def _place_together(self, unit: Unit) -> None:
         domains = domains_for(self._index, unit)
-        counted = by_need(unit.members)
+        whole = whole_of(unit)
+        counted = by_need(whole.members)
         key = (tuple((id(need), count) for need, count in counted.items()), tuple(domains))
         if key not in self._in_vain:
             for domain in domains:
@@ -175,7 +179,7 @@ class Round:
                     most(self.board, need, domain, count) < count for need, count in counted.items()
                 ):
                     continue
-                places = place_all(self.board, unit, domain, self._now, self._new_id)
+                places = place_first(self.board, unit, domain, self._now, self._new_id)
                 if places is not None:
                     self._went_to[unit.run.id] = domain
                     for place in places:
@@ -186,11 +190,11 @@ class Round:
         if unit.is_replacement and self._is_too_large(unit):
             return
         preemption = self._preempting(unit)
-        nomination = preemption.for_all(unit, domains) if preemption else None
+        nomination = preemption.for_all(whole, domains) if preemption else None
         if nomination is not None:
             self._nominate(unit, nomination)
             return
-        sentence = self._sentence(key, lambda: why_all_wait(self.board, unit))
+        sentence = self._sentence(key, lambda: why_all_wait(self.board, whole))
         for member in unit.members:
             self._wait(unit, member, sentence)
 

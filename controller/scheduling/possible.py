@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState
+from controller.lifecycle.model import (
+    Attempt,
+    Fleet,
+    Node,
+    NodeStatus,
+    RunState,
+    StartupOrder,
+)
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.board import Board
 from controller.scheduling.fit import as_new, closest
@@ -53,7 +60,7 @@ class Possible:
                         "fleets",
                         f"{no_such(fleet)}; `fairlead fleet list` shows those there are",
                     )
-        units = waiting_units(as_begun(state), self._needs)
+        units = waiting_units(_without_turns(as_begun(state)), self._needs)
         for need in dict.fromkeys(member.need for unit in units for member in unit.members):
             refusal = None if self._is_open(need) else self._why_none_could(need)
             if refusal is not None:
@@ -102,6 +109,12 @@ def why_never(
     for node in nodes:
         made.node_changed(node.id, node)
     return made.why_never(state)
+
+
+def _without_turns(state: RunState) -> RunState:
+    """As if all jobs could start at once: those whose turn comes later must fit, too."""
+    policy = replace(state.run.policy, startup_order=StartupOrder.ANY)
+    return replace(state, run=replace(state.run, policy=policy))
 
 
 def as_begun(state: RunState) -> RunState:

@@ -72,6 +72,30 @@ def place_all(
     return places
 
 
+def whole_of(unit: Unit) -> Unit:
+    """With the jobs whose turn comes later, while no place of the run's binds it yet: where its
+    first jobs go the others must find room, or these would wait for them for ever."""
+    if unit.anchors or not unit.later:
+        return unit
+    return replace(unit, members=unit.members + unit.later)
+
+
+def place_first(
+    board: Board, unit: Unit, where: Where, now: float, new_id: NewId
+) -> list[Place] | None:
+    """`place_all`, where there is room for `whole_of` the unit."""
+    whole = whole_of(unit)
+    mark = board.mark
+    places = place_all(board, whole, where, now, new_id)
+    if places is None or whole is unit:
+        return places
+    board.undo(mark)
+    places = [place for place in places if place.member in unit.members]
+    for place in places:
+        board.give(place.allocation)
+    return places
+
+
 def hardest_first(members: Iterable[Member]) -> list[Member]:
     def size(member: Member) -> tuple[bool, int, float, int, int]:
         need = member.need.resources

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from controller.lifecycle import gangs, startup
 from controller.lifecycle.model import Allocation, Attempt, Band, Job, Run, RunState
@@ -38,7 +39,8 @@ class Member(msgspec.Struct, frozen=True):
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """`anchors`: places that the run's other such jobs hold, whose placement value this must share;
-    `nominated`: those that are nominated for its members."""
+    `nominated`: those that are nominated for its members; `later`: jobs that wait for their turn
+    (`startup_order`) and will be bound to the placement value of these members."""
 
     run: Run
     kind: Kind
@@ -46,6 +48,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     anchors: tuple[Allocation, ...] = ()
     nominated: tuple[Allocation, ...] = ()
     gang: bool = False
+    later: tuple[Member, ...] = ()
 
     @property
     def band(self) -> int:
@@ -64,10 +67,15 @@ def is_placeable(run: Run) -> bool:
 
 def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     """Everything of this run that waits; a gang's ranked jobs before its reserved ones."""
-    waiting = {
-        job.attempts[-1].id: Member(job, job.attempts[-1], needs.of(job.spec))
+    submitted = [
+        Member(job, job.attempts[-1], needs.of(job.spec))
         for job in state.jobs
-        if job.attempts and _waits_for_a_place(state, job.attempts[-1])
+        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+    ]
+    waiting = {
+        member.attempt.id: member
+        for member in submitted
+        if startup.may_take_place(state.run, state.jobs, member.attempt)
     }
     if not waiting or not is_placeable(state.run):
         return ()
@@ -75,14 +83,10 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
         return tuple(_of_gang(state, waiting))
     members = tuple(waiting.values())
     if state.run.policy.same_placement and len(state.jobs) > 1:
-        return (_unit(state, Kind.TOGETHER, members, tuple(_held_places(state))),)
+        together = _unit(state, Kind.TOGETHER, members, tuple(_held_places(state)))
+        later = tuple(one for one in submitted if one.attempt.id not in waiting)
+        return (replace(together, later=later),)
     return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
-
-
-def _waits_for_a_place(state: RunState, attempt: Attempt) -> bool:
-    if attempt.status is not AttemptStatus.SUBMITTED:
-        return False
-    return startup.may_take_place(state.run, state.jobs, attempt)
 
 
 def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Group, RetryPolicy, RunPolicy
+from controller.lifecycle.model import Band, Group, RetryPolicy, RunPolicy, StartupOrder
 from controller.lifecycle.reasons import Reason, RetryEvent
 from controller.lifecycle.reports import GangTooLarge, NodeGone, Placed, RunnerExited
 from controller.lifecycle.statuses import AttemptStatus
@@ -218,3 +218,44 @@ def test_placement_cluster_asks_the_same_of_independent_jobs_where_a_fleet_names
         assert cluster.waits(run) == (
             "needs a fleet that names a placement attribute; no fleet with a usable node does"
         )
+
+
+IN_TURN = RunPolicy(same_placement=True, startup_order=StartupOrder.MASTER_FIRST)
+
+
+def test_the_first_of_a_cluster_goes_where_the_others_whose_turn_comes_later_find_room() -> None:
+    nodes = [in_rack("a0", "r1"), *(in_rack(f"b{n}", "r2") for n in range(3))]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    run = cluster.submit("a", Group(name="main", nodes=3), gpus=8, policy=IN_TURN)
+    cluster.settle()
+    assert len(cluster.places(run)) == 1
+    assert cluster.places(run)["main/0"].startswith("b")
+    cluster.start_all()
+    cluster.settle()
+    assert sorted(cluster.places(run).values()) == ["b0", "b1", "b2"]
+
+
+def test_the_first_of_a_cluster_waits_while_there_is_no_room_for_all_of_it() -> None:
+    cluster = Cluster(*(in_rack(f"b{n}", "r2") for n in range(3)), fleets=(rack_fleet(),))
+    cluster.submit("other", gpus=8)
+    cluster.settle()
+    run = cluster.submit("a", Group(name="main", nodes=3), gpus=8, policy=IN_TURN)
+    cluster.settle()
+    assert cluster.places(run) == {}
+    waits = cluster.waits(run)
+    assert waits is not None
+    assert waits.startswith("needs 3 places with 8 GPU in one rack; best rack r2 has 2")
+
+
+def test_who_makes_room_for_the_first_of_a_cluster_makes_room_for_all_of_it() -> None:
+    nodes = [in_rack("a0", "r1"), *(in_rack(f"b{n}", "r2") for n in range(2))]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    batch = [cluster.submit(f"x{n}", gpus=8, band=Band.BATCH) for n in range(3)]
+    cluster.settle()
+    cluster.start_all()
+    run = cluster.submit("a", Group(name="main", nodes=2), gpus=8, policy=IN_TURN)
+    cluster.settle()
+    (nominated,) = cluster.nominated(run)
+    assert nominated.node_id.startswith("b")
+    ended = [one for one in batch if cluster.attempt(one).reason is not None]
+    assert sorted(cluster.attempt(one).node_id or "" for one in ended) == ["b0", "b1"]

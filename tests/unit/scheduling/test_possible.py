@@ -16,6 +16,7 @@ from controller.lifecycle.model import (
     Operator,
     RunPolicy,
     RunState,
+    StartupOrder,
 )
 from controller.scheduling.possible import Possible, why_never, why_queued
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
@@ -43,6 +44,15 @@ def test_a_gang_that_no_placement_value_could_ever_hold_is_refused() -> None:
         "needs 3 whole nodes with 8 GPU in one rack; best rack r2 has 2"
     )
     assert why_never(state, RACKS, {}) is None
+
+
+def test_jobs_whose_turn_comes_later_must_fit_too() -> None:
+    policy = RunPolicy(same_placement=True, startup_order=StartupOrder.MASTER_FIRST)
+    state = asking(Group(name="main", nodes=3), gpus=8, policy=policy)
+    assert refusal(state, RACKS, NAMED) == (
+        "nodes: no fleet could ever hold it: "
+        "needs 3 places with 8 GPU in one rack; best rack r2 has 2"
+    )
 
 
 @pytest.mark.parametrize(
