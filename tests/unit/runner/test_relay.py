@@ -173,7 +173,7 @@ async def test_a_request_that_begins_like_a_connect_is_still_answered(tmp_path: 
 async def test_relayed_connections_count_until_they_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.metrics.count_visitors", lambda root: 0)
+    monkeypatch.setattr("runner.metrics.count_visitors", lambda *_, **__: 0)
     async with a_runner(tmp_path) as (_, client), listening(answer_after_the_end) as port:
         stream = await client.connect_port(port)
         during = (await client.metrics()).connections
