@@ -217,7 +217,7 @@ def _ended_by_itself(ended: Exit, exit_record: str | None) -> bool:
     try:
         record = msgspec.json.decode(exit_record or "", type=_ExitRecord)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return ended.oom_killed or (ended.unseen and ended.exit_code == 0)
+        return ended.oom_killed
     return not record.container_stopped
 
 

@@ -160,7 +160,7 @@ STOPPED = '{"exit_code":143,"container_stopped":true}'
         (STOPPED, 143, False, "instance_unreachable"),
         (None, 137, True, "out_of_memory"),
         (ENDED_BEFORE, 3, False, None),
-        (None, 0, False, None),
+        (None, 0, False, "instance_unreachable"),
         ("[" * 50_000, 3, False, "instance_unreachable"),
         ('{"container_stopped":"yes"}', 3, False, "instance_unreachable"),
     ],
