@@ -45,7 +45,9 @@ from tests.simulation.virtual import (
 )
 from tests.simulation.workload import GIB, SPARE, Site
 
-SETTLING_SECONDS = 3 * 3600.0
+SETTLING_SECONDS = 6 * 3600.0
+"""Ten failures of a run whose runners fall silent take more than an hour, and one like it may come
+first."""
 LOOK_EVERY_SECONDS = 5.0
 
 
