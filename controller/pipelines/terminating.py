@@ -11,6 +11,8 @@ from collections.abc import Awaitable
 
 from controller.clock import Clock
 from controller.lifecycle import places, reports
+from controller.lifecycle.model import Attempt
+from controller.lifecycle.reasons import ROWS, GraceClass
 from controller.links.base import NodeConnection
 from controller.pipelines import convert
 from controller.pipelines.convert import View
@@ -20,14 +22,13 @@ from runner.client import RunnerError
 from shim.client import ShimError
 from shim.schemas import Fence, TerminateRequest
 
-LAST_WORDS = 2.0
-"""Seconds, and at most that part of a grace, by which the runner kills the job before the shim
-kills the container: so long it has to write down how the job ended."""
-_LAST_PART = 0.2
+LAST_MOMENT = 0.5
+"""Seconds that a container has after its job's grace: the runner, which kills the job when that is
+over, writes down how it ended. The shim adds its own time for last words."""
 
 
 class JobStopper:
-    """The runner signals the commands and kills what is left when the grace is nearly over."""
+    """The runner signals the commands and kills what is left when the grace is over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -36,9 +37,8 @@ class JobStopper:
         attempt = view.attempt
         if attempt.remove_at is None:
             return
-        left = max(0.0, attempt.remove_at - self._clock.now())
+        grace = max(0.0, attempt.remove_at - self._clock.now())
         runner = connection.runner(convert.runner_socket(view))
-        grace = left - min(LAST_WORDS, left * _LAST_PART)
         try:
             await runner.stop(signal=view.job.spec.stop_signal, grace=grace)
         except RunnerError as error:
@@ -46,7 +46,7 @@ class JobStopper:
 
 
 class TaskTerminator:
-    """The grace is over: the shim kills the container."""
+    """The grace is over: the shim ends the container, of an aborted job at once."""
 
     def __init__(self, turns: Turns, fence: Fence) -> None:
         self._turns = turns
@@ -56,7 +56,9 @@ class TaskTerminator:
         attempt, run_id = view.attempt, view.state.run.id
         reason = attempt.reason
         request = TerminateRequest(
-            grace=0.0, reason=None if reason is None else reason.value, message=attempt.message
+            grace=_moment_left(attempt),
+            reason=None if reason is None else reason.value,
+            message=attempt.message,
         )
         try:
             info = await connection.shim.terminate(
@@ -73,6 +75,13 @@ class TaskTerminator:
             return
         for report in convert.task_reports(info):
             self._turns.post(report)
+
+
+def _moment_left(attempt: Attempt) -> float:
+    had_grace = (attempt.remove_at or 0.0) > (attempt.terminating_at or 0.0)
+    reasons = (attempt.reason, *attempt.later_reasons)
+    aborted = any(ROWS[reason].grace is GraceClass.NONE for reason in reasons if reason)
+    return LAST_MOMENT if had_grace and not aborted else 0.0
 
 
 class TaskRemover:

@@ -16,7 +16,13 @@ from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import convert, running
 from controller.pipelines.performing import TryAgain
 from controller.pipelines.running import JobStarter, RunnerFollower, TaskSubmitter
-from controller.pipelines.terminating import JobStopper, PlaceReleaser, TaskRemover, TaskTerminator
+from controller.pipelines.terminating import (
+    LAST_MOMENT,
+    JobStopper,
+    PlaceReleaser,
+    TaskRemover,
+    TaskTerminator,
+)
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from shim.client import ShimError, ShimUnavailable
@@ -353,17 +359,14 @@ async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection)
 # -- end ---------------------------------------------------------------------------------------
 
 
-async def test_the_job_is_stopped_with_the_grace_that_is_left_but_for_last_words(
-    node: FakeConnection,
-) -> None:
-    """Its container is killed when the grace is over; before that its runner notes its end."""
+async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnection) -> None:
     clock = Clock(NOW + 4)
     stop = JobStopper(clock)
     view = view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 304))
     for moment in (NOW + 4, NOW + 299, NOW + 360):
         clock.time = moment
         await stop(view, node)
-    assert node.the_runner.stops == [("SIGTERM", 298.0), ("SIGTERM", 4.0), ("SIGTERM", 0.0)]
+    assert node.the_runner.stops == [("SIGTERM", 300.0), ("SIGTERM", 5.0), ("SIGTERM", 0.0)]
 
 
 async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection) -> None:
@@ -385,6 +388,30 @@ async def test_the_shim_ends_the_container_and_is_told_why(node: FakeConnection)
     seen = turns.posted[-1]
     assert isinstance(seen, reports.TaskSeen)
     assert seen.terminated
+
+
+@pytest.mark.parametrize(
+    ("reason", "later", "grace", "moment"),
+    [
+        (Reason.TERMINATED_BY_USER, (), 10.0, LAST_MOMENT),
+        (Reason.TERMINATED_BY_USER, (), 0.0, 0.0),
+        (Reason.TERMINATED_BY_USER, (Reason.ABORTED_BY_USER,), 10.0, 0.0),
+        (Reason.ABORTED_BY_USER, (), 0.0, 0.0),
+    ],
+)
+async def test_a_job_that_used_its_grace_up_has_a_moment_in_which_its_end_is_noted(
+    node: FakeConnection, reason: Reason, later: tuple[Reason, ...], grace: float, moment: float
+) -> None:
+    state = placed(
+        AttemptStatus.TERMINATING,
+        reason=reason,
+        later_reasons=later,
+        terminating_at=NOW,
+        remove_at=NOW + grace,
+    )
+    node.shim.listing[attempt_of(state).id] = task_of(state)
+    await TaskTerminator(NotedTurns(), FENCE)(view_of(state), node)
+    assert [order.grace for order in node.shim.orders] == [moment]
 
 
 async def test_ending_a_task_that_is_gone_reports_it_missing(node: FakeConnection) -> None:
