@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shim.records import (
@@ -76,6 +79,23 @@ async def test_a_half_written_file_is_no_record(
     (tmp_path / ".r.json.new").write_bytes(b"fairlead1 ")
     loaded = await book.load()
     assert (loaded.records, loaded.damaged) == ({}, ())
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+async def test_a_record_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def broken(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    book = DiskRecords(tmp_path, FenceRecord, executor)
+    await book.save("r", RECORD)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            await book.save("r", msgspec.structs.replace(RECORD, incarnation=4))
+    loaded = await book.load()
+    assert (loaded.records, loaded.damaged) == ({"r": RECORD}, ())
 
 
 async def test_a_full_disk_refuses_to_keep_anything() -> None:
