@@ -31,4 +31,5 @@ async def test_who_waits_for_a_commit_counts_and_who_goes_away_soon_does_not_any
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(task.cancelled() for task in waiting)
     await eventually(lambda: turns.callers.count == 0)

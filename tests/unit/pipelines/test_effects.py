@@ -325,3 +325,4 @@ async def test_what_lasts_as_long_as_its_job_keeps_others_from_beginning_only_fo
         it.runner.committed(many)
         await eventually(lambda: it.begun(EffectKind.FOLLOW_RUNNER) == len(many))
         await eventually(lambda: it.begun(EffectKind.COLLECT_LOGS) == len(many))
+        assert it.scripts[EffectKind.FOLLOW_RUNNER].finished == 0

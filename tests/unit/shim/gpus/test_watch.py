@@ -189,6 +189,7 @@ async def test_a_full_disk_does_not_keep_a_broken_gpu_in_use() -> None:
     async with world(MemoryGpus(gpu(0)), FailingRecords()) as it:
         it.gpus.raise_xid("GPU-0", 79)
         await it.until_offered()
+        assert it.watch.is_cordoned("GPU-0")
 
 
 async def test_a_gpu_that_does_not_answer_is_not_offered_until_it_does() -> None:
@@ -237,6 +238,7 @@ async def test_a_gpu_that_is_split_anew_is_offered_as_its_instances() -> None:
         await it.until_offered("MIG-0-0", "MIG-0-1")
         it.gpus.gpus = (gpu(0),)
         await it.until_offered("GPU-0")
+        assert [info.uuid for info in it.watch.infos()] == ["GPU-0"]
 
 
 async def test_a_driver_that_comes_late_brings_its_gpus() -> None:
