@@ -56,11 +56,13 @@ def test_the_master_is_reached_by_the_address_that_the_others_are_told(
     told: tuple[GangLab, list[Any]],
 ) -> None:
     """The rendezvous of torchrun and its like: rank 0 listens, the others connect and say who they
-    are."""
+    are. The listener closes only after its caller did: a caller whose listener ends first (as one
+    does that has nothing to say) ends too, and may not have spoken yet."""
     lab, attempts = told
     master, *others = attempts[:3]
     port = lab.environment(master)["MASTER_PORT"]
-    serve = f"for n in 1 2; do nc -l -p {port}; done > /tmp/met & echo $! > /tmp/server"
+    note = "-e sh -c 'cat >> /tmp/met'"
+    serve = f"for n in 1 2; do nc -l -p {port} {note}; done & echo $! > /tmp/server"
     lab.inside(master, "sh", "-c", serve)
     for one in others:
         env = lab.environment(one)
