@@ -7,20 +7,30 @@ nodes take the restored controller's word over that of any life before it.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import lzma
 import sqlite3
 import tarfile
 import tempfile
+import zlib
 from contextlib import closing
 from pathlib import Path
+
+import sqlalchemy as sa
 
 from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, write_private
 from controller.store import schema
 from controller.store.database import Database
+from controller.store.failures import as_store_error
 from controller.store.lease import LEASE_SECONDS, Lease
 from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
 
 _BESIDE = (IDENTITY_NAME, ADMIN_TOKEN_NAME)
+_SUMS = "SHA256SUMS"
+"""As `sha256sum --check` reads it; backups of earlier versions have none."""
+_CUT_OFF_OR_DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
+"""What unpacking says, also of an archive that somebody has compressed."""
 _HOLDER = "a restore"
 
 
@@ -63,11 +73,12 @@ def restore(archive: Path, data: Path, *, force: bool, now: float) -> int:
     try:
         with tempfile.TemporaryDirectory(dir=data, prefix=".restore-") as folder:
             _unpack(archive, Path(folder))
+            _check(archive, Path(folder) / DATABASE_NAME)
             epoch = mark_restored(SqliteDatabase(Path(folder)), now)
             _move(Path(folder), data)
         return epoch
     except OSError as error:
-        raise BackupFailed(f"cannot restore {archive}: {error.strerror}") from error
+        raise BackupFailed(f"cannot restore {archive}: {error.strerror or error}") from error
     finally:
         target.leave()
 
@@ -93,6 +104,8 @@ def mark_restored(database: Database, now: float) -> int:
             epoch = schema.begin_epoch(connection, now)
             lease.give_back(connection)
         return epoch
+    except sa.exc.DBAPIError as error:
+        raise as_store_error(error) from error
     finally:
         database.leave()
 
@@ -109,27 +122,61 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _archive(data: Path, database: Path) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        archive.add(database, DATABASE_NAME)
-        for name in _BESIDE:
-            if (data / name).exists():
-                archive.add(data / name, name)
-    return content.getvalue()
+    files = {DATABASE_NAME: database.read_bytes()}
+    for name in _BESIDE:
+        if (data / name).exists():
+            files[name] = (data / name).read_bytes()
+    sums = "".join(f"{_digest(content)}  {name}\n" for name, content in files.items())
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in {**files, _SUMS: sums.encode()}.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o600
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Only the files that a backup has, whatever else is in it."""
+    files = _contents(archive)
+    if DATABASE_NAME not in files:
+        raise BackupFailed(f"{archive} is not a controller's backup")
+    sums = files.pop(_SUMS, b"").decode(errors="replace")
+    for line in sums.splitlines():
+        digest, _, name = line.partition("  ")
+        if _digest(files.get(name, b"")) != digest:
+            raise BackupFailed(f"{archive} is damaged: its {name} is not what was backed up")
+    for name, content in files.items():
+        write_private(folder / name, content)
+
+
+def _contents(archive: Path) -> dict[str, bytes]:
+    files = {}
     try:
         with tarfile.open(archive) as packed:
-            names = set(packed.getnames())
-            if DATABASE_NAME not in names:
-                raise BackupFailed(f"{archive} is not a controller's backup")
-            for name in (DATABASE_NAME, *_BESIDE):
-                if name in names and (content := packed.extractfile(name)) is not None:
-                    write_private(folder / name, content.read())
-    except tarfile.TarError:
-        raise BackupFailed(f"{archive} is not a controller's backup") from None
+            for member in packed:
+                if member.name in (DATABASE_NAME, *_BESIDE, _SUMS) and member.isfile():
+                    content = packed.extractfile(member)
+                    files[member.name] = content.read() if content is not None else b""
+    except _CUT_OFF_OR_DAMAGED:
+        raise BackupFailed(f"{archive} is not a controller's backup, or not all of one") from None
+    return files
+
+
+def _check(archive: Path, database: Path) -> None:
+    """A controller that meets damage later would stop in the middle of its work."""
+    try:
+        with closing(sqlite3.connect(database)) as connection:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            connection.execute("SELECT version_num FROM alembic_version")
+    except sqlite3.Error as error:
+        found = str(error)
+    if found != "ok":
+        raise BackupFailed(f"{archive} is damaged: its database cannot be read ({found})")
 
 
 def _move(folder: Path, data: Path) -> None:

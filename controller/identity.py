@@ -75,7 +75,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
         return snapshot
     token = tokens.new_token(secrets.token_bytes)
     try:
-        await asyncio.to_thread(write_private, path, f"{token}\n".encode())
+        written = await asyncio.to_thread(_write_beside, path, f"{token}\n".encode())
     except OSError as error:
         raise IdentityUnusable(f"cannot write {path}: {error.strerror}") from error
     admins = sorted(user.name for user in snapshot.users if user.role is Role.ADMIN)
@@ -88,15 +88,21 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
     )
     users = () if snapshot.users else (User(name=ADMIN, role=Role.ADMIN, created_at=now),)
     await store.commit(Changes(users=users, tokens=(stored,)))
+    # Not before: a file whose token nobody knows would keep the next start from making another.
+    await asyncio.to_thread(written.rename, path)
     return await store.load()
 
 
 def write_private(path: Path, content: bytes) -> None:
     """Whole or not at all, readable by the owner alone."""
+    _write_beside(path, content).rename(path)
+
+
+def _write_beside(path: Path, content: bytes) -> Path:
     temporary = path.with_name(f".{path.name}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(path)
+    return temporary

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import bz2
+import gzip
+import lzma
 import stat
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from controller import backups, identity
 from controller.backups import BackupFailed
-from controller.store.base import Boot, LeaseHeld, Snapshot
+from controller.store.base import Boot, LeaseHeld, Snapshot, StoreUnusable
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 from shim.schemas import Fence
@@ -119,6 +123,87 @@ def test_what_is_no_backup_is_refused_and_changes_nothing(tmp_path: Path) -> Non
         backups.restore(tmp_path / "none", tmp_path / "data", force=True, now=NOW)
     with pytest.raises(BackupFailed, match="no controller's database"):
         backups.make(tmp_path, tmp_path / "backup")
+
+
+DATABASE_PAGE = 4096
+
+
+def without_sums(backup: Path) -> Path:
+    """As backups of earlier versions are."""
+    older = backup.with_name("older")
+    with tarfile.open(backup) as source, tarfile.open(older, "w") as target:
+        for member in source:
+            if member.name != "SHA256SUMS":
+                target.addfile(member, source.extractfile(member))
+    return older
+
+
+def damaged(backup: Path, *, at: int) -> Path:
+    """One of its bytes is another one."""
+    content = bytearray(backup.read_bytes())
+    content[at] ^= 0x55
+    result = backup.with_name("damaged")
+    result.write_bytes(content)
+    return result
+
+
+def database_in(backup: Path) -> int:
+    """Where in the file the database begins."""
+    with tarfile.open(backup) as packed:
+        return packed.getmember("controller.db").offset_data
+
+
+def test_a_backup_of_an_earlier_version_is_restored(backup: Path, tmp_path: Path) -> None:
+    backups.restore(without_sums(backup), tmp_path / "new", force=False, now=NOW)
+    assert len(life(tmp_path / "new")[1].runs) == 1
+
+
+def test_one_wrong_byte_is_found_and_the_database_that_is_there_stays(
+    backup: Path, tmp_path: Path
+) -> None:
+    wrong = damaged(backup, at=database_in(backup) + 7 * DATABASE_PAGE - 3)
+    with pytest.raises(BackupFailed, match=r"damaged: its controller\.db is not what was backed"):
+        backups.restore(wrong, tmp_path / "data", force=True, now=NOW)
+    assert len(life(tmp_path / "data")[1].runs) == 2
+
+
+def test_a_database_that_cannot_be_read_is_found_without_sums_too(
+    backup: Path, tmp_path: Path
+) -> None:
+    older = without_sums(backup)
+    for at in (3, 100):
+        wrong = damaged(older, at=database_in(older) + at)
+        with pytest.raises(BackupFailed, match="damaged: its database cannot be read"):
+            backups.restore(wrong, tmp_path / "data", force=True, now=NOW)
+    assert len(life(tmp_path / "data")[1].runs) == 2
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_a_backup_that_is_cut_off_is_refused_and_a_compressed_one_taken(
+    backup: Path, tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    content = compress(backup.read_bytes())
+    (tmp_path / "cut").write_bytes(content[: len(content) // 2])
+    (tmp_path / "whole").write_bytes(content)
+    with pytest.raises(BackupFailed, match="is not a controller's backup, or not all of one"):
+        backups.restore(tmp_path / "cut", tmp_path / "new", force=False, now=NOW)
+    backups.restore(tmp_path / "whole", tmp_path / "new", force=False, now=NOW)
+    assert len(life(tmp_path / "new")[1].runs) == 1
+
+
+def test_a_link_in_a_backup_is_not_followed(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("controller.db")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(tmp_path / "backup", "w") as archive:
+        archive.addfile(link)
+    with pytest.raises(BackupFailed, match="is not a controller's backup"):
+        backups.restore(tmp_path / "backup", tmp_path / "new", force=False, now=NOW)
+
+
+def test_what_is_no_database_cannot_be_marked(tmp_path: Path) -> None:
+    (tmp_path / "controller.db").write_bytes(b"hello" * 500)
+    with pytest.raises(StoreUnusable, match="not a database"):
+        backups.mark_restored(SqliteDatabase(tmp_path), NOW)
 
 
 def test_a_backup_replaces_no_file(tmp_path: Path) -> None:

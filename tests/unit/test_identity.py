@@ -12,7 +12,8 @@ import pytest
 from controller import identity
 from controller.identity import IdentityUnusable
 from controller.store import tokens
-from controller.store.base import Changes, Snapshot
+from controller.store.base import Changes, Snapshot, StoreUnavailable
+from controller.store.failing import DiskFull
 from controller.store.memory import MemoryDatabase, MemoryStore
 from controller.store.users import Role, User
 
@@ -110,6 +111,24 @@ async def test_a_token_that_cannot_be_written_is_not_stored(tmp_path: Path) -> N
     with pytest.raises(IdentityUnusable, match=r"cannot write .*admin-token"):
         await started(database, tmp_path / "missing")
     assert database.tokens == {}
+
+
+async def test_a_token_that_is_not_stored_is_in_no_file_and_the_next_start_makes_one(
+    tmp_path: Path,
+) -> None:
+    database = MemoryDatabase()
+    await started(database, tmp_path)
+    path = tmp_path / identity.ADMIN_TOKEN_NAME
+    path.unlink()
+    failing = DiskFull(MemoryStore(database))
+    await failing.open()
+    with pytest.raises(StoreUnavailable):
+        await identity.ensure_admin(failing, await failing.load(), tmp_path, now=1.0)
+    await failing.close()
+    assert not path.exists()
+    snapshot = await started(database, tmp_path)
+    token = path.read_text().strip()
+    assert tokens.digest(token) in {stored.digest for stored in snapshot.tokens}
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole(
