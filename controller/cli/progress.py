@@ -12,7 +12,13 @@ import msgspec
 
 from controller.api.documents import AttemptView, JobView, RunView
 from controller.cli.output import note, size
-from controller.lifecycle.reasons import ROWS, RUN_SENTENCES, RunReason
+from controller.lifecycle.reasons import (
+    ROWS,
+    RUN_SENTENCES,
+    ReasonClass,
+    RetryEvent,
+    RunReason,
+)
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from shim.schemas import PullProgress
 
@@ -113,19 +119,24 @@ def why(run: RunView) -> str:
 
 
 def failed_attempt(run: RunView) -> tuple[JobView, AttemptView] | None:
-    """Of the jobs that ended badly by themselves the last one, if that ended the run."""
+    """Of the jobs that ended badly, and not for the run's end, the last one, if that ended the
+    run."""
     if run.termination_reason not in _BY_ITS_JOBS:
         return None
     failed = [
-        (job, job.attempts[-1]) for job in run.jobs if job.attempts and _failed(job.attempts[-1])
+        (job, job.attempts[-1])
+        for job in run.jobs
+        if job.attempts and _ended_badly(job.attempts[-1])
     ]
     return max(failed, key=lambda found: found[1].terminating_at or "", default=None)
 
 
-def _failed(attempt: AttemptView) -> bool:
+def _ended_badly(attempt: AttemptView) -> bool:
     """Its cleanup may still be going."""
-    reason = attempt.termination_reason
-    return reason is not None and ROWS[reason].final is AttemptStatus.FAILED
+    if attempt.termination_reason is None:
+        return False
+    row = ROWS[attempt.termination_reason]
+    return row.reason_class is ReasonClass.FAILURE or row.event is RetryEvent.INTERRUPTION
 
 
 def exit_status(run: RunView) -> int:

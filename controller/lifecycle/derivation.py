@@ -112,23 +112,27 @@ def _because_of(run: Run, one: Counted, of: int) -> Outcome:
     return _terminating(1, reason, message)
 
 
+_STARTED_ANEW_ON_PURPOSE: Final = frozenset({Reason.DONE_BY_RUNNER, Reason.SCALED_DOWN})
+
+
 def _run_limit(run: Run, counted: Sequence[Counted], jobs: Sequence[Job]) -> Outcome | None:
     """The part of rule 1 that counts attempts: also those that a job had as a rank which is
     reserved now. `fail_on_job_restart` is about jobs that had started: one whose container never
-    ran is not restarted but started late."""
+    ran is not restarted but started late, and a slot that was scaled away and back is a new one."""
     policy = run.policy
     if policy.max_failed_attempts is not None:
         present = (job for job in jobs if not job.scaled_down)
         failures = sum(charged(run, job, Budget.FAILURE) for job in present)
         if failures > policy.max_failed_attempts:
-            message = f"{failures} attempts failed; max_failed_attempts is "
+            attempts = "attempt" if failures == 1 else "attempts"
+            message = f"{failures} {attempts} failed; max_failed_attempts is "
             message += str(policy.max_failed_attempts)
             return _terminating(1, RunReason.RETRY_LIMIT_EXCEEDED, message)
     if policy.fail_on_job_restart:
         for one in counted:
             started = one.last is not None and one.last.container_started
-            done = one.last is not None and one.last.reason is Reason.DONE_BY_RUNNER
-            if one.verdict is Verdict.RETRY and started and not done:
+            wanted = one.last is not None and one.last.reason in _STARTED_ANEW_ON_PURPOSE
+            if one.verdict is Verdict.RETRY and started and not wanted:
                 because = _because_of(run, one, len(counted))
                 return _terminating(1, RunReason.JOB_FAILED, because.message)
     return None

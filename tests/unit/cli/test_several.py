@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from controller.api.views import run_view
 from controller.cli.output import LineWriter
+from controller.cli.progress import exit_status
+from controller.lifecycle.model import RetryPolicy
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import Preempted
 from runner.schemas.frames import Frame, Stream
 from tests.unit.cli.conftest import Fairlead, PlayedNode
+from tests.unit.lifecycle.play import Play
 
 PAIR = "type: task\nname: pair\nnodes: 2\ngang: false\nshare_nodes: true\ncommands: [work]\n"
 
@@ -69,7 +75,7 @@ async def test_a_limit_of_the_run_that_ended_it_is_told(
     await node.ends("pair", 9, 1)
     await node.ends("pair", 143, 0)
     result = await command.ended()
-    assert "pair: failed: 1 attempts failed; max_failed_attempts is 0" in result.err
+    assert "pair: failed: 1 attempt failed; max_failed_attempts is 0" in result.err
     assert result.status == 9
 
 
@@ -90,6 +96,25 @@ async def test_a_failure_that_a_run_tolerated_is_not_why_it_ended(
     assert result.status == 0
     listed = await (await start("ps", "--all")).ended()
     assert b"jobs run" not in listed.out
+
+
+@pytest.mark.parametrize(
+    ("run_ended_by", "its_code"),
+    [(Reason.MAX_DURATION_EXCEEDED, 143), (Reason.PREEMPTED, 137)],
+)
+def test_nor_is_its_exit_code_the_commands(run_ended_by: Reason, its_code: int) -> None:
+    failed = Reason.CONTAINER_EXITED_WITH_ERROR
+    never = RetryPolicy(on_events=frozenset())
+    play = Play(jobs=2, max_failed_jobs=1, max_duration=100.0, retry=never)
+    play.to_running(0).to_running(1).send(play.exited(1, failed, 9)).clean(1)
+    if run_ended_by is Reason.PREEMPTED:
+        attempt_id = play.attempt(0).id
+        play.wait(1).send(Preempted(run_id=play.run_id, attempt_id=attempt_id, message="for b"))
+    else:
+        play.wait(100)
+    play.send(play.exited(0, failed, its_code)).clean(0)
+    assert play.attempt(0).reason is run_ended_by
+    assert exit_status(run_view(play.state, {})) == its_code
 
 
 async def test_logs_show_all_jobs_or_the_one_that_is_named(

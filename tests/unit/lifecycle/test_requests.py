@@ -197,6 +197,14 @@ def test_an_abandoned_slot_that_is_scaled_back_gets_no_attempt() -> None:
     assert play.job(1).attempts == ()
 
 
+def test_a_slot_that_is_scaled_away_and_back_is_no_restart_of_a_job() -> None:
+    play = Play(jobs=2, fail_on_job_restart=True).to_running(0).to_running(1)
+    play.send(Ask(play).scale(1)).send(Ask(play).scale(2)).clean(1)
+    assert (play.run.reason, len(play.job(1).attempts)) == (None, 2)
+    play.to_running(1).send(Ask(play).abort(1))
+    assert play.run.reason is RunReason.JOB_FAILED
+
+
 def test_of_two_requests_to_scale_in_one_turn_the_larger_holds() -> None:
     play = Play(jobs=2).to_running(0).to_running(1)
     play.send(Ask(play).scale(3), Ask(play).scale(1))
