@@ -12,6 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.blocking import BlockingCalls
 from tests.support.leaks import Holdings, holdings, leaked_since, watched_tasks
@@ -45,6 +46,12 @@ __all__ = [
     "sshd",
     "testbed_folder",
 ]
+
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("always the same", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("always the same")
+"""As with the simulation's fixed seeds: what no run has seen before must not fail a change that has
+nothing to do with it. `--hypothesis-profile=explore` looks for it."""
 
 _watched = pytest.StashKey["_Watched"]()
 

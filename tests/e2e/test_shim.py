@@ -19,7 +19,7 @@ from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ShimProcess
 from tests.support.testbed import ShimFactory
-from tests.support.waiting import eventually, wait_until
+from tests.support.waiting import LONG, eventually, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -44,11 +44,12 @@ def request(image: str, *, whole_node: bool = False) -> TaskRequest:
 
 
 async def until(client: ShimClient, task_id: str, status: TaskStatus) -> TaskInfo:
-    async with asyncio.timeout(30), aclosing(client.events()) as events:
+    async with asyncio.timeout(LONG), aclosing(client.events()) as events:
         await anext(events)
         info = await client.task(task_id)
         while info.status is not status:
-            info = (await anext(events)).task or info
+            event = await anext(events)
+            info = event.task if event.task and event.task.id == task_id else info
         return info
 
 
@@ -62,7 +63,7 @@ async def test_a_task_outlives_kill_nine_of_its_shim(shim: ShimProcess, busybox_
         await client.put_task("t1", request(busybox_image), fence=FENCE)
         before = await until(client, "t1", TaskStatus.RUNNING)
         runner = Path(before.runner_socket)
-        await eventually(runner.exists, timeout=30)
+        await eventually(runner.exists)
     created = os.stat(runner).st_ctime_ns
     await asyncio.to_thread(shim.restart)
     async with client_of(shim) as client:
@@ -87,7 +88,7 @@ async def test_a_job_that_the_shim_alone_stops_leaves_its_exit_record(
     async with client_of(shim) as client:
         await client.put_task("t1", request(busybox_image), fence=FENCE)
         info = await until(client, "t1", TaskStatus.RUNNING)
-        await eventually(Path(info.runner_socket).exists, timeout=30)
+        await eventually(Path(info.runner_socket).exists)
         await begin_job(info, "trap '' TERM; echo ready; while :; do sleep 0.1; done")
         await client.terminate("t1", TerminateRequest(grace=0.5), run_id=RUN, fence=FENCE)
         ended = await until(client, "t1", TaskStatus.TERMINATED)
@@ -102,7 +103,7 @@ async def test_secrets_of_a_job_that_was_killed_leave_the_nodes_memory(
     async with client_of(shim) as client:
         await client.put_task("t1", request("none"), fence=FENCE)
         info = await until(client, "t1", TaskStatus.RUNNING)
-        await eventually(Path(info.runner_socket).exists, timeout=30)
+        await eventually(Path(info.runner_socket).exists)
         await begin_job(info, "echo ready; sleep 1000", secrets={"TOKEN": "hush-hush"})
         memory = Path(f"/dev/shm/fairlead-{(await client.health()).install_id}-t1")
         kept = await asyncio.to_thread(lambda: [path.name for path in memory.rglob("TOKEN")])
@@ -121,7 +122,7 @@ async def begin_job(info: TaskInfo, command: str, secrets: dict[str, str] | None
         runner = RunnerClient(session)
         await runner.submit(SubmitRequest(job=job, secrets=secrets or {}))
         await runner.run()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LONG):
             while not (await runner.logs(0, wait=5)).frames:
                 pass
 
@@ -152,7 +153,7 @@ async def test_a_container_with_the_hosts_network_cannot_reach_the_shim(
         seen = dockerd.docker("exec", "fairlead-t1", "sh", "-c", look)
         return seen if "runner.sock" in seen else ""
 
-    seen = await asyncio.to_thread(wait_until, seen_with_runner, 30)
+    seen = await asyncio.to_thread(wait_until, seen_with_runner)
     assert "shim.sock" not in seen
     mode = await asyncio.to_thread(
         dockerd.docker, "inspect", "-f", "{{.HostConfig.NetworkMode}}", "fairlead-t1"

@@ -27,7 +27,7 @@ def _start_a_job(controller_process: ControllerFactory, shim: ShimProcess, image
     file = shim.data.parent / "job.yaml"
     file.write_text(LONG_JOB.format(image=image))
     controller.cli("apply", "-f", file, "-n", "long", "-d").succeeded()
-    wait_until(lambda: controller.cli("inspect", "long", "--json").json["status"] == "running", 30)
+    wait_until(lambda: controller.cli("inspect", "long", "--json").json["status"] == "running")
 
 
 def _nobody_listens(pids: list[int]) -> None:

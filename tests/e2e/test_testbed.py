@@ -54,7 +54,7 @@ def _ssh(sshd: SshDaemon, key: Path, *options: str) -> subprocess.CompletedProce
     pinned = ["-o", f"UserKnownHostsFile={known_hosts}", "-o", "IdentitiesOnly=yes"]
     host = f"{sshd.user}@127.0.0.1"
     return subprocess.run(
-        [*argv, *pinned, *options, host, "id"], capture_output=True, timeout=20, check=False
+        [*argv, *pinned, *options, host, "id"], capture_output=True, timeout=60, check=False
     )
 
 

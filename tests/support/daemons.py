@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.support.leaks import outlasting
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
+
+_COMMAND_SECONDS = 300.0
 
 
 class DaemonFailed(AssertionError):
@@ -57,7 +59,7 @@ class Daemon:
         if self._outlasts_tests:
             outlasting.add(str(self.pid))
 
-    def wait_ready(self, ready: Callable[[], object], timeout: float = 20) -> None:
+    def wait_ready(self, ready: Callable[[], object], timeout: float = LONG) -> None:
         def ready_or_dead() -> object:
             return not self.is_alive() or ready()
 
@@ -71,7 +73,7 @@ class Daemon:
         if not self.is_alive():
             raise DaemonFailed(f"ended at once: {self.argv}\n{self.tail()}")
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = LONG) -> int:
         assert self._process is not None
         return self._process.wait(timeout)
 
@@ -84,7 +86,7 @@ class Daemon:
             self._process.kill()
             self._process.wait()
 
-    def stop(self, timeout: float = 20) -> int:
+    def stop(self, timeout: float = LONG) -> int:
         """SIGTERM; the exit status. Raises DaemonFailed when it does not end in time."""
         assert self._process is not None
         if self.is_alive():
@@ -111,7 +113,7 @@ def run(
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=120,
+        timeout=_COMMAND_SECONDS,
         check=False,
     )
     output = done.stdout.decode(errors="replace")

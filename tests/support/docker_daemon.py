@@ -56,7 +56,7 @@ class DockerDaemon:
         for file in (*self._pid_files, self.socket):
             file.unlink(missing_ok=True)
         self._daemon.spawn()
-        self._daemon.wait_ready(self._answers, timeout=60)
+        self._daemon.wait_ready(self._answers, timeout=120)
 
     def kill9(self) -> None:
         """Containers live on; so does containerd, which is ended since a new one is started."""
@@ -65,7 +65,7 @@ class DockerDaemon:
 
     def restart(self) -> None:
         """In order; without live-restore its containers end with it."""
-        self._daemon.stop(60)
+        self._daemon.stop(120)
         self.start()
 
     def live_restore(self, *, on: bool) -> None:
@@ -74,7 +74,7 @@ class DockerDaemon:
         self._file.write_text(json.dumps(config))
         self._daemon.signal(signal.SIGHUP)
         says = ["info", "--format", "{{.LiveRestoreEnabled}}"]
-        wait_until(lambda: self.docker(*says) == str(on).lower(), 10, "dockerd to obey")
+        wait_until(lambda: self.docker(*says) == str(on).lower(), what="dockerd to obey")
 
     def docker(self, *args: str | Path, stdin: bytes | None = None) -> str:
         """Output of the docker command against this engine."""

@@ -37,7 +37,7 @@ class LossyDocker:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _end(self) -> None:
         self._server.close()

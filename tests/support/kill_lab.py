@@ -50,7 +50,7 @@ from tests.support.processes import ShimProcess
 T = TypeVar("T")
 FENCE = Fence(1, 1)
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZhaXJsZWFkLWtpbGwtbGFiLXB1YmxpYy1rZXktMDAx user@test"
-_DEADLINE = 60.0
+_DEADLINE = 180.0
 _MOST_CHANGES = 16
 _MOST_CHANGES_OF_A_PHASE = 4
 _PHASE_CHANCE = 0.3
@@ -204,7 +204,7 @@ class KillLab:
                 connector = aiohttp.UnixConnector(str(self.shim.socket))
                 async with aiohttp.ClientSession(connector=connector) as session:
                     try:
-                        return await act(ShimClient(session, timeout=20))
+                        return await act(ShimClient(session, timeout=60))
                     except ShimUnavailable:
                         await asyncio.to_thread(self._revive)
 

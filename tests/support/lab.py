@@ -13,7 +13,7 @@ from runner.schemas.frames import Frame
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import CommandResult, ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import TUNNEL_USER, SshDaemon
-from tests.support.waiting import wait_until
+from tests.support.waiting import LONG, wait_until
 
 T = TypeVar("T")
 ENDED = ("done", "failed", "terminated")
@@ -59,7 +59,7 @@ class ControllerLab:
     def attempts(self, name: str) -> Any:
         return self.inspect(name)["jobs"][0]["attempts"]
 
-    def wait_for(self, name: str, *statuses: str, timeout: float = 60) -> Any:
+    def wait_for(self, name: str, *statuses: str, timeout: float = 120) -> Any:
         """The run, once it has one of the statuses, which by default are the final ones."""
         wanted = statuses or ENDED
 
@@ -79,13 +79,13 @@ class ControllerLab:
     def log(self, name: str) -> bytes:
         return b"".join(frame.payload for frame in self.frames(name))
 
-    def wait_for_log(self, name: str, text: bytes, timeout: float = 60) -> None:
+    def wait_for_log(self, name: str, text: bytes, timeout: float = 120) -> None:
         wait_until(lambda: text in self.log(name), timeout, f"{text!r} in the log of {name}")
 
     def node(self, name: str = "n1") -> Any:
         return next(node for node in self.get("/v1/nodes")["nodes"] if node["name"] == name)
 
-    def wait_for_node(self, test: Callable[[Any], T], name: str = "n1", timeout: float = 30) -> T:
+    def wait_for_node(self, test: Callable[[Any], T], name: str = "n1", timeout: float = LONG) -> T:
         return wait_until(lambda: test(self.node(name)), timeout, f"node {name}")
 
     def _client(self) -> ControllerClient:

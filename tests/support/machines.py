@@ -153,7 +153,7 @@ class Host:
         self._boot_id.write_text(f"{uuid.uuid4()}\n")
 
     def _kill_all(self) -> None:
-        wait_until(lambda: not self._kill_some(), 20, f"{self.name} to be off")
+        wait_until(lambda: not self._kill_some(), what=f"{self.name} to be off")
 
     def _kill_some(self) -> bool:
         """Whether anybody was there. Those that we started ourselves are our zombies until waited

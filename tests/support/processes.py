@@ -42,7 +42,7 @@ class CommandResult:
 
 
 def run_cli(
-    *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 120
+    *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300
 ) -> CommandResult:
     """Run `fairlead ARGS` to its end. It blocks: from a coroutine use asyncio.to_thread."""
     argv = [str(_PROGRAMS / "fairlead"), *map(str, args)]
@@ -166,7 +166,7 @@ class ControllerProcess:
     def close(self) -> None:
         self.kill9()
 
-    def cli(self, *args: str | Path, timeout: float = 120) -> CommandResult:
+    def cli(self, *args: str | Path, timeout: float = 300) -> CommandResult:
         return run_cli(*args, env=self.env, timeout=timeout)
 
     def spawn_cli(self, *args: str | Path) -> subprocess.Popen[bytes]:

@@ -52,7 +52,7 @@ class CuttableProxy:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _cut(self) -> None:
         self._is_cut = True

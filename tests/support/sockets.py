@@ -28,7 +28,7 @@ def abstract_sockets(pids: Iterable[int]) -> list[str]:
     found = []
     for pid in pids:
         inodes = _socket_inodes(pid)
-        for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        for line in _table(pid, "unix"):
             fields = line.split()
             if fields[6] in inodes and len(fields) > 7 and fields[7].startswith("@"):
                 found.append(f"{pid} {fields[7]}")
@@ -39,19 +39,26 @@ def _listeners_of(pid: int) -> list[str]:
     inodes = _socket_inodes(pid)
     found = []
     for protocol in ("tcp", "tcp6"):
-        with suppress(FileNotFoundError):
-            for line in Path(f"/proc/{pid}/net/{protocol}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTEN and fields[9] in inodes:
-                    found.append(f"{pid} {protocol} {fields[1]}")
+        for line in _table(pid, protocol):
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[9] in inodes:
+                found.append(f"{pid} {protocol} {fields[1]}")
     return found
+
+
+def _table(pid: int, name: str) -> list[str]:
+    """None of a process that has ended: it holds nothing any more."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    return []
 
 
 def _socket_inodes(pid: int) -> set[str]:
     inodes = set()
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(OSError):
-            target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-            if target.startswith("socket:["):
-                inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                if target.startswith("socket:["):
+                    inodes.add(target.removeprefix("socket:[").removesuffix("]"))
     return inodes

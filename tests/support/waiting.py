@@ -10,9 +10,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _PAUSE = 0.01
+LONG = 60.0
+"""Seconds; what takes so long on the slowest machine is broken."""
 
 
-def wait_until(condition: Callable[[], T], timeout: float = 10, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], timeout: float = LONG, what: str = "") -> T:
     """The first true value of `condition`. Raises TimeoutError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
@@ -25,7 +27,7 @@ def wait_until(condition: Callable[[], T], timeout: float = 10, what: str = "") 
 
 async def eventually(
     condition: Callable[[], Awaitable[T] | T],
-    timeout: float = 10,  # noqa: ASYNC109 (it ends a poll; nothing is cancelled)
+    timeout: float = LONG,  # noqa: ASYNC109 (it ends a poll; nothing is cancelled)
     what: str = "",
 ) -> T:
     """The same inside an event loop; `condition` may be a coroutine function."""

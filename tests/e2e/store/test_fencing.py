@@ -40,7 +40,7 @@ class ProcessLab(ControllerLab):
 
     def goes_on(self, name: str) -> None:
         seen = self.lines(name)
-        wait_until(lambda: self.lines(name) > seen, 30, f"{name} to go on")
+        wait_until(lambda: self.lines(name) > seen, what=f"{name} to go on")
 
 
 def told_by_the_old_one(shim: ShimProcess, run: Any, fence: Fence) -> tuple[str, int]:
@@ -83,11 +83,11 @@ def test_a_paused_controller_can_not_command_the_job_that_goes_on_under_its_succ
         new.controller.start()
         new.wait_for_node(lambda node: node["status"] == "connected", "here")
         new.goes_on("job")
-        wait_until(lambda: not new.attempts("job")[0]["disconnected"], 30, "the job to be found")
+        wait_until(lambda: not new.attempts("job")[0]["disconnected"], what="the job to be found")
         run = new.inspect("job")
         assert told_by_the_old_one(shim, run, fence) == ("fenced", 409)
         old.controller.daemon.signal(signal.SIGCONT)
-        assert old.controller.daemon.wait(20) == 1
+        assert old.controller.daemon.wait() == 1
         assert "another controller has taken over" in old.controller.daemon.tail()
         new.goes_on("job")
         assert new.inspect("job")["jobs"] == run["jobs"]

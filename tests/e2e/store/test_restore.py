@@ -59,7 +59,7 @@ def test_a_restored_controller_goes_on_with_what_it_knows_and_leaves_alone_what_
         run_cli("controller", "restore", backup, *data, "--force").succeeded()
         controller.start()
 
-        listed = wait_until(lambda: lab.get(NODE_PATH)["tasks"], 30, "a quarantined task")
+        listed = wait_until(lambda: lab.get(NODE_PATH)["tasks"], what="a quarantined task")
         assert [(task["id"], task["run_name"], task["status"]) for task in listed] == [
             (later["id"], "later", "running")
         ]
@@ -69,13 +69,13 @@ def test_a_restored_controller_goes_on_with_what_it_knows_and_leaves_alone_what_
         assert submit_with_key(lab, "k", "another") == known_id
 
         seen = written(shim, later["id"])
-        wait_until(lambda: written(shim, later["id"]) > seen, 30, "the unknown job to go on")
+        wait_until(lambda: written(shim, later["id"]) > seen, what="the unknown job to go on")
         lab.submit("third", commands=["echo there"], resources=ONE_CPU)
 
         def waits() -> Any:
             return lab.inspect("third")["jobs"][0]["pending_reason"]
 
-        assert "CPU" in wait_until(waits, 20, "a reason why it waits")
+        assert "CPU" in wait_until(waits, what="a reason why it waits")
         lab.cli("node", "stop-task", "here", later["id"]).succeeded()
         assert lab.wait_for("third")["status"] == "done"
         assert lab.get(NODE_PATH)["tasks"] == []

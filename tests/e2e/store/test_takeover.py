@@ -78,7 +78,7 @@ def test_a_paused_controller_stops_as_soon_as_it_goes_on(
     second.start()
     assert submit(second, "k") == run_id
     first.daemon.signal(signal.SIGCONT)
-    status = first.daemon.wait(20)
+    status = first.daemon.wait()
 
     assert status == 1
     assert "another controller has taken over" in first.daemon.tail()
@@ -113,6 +113,6 @@ def test_a_database_that_comes_back_finds_the_controller_waiting(
         except CliError:
             return None
 
-    after = wait_until(submitted, 30, "the controller to reach its database again")
+    after = wait_until(submitted, what="the controller to reach its database again")
     assert after != before
     assert submit(first, "before") == before

@@ -139,7 +139,7 @@ async def test_a_told_grace_ends_what_is_left_of_the_job(tmp_path: Path) -> None
     async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):
         await start(client, LEAVES_A_STUBBORN_CHILD)
         await until_output(client, b"ready\n")
-        order = StopOrder(kill_at=time.time() + 1.0)
+        order = StopOrder(kill_at=time.time() + 3.0)
         (tmp_path / "task/stop.json").write_bytes(msgspec.json.encode(order))
         process.send_signal(signal.SIGTERM)
         assert await status_of(process) == 3

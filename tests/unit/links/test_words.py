@@ -17,6 +17,7 @@ import pytest
 from controller.links.base import why_unreachable
 from runner.client import RunnerClient, RunnerUnavailable
 from shim.client import ShimClient, ShimUnavailable
+from tests.support.waiting import LONG
 
 
 async def hang_up(reader: Reader, writer: Writer) -> None:
@@ -41,14 +42,17 @@ async def say_nothing(reader: Reader, writer: Writer) -> None:
     writer.close()
 
 
-async def by_shim(path: Path) -> None:
+Ask = Callable[[Path, float], Awaitable[None]]
+
+
+async def by_shim(path: Path, patience: float) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session:
-        await ShimClient(session, timeout=0.2).health()
+        await ShimClient(session, timeout=patience).health()
 
 
-async def by_runner(path: Path) -> None:
+async def by_runner(path: Path, patience: float) -> None:
     connector = aiohttp.UnixConnector(str(path))
-    limit = aiohttp.ClientTimeout(sock_read=0.2)
+    limit = aiohttp.ClientTimeout(sock_read=patience)
     async with aiohttp.ClientSession("http://r", connector=connector, timeout=limit) as session:
         async for _ in RunnerClient(session).follow_logs(0):
             pass
@@ -68,33 +72,31 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Path]]]
 
 
 @pytest.mark.parametrize("ask", [by_shim, by_runner])
-async def test_a_socket_that_is_not_there_is_named(
-    ask: Callable[[Path], Awaitable[None]], tmp_path: Path
-) -> None:
+async def test_a_socket_that_is_not_there_is_named(ask: Ask, tmp_path: Path) -> None:
     path = tmp_path / "none.sock"
     with pytest.raises((ShimUnavailable, RunnerUnavailable)) as caught:
-        await ask(path)
+        await ask(path, LONG)
     assert str(caught.value).endswith(f"nothing answers at {path} (No such file or directory)")
 
 
 @pytest.mark.parametrize("ask", [by_shim, by_runner])
 @pytest.mark.parametrize("answer", [hang_up, say_half, babble])
 async def test_a_connection_that_breaks_was_lost(
-    ask: Callable[[Path], Awaitable[None]],
+    ask: Ask,
     answer: Callable[[Reader, Writer], Awaitable[None]],
     serve: Callable[..., Awaitable[Path]],
 ) -> None:
     with pytest.raises((ShimUnavailable, RunnerUnavailable)) as caught:
-        await ask(await serve(answer))
+        await ask(await serve(answer), LONG)
     assert str(caught.value).endswith("the connection was lost")
 
 
 @pytest.mark.parametrize("ask", [by_shim, by_runner])
 async def test_silence_is_said_to_be_silence(
-    ask: Callable[[Path], Awaitable[None]], serve: Callable[..., Awaitable[Path]]
+    ask: Ask, serve: Callable[..., Awaitable[Path]]
 ) -> None:
     with pytest.raises((ShimUnavailable, RunnerUnavailable)) as caught:
-        await ask(await serve(say_nothing))
+        await ask(await serve(say_nothing), 0.2)
     assert str(caught.value).endswith("no answer came in time")
 
 

@@ -55,7 +55,7 @@ async def test_an_end_within_the_grace_counts_though_its_children_are_killed(
     tmp_path: Path,
 ) -> None:
     command = f"(trap '' TERM; while :; do sleep 0.05; done) & {SAVES}"
-    assert await interrupted(tmp_path, command, 1.0) == ("interrupted", 75)
+    assert await interrupted(tmp_path, command, 3.0) == ("interrupted", 75)
 
 
 async def test_the_restart_exit_code_alone_is_no_interruption(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 
 WHY = "terminated_by_user"
+SOON = 1.0
+"""A grace that has passed before the shim looks at it is no grace: nobody is told of it then."""
 
 
 @pytest.fixture
@@ -92,8 +95,9 @@ async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
     record = node.settings.job_folder("t1") / "exit.json"
     async with node.shim(engine) as service:
         await running(service)
-        await order(service, 0.01)
+        await order(service, SOON)
         await eventually(lambda: engine.told != [])
+        await eventually(lambda: time.time() > kill_at(node))
         record.write_text('{"exit_code":137}')
         node.host.containers["c-t1"].end(137)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
@@ -107,7 +111,7 @@ async def test_an_abort_leaves_no_time_for_last_words(
     engine = ListeningEngine(node)
     async with node.shim(engine) as service:
         await running(service)
-        await order(service, 0.01)
+        await order(service, SOON)
         await eventually(lambda: engine.told != [])
         await order(service, 0.0)
         await until(service, "t1", TaskStatus.TERMINATED)
@@ -125,7 +129,7 @@ async def test_a_grace_that_cannot_be_told_is_kept_all_the_same(
     engine = ListeningEngine(node)
     async with node.shim(engine) as service:
         await running(service)
-        await order(service, 0.05)
+        await order(service, SOON)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (engine.told, node.host.log) == ([None], ["stop c-t1", "kill c-t1"])
     assert ended.reason == WHY

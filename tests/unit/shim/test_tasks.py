@@ -185,7 +185,7 @@ async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(
     async with node.shim() as service:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
-        soon = TerminateRequest(grace=0.05, reason="terminated_by_user")
+        soon = TerminateRequest(grace=1.0, reason="terminated_by_user")
         await service.supervisor.terminate("t1", soon, SPEAKER)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert node.host.log == ["stop c-t1", "kill c-t1"]

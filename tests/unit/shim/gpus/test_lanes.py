@@ -11,8 +11,7 @@ import pytest
 
 from shim.gpus.base import GpuSilent
 from shim.gpus.lanes import Lane
-
-LONG = 5.0
+from tests.support.waiting import LONG
 
 
 @pytest.fixture
