@@ -10,7 +10,7 @@ import random
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,10 +22,13 @@ CHECKOUT = Path(__file__).parents[2]
 TUNNEL_USER = "fairlead-tunnel"
 JUMP_USER = "fairlead-jump"
 GROUP = "fairlead"
-_FIRST_PORT = 10240
+_FIRST_PORT, _LAST_PORT = 10240, 65535
 _CLAIMS = os.open(
-    Path(tempfile.gettempdir()) / "fairlead-tests-ports", os.O_RDWR | os.O_CREAT, 0o666
+    Path(tempfile.gettempdir()) / f"fairlead-tests-ports-{os.getuid()}",
+    os.O_RDWR | os.O_CREAT,
+    0o600,
 )
+"""One for each user: nobody may write into what another has made."""
 _CLAIMED: set[int] = set()
 _TUNNEL_MATCH = "Match User fairlead\n"
 _TUNNEL_KEYS = "/etc/ssh/fairlead_authorized_keys"
@@ -155,7 +158,8 @@ def make_jump_user() -> None:
 def free_port() -> int:
     """Nobody else's while this process lives: not one of those that the kernel lends to whoever
     opens a connection, and claimed by a lock before other tests that run beside these."""
-    for port in random.sample(range(_FIRST_PORT, _first_lent_port()), 200):
+    own = _never_lent()
+    for port in random.sample(own, min(len(own), 200)):
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             fcntl.lockf(_CLAIMS, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
@@ -165,5 +169,10 @@ def free_port() -> int:
     raise OSError("no port is free")
 
 
-def _first_lent_port() -> int:
-    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+def _never_lent() -> Sequence[int]:
+    """A machine that lends nearly all of its ports leaves no better ones than those."""
+    lent = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first, last = map(int, lent.split())
+    ranges = (range(_FIRST_PORT, first), range(max(last + 1, _FIRST_PORT), _LAST_PORT))
+    largest = max(ranges, key=len)
+    return largest if len(largest) > 1000 else range(_FIRST_PORT, _LAST_PORT)

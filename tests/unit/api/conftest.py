@@ -30,6 +30,7 @@ from controller.store.base import Changes
 from controller.store.memory import MemoryStore
 from controller.store.tokens import digest
 from controller.store.users import Role, StoredToken, User
+from tests.support.ssh_daemon import free_port
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 USER_TOKEN = "user-token-of-the-tests"
@@ -139,7 +140,8 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
 
 @pytest.fixture
 async def server(controller: Controller) -> AsyncIterator[TestServer]:
-    started = TestServer(make_app(controller.service))
+    """On a port that is still free when it was closed and another is started there."""
+    started = TestServer(make_app(controller.service), port=free_port())
     await started.start_server()
     yield started
     await started.close()

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestServer
 from controller.api.app import make_app
 from controller.links.base import NodeConnection
 from runner.client import RunnerClient
+from tests.support.ssh_daemon import free_port
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.cli.conftest import Command, Fairlead, PlayedNode
 from tests.unit.runner.harness import a_runner
@@ -63,11 +64,6 @@ async def digesting() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 async def local_port(command: Command) -> int:
     await command.hears("leads to port")
     found = re.search(r"127\.0\.0\.1:(\d+) leads", command.said)
@@ -103,7 +99,7 @@ async def test_several_connections_at_once_each_with_its_own_end(start: Fairlead
 async def test_a_port_that_nobody_listens_on_is_told_and_the_connection_reset(
     start: Fairlead,
 ) -> None:
-    port = unused_port()
+    port = free_port()
     command = await start("port-forward", "hello", f"{port}:0")
     local = await local_port(command)
     with pytest.raises(ConnectionResetError):

@@ -22,6 +22,7 @@ from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSetti
 from runner import session_environment
 from runner.children import Children
 from runner.options import UMASK
+from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 
 DEADLINE = 60.0
@@ -76,12 +77,6 @@ class Task:
     async def client(self, **options: Any) -> AsyncIterator[asyncssh.SSHClientConnection]:
         async with asyncio.timeout(DEADLINE), self.door(), await self.connect(**options) as made:
             yield made
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import aiohttp
 import pytest
 
 from runner.client import PortStream, RunnerClient, RunnerError, RunnerUnavailable
+from tests.support.ssh_daemon import free_port
 from tests.unit.runner.harness import DEADLINE, a_runner, a_session
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -22,11 +22,6 @@ async def listening(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[int]
     server = await asyncio.start_server(serve, host, 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 async def answer_after_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +119,7 @@ async def test_a_server_that_listens_on_ipv6_only_is_reached(tmp_path: Path) -> 
 
 
 async def test_a_port_that_nobody_listens_on_is_a_clear_502(tmp_path: Path) -> None:
-    port = unused_port()
+    port = free_port()
     async with a_runner(tmp_path) as (_, client):
         with pytest.raises(RunnerError) as caught:
             await client.connect_port(port)
