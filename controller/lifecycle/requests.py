@@ -218,7 +218,9 @@ def _begin(draft: Draft, job: Job, request: ScaleRequested) -> None:
     last = job.attempts[-1] if job.attempts else None
     tried = last is not None and last.occurrence == draft.run.occurrence
     if not (tried or job.abandoned or occurrences.waits_for_trigger(draft.run)):
-        draft.fresh_attempt(job, _cause(request))
+        attempt = draft.fresh_attempt(job, _cause(request))
+        if draft.run.suspended:
+            draft.change_attempt(attempt, pending_reason=SUSPENDED)
 
 
 # -- one job --------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 from controller.pipelines.turns import Turns
 from controller.service.access import require_control
-from controller.service.errors import Conflict, NotFound, Refused
+from controller.service.errors import Conflict, Invalid, NotFound
 from controller.service.logs import find_job
 from controller.store.users import User
 
@@ -71,12 +71,12 @@ class ActionService:
         return await self._report(ResumeRequested(run_id=state.run.id, by=user.name), state)
 
     async def scale(self, key: str, *, group: str, nodes: int, user: User) -> RunState:
-        """Independent groups only. Raises Refused (`gang`, or the number) as well."""
+        """Independent groups only. Raises Conflict (`gang`) and Invalid (the number) as well."""
         state = await self._own(key, user)
         _require_life(state, "scaled")
         _require_scalable(state, _group(state, group))
         if not 1 <= nodes <= MOST_NODES:
-            raise Refused(
+            raise Invalid(
                 f"{nodes} is not a number of nodes (allowed: 1 to {MOST_NODES})", field="nodes"
             )
         return await self._report(

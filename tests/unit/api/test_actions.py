@@ -69,7 +69,7 @@ async def test_a_gang_is_not_scaled(api: API) -> None:
 async def test_scaling_names_what_is_wrong(api: API) -> None:
     await submit(api, name="hello", configuration=PLAIN)
     assert await refusal(api, "scale", group="nobody", nodes=3) == (404, "not_found", "group")
-    assert await refusal(api, "scale", group="main", nodes=0) == (422, "refused", "nodes")
+    assert await refusal(api, "scale", group="main", nodes=0) == (400, "invalid", "nodes")
     assert await refusal(api, "scale", group="main") == (400, "invalid", "nodes")
 
 

@@ -158,6 +158,13 @@ def test_scaling_up_brings_slots_back_before_it_makes_new_ones() -> None:
     assert play.attempt(1).status is play.attempt(2).status is AttemptStatus.SUBMITTED
 
 
+def test_a_slot_that_is_added_to_a_suspended_run_says_what_it_waits_for() -> None:
+    play = Play().to_running()
+    play.send(Ask(play).suspend()).send(Ask(play).scale(2))
+    assert play.attempt(1).pending_reason == "the run is suspended"
+    assert play.send(Ask(play).resume()).attempt(1).pending_reason is None
+
+
 def test_a_slot_that_is_still_stopping_comes_back_when_it_is_clean() -> None:
     play = Play(jobs=2).to_running(0).to_running(1)
     play.send(Ask(play).scale(1)).send(Ask(play).scale(2))
