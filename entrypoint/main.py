@@ -1,8 +1,8 @@
 """`fairlead-entrypoint`: the first process of a job's container.
 
-It listens before anything else, so that whoever wants its runner is not refused, and need not try
-again. As pid 1 it also answers, and starts a job, while the larger part of the program is still
-being loaded (see `runner.early`).
+It listens before anything else but for its ear for SIGTERM, so that whoever wants its runner is not
+refused, and need not try again. As pid 1 it also answers, and starts a job, while the larger part
+of the program is still being loaded (see `runner.early`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ PARTS = (
 
 
 def main() -> None:
+    import signal
+
+    stop_asked: list[int] = []
+    is_first = os.getpid() == 1
+    if is_first:
+        signal.signal(signal.SIGTERM, lambda number, _: stop_asked.append(number))
     listener = _listen(sys.argv[1:])
     lean.load_msgspec()
 
-    import signal
     from importlib import import_module
 
     from runner.children import Children
@@ -53,9 +58,11 @@ def main() -> None:
     options = parse(PROGRAM)
     children = Children()
     early = None if listener is None else Early(opened(listener), options, children)
-    if early is not None and os.getpid() == 1:
+    if early is not None and is_first:
         os.umask(UMASK)
         signal.signal(signal.SIGTERM, early.ask_to_stop)
+        if stop_asked:
+            early.ask_to_stop()
         for part in PARTS:
             early.turn()
             import_module(part)

@@ -41,6 +41,17 @@ async def open_door(ctx: StepContext) -> None:
         log.error("task %s: its runner cannot be reached: %s", info.id, error)
 
 
+async def is_open(ctx: StepContext) -> bool:
+    """Whether the task's runner can be reached now."""
+    door = Path(ctx.task.info.runner_socket)
+    return await asyncio.get_running_loop().run_in_executor(ctx.executor, door.exists)
+
+
+async def until_it_listens(ctx: StepContext) -> None:
+    """Returns once the task's runner has its socket. Raises OSError."""
+    await arrival(ctx.settings.socket_folder(ctx.task.info.id), _NAME)
+
+
 def _link(folder: Path, door: Path) -> None:
     fd = os.open(folder / _NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

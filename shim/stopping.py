@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
-from shim import safe_files
+from shim import doors, safe_files
 from shim.engines.base import EngineError, EngineUnavailable
 from shim.steps.base import StepContext
 
@@ -29,12 +29,25 @@ _LONGEST_PAUSE = 5.0
 
 async def stop_when_asked(ctx: StepContext) -> None:
     """Returns once the container is told to end for good."""
+    await ctx.task.stop_wanted.wait()
+    came = asyncio.Event()
+    if await doors.is_open(ctx):
+        return await _stop(ctx, came)
+    waiting = asyncio.create_task(_wait_for_the_runner(ctx, came))
+    try:
+        await _stop(ctx, came)
+    finally:
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def _stop(ctx: StepContext, came: asyncio.Event) -> None:
     task = ctx.task
-    await task.stop_wanted.wait()
     told: float | None = None
     while (left := _seconds_left(ctx, told)) > 0:
         task.stop_hurried.clear()
-        if told is None or _kill_at(ctx) < told:
+        if told is None or _kill_at(ctx) < told or came.is_set():
+            came.clear()
             told = _kill_at(ctx)
             await _signal(ctx, told)
             continue
@@ -42,6 +55,18 @@ async def stop_when_asked(ctx: StepContext) -> None:
             async with asyncio.timeout(left):
                 await task.stop_hurried.wait()
     await insist(ctx, lambda: ctx.engine.kill(task.info.container_id or ""))
+
+
+async def _wait_for_the_runner(ctx: StepContext, came: asyncio.Event) -> None:
+    """The kernel spares a container's first process each signal that it has no handler for; its
+    handler is there before its socket. Whoever came too late to hear the first is told again."""
+    try:
+        await doors.until_it_listens(ctx)
+    except OSError as error:
+        log.warning("task %s: its stop may go unheard: %s", ctx.task.info.id, error)
+        return
+    came.set()
+    ctx.task.stop_hurried.set()
 
 
 def _kill_at(ctx: StepContext) -> float:

@@ -14,6 +14,7 @@ import pytest
 
 from runner.client import RunnerClient
 from runner.schemas import ExitRecord, JobSpec, SubmitRequest
+from runner.serving import EXIT_NOT_STARTED
 from shim.client import ShimClient
 from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus, TerminateRequest
 from tests.support.docker_daemon import DockerDaemon
@@ -94,6 +95,18 @@ async def test_a_job_that_the_shim_alone_stops_leaves_its_exit_record(
         ended = await until(client, "t1", TaskStatus.TERMINATED)
     record = msgspec.json.decode(ended.exit_record or "{}", type=ExitRecord)
     assert (record.signal, record.exit_code, ended.exit_code) == ("SIGKILL", 137, 137)
+
+
+async def test_a_task_that_is_stopped_as_soon_as_it_runs_does_not_wait_for_the_end_of_its_grace(
+    shim_process: ShimFactory, busybox_image: str
+) -> None:
+    shim = await asyncio.to_thread(shim_process, "docker")
+    async with client_of(shim) as client:
+        await client.put_task("t1", request(busybox_image), fence=FENCE)
+        await until(client, "t1", TaskStatus.RUNNING)
+        await client.terminate("t1", TerminateRequest(grace=3600), run_id=RUN, fence=FENCE)
+        ended = await until(client, "t1", TaskStatus.TERMINATED)
+    assert ended.exit_code == EXIT_NOT_STARTED
 
 
 async def test_secrets_of_a_job_that_was_killed_leave_the_nodes_memory(

@@ -16,6 +16,7 @@ from shim.schemas import TaskStatus, TerminateRequest
 from shim.service import Service
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
+from tests.unit.shim.test_doors import listen
 
 WHY = "terminated_by_user"
 SOON = 1.0
@@ -74,6 +75,33 @@ async def test_only_a_shorter_grace_is_told_anew(node: Node) -> None:
         for grace in (3600.0, 7200.0, 1800.0):
             await order(service, grace)
             await eventually(lambda: engine.told[-1:] == [kill_at(node)])
+    assert len(engine.told) == 2
+
+
+async def test_a_runner_that_could_not_hear_yet_is_told_again_once_it_listens(node: Node) -> None:
+    engine = ListeningEngine(node)
+    async with node.shim(engine) as service:
+        await running(service)
+        await order(service, 3600.0)
+        await eventually(lambda: engine.told != [])
+        with listen(node.settings.socket_folder("t1") / "runner.sock"):
+            await eventually(lambda: len(engine.told) > 1)
+        await order(service, 1800.0)
+        await eventually(lambda: engine.told[-1] == kill_at(node))
+    assert len(engine.told) == 3
+
+
+async def test_a_runner_that_listens_is_told_once(node: Node) -> None:
+    engine = ListeningEngine(node)
+    async with node.shim(engine) as service:
+        await running(service)
+        door = Path(service.supervisor.info("t1").runner_socket)
+        with listen(node.settings.socket_folder("t1") / "runner.sock"):
+            await eventually(door.exists)
+            await order(service, 3600.0)
+            await eventually(lambda: engine.told != [])
+            await order(service, 1800.0)
+            await eventually(lambda: engine.told[-1] == kill_at(node))
     assert len(engine.told) == 2
 
 
