@@ -146,6 +146,7 @@ async def _open(
         blobs=blobs,
         connect=machinery.nodes.connection,
         node_key=identity.public_line(key),
+        logs_kept_for=options.keep.of_logs,
     )
     return machinery, service
 

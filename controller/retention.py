@@ -39,10 +39,14 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
     logs: float = 30 * DAY
 
     @property
+    def of_logs(self) -> float:
+        """Seconds after its last byte, for a log whose run has ended."""
+        return min(self.logs, self.runs)
+
+    @property
     def sweep_every(self) -> float:
         """Seconds: nothing outstays its time by an hour, nor by much more than a tenth of it."""
-        shortest = min(self.runs, self.logs)
-        return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, shortest / 10))
+        return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, self.of_logs / 10))
 
 
 class Retention:
@@ -81,7 +85,7 @@ class Retention:
         needed = {
             job.attempts[-1].id for state in self._live() for job in state.jobs if job.attempts
         }
-        logs = await self._logs.sweep(needed, now - min(self._keep.logs, self._keep.runs))
+        logs = await self._logs.sweep(needed, now - self._keep.of_logs)
         if runs or attempts or logs:
             message = "forgot %d runs, %d attempts of earlier occurrences and %d logs: too old"
             log.info(message, runs, attempts, logs)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import msgspec
-from aiohttp import ClientConnectionResetError, WSCloseCode, web
+from aiohttp import WSCloseCode, web
 
 from controller.api.bodies import LogsQuery
 from controller.api.documents import WatchLine
@@ -56,13 +56,18 @@ def cancel_this() -> Ending:
     return cancel
 
 
+def reader_may_leave() -> suppress:
+    """aiohttp has several words for a reader that goes away: before, in and after a write."""
+    return suppress(ConnectionError)
+
+
 async def watch_run(call: Call) -> web.StreamResponse:
     """A line at once, one after each change, a heartbeat when nothing changes; the final state is
     the last line."""
     run_id = (await call.service.runs.get(call.path("run"))).run.id
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
     await response.prepare(call.request)
-    with registered(call.request, cancel_this()), suppress(ClientConnectionResetError):
+    with registered(call.request, cancel_this()), reader_may_leave():
         async for line in _watch_lines(call, run_id):
             await response.write(line + b"\n")
         await response.write_eof()
@@ -93,13 +98,15 @@ def _watch_line(call: Call, state: RunState) -> bytes:
 
 
 async def read_logs(call: Call) -> web.StreamResponse:
-    """What is stored now, as raw frames; an attempt that has not begun has an empty log."""
+    """What is stored now, as raw frames; an attempt that has not begun has an empty log, one whose
+    log was removed none."""
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
+    await call.service.kept_logs.require(state, attempt)
     response = web.StreamResponse(headers={"Content-Type": FRAMES, "Cache-Control": "no-store"})
     await response.prepare(call.request)
-    with registered(call.request, cancel_this()), suppress(ClientConnectionResetError):
+    with registered(call.request, cancel_this()), reader_may_leave():
         if attempt is not None:
             async for piece in call.service.logs.read(attempt.id, query.offset):
                 await response.write(piece)
@@ -112,6 +119,7 @@ async def follow_logs(call: Call) -> web.StreamResponse:
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
+    await call.service.kept_logs.require(state, attempt)
     socket = web.WebSocketResponse(heartbeat=30.0, timeout=CLOSE_SECONDS, compress=False)
     await socket.prepare(call.request)
     with registered(call.request, partial(socket.close, code=WSCloseCode.GOING_AWAY)):
@@ -140,7 +148,7 @@ async def _send_until_gone(socket: web.WebSocketResponse, pieces: AsyncIterator[
 
 
 async def _send(socket: web.WebSocketResponse, pieces: AsyncIterator[bytes]) -> None:
-    with suppress(ClientConnectionResetError):
+    with reader_may_leave():
         async for piece in pieces:
             await socket.send_bytes(piece)
 

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from controller.api.documents import AttemptView, JobView, RunView, WatchLine
 from controller.cli import output
 from controller.cli.client import ControllerClient
-from controller.cli.follow import News, follow_log, follow_run
+from controller.cli.follow import News, follow_log, follow_run, of_what_is_kept
 from controller.cli.progress import Display, display, job_name, step_of
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
 
@@ -106,7 +106,8 @@ class _Attachment:
             self._inbox.put(told)
 
     def _carry(self, job_id: str, attempt_id: str, writer: output.Writer) -> None:
-        for frame in follow_log(self._client, self._run.id, attempt_id, 0, self._news):
+        frames = follow_log(self._client, self._run.id, attempt_id, 0, self._news)
+        for frame in of_what_is_kept(frames, self._tell):
             self._wrote.add(job_id)
             self._display.pause()
             writer.write(frame)

@@ -158,6 +158,16 @@ def patiently(news: News, ask: Callable[[], T]) -> T:
             return answer
 
 
+def of_what_is_kept(frames: Iterator[Frame], tell: Callable[[str], None]) -> Iterator[Frame]:
+    """For one log of several: that it was removed is told, and ends none of the others."""
+    try:
+        yield from frames
+    except ApiError as error:
+        if error.status != HTTPStatus.GONE:
+            raise
+        tell(str(error))
+
+
 def unread(frames: Iterator[Frame], offset: int) -> Iterator[Frame]:
     """The parts of the frames at or after `offset`, none twice."""
     from runner.schemas.frames import tail_from

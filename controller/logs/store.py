@@ -113,6 +113,10 @@ class LogStore:
         folder = self.folder_of(attempt_id)
         return await self.in_thread((folder / segments.COMPLETE_NAME).exists)
 
+    async def is_kept(self, attempt_id: str) -> bool:
+        """Whether anything of its log, an empty one included, is here."""
+        return await self.in_thread(self.folder_of(attempt_id).exists)
+
     async def sweep(self, needed: Collection[str], written_before: float) -> int:
         """Remove the logs of attempts that are not `needed` and were last written to before then
         (Unix time); how many these were. Raises OSError."""

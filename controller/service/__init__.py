@@ -5,6 +5,8 @@ Nothing here knows HTTP; the REST API shows what these methods give and raise.
 
 from __future__ import annotations
 
+import math
+
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
@@ -16,7 +18,7 @@ from controller.service.explaining import ExplainService
 from controller.service.fleets import FleetService
 from controller.service.gpus import GpuService
 from controller.service.hostkeys import HostKeys
-from controller.service.logs import Logs
+from controller.service.logs import KeptLogs, Logs
 from controller.service.metrics import MetricsService
 from controller.service.nodes import NodeService
 from controller.service.planning import PlanService
@@ -30,7 +32,7 @@ from controller.store.base import Store
 
 class ControllerService:
     """The services by subject; `progress` is the bytes of images being pulled, by attempt id,
-    `connect` waits for a node's live connection."""
+    `connect` waits for a node's live connection, `logs_kept_for` is in seconds."""
 
     def __init__(
         self,
@@ -47,9 +49,11 @@ class ControllerService:
         blobs: BlobStore,
         connect: Connect,
         node_key: str | None = None,
+        logs_kept_for: float = math.inf,
     ) -> None:
         self.gate = gate
         self.logs = logs
+        self.kept_logs = KeptLogs(logs, clock, logs_kept_for)
         self.progress = progress
         self.blobs = BlobService(blobs)
         self.node_key = node_key

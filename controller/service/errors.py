@@ -46,6 +46,13 @@ class Conflict(ServiceError):
     code = "conflict"
 
 
+class Gone(ServiceError):
+    """It was there once; asking again gives the same answer."""
+
+    status = 410
+    code = "gone"
+
+
 class Refused(ServiceError):
     """Well-formed, but what it asks for must not or can not be done."""
 

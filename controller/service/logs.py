@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from controller.clock import Clock
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
-from controller.service.errors import NotFound
+from controller.service.errors import Gone, NotFound
 
 
 class Logs(Protocol):
     """Raw frames (`runner.schemas.frames`), whole ones in each piece."""
+
+    async def is_kept(self, attempt_id: str) -> bool:
+        """Whether anything of its log, an empty one included, is here."""
 
     def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
         """What is stored now."""
@@ -54,6 +58,29 @@ def find_attempt(state: RunState, job_key: str | None, attempt_key: str | None) 
         f"{job.attempts[-1].number if job.attempts else 0}",
         field="attempt",
     )
+
+
+class KeptLogs:
+    """`kept_for`: seconds after the last byte of a log."""
+
+    def __init__(self, logs: Logs, clock: Clock, kept_for: float) -> None:
+        self._logs = logs
+        self._clock = clock
+        self._kept_for = kept_for
+
+    async def require(self, state: RunState, attempt: Attempt | None) -> None:
+        """Raises Gone for a log that was removed since it is old. One that never was is empty."""
+        if attempt is None or attempt.running_at is None or attempt.finished_at is None:
+            return
+        young = self._clock.now() - attempt.running_at < self._kept_for
+        if young or await self._logs.is_kept(attempt.id):
+            return
+        job = next(job for job in state.jobs if job.id == attempt.job_id)
+        raise Gone(
+            f"the log of job {job.group}/{job.cookie} of run {state.run.name}, attempt "
+            f"{attempt.number}, was removed: it is older than logs are kept here (--keep-logs)",
+            code="log_removed",
+        )
 
 
 class Runs(Protocol):

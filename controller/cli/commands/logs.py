@@ -14,7 +14,7 @@ from controller.api.documents import JobView, RunView
 from controller.cli import output, settings
 from controller.cli.client import ControllerClient
 from controller.cli.errors import CliError
-from controller.cli.follow import News, follow_log, unread
+from controller.cli.follow import News, follow_log, of_what_is_kept, unread
 from controller.cli.progress import job_name
 
 
@@ -104,7 +104,7 @@ def _carry(
     else:
         frames = follow_log(client, run_id, attempt_id, 0, news)
     writer = output.log_writer(job_name(job), alone=False)
-    for frame in frames:
+    for frame in of_what_is_kept(frames, output.note):
         writer.write(frame)
     writer.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from controller.api.views import run_view
 from controller.cli.output import LineWriter
 from controller.cli.progress import exit_status
+from controller.clock import SystemClock
 from controller.lifecycle.model import RetryPolicy
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Preempted
+from controller.service.logs import KeptLogs
 from runner.schemas.frames import Frame, Stream
+from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 from tests.unit.lifecycle.play import Play
 
@@ -145,6 +149,38 @@ async def test_followed_logs_of_several_jobs_end_with_the_last_of_them(
     result = await command.ended()
     assert sorted(result.out.splitlines()) == [b"main/0 | of 0", b"main/1 | of 1"]
     assert result.status == 0
+
+
+async def test_a_log_that_was_removed_is_told_and_ends_no_other(
+    start: Fairlead, node: PlayedNode, pair: str, controller: Controller
+) -> None:
+    await (await start("apply", "-f", pair, "-d")).ended()
+    attempts = [await node.runs("pair", job) for job in (0, 1)]
+    for job in (0, 1):
+        await node.prints("pair", f"of {job}\n".encode(), job=job)
+        await node.ends("pair", 0, job)
+    controller.service.kept_logs = KeptLogs(controller.logs, SystemClock(), kept_for=0.0)
+    await controller.logs.sweep(needed=attempts[1:], written_before=math.inf)
+    gone = "the log of job main/0 of run pair, attempt 0, was removed"
+    for options in ((), ("-f",)):
+        several = await (await start("logs", "pair", *options)).ended()
+        assert (several.status, several.out) == (0, b"main/1 | of 1\n")
+        assert several.err.count(gone) == 1
+        alone = await (await start("logs", "pair", "main/0", *options)).ended()
+        assert (alone.status, alone.out) == (1, b"")
+        assert gone in alone.err
+        other = await (await start("logs", "pair", "main/1", *options)).ended()
+        assert (other.status, other.out, other.err) == (0, b"of 1\n", "")
+
+
+async def test_a_log_that_never_was_is_empty(
+    start: Fairlead, pair: str, controller: Controller
+) -> None:
+    controller.service.kept_logs = KeptLogs(controller.logs, SystemClock(), kept_for=0.0)
+    await (await start("apply", "-f", pair, "-d")).ended()
+    await (await start("stop", "pair", "--abort")).ended()
+    result = await (await start("logs", "pair")).ended()
+    assert (result.status, result.out, result.err) == (0, b"", "")
 
 
 def test_a_line_in_pieces_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
