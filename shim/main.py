@@ -65,8 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--socket", type=Path, required=True, metavar="PATH", help="where to listen")
     add(
         "--engine",
-        type=EngineKind,
-        choices=list(EngineKind),
+        choices=[kind.value for kind in EngineKind],
         required=True,
         help="docker; process (development only, no isolation); memory (tests)",
     )
@@ -156,9 +155,10 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     capacity = _capacity(arguments, settings)
-    identity = await Identity.load(settings, threads, _install_finder(arguments.engine))
-    engine = _engine(arguments.engine, settings, identity.record.install_id, threads)
-    gpus = _gpus(arguments.engine, [Exclusion.parse(text) for text in arguments.exclude_gpu])
+    kind = EngineKind(arguments.engine)
+    identity = await Identity.load(settings, threads, _install_finder(kind))
+    engine = _engine(kind, settings, identity.record.install_id, threads)
+    gpus = _gpus(kind, [Exclusion.parse(text) for text in arguments.exclude_gpu])
     split = None if arguments.blocks is None else blocks.parse(arguments.blocks)
     systemd = Systemd()
     service = await Service.open(
@@ -204,10 +204,19 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     if not safe_files.is_supported():
         raise StartError("the kernel has no openat2 (Linux 5.6 or newer is needed)")
     options.make_data_folder(settings.data)
-    if not settings.socket.parent.exists():
-        make_shared(settings.socket.parent, settings.gid, 0o2750)
-    make_shared(settings.run_folder, settings.gid, 0o2750)
+    _make_folders_of_sockets(settings)
     return settings
+
+
+def _make_folders_of_sockets(settings: Settings) -> None:
+    try:
+        if not settings.socket.parent.exists():
+            make_shared(settings.socket.parent, settings.gid, 0o2750)
+        make_shared(settings.run_folder, settings.gid, 0o2750)
+    except OSError as error:
+        raise StartError(
+            f"--socket {settings.socket}: {error.filename} cannot be made: {error.strerror}"
+        ) from None
 
 
 def _gid(asked: str | None) -> int:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from shim.engines.base import (
     PortsTaken,
     Storage,
 )
-from shim.engines.docker_errors import Conflict, NotFound
+from shim.engines.docker_errors import Conflict, NotFound, unreachable
 from shim.engines.docker_events import EventFollower
 from shim.engines.docker_images import DockerImages
 from shim.engines.docker_networks import RunNetworks
@@ -102,7 +101,7 @@ class DockerEngine:
         try:
             self._api = await self._in_thread(self._connect)
         except docker.errors.DockerException as error:
-            raise EngineUnavailable(_unreachable(self._url, error)) from None
+            raise unreachable(self._url, error) from None
         info = await self._call(lambda: self._api.info())
         self._info = info
         self._cores = float(info.get("NCPU", 0))
@@ -400,7 +399,7 @@ class DockerEngine:
             status = error.response.status_code if error.response is not None else 0
             raise (Conflict if status == 409 else EngineError)(_text(error)) from None
         except _LOST as error:
-            raise EngineUnavailable(_unreachable(self._url, error)) from None
+            raise unreachable(self._url, error) from None
         except docker.errors.DockerException as error:
             raise EngineError(str(error)) from None
 
@@ -427,11 +426,6 @@ def _container(task_id: str) -> str:
 
 def _text(error: docker.errors.APIError) -> str:
     return str(error.explanation or error)
-
-
-def _unreachable(url: str, error: Exception) -> str:
-    detail = re.sub(r"^.*?(\[Errno|PermissionError|FileNotFoundError)", r"\1", str(error))[:200]
-    return f"the Docker engine at {url} does not answer (is it running? DOCKER_HOST?): {detail}"
 
 
 def _state(text: str) -> ContainerState:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from shim.engines.base import EngineError
+import re
+
+from shim.engines.base import EngineError, EngineUnavailable
+
+_SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
+"""How requests quotes what the system said, somewhere within its own words."""
+_DENIED = "Permission denied"
 
 
 class NotFound(EngineError):
@@ -11,3 +17,15 @@ class NotFound(EngineError):
 
 class Conflict(EngineError):
     pass
+
+
+def unreachable(url: str, error: Exception) -> EngineUnavailable:
+    """Nobody answers at `url`, for a person who must do something about it."""
+    found = _SYSTEMS_WORDS.search(str(error))
+    why = (found[1] or found[2]) if found else str(error)[:200]
+    what_to_do = (
+        "the shim needs root, or the group of this socket"
+        if why == _DENIED
+        else "is Docker installed and running there? (DOCKER_HOST says where it is)"
+    )
+    return EngineUnavailable(f"the Docker engine at {url} does not answer: {why}; {what_to_do}")

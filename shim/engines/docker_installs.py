@@ -13,7 +13,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from shim.engines.base import EngineUnavailable
+from shim.engines.docker_errors import unreachable
 
 _INSTALL = "fairlead.install"
 _CALL_SECONDS = 60
@@ -29,7 +29,7 @@ def find_install(data: Path) -> str | None:
         finally:
             api.close()
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise EngineUnavailable(f"the Docker engine at {url} does not answer: {error}") from None
+        raise unreachable(url, error) from None
     installs = {one["Labels"][_INSTALL] for one in found if _is_mounted_from(one, data)}
     return min(installs, default=None)
 

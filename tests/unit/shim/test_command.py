@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from shim.engines.docker_errors import unreachable
 from shim.errors import StartError
 from shim.main import _gid as gid_of
 from shim.node import parse_size
@@ -151,7 +152,7 @@ def test_data_that_is_no_folder_is_refused_in_words(folder: Path, start: Start, 
     assert "Errno" not in refused
 
 
-def test_an_engine_that_does_not_answer_is_named(folder: Path) -> None:
+def test_an_engine_that_does_not_answer_is_named_with_what_to_do(folder: Path) -> None:
     paths = ["--data", str(folder / "data"), "--socket", str(folder / "run" / "shim.sock")]
     process = subprocess.Popen(
         [sys.executable, "-m", "shim.main", "--engine", "docker", *paths],
@@ -159,7 +160,52 @@ def test_an_engine_that_does_not_answer_is_named(folder: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert f"the Docker engine at unix://{folder}/none.sock does not answer" in refusal(process)
+    assert refusal(process) == (
+        f"fairlead-shim: the Docker engine at unix://{folder}/none.sock does not answer: "
+        "No such file or directory; is Docker installed and running there? "
+        "(DOCKER_HOST says where it is)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            "Error while fetching server API version: "
+            "('Connection aborted.', PermissionError(13, 'Permission denied'))",
+            "Permission denied; the shim needs root, or the group of this socket",
+        ),
+        (
+            'Max retries exceeded with url: /version (Caused by NewConnectionError("'
+            'Failed to establish a new connection: [Errno 111] Connection refused"))',
+            "Connection refused; is Docker installed and running there?",
+        ),
+        ("Read timed out.", "Read timed out.; is Docker installed and running there?"),
+    ],
+)
+def test_why_the_engine_does_not_answer_is_told_without_a_librarys_words(
+    error: str, words: str
+) -> None:
+    told = str(unreachable("unix:///var/run/docker.sock", Exception(error)))
+    assert told.startswith(
+        f"the Docker engine at unix:///var/run/docker.sock does not answer: {words}"
+    )
+
+
+def test_an_engine_that_does_not_exist_is_refused_with_those_that_do(start: Start) -> None:
+    errors = start("--engine", "dokcer").communicate(timeout=DEADLINE)[1]
+    assert "argument --engine: invalid choice: 'dokcer' (choose from" in errors
+    assert "EngineKind" not in errors
+
+
+def test_a_folder_for_sockets_that_cannot_be_made_is_refused_by_name(
+    folder: Path, start: Start
+) -> None:
+    (folder / "file").write_text("")
+    socket = folder / "file" / "run" / "shim.sock"
+    assert refusal(start(socket="file/run/shim.sock")) == (
+        f"fairlead-shim: --socket {socket}: {socket.parent} cannot be made: Not a directory"
+    )
 
 
 @pytest.mark.parametrize(
