@@ -161,7 +161,7 @@ def _reader_may_leave(request: web.Request) -> Iterator[None]:
     """A stream's reader that goes away is no fault of anybody's."""
     try:
         yield
-    except ConnectionResetError:
+    except ConnectionError:
         log.debug("%s %s: the reader has gone away", request.method, request.path)
 
 

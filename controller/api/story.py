@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import msgspec
-from aiohttp import ClientConnectionResetError, web
+from aiohttp import web
 
 from controller.api.bodies import EventsWatchQuery
 from controller.api.documents import EventLine, EventView
 from controller.api.routes import NDJSON, Call, Route
-from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, registered
+from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.api.views import event_view
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 
@@ -28,7 +27,7 @@ async def watch_events(call: Call) -> web.StreamResponse:
         run_id = (await runs.seen(query.run, call.caller)).run.id
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
     await response.prepare(call.request)
-    with registered(call.request, cancel_this()), suppress(ClientConnectionResetError):
+    with registered(call.request, cancel_this()), reader_may_leave():
         async for event in _events(call, run_id, query.cursor):
             await response.write(msgspec.json.encode(EventLine(event=event)) + b"\n")
         await response.write_eof()

@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from aiohttp import WSMsgType
+import pytest
+from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.api.app import make_app
+from controller.api.streams import STREAMS
 from controller.lifecycle.reports import StopRequested
 from controller.service.logs import follow_log
 from runner.schemas import LogsHeader
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.schemas import PullProgress
+from tests.support.waiting import eventually
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
 
 HELLO = {"type": "task", "commands": ["echo hello"]}
@@ -243,6 +248,52 @@ async def test_a_follower_that_comes_while_the_attempt_ends_comes_to_its_end(
     pieces = follow_log(service.runs, service.logs, run["id"], attempt_id, 0)
     await controller.turns.report(StopRequested(run_id=run["id"], abort=True, by="admin"))
     assert [piece async for piece in pieces] == []
+
+
+LOG_REQUEST = (
+    "GET /v1/runs/hello/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+class HugeLog:
+    """More than any connection takes at once, whoever asks."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
+        self.asked.set()
+        yield bytes(64 * 1024 * 1024)
+
+    follow = read
+
+
+@pytest.mark.parametrize("path", ["logs", "logs/ws"])
+async def test_a_reader_that_goes_away_in_the_middle_of_a_log_is_no_failure_of_the_controller(
+    api: TestClient[Any, Any],
+    controller: Controller,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    await submit(api, name="hello")
+    huge = HugeLog()
+    monkeypatch.setattr(controller.service, "logs", huge)
+    # Unlike a TestServer, the controller does not cancel whoever answers a caller that has gone.
+    runner = web.AppRunner(make_app(controller.service), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        _, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(LOG_REQUEST.format(path=path, token=ADMIN_TOKEN).encode())
+        await huge.asked.wait()
+        writer.transport.abort()
+        await eventually(lambda: not runner.app[STREAMS], what="the stream's end")
+    finally:
+        await runner.cleanup()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_an_unknown_job_or_attempt_is_refused_before_the_stream(

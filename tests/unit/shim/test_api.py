@@ -307,3 +307,27 @@ async def test_a_reader_of_events_that_goes_away_is_one_line_for_developers(
         while "the reader has gone away" not in caplog.text:
             await client.drain(DrainRequest(draining=True))
     assert "Traceback" not in caplog.text
+
+
+async def test_a_reader_that_goes_away_in_the_middle_of_a_log_is_one_line_for_developers(
+    client: ShimClient,
+    session: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.DEBUG, "shim.app")
+    asked = asyncio.Event()
+
+    async def huge(*_: object) -> AsyncIterator[bytes]:
+        asked.set()
+        yield bytes(64 * 1024 * 1024)
+
+    monkeypatch.setattr("shim.logs.read_segments", huge)
+    await client.put_task("t1", request(), fence=FENCE)
+    answer = await session.get(f"{BASE_URL}/v1/tasks/t1/logs")
+    await asked.wait()
+    answer.close()
+    async with asyncio.timeout(30):
+        while "the reader has gone away" not in caplog.text and "failed" not in caplog.text:
+            await client.health(fence=FENCE)
+    assert "Traceback" not in caplog.text
