@@ -30,7 +30,8 @@ pytestmark = pytest.mark.e2e
 async def a_container(
     dockerd: DockerDaemon, runtime: Path, folder: Path, image: str, *options: str
 ) -> AsyncIterator[tuple[str, RunnerClient]]:
-    """Its name, and a client outside its pid namespace, which is what `--peers node` asks for."""
+    """Its name, and a client outside its pid namespace, which is what `--peers node` asks for. Its
+    runner waits to be asked, however soon its job ends: until what it wrote is acknowledged."""
     for part in ("job", "run"):
         (folder / part).mkdir(parents=True)
     mounts = (
@@ -43,7 +44,7 @@ async def a_container(
     paths = ("--task", "/opt/fairlead/task", "--socket", "/opt/fairlead/run/runner.sock")
     name = await asyncio.to_thread(
         dockerd.docker, "run", "-d", "--network", "none", *arguments, *options,
-        "--entrypoint", program, image, *paths, "--peers", "node", "--linger", "0",
+        "--entrypoint", program, image, *paths, "--peers", "node", "--linger", "3600",
     )  # fmt: skip
     socket = folder / "run" / "runner.sock"
     try:
@@ -73,8 +74,10 @@ async def test_commands_run_in_an_image_without_python(
     async with a_container(dockerd, runtime, folder, busybox_image) as (name, client):
         await client.submit(a_job("echo $$; (sleep 1000 &)", "echo hello; exit 7"))
         await client.run()
-        output = payload(await followed(client))
+        frames = await followed(client)
+        await client.ack(frames[-1].end)
         assert await exit_code(dockerd, name) == 7
+    output = payload(frames)
     assert output.endswith(b"hello\n")
 
 
