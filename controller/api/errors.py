@@ -50,6 +50,8 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
         return _of_http(request, error)
     if isinstance(error, ServiceError):
         return error_response(error.status, error.code, error.message, error.field)
+    if isinstance(error, web.RequestPayloadError):
+        return error_response(400, "bad_body", "the body is not in the encoding that it is said in")
     if isinstance(error, ConfigurationError):
         return error_response(400, "invalid_configuration", error.sentence(), error.field or None)
     if isinstance(error, StoreRefused):

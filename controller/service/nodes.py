@@ -343,6 +343,17 @@ def _check(request: NodeRequest) -> None:
     for field in ("host", "user", "jump_user"):
         text = getattr(request, field)
         if text is not None and (not text or text.startswith("-") or not text.isprintable()):
-            raise Invalid(f"{text!r} is not a {field} name", field=field)
+            raise Invalid(f"{text[:80]!r} is not a {field} name", field=field)
+    if request.host is not None and not _can_be_looked_up(request.host):
+        raise Invalid(f"{request.host[:80]!r} is not a host name or address", field="host")
     if request.host_key is not None and request.accept_host_key is not None:
         raise Invalid("give either host_key or accept_host_key", field="accept_host_key")
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Resolvers raise for other names."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return not any(letter.isspace() or letter == "/" for letter in host)

@@ -35,6 +35,12 @@ async def test_a_body_that_is_too_large_is_refused(api: TestClient[Any, Any]) ->
         assert await shape_of(answer) == (413, "too_large", None)
 
 
+async def test_a_body_that_is_not_in_its_encoding_is_refused(api: TestClient[Any, Any]) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    async with api.post("/v1/runs", data=b"{}", headers=headers) as answer:
+        assert await shape_of(answer) == (400, "bad_body", None)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
