@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.runtime import LAUNCHER, MOUNT_PATH, debian, elf
-from entrypoint.runtime.errors import run
+from entrypoint.runtime.errors import fetch, run
 from entrypoint.runtime.platform import Platform, current
 
 SOURCES = Path(__file__).parent
@@ -99,7 +99,7 @@ def _install_wheels(base: Base, platform: Platform) -> None:
     options = "-q --disable-pip-version-check --no-compile --no-deps --only-binary=:all:"
     pip = (sys.executable, "-m", "pip", "install", *options.split(), "--require-hashes")
     wheels_for = (*interpreter.split(), "--abi=abi3", "--abi=none", *platforms)
-    run([*pip, *wheels_for, "--target", base.site, "-r", SOURCES / "wheels.lock"])
+    fetch([*pip, *wheels_for, "--target", base.site, "-r", SOURCES / "wheels.lock"])
     shutil.rmtree(base.site / "bin", ignore_errors=True)
     for pattern in _UNUSED_IN_WHEELS:
         for path in base.site.rglob(pattern):

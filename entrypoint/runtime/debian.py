@@ -9,7 +9,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from entrypoint.runtime.errors import BuildError, run
+from entrypoint.runtime.errors import BuildError, fetch, run
 
 _EXTRA_LIBRARIES = ("libstdc++6", "libgcc-s1")
 
@@ -35,7 +35,7 @@ def packages(version: str) -> list[str]:
 def download(names: list[str], folder: Path) -> dict[str, str]:
     """Fetch the packages into `folder`; file name → sha256."""
     folder.mkdir(parents=True)
-    run(["apt-get", "download", "-q", *names], cwd=folder)
+    fetch(["apt-get", "download", "-q", *names], cwd=folder)
     files = sorted(folder.glob("*.deb"))
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+_PAUSES = (5.0, 20.0)
 
 
 class BuildError(Exception):
@@ -26,3 +29,13 @@ def run(
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise BuildError(f"{' '.join(command[:3])} … ended with {done.returncode}:\n{tail}")
     return done.stdout
+
+
+def fetch(argv: Sequence[str | Path], *, cwd: Path | None = None) -> str:
+    """The same for a command that brings something over a network: a failure is tried again."""
+    for pause in _PAUSES:
+        try:
+            return run(argv, cwd=cwd)
+        except BuildError:
+            time.sleep(pause)
+    return run(argv, cwd=cwd)

@@ -10,10 +10,11 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tests.simulation import cuts, tracing
 from tests.simulation.crew import each
+from tests.simulation.exploring import explored
 from tests.simulation.world import Outcome, Scale, simulate
 
 MOST_SHOWN = 10
@@ -26,14 +27,15 @@ def main() -> int:
         logging.getLogger("controller").addHandler(logging.NullHandler())
     if options.seed is not None:
         scale = Scale(wide=not options.narrow)
-        play = _tell if options.verbose else simulate
-        return _report([play(options.seed, scale)], 0.0)
+        tell = _tell if options.verbose else simulate
+        return _report([tell(options.seed, scale)], 0.0)
     if options.coverage:
         tracing.prepare()
     began = time.monotonic()
     if options.cuts is not None:
         return _cuts(options)
-    outcomes = list(each(simulate, _seeds(options, began), options.workers))
+    play: Callable[[int], Outcome] = explored if options.explore else simulate
+    outcomes = list(each(play, _seeds(options, began), options.workers))
     status = _report(outcomes, time.monotonic() - began)
     if options.coverage:
         print(tracing.told())

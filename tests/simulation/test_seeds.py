@@ -11,8 +11,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+
+from tests.simulation import exploring
 
 FIXED_SEEDS = 60
 FOUND_NARROW = (700475, 900125, 2000375, 5000092, 5000902)
@@ -54,6 +58,30 @@ def test_one_seed_gives_one_story() -> None:
 
 def test_two_seeds_give_two_stories() -> None:
     assert _simulate("--seed=3").stdout != _simulate("--seed=4").stdout
+
+
+def broken(seed: int) -> None:
+    raise ZeroDivisionError("a mistake in the simulation")
+
+
+def endless(seed: int) -> None:
+    while True:
+        with suppress(Exception):
+            "its code forgives everything".index("x")
+
+
+@pytest.mark.parametrize(
+    ("story", "told"),
+    [(broken, "a mistake in the simulation"), (endless, "its story was not over within 0.1 s")],
+)
+def test_what_ends_an_explored_world_or_never_ends_is_told_like_any_other_fault(
+    monkeypatch: pytest.MonkeyPatch, story: Callable[[int], None], told: str
+) -> None:
+    monkeypatch.setattr(exploring, "simulate", story)
+    monkeypatch.setattr(exploring, "LONGEST_SECONDS", 0.1)
+    outcome = exploring.explored(7)
+    assert outcome.seed == 7
+    assert [told in violation.text for violation in outcome.violations] == [True]
 
 
 def _simulate(*options: str) -> subprocess.CompletedProcess[str]:

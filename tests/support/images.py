@@ -50,6 +50,7 @@ def debian_archive(folder: Path, suite: str, *packages: str) -> Path:
     if not archive.exists():
         fresh = archive.with_name(f".{archive.name}")
         options = ["--quiet", "--mode=root", "--variant=minbase", "--format=tar"]
+        options.append('--aptopt=Acquire::Retries "5"')
         included = [f"--include={','.join(packages)}"] if packages else []
         mirror = "http://deb.debian.org/debian"
         run(["mmdebstrap", *options, *included, suite, fresh, mirror])

@@ -9,6 +9,7 @@ from asyncio import StreamReader as Reader
 from asyncio import StreamWriter as Writer
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from unittest import mock
 
 import aiohttp
 import asyncssh
@@ -52,10 +53,13 @@ async def by_shim(path: Path, patience: float) -> None:
 
 async def by_runner(path: Path, patience: float) -> None:
     connector = aiohttp.UnixConnector(str(path))
-    limit = aiohttp.ClientTimeout(sock_read=patience)
-    async with aiohttp.ClientSession("http://r", connector=connector, timeout=limit) as session:
-        async for _ in RunnerClient(session).follow_logs(0):
-            pass
+    async with aiohttp.ClientSession("http://r", connector=connector) as session:
+        with (
+            mock.patch("runner.client.REQUEST_TIMEOUT", patience),
+            mock.patch("runner.client.FIRST_PAGE_WAIT", 0),
+        ):
+            async for _ in RunnerClient(session).follow_logs(0):
+                pass
 
 
 @pytest.fixture

@@ -23,6 +23,9 @@ class Api:
         self.refusals, self.starts = refusals, 0
         self._why = why
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def inspect_container(self, container_id: str) -> dict[str, Any]:
         return {"State": {"Status": "created"}}
 
@@ -34,27 +37,30 @@ class Api:
             raise docker.errors.APIError(self._why, answer, self._why)
 
 
-def engine_on(api: Api, folder: Path) -> DockerEngine:
+async def start_on(api: Api, folder: Path) -> None:
     engine = DockerEngine(settings(folder), "install")
     engine._api = api
-    return engine
+    try:
+        await engine.start("c")
+    finally:
+        await engine.close()
 
 
 async def test_ports_of_others_are_passed_over(tmp_path: Path) -> None:
     api = Api(2, TAKEN)
-    await engine_on(api, tmp_path).start("c")
+    await start_on(api, tmp_path)
     assert api.starts == 3
 
 
 async def test_a_node_without_a_free_port_is_said_to_be_so(tmp_path: Path) -> None:
     api = Api(1000, TAKEN)
     with pytest.raises(PortsTaken, match="address already in use") as caught:
-        await engine_on(api, tmp_path).start("c")
+        await start_on(api, tmp_path)
     assert (caught.value.reason, api.starts) == ("ports_binding_failed", 5)
 
 
 async def test_any_other_refusal_is_final(tmp_path: Path) -> None:
     api = Api(1, "no such device")
     with pytest.raises(EngineError, match="no such device"):
-        await engine_on(api, tmp_path).start("c")
+        await start_on(api, tmp_path)
     assert api.starts == 1

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 _CHECKOUT = Path(__file__).parents[3]
+_IMPATIENT = """
+from tests.conftest import *
+from tests.support import leaks
+leaks.SETTLES_WITHIN = 0.5
+"""
 _WATCHED = """
 import asyncio, os, subprocess, threading, time, types
 import pytest
@@ -57,7 +62,7 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the watchers said about each test above; "" where they said nothing."""
     folder = tmp_path_factory.mktemp("watched")
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
-    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    (folder / "conftest.py").write_text(_IMPATIENT)
     (folder / "test_watched.py").write_text(_WATCHED)
     report = folder / "report.xml"
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]

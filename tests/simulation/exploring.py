@@ -1,0 +1,41 @@
+"""Worlds that nobody has seen before: whatever becomes of one is told, and holds up no other."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+
+from tests.simulation.checks import Violation
+from tests.simulation.world import Outcome, simulate
+
+LONGEST_SECONDS = 300.0
+"""For one world; most take three."""
+
+
+def explored(seed: int) -> Outcome:
+    """What ends the world itself, or keeps it from its end, is found like anything else."""
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_SECONDS, LONGEST_SECONDS)
+    try:
+        return simulate(seed)
+    except (Exception, NeverEnds) as error:
+        text = "".join(traceback.format_exception(error))
+        return Outcome(
+            seed=seed,
+            violations=(Violation(at=0.0, text=text),),
+            virtual_seconds=0.0,
+            runs=0,
+            events=0,
+            controllers=0,
+            digest=0,
+        )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+class NeverEnds(KeyboardInterrupt):
+    """An event loop and what runs in it let this kind of exception alone."""
+
+
+def _give_up(*_: object) -> None:
+    raise NeverEnds(f"its story was not over within {LONGEST_SECONDS:g} s")
