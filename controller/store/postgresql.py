@@ -13,6 +13,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from controller.store import schema
 from controller.store.base import StoreUnavailable, StoreUnusable
 from controller.store.folderlock import FolderLock, Life
 from controller.store.tables import installation
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _OPENING = 0x6661_6972
 """The advisory lock of those who are opening the database."""
+_READ_ONLY = "25006"
 _SETTINGS = {
     "synchronous_commit": "on",
     "lock_timeout": "10s",
@@ -93,11 +95,18 @@ class PostgresqlDatabase:
             connect_args=dict(_CONNECT),
             hide_parameters=True,
         )
+        sa.event.listen(engine, "handle_error", _lost_with_its_server)
         self._engines.append(engine)
         return engine
 
     def guard(self, connection: sa.Connection) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
+        encoding = connection.execute(sa.text("SHOW server_encoding")).scalar_one()
+        if encoding != "UTF8" and schema.version(connection) is None:
+            raise StoreUnusable(
+                f"the database has the encoding {encoding}, which can't hold what users write: "
+                "make one with `createdb --encoding UTF8 --template template0`"
+            )
 
     def now(self, connection: sa.Connection, _own: Callable[[], float]) -> float:
         query = sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
@@ -120,6 +129,13 @@ class PostgresqlDatabase:
             engine.dispose()
         if self._lock is not None:
             self._lock.leave()
+
+
+def _lost_with_its_server(context: sa.engine.ExceptionContext) -> None:
+    """A server that only reads has handed over to another one or will write again: a new
+    connection finds out, this one may never."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
 
 
 _NO_URL = (

@@ -117,6 +117,44 @@ async def test_a_cut_connection_is_made_anew(
     assert [state.run.id for state in runs] == ["run1", "run2"]
 
 
+async def test_a_database_that_only_reads_for_a_while_is_waited_for(
+    make_store: MakeStore, postgresql: PostgresqlServer, database_url: str
+) -> None:
+    """As a server does that hands over to another one: its connections stay."""
+    name = f"test{name_of(database_url)}"
+    store = make_store()
+    await store.open()
+    await asyncio.to_thread(
+        postgresql.sql, name, f"ALTER DATABASE {name} SET default_transaction_read_only = on"
+    )
+    await asyncio.to_thread(postgresql.cut_connections, name)
+    for why in ("terminating connection", "read-only transaction"):
+        with pytest.raises(StoreUnavailable, match=why):
+            await store.commit(submission(a_run()))
+    assert (await store.load()).runs == ()
+    await asyncio.to_thread(
+        postgresql.sql, "postgres", f"ALTER DATABASE {name} RESET default_transaction_read_only"
+    )
+    await store.commit(submission(a_run()))
+    found = await store.find_run("run1")
+    await store.close()
+
+    assert found == a_run()
+
+
+async def test_a_database_that_cannot_hold_every_text_is_refused_at_the_start(
+    postgresql: PostgresqlServer,
+) -> None:
+    await asyncio.to_thread(
+        postgresql.sql,
+        "postgres",
+        "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'",
+    )
+    store = SqlStore(PostgresqlDatabase(postgresql.url("latin")))
+    with pytest.raises(StoreUnusable, match=r"LATIN1.*createdb --encoding UTF8"):
+        await store.open()
+
+
 def cut_at_commit(store: Store, first: str | None = None) -> None:
     """The connection of the next transaction that writes breaks at its end, after `first`."""
     assert isinstance(store, SqlStore)
