@@ -138,6 +138,23 @@ def test_the_time_of_overlapping_lives_is_counted_once() -> None:
         assert running_seconds(whole.state.jobs, 1, whole.now) == min(length, 600.0)
 
 
+def test_lives_that_begin_before_another_ends_are_forgotten_with_it_or_not_at_all() -> None:
+    """Ten seconds each, five of them together: fifteen of every twenty."""
+    policy = RetryPolicy(on_events=ALL_EVENTS)
+    plays = [
+        kind(jobs=2, retry=policy, limits=NO_WAIT, max_duration=440.0) for kind in (Play, Forgetful)
+    ]
+    for play in plays:
+        for _ in range(29):
+            play.to_running(0).wait(5.0).to_running(1).wait(5.0)
+            play.send(play.exited(0, FAILED)).clean(0).wait(5.0)
+            play.send(play.exited(1, FAILED)).clean(1).wait(5.0)
+    whole, forgetful = plays
+    assert present(forgetful) == present(whole)
+    assert running_seconds(whole.state.jobs, 1, whole.now) == 29 * 15.0
+    assert forgetful.run.past_running.seconds > 0.0
+
+
 def test_a_gang_that_failed_often_ends_when_its_budget_is_used_up() -> None:
     policy = RetryPolicy(on_events=ALL_EVENTS, max_failures=25)
     plays = [

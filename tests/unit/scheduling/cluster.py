@@ -49,6 +49,9 @@ class Cluster:
     def set_node(self, one: Node) -> None:
         self.pipeline.node_changed(one.id, one)
 
+    def remove_node(self, name: str) -> None:
+        self.pipeline.node_changed(self.node(name).id, None)
+
     def node(self, name: str) -> Node:
         return self.pipeline.index.nodes[name]
 

@@ -259,3 +259,22 @@ def test_who_makes_room_for_the_first_of_a_cluster_makes_room_for_all_of_it() ->
     assert nominated.node_id.startswith("b")
     ended = [one for one in batch if cluster.attempt(one).reason is not None]
     assert sorted(cluster.attempt(one).node_id or "" for one in ended) == ["b0", "b1"]
+
+
+def test_a_first_job_that_is_tried_again_does_not_wait_for_room_for_others() -> None:
+    """A place of the run's is held: where the others go is no question any more."""
+    cluster = Cluster(*(in_rack(f"b{n}", "r2") for n in range(3)), fleets=(rack_fleet(),))
+    events = frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION})
+    policy = replace(IN_TURN, retry=RetryPolicy(on_events=events))
+    run = cluster.submit("a", Group(name="main", nodes=3), gpus=8, policy=policy)
+    for _ in range(2):
+        cluster.settle()
+        cluster.start_all()
+    before = cluster.places(run)
+    fail_a_rank(cluster, run)
+    lose(cluster, run, before["main/2"])
+    cluster.leave(run)
+    cluster.now += 60.0
+    cluster.tell(run)
+    cluster.settle()
+    assert cluster.places(run) == {name: before[name] for name in ("main/0", "main/1")}

@@ -204,6 +204,16 @@ def test_a_nomination_of_a_gang_ends_as_a_whole_on_drain_and_node_loss() -> None
         assert cluster.attempt(run).allocation_id is None
 
 
+def test_a_nomination_ends_with_its_node() -> None:
+    cluster, _ = full("n1")
+    run = cluster.submit("a", gpus=8)
+    cluster.settle()
+    assert len(cluster.nominated(run)) == 1
+    cluster.remove_node("n1")
+    cluster.settle()
+    assert cluster.nominated(run) == []
+
+
 def test_a_nomination_waits_for_a_node_that_is_only_silent() -> None:
     cluster, (victim,) = full("n1")
     run = cluster.submit("a", gpus=8)
