@@ -97,6 +97,9 @@ def _check_code(job: JobSpec) -> None:
         if (repo.url is None) == (repo.archive is None):
             field = f"job.repos[{number}]"
             raise Refused(400, "invalid", "give either `url` or `archive`", field)
+        if repo.diff is not None and repo.url is None:
+            message = "changes what was fetched from `url`; an archive is taken as it is"
+            raise Refused(400, "invalid", message, f"job.repos[{number}].diff")
         for name in ("url", "branch", "commit"):
             if (getattr(repo, name) or "").startswith("-"):
                 message = "begins with a hyphen, which git takes for an option"

@@ -76,6 +76,10 @@ def _repo(value: object, field: str, hook: Hook) -> schema.RepoFields:
         )
     if repo.uploaded is not None:
         _check_blobs(field, repo.uploaded.diff, repo.uploaded.archive)
+        if repo.uploaded.diff is not None and not (repo.url or repo.uploaded.url):
+            raise ConfigurationError(
+                f"{field}.uploaded.diff", "goes with url: an archive is taken as it is"
+            )
     return repo
 
 

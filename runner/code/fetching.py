@@ -71,11 +71,12 @@ def fetch(order: Order) -> None:
 
 
 def apply(target: str, diff: bytes) -> None:
-    from dulwich.patch import apply_patches, parse_unified_diff
     from dulwich.repo import Repo as GitRepo
 
+    from runner.code.patching import Patching
+
     with GitRepo(target) as repo:
-        apply_patches(repo, parse_unified_diff(diff))
+        Patching(repo).apply(diff)
 
 
 def _wanted(refs: Any, repo: Repo) -> Any:

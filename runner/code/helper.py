@@ -37,6 +37,10 @@ class Helpers:
         self.env = dict(env)
         self._identity = identity
 
+    @property
+    def uid(self) -> int:
+        return os.getuid() if self._identity is None else self._identity.uid
+
     async def run(
         self,
         argv: Sequence[str],

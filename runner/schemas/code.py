@@ -15,8 +15,8 @@ class IfExists(StrEnum):
 
 
 class Repo(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that is there before the commands run: `archive` unpacked, or `url` fetched with git
-    (at `commit`, else the tip of `branch`, else the remote's HEAD) and then changed by `diff`.
+    """A folder that is there before the commands run: either `archive` unpacked, or `url` fetched
+    with git (at `commit`, else the tip of `branch`, else the remote's HEAD) and changed by `diff`.
 
     `path` is absolute or relative to the working folder. `archive` and `diff` (as of
     `git diff --binary --full-index`) are blobs, named by their sha256.

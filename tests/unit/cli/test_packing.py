@@ -227,6 +227,10 @@ def test_what_cannot_be_packed_is_said_with_its_field(
         ({"repos": [{"url": "https://h/r", "if_exists": "mix"}]}, "repos[0].if_exists"),
         ({"repos": [{"url": "https://h/r", "brunch": "x"}]}, "repos[0].brunch"),
         ({"repos": ["https://h/a", "https://h/b"]}, "repos[1].path"),
+        (
+            {"repos": [{"local_path": ".", "uploaded": {"archive": "a" * 64, "diff": "b" * 64}}]},
+            "repos[0].uploaded.diff",
+        ),
         ({"files": {"a": "b"}}, "files"),
         ({"files": [{"path": "/x"}]}, "files[0].local_path"),
         ({"files": [{"local_path": "a", "uploaded": ["x", "/"]}]}, "files[0].uploaded"),

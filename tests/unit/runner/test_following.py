@@ -251,6 +251,7 @@ async def test_every_error_has_the_one_shape(
         ({"repos": (Repo(path="r", url="--upload-pack=sh"),)}, "job.repos[0].url"),
         ({"repos": (Repo(path="r", url="u", branch="-x"),)}, "job.repos[0].branch"),
         ({"repos": (Repo(path="r", url="u", commit="-x"),)}, "job.repos[0].commit"),
+        ({"repos": (Repo(path="r", archive="a" * 64, diff="b" * 64),)}, "job.repos[0].diff"),
     ],
 )
 async def test_an_impossible_job_is_refused_naming_its_field(

@@ -140,6 +140,90 @@ async def test_the_folder_is_as_it_is_on_the_users_machine(
     assert git(made, "rev-parse", "HEAD") == found.commit
 
 
+def push(work: Path, server: GitServer) -> None:
+    commit(work, "third")
+    git(work, "push", "-q", str(server.root / "project"), "main")
+
+
+async def changed(work: Path, server: GitServer, my_git: Git, tmp_path: Path, *how: str) -> Path:
+    """A repository at the server's commit, with what `git diff HOW` says of the folder."""
+    options = ("--cached", "--binary", "--full-index", *how, "HEAD")
+    git(work, "add", "--all")
+    argv = ["git", "-C", str(work), "diff", *options]
+    diff = (await asyncio.to_thread(subprocess.run, argv, capture_output=True)).stdout
+    digest = hashlib.sha256(diff).hexdigest()
+    repo = Repo(path="r", url=server.url("project"), branch="main", diff=digest)
+    return await prepared(tmp_path, my_git, repo, (diff,))
+
+
+async def test_files_become_folders_and_links_and_the_other_way_round(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    (work / "folder" / "deep").mkdir(parents=True)
+    (work / "folder" / "deep" / "file").write_text("1\n")
+    (work / "link").symlink_to("folder")
+    await asyncio.to_thread(push, work, server)
+    shutil.rmtree(work / "folder")
+    (work / "folder").write_text("no folder any more\n")
+    (work / "link").unlink()
+    (work / "link").mkdir()
+    (work / "link" / "file").write_text("no link any more\n")
+    (work / "old.txt").unlink()
+    (work / "old.txt").symlink_to("train.py")
+    made = await changed(work, server, my_git, tmp_path)
+    assert contents(made) == contents(work)
+
+
+async def test_renamed_and_copied_files_in_folders_are_found(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    text = "".join(f"{number}\n" for number in range(50))
+    for folder in ("here", "there"):
+        (work / folder).mkdir()
+    for name in ("a", "b", "c"):
+        (work / "here" / name).write_text(text.replace("7", name))
+    await asyncio.to_thread(push, work, server)
+    (work / "here" / "a").rename(work / "there" / "a")
+    (work / "there" / "b").write_text((work / "here" / "b").read_text() + "more\n")
+    (work / "here" / "b").unlink()
+    shutil.copy(work / "here" / "c", work / "there" / "c")
+    made = await changed(work, server, my_git, tmp_path, "-M", "-C", "--find-copies-harder")
+    assert contents(made) == contents(work)
+
+
+async def test_only_a_line_feed_ends_a_line(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    before, after = b"one\rtwo\r\nthree\nfour\r", b"one\rTWO\r\nthree\nFOUR\r"
+    (work / "lines").write_bytes(before)
+    await asyncio.to_thread(push, work, server)
+    (work / "lines").write_bytes(after)
+    made = await changed(work, server, my_git, tmp_path)
+    assert (made / "lines").read_bytes() == after
+
+
+async def test_line_ends_that_the_repository_asks_for_do_not_hinder_its_changes(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    (work / ".gitattributes").write_text("*.bat text eol=crlf\n")
+    (work / "run.bat").write_bytes(b"one\r\ntwo\r\n")
+    await asyncio.to_thread(push, work, server)
+    (work / "run.bat").write_bytes(b"one\r\nTWO\r\n")
+    made = await changed(work, server, my_git, tmp_path)
+    assert (made / "run.bat").read_bytes() == b"one\r\nTWO\r\n"
+
+
+async def test_a_folder_of_somebody_else_can_be_filled(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a volume. git itself, which asks the kernel, is told to take it for one."""
+    monkeypatch.setattr(Helpers, "uid", os.getuid() + 1)
+    my_git._helpers.env["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"  # type: ignore[attr-defined]
+    (work / "train.py").write_text("print(3)\n")
+    made = await changed(work, server, my_git, tmp_path)
+    assert (made / "train.py").read_text() == "print(3)\n"
+
+
 async def test_an_older_commit_can_be_asked_for(
     server: GitServer, work: Path, my_git: Git, tmp_path: Path
 ) -> None:

@@ -1,0 +1,156 @@
+"""Applies what `git diff --binary` has said to a fresh checkout, for images without git.
+
+dulwich reads the diff. It does not apply it: it takes a lone carriage return for the end of a line,
+writes the index anew for each file, leaves a folder where a file is to be, and finds renamed files
+in no folder but the root.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from contextlib import suppress
+from typing import NamedTuple
+
+from dulwich.index import (
+    IndexEntry,
+    InvalidPathError,
+    build_file_from_blob,
+    get_path_element_validator,
+    get_symlink_fn,
+    validate_path,
+    verify_leading_dirs,
+)
+from dulwich.objects import S_ISGITLINK, Blob
+from dulwich.pack import apply_delta
+from dulwich.patch import FilePatch, apply_patch_hunks, git_base85_decode, parse_unified_diff
+from dulwich.repo import Repo
+
+_PLAIN = 0o100644
+
+
+class DoesNotApply(Exception):
+    """A sentence for the user."""
+
+
+class _File(NamedTuple):
+    """As it is to be; `is_new`: nothing may be there yet."""
+
+    path: bytes
+    mode: int
+    content: bytes
+    is_new: bool
+
+
+class Patching:
+    """Of one checkout, in which nothing was changed yet."""
+
+    def __init__(self, repo: Repo) -> None:
+        self._repo = repo
+        self._root = os.fsencode(repo.path)
+        self._config = repo.get_config_stack()
+        self._index = repo.open_index()
+        self._normalizer = repo.get_blob_normalizer(self._config)
+
+    def apply(self, diff: bytes) -> None:
+        """To the files alone, as `git apply` does; none is touched unless all parts of the diff
+        fit. Submodules stay as they are. Raises DoesNotApply and, for what is no diff, ValueError
+        and zlib.error."""
+        gone: list[bytes] = []
+        files: list[_File] = []
+        for patch in parse_unified_diff(diff):
+            old, new = _paths(patch)
+            entry = None if old is None else self._entry(old)
+            if S_ISGITLINK(patch.new_mode or 0) or (entry and S_ISGITLINK(entry.mode)):
+                continue
+            content = self._changed(patch, entry, new or old or b"")
+            if old is not None and new != old and patch.copy_from is None:
+                gone.append(old)
+            if new is not None:
+                mode = patch.new_mode or (entry.mode if entry else _PLAIN)
+                files.append(_File(new, mode, content, is_new=new != old))
+        for path in gone:
+            self._remove(path)
+        for file in files:
+            self._write(file)
+
+    def _entry(self, path: bytes) -> IndexEntry:
+        try:
+            entry = self._index[path]
+        except KeyError:
+            raise DoesNotApply(f"{_shown(path)} is not in the repository") from None
+        assert isinstance(entry, IndexEntry), "a fresh checkout has no conflicts"
+        return entry
+
+    def _changed(self, patch: FilePatch, entry: IndexEntry | None, path: bytes) -> bytes:
+        """The content that the file has afterwards, as git keeps it."""
+        before = b"" if entry is None else self._repo.object_store[entry.sha].as_raw_string()
+        if entry and patch.old_mode and stat.S_ISLNK(entry.mode) != stat.S_ISLNK(patch.old_mode):
+            raise DoesNotApply(f"{_shown(path)} is of another kind in the repository")
+        if patch.binary:
+            return _binary(patch, before, path)
+        after = apply_patch_hunks(patch, _lines(before))
+        if after is None:
+            raise DoesNotApply(f"{_shown(path)} is another one in the repository")
+        return b"".join(after)
+
+    def _remove(self, path: bytes) -> None:
+        """And the folders that are empty without it."""
+        place = os.path.join(self._root, path)
+        os.unlink(place)
+        with suppress(OSError):
+            while (place := os.path.dirname(place)) != self._root.rstrip(b"/"):
+                os.rmdir(place)
+
+    def _write(self, file: _File) -> None:
+        place = os.path.join(self._root, file.path)
+        self._check_place(file.path)
+        if file.is_new and os.path.lexists(place):
+            raise DoesNotApply(f"{_shown(file.path)} is in the repository already")
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        blob = Blob.from_string(file.content)
+        if not stat.S_ISLNK(file.mode):
+            blob = self._normalizer.checkout_normalize(blob, file.path)
+        build_file_from_blob(blob, file.mode, place, symlink_fn=get_symlink_fn(self._config))
+
+    def _check_place(self, path: bytes) -> None:
+        """Within the repository, not in git's own folder, and through no link."""
+        try:
+            if not validate_path(path, get_path_element_validator(self._config)):
+                raise InvalidPathError(path)
+            verify_leading_dirs(path, [], self._root)
+        except InvalidPathError:
+            raise DoesNotApply(f"{_shown(path)} leads out of the repository") from None
+
+
+def _paths(patch: FilePatch) -> tuple[bytes | None, bytes | None]:
+    """Before and after; None where there is no file."""
+    if patch.rename_from is not None:
+        return patch.rename_from, patch.rename_to
+    if patch.copy_from is not None:
+        return patch.copy_from, patch.copy_to
+    if patch.old_path is None and patch.new_path is None:
+        raise DoesNotApply("a part of the diff names no file")
+    return _stripped(patch.old_path), _stripped(patch.new_path)
+
+
+def _stripped(path: bytes | None) -> bytes | None:
+    """Without the `a/` or `b/` that git puts before."""
+    return None if path is None else path.partition(b"/")[2]
+
+
+def _binary(patch: FilePatch, before: bytes, path: bytes) -> bytes:
+    if patch.binary_new is None:
+        raise DoesNotApply(f"what changed in {_shown(path)} is missing (git diff --binary)")
+    data = zlib.decompress(git_base85_decode(patch.binary_new))
+    return b"".join(apply_delta(before, data)) if patch.binary_new_delta else data
+
+
+def _lines(content: bytes) -> list[bytes]:
+    *lines, rest = content.split(b"\n")
+    return [line + b"\n" for line in lines] + ([rest] if rest else [])
+
+
+def _shown(path: bytes) -> str:
+    return repr(path.decode("utf-8", "backslashreplace"))
