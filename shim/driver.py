@@ -186,12 +186,13 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
     exit_record = await asyncio.get_running_loop().run_in_executor(
         ctx.executor, _read_exit_record, ctx
     )
+    changes: dict[str, Any] = {"exit_record": exit_record}
     reason, message = _why(ended, exit_record)
     if task.record.stop is not None:
         reason, message = task.record.stop.reason, task.record.stop.message
-    await _end(
-        ctx, reason=reason, message=message, exit_code=ended.exit_code, exit_record=exit_record
-    )
+    elif reason is None and ended.exit_code == 0:
+        changes["gpu_fault"] = None
+    await _end(ctx, reason=reason, message=message, exit_code=ended.exit_code, **changes)
 
 
 def _why(ended: Exit, exit_record: str | None) -> tuple[str | None, str | None]:

@@ -265,7 +265,8 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The public key that the task's SSH server shows; `ports["ssh"]` is on the node's loopback."""
     needs_credentials: bool = False
     gpu_fault: str | None = None
-    """What was found about a GPU of its that was cordoned while the task lived."""
+    """What was found about a GPU of its that was cordoned while the task lived, or when the shim
+    was started again; None once the task has ended well."""
     notices: tuple[Notice, ...] = ()
     """What the job's log should say, oldest first; whoever reaches its runner hands them on."""
     version: int = 0

@@ -26,6 +26,7 @@ from shim.events import EventLog
 from shim.fences import FenceBook
 from shim.gpus import Gpus
 from shim.gpus.health import Fault
+from shim.gpus.roll import Entry, Roll
 from shim.gpus.watch import GpuWatch
 from shim.hearing import Hearing
 from shim.images import ImageRecord, Images, Watermarks
@@ -99,10 +100,15 @@ async def _images(settings: Settings, engine: Engine, executor: Executor) -> Ima
     return images
 
 
-async def _watch(settings: Settings, gpus: Gpus, executor: Executor) -> GpuWatch:
+async def _watch(
+    settings: Settings, gpus: Gpus, tasks: Iterable[TaskRecord], executor: Executor
+) -> GpuWatch:
     faults = [settings.data / "records" / "gpus", settings.data / "gpu-faults"]
-    watch = GpuWatch(gpus, TwinRecords(*(DiskRecords(f, Fault, executor) for f in faults)))
-    await watch.open()
+    seen = DiskRecords(settings.data / "records" / "gpus-seen", Entry, executor)
+    twins = TwinRecords(*(DiskRecords(folder, Fault, executor) for folder in faults))
+    watch = GpuWatch(gpus, twins, Roll(seen))
+    alive = (task.info for task in tasks if task.info.status is not TaskStatus.TERMINATED)
+    await watch.open([uuid for info in alive for uuid in info.gpus])
     return watch
 
 
@@ -154,7 +160,7 @@ class Service:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, remove_strays, settings.doors_folder, known)
         images = await _images(settings, engine, executor)
-        watch = await _watch(settings, gpus, executor)
+        watch = await _watch(settings, gpus, found.tasks, executor)
         infos = watch.infos()
         ledger = Ledger(capacity, infos, found.allocations, resolve_blocks(blocks, gpus=len(infos)))
         events = EventLog(epoch=f"{identity.record.life}-{secrets.token_hex(4)}")

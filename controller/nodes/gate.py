@@ -47,8 +47,8 @@ def passed(node: Node, reading: Reading) -> Node:
 
 
 def without_gpu(node: Node, uuid: str) -> Node:
-    """Nobody waits for this missing GPU any more."""
-    gpus = tuple(gpu for gpu in node.capacity.gpus if gpu.uuid != uuid or not gpu.missing)
+    """Nobody waits for this GPU any more, should the node not name it."""
+    gpus = tuple(gpu for gpu in node.capacity.gpus if gpu.uuid != uuid)
     capacity = msgspec.structs.replace(node.capacity, gpus=gpus)
     return msgspec.structs.replace(node, capacity=capacity)
 

@@ -28,8 +28,8 @@ class GpuService:
         self._connect = connect
 
     async def clear(self, key: str, uuid: str, *, user: User) -> Node:
-        """Offer a cordoned GPU again; wait no longer for one that is missing. Raises NotFound,
-        Forbidden, Unavailable."""
+        """Offer a cordoned GPU again; forget one that is gone. Raises NotFound, Forbidden,
+        Unavailable."""
         require_admin(user, "clear a GPU")
         node = self._nodes.get(key)
         missing = any(gpu.uuid == uuid and gpu.missing for gpu in node.capacity.gpus)
@@ -39,6 +39,8 @@ class GpuService:
             if missing:
                 return await self._forget(node, uuid, connection.shim)
             info = await connection.shim.clear_gpu(uuid)
+            if all(uuid not in (gpu.uuid, gpu.mig_parent) for gpu in info.gpus):
+                return await self._forget(node, uuid, connection.shim)
         return msgspec.structs.replace(node, capacity=convert.capacity(info))
 
     async def _forget(self, node: Node, uuid: str, shim: ShimApi) -> Node:

@@ -8,6 +8,7 @@ neither the others nor the caller.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Protocol
 
@@ -80,6 +81,10 @@ class Gpus(Protocol):
     async def list(self) -> tuple[GpuInfo, ...]:
         """Those that answer now; a GPU in MIG mode is listed as its instances."""
 
+    def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
+        """Which of these whole GPUs the last listing proves to be gone, but for those that the
+        operator excludes by name or address: none while the driver does not answer for each."""
+
     async def vitals(self, uuid: str) -> Vitals:
         """Raises GpuLost, GpuSilent, GpuError."""
 
@@ -105,6 +110,11 @@ class MemoryGpus:
 
     async def list(self) -> tuple[GpuInfo, ...]:
         return self.gpus
+
+    def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
+        """A machine that lists none says nothing about them."""
+        there = {gpu.mig_parent or gpu.uuid for gpu in self.gpus}
+        return frozenset(gpu.uuid for gpu in boards if there and gpu.uuid not in there)
 
     async def vitals(self, uuid: str) -> Vitals:
         reading = self.readings.get(uuid, Vitals())

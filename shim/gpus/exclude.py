@@ -42,6 +42,10 @@ class Exclusion(msgspec.Struct, frozen=True):
             return self.uuid in (gpu.uuid.lower(), (gpu.mig_parent or "").lower())
         return gpu.pci is not None and normal_pci(gpu.pci) == self.pci
 
+    def covers_also_when_gone(self, gpu: GpuInfo) -> bool:
+        """The index of a GPU that is gone is another one's now."""
+        return self.index is None and self.covers(gpu)
+
 
 def normal_pci(text: str) -> str | None:
     """Lower case with a domain of eight digits, as in `00000000:17:00.0`; None: no address."""

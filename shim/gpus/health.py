@@ -106,6 +106,11 @@ def lost() -> Finding:
     return Finding(key="lost", words="the GPU is lost", cordon=True)
 
 
+def gone() -> Finding:
+    words = "the GPU is lost: the driver does not have it any more"
+    return Finding(key="lost", words=words, cordon=True)
+
+
 def record_damaged() -> Finding:
     return Finding(key="record", words=_DAMAGED, cordon=True)
 

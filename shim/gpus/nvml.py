@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +63,8 @@ class NvmlGpus:
         self._library = Lane("nvml")
         self._lanes: dict[int, Lane] = {}
         self._units: dict[str, _Unit] = {}
+        self._boards: dict[int, str] = {}
+        self._is_complete = False
         self._listener: XidListener | None = None
         self._xids: asyncio.Queue[Xid] = asyncio.Queue()
 
@@ -87,6 +89,7 @@ class NvmlGpus:
 
     async def list(self) -> tuple[GpuInfo, ...]:
         """Also notices a driver that was loaded after the shim was started."""
+        self._is_complete = False
         if self._nvml is None:
             return ()
         try:
@@ -96,6 +99,8 @@ class NvmlGpus:
         except GpuError as error:
             log.debug("the driver does not list its GPUs: %s", error)
             return tuple(unit.info for unit in self._units.values())
+        self._boards = {index: uuid for index, uuid in self._boards.items() if index < count}
+        self._is_complete = count > 0
         found = await asyncio.gather(*(self._describe(index) for index in range(count)))
         self._say_in_vain()
         units = [unit for some in found for unit in some]
@@ -103,6 +108,16 @@ class NvmlGpus:
         await asyncio.gather(*(self._measure_links(unit, units) for unit in units))
         self._listen(units)
         return tuple(unit.info for unit in units)
+
+    def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
+        there = set(self._boards.values())
+        return frozenset(
+            gpu.uuid
+            for gpu in boards
+            if self._is_complete
+            and gpu.uuid not in there
+            and not any(one.covers_also_when_gone(gpu) for one in self._excluded)
+        )
 
     async def vitals(self, uuid: str) -> Vitals:
         unit = self._units.get(uuid)
@@ -142,7 +157,9 @@ class NvmlGpus:
         try:
             units = await self._ask(self._lane(index), lambda: self._read_units(index), seconds)
         except GpuError as error:
+            self._is_complete = self._is_complete and isinstance(error, GpuLost)
             if not known:
+                self._boards.pop(index, None)
                 log.error("GPU %d cannot be offered: %s", index, error)
             return known
         return [unit for unit in units if not self._is_excluded(unit.info)]
@@ -174,6 +191,7 @@ class NvmlGpus:
             numa=self._numa(board, pci),
             devices=(f"/dev/nvidia{number}",),
         )
+        self._boards[index] = whole.uuid
         if not self._or(lambda: nvml.nvmlDeviceGetMigMode(board)[0], 0):
             return [_Unit(whole, board, board)]
         return [self._read_instance(whole, number, board, h) for h in self._instances(board)]

@@ -2,7 +2,8 @@
 
 Errors that the driver announces (XIDs) are waited for; what it only answers when asked (lost GPUs,
 ECC, remapped rows, its verdict, memory in use) is read once a second. A broken GPU is cordoned in
-memory at once, then on disk, and stays so across restarts until its operator clears it.
+memory at once, then on disk, and stays so across restarts until its operator clears it. One that
+the machine had and has no more, by two listings, is broken too, also when it went unseen.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 from shim.gpus import health
 from shim.gpus.base import GpuError, GpuLost, Gpus, GpuSilent, Vitals, Xid
 from shim.gpus.health import Fault, Finding
+from shim.gpus.roll import Roll
 from shim.records import Records
 from shim.schemas import GpuInfo
 
@@ -26,8 +28,11 @@ log = logging.getLogger(__name__)
 READ_EVERY = 0.9
 LIST_EVERY = 30.0
 """Seconds; GPUs come and go seldom (a driver that was loaded late, MIG set up anew)."""
+CONFIRM_AFTER = 1.0
+"""Seconds until what a listing lacks is looked for again: a machine that boots may not be done."""
 
 _SILENT = "the driver does not answer for it"
+_GONE = "the driver does not have it any more"
 
 Told = Callable[[GpuInfo, Finding, str], Awaitable[None]]
 """A GPU, what was found about it, and the line for the logs of those who have it."""
@@ -46,29 +51,37 @@ class _Known:
 class GpuWatch:
     """`changed` is called when what may be offered has changed, `told` for each finding."""
 
-    def __init__(self, gpus: Gpus, faults: Records[Fault]) -> None:
+    def __init__(self, gpus: Gpus, faults: Records[Fault], roll: Roll) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.told: Told = _nobody
         self._gpus = gpus
         self._records = faults
         self._faults: dict[str, Fault] = {}
         self._known: dict[str, _Known] = {}
+        self._roll = roll
+        self._gone: frozenset[str] = frozenset()
+        self._listing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def driver(self) -> str | None:
         return self._gpus.driver
 
-    async def open(self) -> None:
-        """Every GPU was looked at once. Raises OSError when the faults cannot be read."""
+    async def open(self, held: Iterable[str] = ()) -> None:
+        """Every GPU was looked at once, and one that was lost meanwhile is cordoned; `held` are
+        those of tasks that live. Raises OSError when the records cannot be read."""
         loaded = await self._records.load()
         self._faults = {fault.gpu.uuid: fault for fault in loaded.records.values()}
         for uuid in loaded.damaged:
             log.error("the record of a broken GPU is damaged and set aside: %s", uuid)
             unknown = GpuInfo(uuid=uuid, index=0, name="unknown", memory=0)
             await self._cordon(unknown, health.record_damaged())
+        await self._roll.load(held)
         await self._gpus.open()
         await self._list()
+        if self._is_to_confirm():
+            await asyncio.sleep(CONFIRM_AFTER)
+            await self._list()
         await self.look(self._known)
         self._tasks = [
             asyncio.create_task(self._keep_reading(), name="gpu readings"),
@@ -114,12 +127,18 @@ class GpuWatch:
 
     async def clear(self, uuid: str) -> None:
         """The operator vouches for a cordoned GPU, or for that of an instance; it is looked at
-        before this returns, and may be found broken again. Raises OSError."""
+        before this returns, and may be found broken again. One that is gone is forgotten. Raises
+        OSError."""
         whole = self._whole(uuid)
+        await self._roll.forget(whole)
         await self._records.delete(whole)
         fault = self._faults.pop(whole, None)
         if fault is not None:
             log.info("GPU %s is cleared: %s", whole, fault.finding.words)
+        if whole in self._gone:
+            self._gone -= {whole}
+            for known in self._units(whole):
+                del self._known[known.info.uuid]
         self.changed()
         await self._list()
         await self.look([known.info.uuid for known in self._units(whole)])
@@ -138,26 +157,48 @@ class GpuWatch:
 
     async def _keep_listing(self) -> None:
         while True:
-            await asyncio.sleep(LIST_EVERY)
+            await asyncio.sleep(CONFIRM_AFTER if self._is_to_confirm() else LIST_EVERY)
             before = self.infos()
             await self._list()
             self._tell_change(before)
 
     async def _list(self) -> None:
-        found = {gpu.uuid: gpu for gpu in await self._gpus.list()}
+        async with self._listing:
+            found = {gpu.uuid: gpu for gpu in await self._gpus.list()}
+            await self._roll.remember(found.values())
+            gone = self._gpus.missing(self._roll.boards())
+            confirmed = gone & self._gone
+            self._gone = gone
+            self._take_over(found)
+        for board in confirmed:
+            for known in self._units(board)[:1]:
+                await self._found(known.info, health.gone())
+
+    def _take_over(self, found: dict[str, GpuInfo]) -> None:
+        gone = {gpu.uuid: gpu for board in self._gone for gpu in self._roll.units(board)}
         split = {gpu.mig_parent for gpu in found.values()}
         for uuid, known in list(self._known.items()):
             is_regrouped = uuid in split or (known.info.mig_parent is not None and found)
-            if uuid not in found and is_regrouped:
+            if uuid not in found and uuid not in gone and is_regrouped:
                 del self._known[uuid]
-        for uuid, gpu in found.items():
+        for uuid, gpu in (gone | found).items():
             if uuid in self._known:
                 self._known[uuid].info = gpu
             else:
                 self._known[uuid] = _Known(gpu)
+        for uuid in gone:
+            self._known[uuid].problem = _GONE
+
+    def _is_to_confirm(self) -> bool:
+        return bool(self._gone - self._faults.keys())
+
+    def _is_gone(self, gpu: GpuInfo) -> bool:
+        return (gpu.mig_parent or gpu.uuid) in self._gone
 
     async def _read_one(self, known: _Known) -> None:
         uuid = known.info.uuid
+        if self._is_gone(known.info):
+            return
         try:
             now = await self._gpus.vitals(uuid)
         except GpuLost:

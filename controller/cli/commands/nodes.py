@@ -265,7 +265,8 @@ def stop_task(name: str, task: str, /, *, json: Json = False) -> int:
 
 
 def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:
-    """Offer a GPU again that was found broken, once you have repaired it or know better.
+    """Offer a GPU again that was found broken, once you have repaired it or know better; forget one
+    that you have taken out.
 
     Parameters
     ----------
@@ -273,7 +274,9 @@ def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:
         Its UUID; `node list` names GPUs that are not offered, and why.
     """
     data = settings.client().post(node_path(name, f"gpus/{quote(gpu, safe='')}/clear"), {})
-    return _show(data, json, f"offers GPU {gpu} again")
+    is_there = gpu in {one.uuid for one in decode(data, NodeView).gpus}
+    done = f"offers GPU {gpu} again" if is_there else f"waits for GPU {gpu} no longer"
+    return _show(data, json, done)
 
 
 def resume(name: str, /, *, json: Json = False) -> int:

@@ -15,6 +15,7 @@ import pytest
 from shim.gpus.base import GpuError, GpuLost, GpuSilent, Recovery
 from shim.gpus.health import Fault
 from shim.gpus.nvml import NvmlGpus
+from shim.gpus.roll import Entry, Roll
 from shim.gpus.watch import GpuWatch
 from shim.records import MemoryRecords
 from shim.schemas import GpuInfo, GpuLink
@@ -29,9 +30,11 @@ XID_RECEIVED_WITHIN = 5.0
 
 
 @asynccontextmanager
-async def watching(gpus: NvmlGpus) -> AsyncIterator[GpuWatch]:
+async def watching(
+    gpus: NvmlGpus, seen: MemoryRecords[Entry] | None = None
+) -> AsyncIterator[GpuWatch]:
     faults: MemoryRecords[Fault] = MemoryRecords()
-    watch = GpuWatch(gpus, faults)
+    watch = GpuWatch(gpus, faults, Roll(MemoryRecords() if seen is None else seen))
     await watch.open()
     try:
         yield watch
@@ -325,3 +328,86 @@ async def test_a_gpu_that_hangs_is_withdrawn_within_two_seconds_and_comes_back(
         assert await withdrawn_after(watch, [1]) < CORDONED_WITHIN
         machine.tell()
         await eventually(lambda: offered(watch) == [0, 1])
+
+
+async def seen_by(open_gpus: OpenGpus) -> MemoryRecords[Entry]:
+    """What a shim on this machine remembers."""
+    seen: MemoryRecords[Entry] = MemoryRecords()
+    async with open_gpus() as gpus, watching(gpus, seen):
+        return seen
+
+
+@pytest.mark.parametrize("how", ["off the bus", "not listed"])
+async def test_a_gpu_that_is_gone_after_a_restart_is_lost(
+    open_gpus: OpenGpus, machine: StandIn, how: str
+) -> None:
+    seen = await seen_by(open_gpus)
+    if how == "off the bus":
+        machine.change(0, lost=1)
+    else:
+        machine.gpus[0] = machine.gpus.pop(1)
+        machine.tell()
+    async with open_gpus() as gpus, watching(gpus, seen) as watch:
+        by_uuid = {one.uuid: one.message for one in watch.infos()}
+        words = "cordoned: the GPU is lost: the driver does not have it any more"
+        assert by_uuid == {uuid(0): words, uuid(1): None}
+
+
+@pytest.mark.parametrize("excluded", [uuid(0), "17:00.0"])
+async def test_a_gpu_that_is_gone_and_excluded_is_not_lost(
+    open_gpus: OpenGpus, machine: StandIn, excluded: str
+) -> None:
+    seen = await seen_by(open_gpus)
+    machine.change(0, lost=1)
+    async with open_gpus(excluded) as gpus, watching(gpus, seen) as watch:
+        assert [(one.uuid, one.healthy) for one in watch.infos()] == [(uuid(1), True)]
+
+
+async def test_the_index_of_an_exclusion_is_no_excuse_for_a_gpu_that_is_gone(
+    open_gpus: OpenGpus, machine: StandIn
+) -> None:
+    """With the first card gone, the index names the second one."""
+    seen = await seen_by(open_gpus)
+    machine.gpus[0] = machine.gpus.pop(1)
+    machine.tell()
+    async with open_gpus("0") as gpus, watching(gpus, seen) as watch:
+        assert [(one.uuid, one.healthy) for one in watch.infos()] == [(uuid(0), False)]
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_a_gpu_that_is_there_and_not_offered_is_not_lost(
+    open_gpus: OpenGpus, machine: StandIn, split: bool
+) -> None:
+    """One in MIG mode without instances, or one that the operator keeps."""
+    seen = await seen_by(open_gpus)
+    if split:
+        machine.change(0, mig=1)
+    async with open_gpus(*([] if split else ["0"])) as gpus, watching(gpus, seen) as watch:
+        assert [(one.uuid, one.healthy) for one in watch.infos()] == [(uuid(1), True)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "init 9",
+        "init 18",
+        "fail nvmlDeviceGetCount_v2 999",
+        "fail nvmlDeviceGetHandleByIndex_v2 999",
+        "fail nvmlDeviceGetHandleByIndex_v2 999 0",
+        "fail nvmlDeviceGetUUID 4 0",
+        "hang nvmlDeviceGetUUID 0",
+    ],
+)
+async def test_a_driver_that_does_not_answer_has_lost_no_gpu(
+    open_gpus: OpenGpus, machine: StandIn, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shim.gpus.nvml.OPEN_SECONDS", 0.3)
+    monkeypatch.setattr("shim.gpus.watch.LIST_EVERY", 0.2)
+    seen = await seen_by(open_gpus)
+    machine.tell(line)
+    async with open_gpus() as gpus, watching(gpus, seen) as watch:
+        await watch.clear(uuid(9))  # lists them once more
+        assert uuid(0) not in {one.uuid for one in watch.infos()}
+        machine.tell()
+        await eventually(lambda: offered(watch) == [0, 1])
+        assert not watch.is_cordoned(uuid(0))

@@ -36,6 +36,21 @@ async def test_a_cleared_gpu_is_shown_as_its_node_has_it_now(
     assert node.shim.asked == [("clear_gpu", "GPU-0")]
 
 
+async def test_a_gpu_that_its_node_has_forgotten_is_forgotten(
+    api: TestClient[Any, Any], node: FakeConnection
+) -> None:
+    """It was taken out: one word is enough, and the node is fit."""
+    node.shim.info = node_info(gpus=())
+    async with api.post(CLEAR) as answer:
+        assert answer.status == 200
+        said = await answer.json()
+    assert (said["gpus"], said["unfit"]) == ([], None)
+    async with api.get("/v1/nodes/here") as answer:
+        said = await answer.json()
+    assert (said["gpus"], said["unfit"]) == ([], None)
+    assert node.shim.asked == [("clear_gpu", "GPU-0")]
+
+
 @pytest.mark.parametrize(
     ("refusal", "shape"),
     [

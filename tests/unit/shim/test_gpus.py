@@ -28,6 +28,7 @@ OTHER = msgspec.structs.replace(GPU, uuid="GPU-b", index=1)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "READ_EVERY", 0.01)
+    monkeypatch.setattr(watch, "CONFIRM_AFTER", 0.01)
 
 
 @pytest.fixture
@@ -98,6 +99,37 @@ async def test_a_task_keeps_what_was_found_about_a_gpu_that_was_cordoned_under_i
         assert "XID 79" in (supervisor.info("t1").gpu_fault or "")
     async with node.shim() as service:
         assert "XID 79" in (service.supervisor.info("t1").gpu_fault or "")
+
+
+async def test_a_gpu_that_was_lost_while_the_shim_was_down_is_told_to_its_task(
+    node: Node, gpus: MemoryGpus
+) -> None:
+    async with node.shim() as service:
+        await running(service, "t1", wants(uuids=["GPU-a"]))
+        await running(service, "t2", wants(place="place-2", uuids=["GPU-b"]))
+    gpus.gpus = (OTHER,)
+    for _ in range(2):
+        async with node.shim() as service:
+            supervisor = service.supervisor
+            (notice,) = supervisor.info("t1").notices
+            assert notice.text == supervisor.info("t1").gpu_fault
+            assert notice.text.startswith("[gpu-health] GPU 0 (H100, GPU-a): the GPU is lost")
+            assert (supervisor.info("t2").notices, supervisor.info("t2").gpu_fault) == ((), None)
+            assert [one.healthy for one in (await service.node()).gpus] == [False, True]
+
+
+@pytest.mark.parametrize(("exit_code", "is_told"), [(0, False), (1, True)])
+async def test_a_lost_gpu_excuses_the_error_of_its_task_and_spoils_no_success(
+    node: Node, gpus: MemoryGpus, exit_code: int, is_told: bool
+) -> None:
+    async with node.shim() as service:
+        await running(service, "t1", wants(uuids=["GPU-a"]))
+    (container,) = node.host.containers.values()
+    container.end(exit_code)
+    gpus.gpus = (OTHER,)
+    async with node.shim() as service:
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+        assert (ended.exit_code, ended.gpu_fault is not None) == (exit_code, is_told)
 
 
 async def test_a_broken_gpu_is_refused_by_name_and_left_out_of_a_choice(

@@ -12,6 +12,7 @@ import pytest
 from shim.gpus import MemoryGpus, watch
 from shim.gpus.base import GpuLost, GpuSilent, Recovery, Vitals
 from shim.gpus.health import Fault, Finding
+from shim.gpus.roll import Entry, Roll
 from shim.gpus.watch import GpuWatch
 from shim.records import DiskRecords, FailingRecords, MemoryRecords, Records, TwinRecords
 from shim.schemas import GpuInfo
@@ -25,12 +26,13 @@ HEALTHY = Vitals(recovery=Recovery.NONE)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "READ_EVERY", 0.01)
     monkeypatch.setattr(watch, "LIST_EVERY", 0.02)
+    monkeypatch.setattr(watch, "CONFIRM_AFTER", 0.02)
 
 
 class World:
-    def __init__(self, gpus: MemoryGpus, faults: Records[Fault]) -> None:
+    def __init__(self, gpus: MemoryGpus, faults: Records[Fault], seen: Records[Entry]) -> None:
         self.gpus = gpus
-        self.watch = GpuWatch(gpus, faults)
+        self.watch = GpuWatch(gpus, faults, Roll(seen))
         self.told: list[tuple[str, str]] = []
         self.changes = 0
         self.watch.told = self._tell
@@ -54,9 +56,14 @@ class World:
 
 
 @asynccontextmanager
-async def world(gpus: MemoryGpus, faults: Records[Fault]) -> AsyncIterator[World]:
-    it = World(gpus, faults)
-    await it.watch.open()
+async def world(
+    gpus: MemoryGpus,
+    faults: Records[Fault],
+    seen: Records[Entry] | None = None,
+    held: tuple[str, ...] = (),
+) -> AsyncIterator[World]:
+    it = World(gpus, faults, MemoryRecords() if seen is None else seen)
+    await it.watch.open(held)
     try:
         yield it
     finally:
