@@ -138,7 +138,8 @@ class JobView(_View, frozen=True):
 class RunView(_View, frozen=True):
     """`allocations` are the places that are not given back yet, `children` the live runs submitted
     with this one as their parent, `occurrences` the latest ones of a scheduled run that are over.
-    `triggered_at`: when the present one began."""
+    `triggered_at`: when the present one began; `next_triggered_at`: null while nothing triggers it,
+    such as a suspension."""
 
     id: str
     name: str

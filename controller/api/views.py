@@ -39,6 +39,7 @@ from controller.lifecycle.model import (
     RunState,
     Switch,
 )
+from controller.lifecycle.occurrences import next_trigger_at
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.links.hostkeys import fingerprint
 from controller.service.nodes import NodeUse
@@ -71,7 +72,7 @@ def run_view(
         message=run.message,
         incarnation=_incarnation(run.incarnation),
         occurrence=run.occurrence,
-        next_triggered_at=iso_or_none(run.next_triggered_at),
+        next_triggered_at=iso_or_none(next_trigger_at(run)),
         suspended=run.suspended,
         parent_id=run.parent_id,
         deployment=run.deployment,
@@ -249,7 +250,7 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         jobs=sum(not job.scaled_down for job in state.jobs),
         jobs_running=sum(attempt.status is AttemptStatus.RUNNING for attempt in current),
         suspended=run.suspended,
-        next_triggered_at=iso_or_none(run.next_triggered_at),
+        next_triggered_at=iso_or_none(next_trigger_at(run)),
         parent_id=run.parent_id,
     )
 

@@ -6,6 +6,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
+from controller.lifecycle.occurrences import waits_for_trigger
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from controller.pipelines.turns import Turns
 from controller.scheduling.explain import Waiting
@@ -32,17 +33,18 @@ class ExplainService:
         """Raises NotFound, Forbidden, StoreUnavailable."""
         state = await self._runs.seen(key, user)
         found = self._turns.scheduler.explain(state.run.id, self._clock.now(), names_for(user))
-        about = None if found else _why_nothing_waits(state)
+        about = None if found else why_nothing_waits(state)
         return Explanation(state=state, about=about, waiting=tuple(found))
 
 
-def _why_nothing_waits(state: RunState) -> str:
+def why_nothing_waits(state: RunState) -> str:
+    """In one sentence, for a run of which no job waits for a place."""
     run = state.run
     if run.status in FINAL_RUN_STATUSES:
         return f"it has ended: {run.status}"
     if run.suspended:
         return f"it is suspended: `fairlead resume {run.name}` lets it go on"
-    if run.next_triggered_at is not None:
+    if waits_for_trigger(run):
         return "it waits for its next trigger"
     if any(job.retry_at is not None for job in state.jobs):
         return "it waits before a job is tried again"

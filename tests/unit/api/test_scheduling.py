@@ -9,8 +9,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from controller.lifecycle.model import NodeStatus
+from controller.service.explaining import why_nothing_waits
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.api.test_inventory import hold
+from tests.unit.lifecycle.test_occurrences import Scheduled
 from tests.unit.scheduling.cluster import gpu_node
 
 TASK = {"type": "task", "commands": ["true"], "resources": {"cpu": 1, "memory": "1GB"}}
@@ -142,6 +144,14 @@ async def test_jobs_that_wait_for_the_same_thing_are_told_together(
     large, small = (await explain(api, "several"))["waiting"]
     assert (large["jobs"], large["position"]) == (["large/0", "large/1", "large/2"], 1)
     assert (small["jobs"], small["position"]) == (["small/0", "small/1"], 4)
+
+
+def test_a_run_is_told_to_wait_for_its_trigger_between_occurrences_only() -> None:
+    play = Scheduled()
+    between = why_nothing_waits(play.state)
+    play.to_trigger().to_running()
+    assert between == "it waits for its next trigger"
+    assert why_nothing_waits(play.state) == "none of its jobs waits for a place"
 
 
 async def test_explain_hides_the_names_of_others_runs(

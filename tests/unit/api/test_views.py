@@ -266,5 +266,12 @@ def test_the_summary_names_nodes_and_exit_code() -> None:
     assert (summary.jobs, summary.jobs_running) == (1, 0)
 
 
+def test_a_suspended_run_has_no_next_trigger() -> None:
+    run = msgspec.structs.replace(FULL.run, suspended=True)
+    state = msgspec.structs.replace(FULL, run=run)
+    assert run_view(state, {}).next_triggered_at is None
+    assert run_summary(state, {}).next_triggered_at is None
+
+
 def test_times_are_rounded_to_milliseconds() -> None:
     assert iso(0.9996) == "1970-01-01T00:00:01.000Z"
