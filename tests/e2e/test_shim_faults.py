@@ -27,6 +27,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.e2e
 
 KILLS = 6
+READY = ': > "$2/ready"'
 STOP = TerminateRequest(grace=5, reason="terminated_by_user")
 
 
@@ -57,14 +58,21 @@ def lab(folder: Path, docker: DockerDaemon) -> Iterator[KillLab]:
 
 
 async def started(lab: KillLab) -> tuple[TaskRequest, TaskInfo]:
+    """And its script is where it waits for signals."""
     wanted = lab.request(0, device=False)
     async with client_of(lab.shim) as client:
         await client.put_task("t0", wanted, fence=FENCE)
-        return wanted, await until(client, "t0", TaskStatus.RUNNING)
+        running = await until(client, "t0", TaskStatus.RUNNING)
+    await eventually((job_folder(lab) / "ready").exists)
+    return wanted, running
+
+
+def job_folder(lab: KillLab) -> Path:
+    return lab.shim.data / "tasks/t0/job"
 
 
 def starts(lab: KillLab) -> list[str]:
-    return (lab.shim.data / "tasks/t0/job/starts").read_text().splitlines()
+    return (job_folder(lab) / "starts").read_text().splitlines()
 
 
 async def test_kill_nine_at_any_step_loses_nothing_and_leaves_nothing(lab: KillLab) -> None:
@@ -137,7 +145,7 @@ async def test_a_dockerd_that_ends_its_containers_ends_the_task_once_and_keeps_i
 async def test_a_dockerd_that_ends_its_containers_while_the_shim_is_down_charges_no_job(
     lab: KillLab, docker: DockerDaemon, *, abruptly: bool
 ) -> None:
-    lab.be('echo start >> "$2/starts"; trap "exit 143" TERM; sleep 100000 & wait')
+    lab.be(f'echo start >> "$2/starts"; trap "exit 143" TERM; {READY}; sleep 100000 & wait')
     await asyncio.to_thread(lab.shim.start)
     await started(lab)
     await asyncio.to_thread(lab.shim.kill9)
@@ -161,7 +169,7 @@ async def test_a_dockerd_that_ends_its_containers_while_the_shim_is_down_charges
 async def test_an_end_while_the_shim_is_down_is_told_by_what_dockerd_remembers(
     lab: KillLab, docker: DockerDaemon, how: tuple[str, ...], reason: str
 ) -> None:
-    lab.be("exec sleep 100000")
+    lab.be(f"{READY}; exec sleep 100000")
     await asyncio.to_thread(lab.shim.start)
     await started(lab)
     await asyncio.to_thread(lab.shim.kill9)
@@ -188,7 +196,6 @@ async def test_an_act_whose_answer_is_lost_is_done_once(
         await asyncio.to_thread(lab.shim.start)
         lossy.lose(act)
         _, info = await started(lab)
-        await eventually((lab.shim.data / "tasks/t0/job/starts").exists)
         containers = await asyncio.to_thread(docker.docker, "ps", "-aq", "--no-trunc")
         await asyncio.to_thread(lab.shim.kill9)
     assert (containers, len(lossy.lost)) == (info.container_id, 1)

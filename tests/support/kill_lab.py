@@ -61,6 +61,7 @@ _SAID = b"start\n"
 _SCRIPT = """#!/bin/sh
 echo start >> "$2/starts"
 trap 'exit 0' TERM
+: > "$2/ready"
 sleep 100000 & wait
 """
 
