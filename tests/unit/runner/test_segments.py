@@ -145,6 +145,48 @@ def test_reopening_keeps_start_end_and_marker(open_log: Open) -> None:
     assert payload(read_all(again.reader(again.start))) == text[log.start :]
 
 
+def test_a_kill_between_the_marker_and_what_it_replaces_doubles_nothing(open_log: Open) -> None:
+    log = open_log(segment_size=4 * KIB, quota=16 * KIB)
+    while not log.start:
+        written(log, 1, 100)
+    oldest = log.segments[0]
+    replaced = oldest.path.read_bytes()
+    while log.start < oldest.end:
+        written(log, 1, 100)
+    log.close()
+    assert log.start == oldest.end
+    oldest.path.write_bytes(replaced)
+    again = open_log(segment_size=4 * KIB, quota=16 * KIB)
+    assert (again.start, again.end, oldest.path.exists()) == (log.start, log.end, False)
+
+
+def test_a_marker_that_is_alone_in_its_segment_is_kept_when_reopened(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes what is small, and the runner is killed before it takes more."""
+    log = open_log(segment_size=4 * KIB)
+    written(log, 5, 4 * KIB)
+
+    def nearly_full(fd: int, data: bytes) -> None:
+        if len(data) > KIB:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.segments.write_all", nearly_full)
+        log.append(Stream.STDOUT, b"x" * 2 * KIB)
+        log.append(Stream.STDOUT, b"y" * 2 * KIB)
+    log.close()
+    again = open_log(segment_size=4 * KIB)
+    again.append(Stream.STDOUT, b"after")
+    frames = read_all(again.reader(0))
+    assert all(a.end == b.offset for a, b in pairwise(frames))
+    assert [(f.offset, f.end, f.stream) for f in frames[-2:]] == [
+        (20 * KIB, 22 * KIB, Stream.MARKER),
+        (22 * KIB, 22 * KIB + 5, Stream.STDOUT),
+    ]
+
+
 def test_what_cannot_be_written_is_counted_by_a_marker(
     open_log: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
