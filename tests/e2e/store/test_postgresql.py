@@ -28,6 +28,7 @@ from controller.store.postgresql import PostgresqlDatabase
 from controller.store.sql import SqlStore
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.store_contract import MakeStore, RefusalContract, StoreContract
+from tests.support.store_history_contract import HistoryContract
 from tests.unit.store.samples import a_run, an_event, submission
 
 pytestmark = pytest.mark.e2e
@@ -39,6 +40,10 @@ def make_store(database_url: str) -> MakeStore:
 
 
 class TestStore(StoreContract):
+    pass
+
+
+class TestHistory(HistoryContract):
     pass
 
 

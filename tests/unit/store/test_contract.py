@@ -12,6 +12,7 @@ from controller.store.memory import MemoryDatabase, MemoryStore
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 from tests.support.store_contract import MakeStore, RefusalContract, StoreContract
+from tests.support.store_history_contract import HistoryContract
 
 
 @pytest.fixture(params=["sqlite", "memory", "disk_full_but_free_again"])
@@ -31,6 +32,10 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 
 class TestStore(StoreContract):
+    pass
+
+
+class TestHistory(HistoryContract):
     pass
 
 

@@ -1,0 +1,147 @@
+"""What every store promises about a run that has had many attempts: the recent ones come with its
+state, the others in pages, and the oldest are forgotten. Used as `store_contract` is.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from controller.lifecycle.recent import KEPT_ATTEMPTS, recent
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.store.base import Changes, Store
+from tests.support.store_contract import Opened
+from tests.unit.store.samples import (
+    a_run,
+    an_attempt,
+    an_event,
+    change,
+    submission,
+    with_history,
+    with_status,
+)
+
+
+class HistoryContract(Opened):
+    async def test_a_run_comes_back_with_what_is_recent_of_it(self, store: Store) -> None:
+        whole = with_history(a_run(), 50)
+        await store.commit(submission(whole))
+        found = await store.find_run("run1")
+        (loaded,) = (await store.load()).runs
+
+        assert found is not None
+        for state in (found, loaded, *await store.list_runs()):
+            (job,) = state.jobs
+            assert job.attempts == whole.jobs[0].attempts[-KEPT_ATTEMPTS:]
+            assert [place.id for place in state.allocations] == [
+                f"run1-place-{number}" for number in range(51 - KEPT_ATTEMPTS, 51)
+            ]
+        assert loaded == recent(whole)
+
+    async def test_all_of_a_present_occurrence_is_counted(self, store: Store) -> None:
+        state = a_run()
+        ended = [
+            an_attempt("run1", number, status=AttemptStatus.FAILED, finished_at=150.0)
+            for number in range(50)
+        ]
+        attempts = tuple(msgspec.structs.replace(one, cleanup_unknown=False) for one in ended)
+        jobs = (msgspec.structs.replace(state.jobs[0], attempts=attempts),)
+        whole = msgspec.structs.replace(state, jobs=jobs, allocations=())
+        await store.commit(submission(whole))
+
+        (loaded,) = (await store.load()).runs
+        assert loaded == recent(whole)
+        assert loaded.jobs[0].past.failures == 50 - len(loaded.jobs[0].attempts) > 20
+
+    async def test_what_a_state_no_longer_has_stays_stored(self, store: Store) -> None:
+        whole = with_history(a_run(), 50)
+        await store.commit(submission(whole))
+        kept = recent(whole)
+        await store.commit(change(kept, with_status(kept, RunStatus.TERMINATING)))
+
+        history = await store.attempts("run1")
+        assert history == list(whole.jobs[0].attempts)
+        (loaded,) = (await store.load()).runs
+        assert loaded == with_status(kept, RunStatus.TERMINATING)
+
+    async def test_history_is_told_in_pages_by_occurrence_job_id_and_number(
+        self, store: Store
+    ) -> None:
+        whole = with_history(a_run(), 7)
+        await store.commit(submission(whole, a_run("run2")))
+        attempts = list(whole.jobs[0].attempts)
+
+        first = await store.attempts("run1", limit=4)
+        rest = await store.attempts("run1", limit=4, after=first[-1].id)
+        assert first + rest == attempts
+        assert await store.attempts("run1", after="nobody") == []
+        assert await store.attempts("run1", occurrence=3) == [attempts[2]]
+        assert await store.attempts("run1", job_id="run1-job", key="5") == [attempts[5]]
+        assert await store.attempts("run1", key="run1-attempt-6") == [attempts[6]]
+        assert await store.attempts("run1", key="9" * 30) == []
+        assert await store.attempts("run1", job_id="run2-job") == []
+
+    async def test_use_of_places_that_left_the_state_still_counts(self, store: Store) -> None:
+        now = time.time()
+        whole = with_history(a_run(), 50, day=60.0)
+        places = tuple(
+            msgspec.structs.replace(
+                place,
+                created_at=now - 90.0,
+                released_at=None if place.released_at is None else now - 30.0,
+            )
+            for place in whole.allocations
+        )
+        await store.commit(submission(msgspec.structs.replace(whole, allocations=places)))
+
+        snapshot = await store.load()
+        at_hand = len(snapshot.runs[0].allocations)
+        assert at_hand == KEPT_ATTEMPTS
+        assert len(snapshot.past_use) == 50 - at_hand
+        assert {(use.user, use.end) for use in snapshot.past_use} == {("ada", now - 30.0)}
+
+    async def test_earlier_occurrences_of_live_runs_are_forgotten(self, store: Store) -> None:
+        day = 86400.0
+        whole = with_history(a_run(), 50)
+        events = [an_event("run1", attempt_id=one.id) for one in whole.jobs[0].attempts]
+        stays = an_event("run2")
+        await store.commit(
+            Changes(
+                runs=submission(whole, a_run("run2")).runs,
+                events=(an_event("run1", attempt_id=None), *events, stays),
+            )
+        )
+        cut = 10 * day
+
+        assert await store.forget_attempts(finished_before=cut, limit=6) == 6
+        assert await store.forget_attempts(finished_before=cut, limit=6) == 4
+        assert await store.forget_attempts(finished_before=cut, limit=6) == 0
+        left = await store.attempts("run1")
+        assert left == list(whole.jobs[0].attempts[10:])
+        told = [stored.event for stored in await store.events()]
+        assert told == [*events[10:], stays]
+        (loaded, other) = (await store.load()).runs
+        assert (loaded.run.id, other) == ("run1", a_run("run2"))
+        assert loaded == recent(whole)
+        await store.forget_attempts(finished_before=1000 * day, limit=1000)
+        assert await store.attempts("run1") == list(whole.jobs[0].attempts[-KEPT_ATTEMPTS:])
+
+    async def test_an_old_attempt_that_still_occupies_its_place_is_not_forgotten(
+        self, store: Store
+    ) -> None:
+        whole = with_history(a_run(), 50)
+        orphan = msgspec.structs.replace(
+            whole.allocations[3], state=AllocationState.ORPHANED, released_at=None
+        )
+        places = (*whole.allocations[:3], orphan, *whole.allocations[4:])
+        whole = msgspec.structs.replace(whole, allocations=places)
+        await store.commit(submission(whole))
+
+        assert await store.forget_attempts(finished_before=1e12, limit=1000) == 29
+        left = await store.attempts("run1")
+        assert left[0].allocation_id == orphan.id
+        (loaded,) = (await store.load()).runs
+        kept = recent(whole)
+        assert loaded.jobs == kept.jobs
+        assert {place.id for place in loaded.allocations} == {p.id for p in kept.allocations}
