@@ -15,6 +15,7 @@ import sys
 
 from entrypoint.init import adopt_orphans
 from entrypoint.ssh.door import Door
+from entrypoint.ssh.port import OpenPort
 from runner.children import Children
 from runner.early import Early
 from runner.options import Options, complain
@@ -24,10 +25,12 @@ from runner.sockets import SocketUnusable
 __all__ = ["live", "parts", "run"]
 
 
-async def live(options: Options, children: Children, early: Early | None) -> int:
+async def live(
+    options: Options, children: Children, early: Early | None, port: OpenPort | None
+) -> int:
     """One container's life; the status to exit with."""
     adopt_orphans(children)
-    door = Door(options.task, children)
+    door = Door(options.task, children, port)
     door.open()
     try:
         return await serve(options, children, early=early)
@@ -35,12 +38,18 @@ async def live(options: Options, children: Children, early: Early | None) -> int
         await door.close()
 
 
-def run(program: str, options: Options, children: Children, early: Early | None) -> None:
-    """Does not return."""
+def run(
+    program: str,
+    options: Options,
+    children: Children,
+    early: Early | None,
+    port: OpenPort | None,
+) -> None:
+    """`early` and `port`: what has begun already. Does not return."""
     try:
         log_to(options.task)
         lean.settle()
-        status = asyncio.run(live(options, children, early))
+        status = asyncio.run(live(options, children, early, port))
     except SocketUnusable as error:
         status = complain(program, str(error))
     except OSError as error:

@@ -2,7 +2,7 @@
 
 It listens before anything else but for its ear for SIGTERM, so that whoever wants its runner is not
 refused, and need not try again. As pid 1 it also answers, and starts a job, while the larger part
-of the program is still being loaded (see `runner.early`).
+of the program is still being loaded (see `runner.early`); meanwhile who visits by SSH waits.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def main() -> None:
 
     from importlib import import_module
 
+    from entrypoint.ssh.port import open_early
     from runner.children import Children
     from runner.early import Early
     from runner.options import UMASK, parse
@@ -58,11 +59,13 @@ def main() -> None:
     options = parse(PROGRAM)
     children = Children()
     early = None if listener is None else Early(opened(listener), options, children)
+    port = None
     if early is not None and is_first:
         os.umask(UMASK)
         signal.signal(signal.SIGTERM, early.ask_to_stop)
         if stop_asked:
             early.ask_to_stop()
+        port = open_early(options.task)
         for part in PARTS:
             early.turn()
             import_module(part)
@@ -70,7 +73,7 @@ def main() -> None:
 
     from entrypoint import life
 
-    life.run(PROGRAM, options, children, early)
+    life.run(PROGRAM, options, children, early, port)
 
 
 def _listen(arguments: list[str]) -> int | None:

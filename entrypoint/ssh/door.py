@@ -16,16 +16,15 @@ from typing import Protocol
 
 from entrypoint.ssh import install, openssh
 from entrypoint.ssh.embedded import EmbeddedServer
+from entrypoint.ssh.port import OpenPort, open_port
 from entrypoint.ssh.settings import (
     INSTALL_LOG_NAME,
     Mode,
     SettingsUnusable,
     SshSettings,
-    read_settings,
 )
 from runner.children import Children
 
-_BACKLOG = 64
 _PAUSE_AFTER_FAILURE = 1.0
 
 _log = logging.getLogger(__name__)
@@ -38,24 +37,25 @@ class Server(Protocol):
 
 class Door:
     """`open` once; `close` any number of times. A door that cannot be opened is reported in the
-    runner's log and does not hold the job up."""
+    runner's log and does not hold the job up. `port`: one that is open already."""
 
-    def __init__(self, task: Path, children: Children) -> None:
+    def __init__(self, task: Path, children: Children, port: OpenPort | None = None) -> None:
         self._task = task
         self._children = children
+        self._port = port
         self._listener: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         try:
-            settings = read_settings(self._task)
-            if settings is None:
-                return
-            listener = self._listener = _listen(settings.address, settings.port)
+            port = self._port or open_port(self._task)
         except (SettingsUnusable, OSError) as error:
             _log.error("no SSH: %s", error)
             return
-        self._serving = asyncio.create_task(self._serve(settings, listener), name="ssh door")
+        if port is None:
+            return
+        self._listener = port.listener
+        self._serving = asyncio.create_task(self._serve(*port), name="ssh door")
 
     async def close(self) -> None:
         if self._serving is not None:
@@ -100,19 +100,6 @@ class Door:
             except openssh.NotUsable as error:
                 _log.info("SSH: the embedded server answers: %s", error)
         return EmbeddedServer(self._task, self._children, notice)
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind((address, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from None
-    return listener
 
 
 async def _readable(listener: socket.socket) -> None:

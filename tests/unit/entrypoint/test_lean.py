@@ -39,7 +39,7 @@ def test_it_listens_before_it_has_loaded_what_takes_long(tmp_path: Path) -> None
 def test_a_job_can_begin_before_what_takes_long_is_loaded() -> None:
     loaded = said(
         "import sys; from entrypoint import lean, main; lean.load_msgspec();"
-        "import runner.early, runner.options; print(*sys.modules)"
+        "import runner.early, runner.options, entrypoint.ssh.port; print(*sys.modules)"
     )
     assert "msgspec" in loaded
     late = {"asyncio", "aiohttp", "logging", "inspect", "typing_extensions", "platform", "shutil"}

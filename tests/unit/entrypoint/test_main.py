@@ -14,11 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from entrypoint.ssh.settings import SETTINGS_NAME, SshSettings
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent, StopOrder
 from runner.schemas.frames import Decoder
 from runner.scratch import GIVEN
 from shim.engines.procfs import descendants
+from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 from tests.unit.runner.by_hand import FIRST_PAGE, answer_at, start_of, visitor_at
 from tests.unit.runner.harness import (
@@ -282,6 +284,25 @@ async def test_as_pid_1_it_starts_a_job_before_it_is_loaded(tmp_path: Path) -> N
             page = await asyncio.to_thread(answer_at, reader)
         assert msgspec.json.decode(started.body, type=StatusEvent).state is RunnerState.RUNNING
         assert payload(Decoder().feed(page.body)) == b"one\n"
+        await client.stop(grace=0)
+        await client.ack((await exit_of(client)).log_end)
+        assert await status_of(process) == 128 + signal.SIGTERM
+
+
+async def test_as_pid_1_it_refuses_no_visitor_of_a_job_that_it_started_before_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    settings = SshSettings(address="127.0.0.1", port=free_port(), authorized_keys=())
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / SETTINGS_NAME).write_bytes(msgspec.json.encode(settings))
+    start = start_of(a_job("exec sleep 3600"))
+    async with a_half_loaded_pid_1(tmp_path) as (process, client):
+        with visitor_at(tmp_path / "runner.sock", start) as starter:
+            await go_on(tmp_path, "gate_1")
+            await asyncio.to_thread(answer_at, starter)
+        _, writer = await asyncio.open_connection(settings.address, settings.port)
+        await go_on(tmp_path, "gate_2")
+        writer.close()
         await client.stop(grace=0)
         await client.ack((await exit_of(client)).log_end)
         assert await status_of(process) == 128 + signal.SIGTERM
