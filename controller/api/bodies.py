@@ -18,6 +18,7 @@ from controller.service.submitting import IfExists
 T = TypeVar("T")
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+ClientKey = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -34,7 +35,7 @@ class SubmitBody(_Body, frozen=True):
 
     configuration: dict[str, Any]
     name: str | None = None
-    client_key: str | None = None
+    client_key: ClientKey | None = None
     ssh_keys: tuple[str, ...] = ()
     """OpenSSH public key lines: who may come into the run's containers by SSH."""
     if_exists: IfExists = IfExists.ERROR

@@ -30,6 +30,7 @@ def error_response(status: int, code: str, message: str, field: str | None = Non
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     messages = {
+        400: " ".join((error.text or error.reason).split()),
         404: f"there is no {request.path}; /v1/openapi.json lists what there is",
         405: f"{request.method} is not possible on {request.path}",
         413: f"the body is larger than {request.client_max_size} bytes",

@@ -10,6 +10,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.store.base import StoreRefused, StoreUnavailable
 from tests.unit.api.conftest import Controller
 
+LONG = b"k" * 201
+
 
 async def shape_of(answer: Any) -> tuple[int, str, str | None]:
     body = await answer.json()
@@ -49,6 +51,8 @@ async def test_a_body_that_is_not_in_its_encoding_is_refused(api: TestClient[Any
         (b"{}", (400, "invalid", "configuration")),
         (b'{"configuration": []}', (400, "invalid", "configuration")),
         (b'{"configuration": {}}', (400, "invalid_configuration", "type")),
+        (b'{"configuration": {}, "client_key": ""}', (400, "invalid", "client_key")),
+        (b'{"configuration": {}, "client_key": "%b"}' % LONG, (400, "invalid", "client_key")),
     ],
 )
 async def test_a_wrong_body_is_refused_by_its_field(

@@ -270,6 +270,13 @@ class HugeLog:
     follow = read
 
 
+async def test_what_is_no_websocket_is_told_so(api: TestClient[Any, Any]) -> None:
+    run = await submit(api)
+    async with api.get(f"/v1/runs/{run['name']}/logs/ws") as answer:
+        assert await error_of(answer) == (400, "bad_request", None)
+        assert "WebSocket" in await answer.text()
+
+
 @pytest.mark.parametrize("path", ["logs", "logs/ws"])
 async def test_a_reader_that_goes_away_in_the_middle_of_a_log_is_no_failure_of_the_controller(
     api: TestClient[Any, Any],
