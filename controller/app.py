@@ -23,7 +23,7 @@ from controller.configuration.plan import Defaults
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node
 from controller.links import hostkeys
-from controller.links.base import NodeLink
+from controller.links.base import NodeLink, why_unreachable
 from controller.links.local import LocalLink
 from controller.links.ssh import SshLink
 from controller.logs.store import LogStore
@@ -164,7 +164,7 @@ async def _listen(api: web.AppRunner, options: Options) -> str:
         await site.start()
     except OSError as error:
         raise CannotStart(
-            f"cannot listen on {options.host}:{options.port} ({error.strerror}); "
+            f"cannot listen on {options.host}:{options.port} ({why_unreachable(error)}); "
             "give another address with --listen HOST:PORT"
         ) from error
     host, port = api.addresses[0][:2]

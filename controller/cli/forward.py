@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from controller.cli.client import CONNECT_SECONDS, ControllerClient, run_path
 from controller.cli.errors import ApiError, CliError, ConnectionLost
 from controller.cli.follow import FIRST_WAIT_SECONDS, News
+from controller.cli.losses import why_lost
 
 EOF = "eof"
 PIECE_BYTES = 256 << 10
@@ -58,7 +59,7 @@ async def forward(
                 server = await asyncio.start_server(carrier.accept, bind, one.local)
             except OSError as error:
                 raise CliError(
-                    f"cannot listen on {bind}:{one.local} ({error.strerror}); give another port "
+                    f"cannot listen on {bind}:{one.local} ({why_lost(error)}); give another port "
                     f"as {one.port}:LOCAL"
                 ) from None
             await stack.enter_async_context(server)

@@ -23,7 +23,12 @@ from controller.configuration.operating import Operating
 from controller.configuration.operating import load as load_operating
 from controller.configuration.plan import Defaults
 from controller.configuration.source import SourceError
-from controller.configuration.units import parse_duration, parse_size
+from controller.configuration.units import (
+    DURATION_ALLOWED,
+    SIZE_ALLOWED,
+    parse_duration,
+    parse_size,
+)
 from controller.retention import Keep
 from controller.service.errors import Invalid
 from controller.service.userkeys import user_keys
@@ -144,7 +149,7 @@ def parse_limit(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:
-        raise CliError(f"--upload-limit: {error}", EXIT_USAGE) from None
+        raise CliError(f"--upload-limit: {error}; give {SIZE_ALLOWED}", EXIT_USAGE) from None
 
 
 def parse_keep(text: str, option: str) -> float:
@@ -152,7 +157,7 @@ def parse_keep(text: str, option: str) -> float:
     try:
         return parse_duration(text)
     except ValueError as error:
-        raise CliError(f"{option}: {error}", EXIT_USAGE) from None
+        raise CliError(f"{option}: {error}; give {DURATION_ALLOWED}", EXIT_USAGE) from None
 
 
 def parse_listen(text: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,30 @@ def test_a_level_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path
     assert done.status == 2
     assert '"warning"' in done.errors
     assert "should not have happened" not in done.errors
+
+
+def test_a_port_that_is_taken_is_told_in_a_few_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run_cli("controller", "--data", tmp_path / "c", "--listen", listen)
+    assert (done.status, done.errors) == (
+        1,
+        f"fairlead: cannot listen on {listen} (Address already in use); "
+        "give another address with --listen HOST:PORT\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "form"),
+    [("--upload-limit", "a size with a unit"), ("--keep-runs", "30s"), ("--keep-logs", "30s")],
+)
+def test_a_wrong_size_or_duration_is_refused_with_its_form(
+    tmp_path: Path, option: str, form: str
+) -> None:
+    done = run_cli("controller", "--data", tmp_path / "c", option, "some")
+    assert done.status == 2
+    assert done.errors.startswith(f"fairlead: {option}: 'some' is not a ")
+    assert form in done.errors
 
 
 @pytest.mark.parametrize("trouble", [LeaseLost("taken over"), StoreUnusable("it is damaged")])
