@@ -14,7 +14,8 @@ from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
 
 WAITING = """
-env > /tmp/env
+env > /tmp/.env
+mv /tmp/.env /tmp/env
 while [ ! -e /tmp/end ]; do sleep 0.05; done
 exit $(cat /tmp/end)
 """
@@ -49,9 +50,11 @@ class GangLab(ControllerLab):
         """Nothing is placed on other machines meanwhile."""
         for machine in self.machines[count:]:
             self.cli("node", "drain", machine.name).succeeded()
-        yield self.machines[:count]
-        for machine in self.machines[count:]:
-            self.cli("node", "resume", machine.name).succeeded()
+        try:
+            yield self.machines[:count]
+        finally:
+            for machine in self.machines[count:]:
+                self.cli("node", "resume", machine.name).succeeded()
 
     def machine(self, name: str) -> Machine:
         return next(machine for machine in self.machines if machine.name == name)
@@ -92,11 +95,13 @@ class GangLab(ControllerLab):
         wait_until(reached, PATIENCE, f"attempt {number} of {name} to be {status}")
 
     def environment(self, attempt: Any) -> dict[str, str]:
-        text = self.inside(attempt, "cat", "/tmp/env")
+        """What it was told. A job is RUNNING a moment before it has written that down."""
+        written = "until [ -e /tmp/env ]; do sleep 0.05; done; cat /tmp/env"
+        text = self.inside(attempt, "sh", "-c", written)
         return dict(line.partition("=")[::2] for line in text.splitlines())
 
     def inside(self, attempt: Any, *command: str) -> str:
         return self.machine(attempt["node"]).inside(attempt["id"], *command)
 
     def end(self, attempt: Any, status: int) -> None:
-        self.inside(attempt, "sh", "-c", f"echo {status} > /tmp/.end; mv /tmp/.end /tmp/end")
+        self.inside(attempt, "sh", "-c", f"echo {status} > /tmp/.end; exec mv /tmp/.end /tmp/end")

@@ -21,6 +21,7 @@ from tests.e2e.gangs.story import (
     switches,
 )
 from tests.support.machines import Machine
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +37,7 @@ def test_a_reboot_ends_the_rank_there_at_once_and_its_gang_switches(gang_lab: Ga
         (told,) = [one for one in lab.job(name, 1)["attempts"] if one["id"] == first[1]["id"]]
         assert told["message"] == "the node was restarted"
         assert_the_reserved_job_took_over(lab, name, first, second, lost=1)
-        assert machine.container(first[1]["id"]) == ""
+        wait_until(lambda: not machine.container(first[1]["id"]), what="the dead container to go")
 
 
 def test_a_task_that_was_not_begun_before_a_reboot_is_not_begun_after_it(
@@ -78,8 +79,10 @@ def test_docker_is_restarted_under_a_rank(gang_lab: GangLab) -> None:
 @contextmanager
 def without_live_restore(machine: Machine) -> Iterator[None]:
     machine.dockerd.live_restore(on=False)
-    yield
-    machine.dockerd.live_restore(on=True)
+    try:
+        yield
+    finally:
+        machine.dockerd.live_restore(on=True)
 
 
 @contextmanager

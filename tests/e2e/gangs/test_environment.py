@@ -62,7 +62,8 @@ def test_the_master_is_reached_by_the_address_that_the_others_are_told(
     master, *others = attempts[:3]
     port = lab.environment(master)["MASTER_PORT"]
     note = "-e sh -c 'cat >> /tmp/met'"
-    serve = f"for n in 1 2; do nc -l -p {port} {note}; done & echo $! > /tmp/server"
+    listen = f"(for n in 1 2; do nc -l -p {port} {note}; done) > /dev/null 2>&1"
+    serve = f"{listen} & echo $! > /tmp/server"
     lab.inside(master, "sh", "-c", serve)
     for one in others:
         env = lab.environment(one)

@@ -39,6 +39,7 @@ def test_each_job_logs_in_to_the_other_without_options(
 ) -> None:
     lab, attempts = pair
     for here, there in (attempts, attempts[::-1]):
+        assert lab.environment(there)["FAIRLEAD_ATTEMPT_ID"] == there["id"]
         address = lab.machine(there["node"]).address
         assert lab.inside(here, "ssh", address, "grep ATTEMPT_ID /tmp/env") == (
             f"FAIRLEAD_ATTEMPT_ID={there['id']}"

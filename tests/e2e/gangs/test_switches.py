@@ -53,7 +53,7 @@ def test_a_reserved_job_that_fails_is_replaced_without_a_switch(gang_lab: GangLa
     lab, name = gang_lab, "spare"
     with a_gang(lab, name) as first:
         lab.end(first[3], 1)
-        wait_until(lambda: lab.last(name, 3)["id"] != first[3]["id"], 30, "another attempt")
+        wait_until(lambda: lab.last(name, 3)["id"] != first[3]["id"], what="another attempt")
         second = lab.wait_for_incarnation(name, 1, COOKIES)
         assert [one["id"] for one in second[:3]] == [one["id"] for one in first[:3]]
         assert switches(lab, name) == []
@@ -75,7 +75,7 @@ def test_a_node_that_is_cut_off_for_long_loses_its_rank_to_the_reserved_job(
         assert not is_stopped(machine, first[2])
         machine.mend()
         lab.wait_for_node(lambda node: node["status"] == "connected", machine.name, PATIENCE)
-        wait_until(lambda: is_stopped(machine, first[2]), 30, "the stale task to be stopped")
+        wait_until(lambda: is_stopped(machine, first[2]), what="the stale task to be stopped")
         assert [lab.last(name, cookie)["id"] for cookie in COOKIES] == [one["id"] for one in second]
 
 
@@ -113,7 +113,7 @@ def test_the_controller_is_killed_in_the_middle_of_a_switch(gang_lab: GangLab) -
     lab, name = gang_lab, "interrupted"
     with a_gang(lab, name) as first:
         lab.end(first[1], 7)
-        wait_until(lambda: switches(lab, name), 30, "the switch to be decided")
+        wait_until(lambda: switches(lab, name), what="the switch to be decided")
         lab.controller.restart()
         second = lab.wait_for_incarnation(name, 2, COOKIES)
         assert switches(lab, name) == [("job_failed", first[1]["id"])]
