@@ -73,6 +73,10 @@ class CuttableProxy:
         self.connections += 1
         target = await asyncio.open_connection("127.0.0.1", self._target_port)
         ends = {writer, target[1]}
+        if self._is_cut:
+            for end in ends:
+                _reset(end)
+            return
         self._writers |= ends
         try:
             await asyncio.gather(self._pump(reader, target[1]), self._pump(target[0], writer))
