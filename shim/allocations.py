@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shim.blocks import Blocks
+from shim.blocks import Asked, Blocks, resolve
 from shim.errors import ShimProblem, conflict, invalid
 from shim.gpus.choose import choose, is_called
 from shim.schemas import AllocationInfo, GpuInfo, GpuRequest, TaskRequest, TaskResources
@@ -33,12 +33,16 @@ class Ledger:
         capacity: Capacity,
         gpus: Iterable[GpuInfo] = (),
         held: Iterable[AllocationInfo] = (),
-        blocks: int | None = None,
+        blocks: Asked | None = None,
     ) -> None:
         self.capacity = capacity
-        self.blocks = blocks
+        self._blocks = blocks
         self._gpus = tuple(gpus)
         self._held = {allocation.id: allocation for allocation in held}
+
+    @property
+    def blocks(self) -> int | None:
+        return resolve(self._blocks, len(self._gpus))
 
     @property
     def held(self) -> tuple[AllocationInfo, ...]:
@@ -102,11 +106,10 @@ class Ledger:
         self._held.pop(allocation_id, None)
 
     def _in_blocks(self, resources: TaskResources) -> TaskResources:
-        if self.blocks is None:
+        number, capacity = self.blocks, self.capacity
+        if number is None:
             return resources
-        capacity = self.capacity
-        blocks = Blocks(self.blocks, capacity.cpu, capacity.memory, len(self._gpus))
-        return blocks.round_up(resources)
+        return Blocks(number, capacity.cpu, capacity.memory, len(self._gpus)).round_up(resources)
 
     def _check_whole_node(self, resources: TaskResources, others: list[AllocationInfo]) -> None:
         holder = next((a for a in others if a.whole_node), None)

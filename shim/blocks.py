@@ -15,7 +15,9 @@ from shim.errors import StartError
 from shim.schemas import TaskResources
 
 AUTO: Literal["auto"] = "auto"
-"""As many blocks as there are GPUs."""
+"""As many blocks as there are GPUs, also of a driver that comes late."""
+
+Asked = int | Literal["auto"]
 
 _TOLERANCE = 1e-6
 
@@ -55,7 +57,7 @@ class Blocks(msgspec.Struct, frozen=True):
         return ceil(need / share - _TOLERANCE) if share > 0 else self.count + 1
 
 
-def parse(text: str) -> int | Literal["auto"]:
+def parse(text: str) -> Asked:
     """Of `--blocks`. Raises StartError."""
     if text == AUTO:
         return AUTO
@@ -64,16 +66,18 @@ def parse(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def resolve(asked: int | Literal["auto"] | None, gpus: int) -> int | None:
+def check(asked: Asked | None, gpus: int) -> None:
     """Raises StartError when the GPUs cannot be shared equally."""
-    if asked == AUTO:
-        return max(gpus, 1)
-    if asked is not None and gpus % asked:
+    if isinstance(asked, int) and gpus % asked:
         raise StartError(
             f"--blocks {asked}: {gpus} GPUs cannot be split in {asked} equal shares; "
             f"choose a number that divides {gpus}"
         )
-    return asked
+
+
+def resolve(asked: Asked | None, gpus: int) -> int | None:
+    """How many blocks a node with this many GPUs has."""
+    return max(gpus, 1) if asked == AUTO else asked
 
 
 def _gpus(resources: TaskResources) -> int:

@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
 from shim import node
 from shim.allocations import Capacity, Ledger
-from shim.blocks import resolve as resolve_blocks
+from shim.blocks import Asked
+from shim.blocks import check as check_blocks
 from shim.doors import remove_strays
 from shim.engines.base import Engine, EngineError
 from shim.events import EventLog
@@ -147,7 +148,7 @@ class Service:
         identity: Identity,
         executor: Executor,
         books: RecordBooks | None = None,
-        blocks: int | Literal["auto"] | None = None,
+        blocks: Asked | None = None,
         systemd: Systemd | None = None,
     ) -> Service:
         """Raises EngineError, OSError or StartError when the node's state cannot be established."""
@@ -162,7 +163,8 @@ class Service:
         images = await _images(settings, engine, executor)
         watch = await _watch(settings, gpus, found.tasks, executor)
         infos = watch.infos()
-        ledger = Ledger(capacity, infos, found.allocations, resolve_blocks(blocks, gpus=len(infos)))
+        check_blocks(blocks, gpus=len(infos))
+        ledger = Ledger(capacity, infos, found.allocations, blocks)
         events = EventLog(epoch=f"{identity.record.life}-{secrets.token_hex(4)}")
         supervisor = Supervisor(
             settings,

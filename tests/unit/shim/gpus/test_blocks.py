@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shim.allocations import Capacity, Ledger
-from shim.blocks import AUTO, Blocks, parse, resolve
+from shim.blocks import AUTO, Blocks, check, parse, resolve
 from shim.errors import ShimProblem, StartError
 from shim.schemas import GpuRequest, TaskResources
 from tests.unit.shim.gpus.parts import in_pairs, linked
@@ -65,6 +65,15 @@ def test_named_gpus_are_filled_up_to_whole_blocks() -> None:
     assert ledger.plan("t", request(resources=wanted)).gpus == ("GPU-3", "GPU-2")
 
 
+def test_one_share_per_gpu_is_that_too_when_the_driver_comes_late() -> None:
+    ledger = Ledger(CAPACITY, (), blocks=AUTO)
+    assert ledger.blocks == 1
+    ledger.set_gpus(linked(8, in_pairs))
+    assert ledger.blocks == 8
+    held = ledger.plan("t", request(resources=need(gpus=1)))
+    assert (held.cpu, len(held.gpus), held.whole_node) == (4.0, 1, False)
+
+
 def test_a_need_beyond_the_node_is_refused_as_it_was_asked() -> None:
     ledger = Ledger(CAPACITY, linked(8, in_pairs), blocks=4)
     with pytest.raises(ShimProblem, match="cpu: 33 cores asked, 32 cores free of 32"):
@@ -73,7 +82,9 @@ def test_a_need_beyond_the_node_is_refused_as_it_was_asked() -> None:
 
 def test_gpus_that_cannot_be_shared_equally_are_refused_at_the_start() -> None:
     with pytest.raises(StartError, match="8 GPUs cannot be split in 3 equal shares"):
-        resolve(3, gpus=8)
+        check(3, gpus=8)
+    check(4, gpus=8)
+    check(AUTO, gpus=7)
     assert (resolve(AUTO, gpus=8), resolve(None, gpus=8), resolve(2, gpus=0)) == (8, None, 2)
 
 
