@@ -73,7 +73,7 @@ class CuttableProxy:
         self.connections += 1
         target = await asyncio.open_connection("127.0.0.1", self._target_port)
         ends = {writer, target[1]}
-        if self._is_cut:
+        if self._was_cut():
             for end in ends:
                 _reset(end)
             return
@@ -84,6 +84,10 @@ class CuttableProxy:
             self._writers -= ends
             for end in ends:
                 end.close()
+
+    def _was_cut(self) -> bool:
+        """Meanwhile: what was seen before a wait is not taken for granted after it."""
+        return self._is_cut
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
