@@ -33,6 +33,8 @@ ULIMITS = frozenset(
     }
 )
 MOST_PROCESSES = 4_194_304
+_MOST_LIMIT = (1 << 63) - 1
+"""What an engine's number holds."""
 _CHANGES_USERS = ("ALL", "SETUID", "SETGID")
 
 
@@ -64,6 +66,8 @@ def first_user(options: ContainerOptions, of_image: str) -> str:
 def _check_ulimit(name: str, soft: int, hard: int) -> None:
     if name not in ULIMITS:
         raise invalid(f"{name!r:.80} is not a limit", "container.ulimits")
+    if max(soft, hard) > _MOST_LIMIT:
+        raise invalid(f"{name}: at most {_MOST_LIMIT}, or -1: unlimited", "container.ulimits")
     if soft < -1 or hard < -1 or (hard != -1 and not -1 < soft <= hard):
         raise invalid(f"{name}: the soft limit must be at most the hard one", "container.ulimits")
 

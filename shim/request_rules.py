@@ -18,6 +18,9 @@ _MOST_RUN_NAME = 256
 _MOST_HOSTNAME = 63
 """What the kernel takes is 64 with its end."""
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", re.ASCII)
+_MOST_CORES = 65536.0
+_MOST_BYTES = 1 << 60
+_MOST_SECONDS = 10 * 366 * 86400.0
 _CAPABILITY = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?", re.ASCII)
 
 
@@ -32,16 +35,19 @@ def check(request: TaskRequest) -> None:
     _check_gpu(request.resources.gpu)
     _check_hostname(request.hostname)
     unheard = request.stop_when_unheard_seconds
-    if unheard is not None and not unheard > 0:
-        raise invalid("it must be more than 0 seconds", "stop_when_unheard_seconds")
+    if unheard is not None and not 0 < unheard <= _MOST_SECONDS:
+        message = "it must be more than 0 seconds and at most 10 years"
+        raise invalid(message, "stop_when_unheard_seconds")
+    for number, volume in enumerate(request.volumes):
+        _check_size(volume.size, f"volumes[{number}].size")
     if request.ssh is not None:
         check_keys(request.ssh)
 
 
 def check_order(order: TerminateRequest) -> None:
     """Raises ShimProblem (400)."""
-    if order.grace < 0:
-        raise invalid("grace must be 0 or more seconds", "grace")
+    if not 0 <= order.grace <= _MOST_SECONDS:
+        raise invalid("grace must be 0 or more seconds, and at most 10 years", "grace")
 
 
 def _check_image(image: str) -> None:
@@ -53,8 +59,11 @@ def _check_image(image: str) -> None:
 
 
 def _check_resources(resources: TaskResources) -> None:
-    if not resources.cpu > 0:
-        raise invalid("cpu must be greater than 0 cores", "resources.cpu")
+    if not 0 < resources.cpu <= _MOST_CORES:
+        message = f"cpu must be greater than 0 cores and at most {_MOST_CORES:g}"
+        raise invalid(message, "resources.cpu")
+    for field in ("memory", "disk", "shm_size"):
+        _check_size(getattr(resources, field), f"resources.{field}")
     if resources.memory < LEAST_MEMORY:
         raise invalid("memory must be at least 6 MiB", "resources.memory")
     if (resources.disk or 0) < 0:
@@ -63,9 +72,16 @@ def _check_resources(resources: TaskResources) -> None:
         raise invalid("shm_size must be more than 0 bytes", "resources.shm_size")
 
 
+def _check_size(size: int | None, field: str) -> None:
+    if size is not None and size > _MOST_BYTES:
+        raise invalid(f"at most {_MOST_BYTES} bytes", field)
+
+
 def _check_gpu(gpu: GpuRequest) -> None:
-    if gpu.count < 0:
-        raise invalid("count must not be negative", "resources.gpu.count")
+    if not 0 <= gpu.count <= _MOST_CORES:
+        message = f"count must not be negative, and at most {_MOST_CORES:g}"
+        raise invalid(message, "resources.gpu.count")
+    _check_size(gpu.min_memory, "resources.gpu.min_memory")
     if gpu.uuids and gpu.count not in (0, len(gpu.uuids)):
         raise invalid(
             f"count is {gpu.count}, but {len(gpu.uuids)} GPUs are named in `uuids`; leave it out "

@@ -148,7 +148,8 @@ class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
 
 class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a container may do beyond, or less than, an ordinary one. `user` is the job's: a
-    container without the right to change users starts as that user."""
+    container without the right to change users starts as that user. `init`: the engine's own init
+    is the container's first process, and ours its child; ours reaps orphans either way."""
 
     privileged: bool = False
     cap_add: tuple[str, ...] = ()
@@ -156,6 +157,7 @@ class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     ulimits: tuple[Ulimit, ...] = ()
     pids_limit: int | None = None
     read_only_root: bool = False
+    init: bool = False
     user: str | None = None
 
 

@@ -240,6 +240,7 @@ def _container(configuration: TaskConfiguration) -> ContainerOptions:
         ulimits=() if limits is None else limits.limits,
         pids_limit=configuration.pids_limit,
         read_only_root=configuration.read_only_root,
+        init=configuration.init,
     )
 
 

@@ -134,9 +134,11 @@ class GroupName(str):
     __slots__ = ()
 
 
-NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Times = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 JobCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_JOBS)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+ProcessCount = Annotated[int, msgspec.Meta(ge=1, le=4_194_304)]
+"""The kernel has no more pids."""
 ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -175,8 +177,8 @@ class ResourcesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class RetryFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_events: tuple[RetryEvent, ...] | None = None
     duration: DurationOrOff | None = None
-    max_failures: NotNegative | None = None
-    max_preemptions: NotNegative | None = None
+    max_failures: Times | None = None
+    max_preemptions: Times | None = None
 
 
 class RegistryAuthFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -297,8 +299,8 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     fail_on_log_quota: bool = False
     retry: bool | RetryFields | None = None
     stop_criteria: StopCriteria = StopCriteria.ALL_DONE
-    max_failed_jobs: NotNegative = 0
-    max_failed_attempts: NotNegative | None = None
+    max_failed_jobs: Times = 0
+    max_failed_attempts: Times | None = None
     fail_on_job_restart: bool = False
     restart_completed_jobs: bool = False
     priority: Percent | None = None
@@ -316,8 +318,9 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     cap_add: tuple[Capability, ...] = ()
     cap_drop: tuple[Capability, ...] = ()
     ulimits: Ulimits | None = None
-    pids_limit: AtLeastOne | None = None
+    pids_limit: ProcessCount | None = None
     read_only_root: bool = False
+    init: bool = False
 
 
 _EVENTS = ", ".join(RetryEvent)
@@ -375,11 +378,11 @@ ALLOWED = {
     "retry": "true, false, or a mapping with on_events, duration, max_failures, max_preemptions",
     "retry.on_events": f"a list of {_EVENTS}",
     "retry.duration": OFF_ALLOWED,
-    "retry.max_failures": "a whole number from 0",
-    "retry.max_preemptions": "a whole number from 0",
+    "retry.max_failures": "a whole number from 0 to 1000000000",
+    "retry.max_preemptions": "a whole number from 0 to 1000000000",
     "stop_criteria": ", ".join(StopCriteria),
-    "max_failed_jobs": "a whole number from 0",
-    "max_failed_attempts": "a whole number from 0",
+    "max_failed_jobs": "a whole number from 0 to 1000000000",
+    "max_failed_attempts": "a whole number from 0 to 1000000000",
     "fail_on_job_restart": "true or false",
     "restart_completed_jobs": "true or false",
     "priority": "a whole number from 0 to 100",
@@ -422,6 +425,7 @@ ALLOWED = {
     "cap_add": "a list of capabilities such as SYS_PTRACE",
     "cap_drop": "a list of capabilities, or ALL",
     "ulimits": "a mapping of limits to numbers, SOFT:HARD or unlimited, such as memlock: unlimited",
-    "pids_limit": "a whole number from 1",
+    "pids_limit": "a whole number from 1 to 4194304",
     "read_only_root": "true or false",
+    "init": "true or false",
 }

@@ -188,6 +188,7 @@ class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ulimits: tuple[Ulimit, ...] = ()
     pids_limit: int | None = None
     read_only_root: bool = False
+    init: bool = False
 
 
 class Repo(msgspec.Struct, frozen=True, kw_only=True):

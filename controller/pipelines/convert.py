@@ -244,6 +244,7 @@ def _container(spec: JobSpec) -> ContainerOptions:
         ulimits=tuple(Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in wanted.ulimits),
         pids_limit=wanted.pids_limit,
         read_only_root=wanted.read_only_root,
+        init=wanted.init,
         user=spec.user if wanted.cap_drop else None,
     )
 

@@ -71,6 +71,7 @@ def _host_config(spec: ContainerSpec, node: Node, network: str) -> dict[str, Any
         cap_drop=list(options.cap_drop) or None,
         ulimits=[DockerUlimit(name=u.name, soft=u.soft, hard=u.hard) for u in options.ulimits],
         read_only=options.read_only_root,
+        init=options.init or None,
         tmpfs=_writable_places(spec) if options.read_only_root else None,
         log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "1m", "max-file": "1"}),
     )
@@ -104,6 +105,11 @@ def explain_start(text: str) -> str:
         return (
             "the node's Docker engine may not raise the limits that `ulimits` asks for; ask for "
             f"less, or run the engine with CAP_SYS_RESOURCE ({text[:200]})"
+        )
+    if "docker-init" in text:
+        return (
+            "the node's Docker engine has no `docker-init`, for which `init` asks: leave it out "
+            f"(orphans are reaped anyway), or install tini on the node ({text[:200]})"
         )
     return text
 

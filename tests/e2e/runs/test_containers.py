@@ -63,7 +63,7 @@ def test_a_job_gets_its_limits_and_no_other(lab: RunLab) -> None:
 
 
 def test_a_job_cannot_have_more_processes_than_it_asked_for(lab: RunLab) -> None:
-    commands = ["for i in $(seq 40); do sleep 5 & done; wait"]
+    commands = ["for i in $(seq 40); do sleep 1000 & done; wait"]
     result = lab.apply("pids", commands=commands, pids_limit=30)
     assert result.status != 0
     assert "fork" in result.errors + result.output
@@ -90,6 +90,19 @@ def test_a_job_without_any_capability_runs_as_its_user_with_a_read_only_root(
     )
     assert result.output.split() == ["1234", "CapEff:", "0000000000000000"]
     assert (result.status, "Read-only file system" in result.errors) == (1, True)
+
+
+def test_with_the_engines_init_a_job_ends_as_without(lab: RunLab) -> None:
+    result = lab.apply("init", commands=["cat /proc/1/comm", "exit 7"], init=True)
+    assert (result.status, result.output) == (7, "docker-init\n")
+
+
+def test_with_the_engines_init_a_job_that_kills_its_runner_ends_its_container(lab: RunLab) -> None:
+    lab.submit("orphaned", commands=["kill -9 $PPID; sleep 1000"], init=True)
+    assert lab.wait_for("orphaned")["status"] == "failed"
+    (attempt,) = lab.attempts("orphaned")
+    assert attempt["termination_reason"] == "container_exited_with_error"
+    assert lab.container("orphaned") == ""
 
 
 @pytest.mark.parametrize(

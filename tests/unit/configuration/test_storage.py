@@ -105,6 +105,7 @@ def test_limits_and_capabilities_reach_the_job() -> None:
         privileged=True,
         pids_limit=64,
         read_only_root=True,
+        init=True,
     )
     assert made.container == ContainerOptions(
         ulimits=(
@@ -117,6 +118,7 @@ def test_limits_and_capabilities_reach_the_job() -> None:
         privileged=True,
         pids_limit=64,
         read_only_root=True,
+        init=True,
     )
 
 
@@ -130,6 +132,11 @@ def test_limits_and_capabilities_reach_the_job() -> None:
         ({"cap_add": ["SYS_EVERYTHING"]}, "cap_add[0]"),
         ({"cap_add": ["sys ptrace"]}, "cap_add[0]"),
         ({"pids_limit": 0}, "pids_limit"),
+        ({"pids_limit": 10**30}, "pids_limit"),
+        ({"max_failed_jobs": 10**30}, "max_failed_jobs"),
+        ({"max_failed_attempts": 10**30}, "max_failed_attempts"),
+        ({"retry": {"max_failures": 10**30}}, "retry.max_failures"),
+        ({"retry": {"max_preemptions": 10**30}}, "retry.max_preemptions"),
     ],
 )
 def test_a_wrong_limit_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:

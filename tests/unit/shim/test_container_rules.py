@@ -52,7 +52,9 @@ def test_harmless_wishes_are_granted_everywhere() -> None:
         ({"ulimits": (Ulimit(name="magic", soft=1, hard=1),)}, "container.ulimits"),
         ({"ulimits": (Ulimit(name="nofile", soft=2, hard=1),)}, "container.ulimits"),
         ({"ulimits": (Ulimit(name="nofile", soft=-1, hard=1),)}, "container.ulimits"),
+        ({"ulimits": (Ulimit(name="nofile", soft=1, hard=10**30),)}, "container.ulimits"),
         ({"pids_limit": 0}, "container.pids_limit"),
+        ({"pids_limit": 10**30}, "container.pids_limit"),
     ],
 )
 def test_what_no_node_could_give_is_refused_also_where_all_is_allowed(

@@ -89,6 +89,11 @@ def test_a_read_only_root_leaves_room_for_temporary_files_unless_a_volume_is_the
     assert (config["ReadonlyRootfs"], set(config["Tmpfs"])) == (True, {"/run"})
 
 
+def test_the_engines_init_is_there_when_it_is_asked_for() -> None:
+    assert host(options=ContainerOptions(init=True))["Init"] is True
+    assert "Init" not in host(options=ContainerOptions()), "the daemon's own choice is kept"
+
+
 def test_volumes_are_mounted_by_their_kind() -> None:
     volumes = (
         MountSpec(kind=VolumeKind.HOST, source="/data/mounts/t1/0", target="/a", read_only=True),
@@ -110,3 +115,8 @@ def test_a_limit_that_the_engine_may_not_raise_is_explained() -> None:
     words = "error setting rlimit type 8: operation not permitted: unknown"
     assert "ulimits" in docker_request.explain_start(words)
     assert docker_request.explain_start("something else") == "something else"
+
+
+def test_an_engine_without_an_init_is_explained() -> None:
+    words = 'exec: "docker-init": executable file not found in $PATH'
+    assert "leave it out (orphans are reaped anyway)" in docker_request.explain_start(words)

@@ -8,7 +8,14 @@ import pytest
 
 from shim import request_rules
 from shim.errors import ShimProblem
-from shim.schemas import GpuRequest, TaskRequest, TaskResources
+from shim.schemas import (
+    GpuRequest,
+    TaskRequest,
+    TaskResources,
+    TerminateRequest,
+    VolumeKind,
+    VolumeMount,
+)
 from tests.unit.shim.parts import request
 
 ENOUGH: dict[str, Any] = {"cpu": 1.0, "memory": 1 << 30}
@@ -20,6 +27,10 @@ def of(**changes: Any) -> TaskRequest:
 
 def gpu(**changes: Any) -> TaskRequest:
     return of(gpu=GpuRequest(**changes))
+
+
+def tmpfs(size: int) -> VolumeMount:
+    return VolumeMount(kind=VolumeKind.TMPFS, target="/t", size=size)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +45,15 @@ def gpu(**changes: Any) -> TaskRequest:
         (request(hostname="x" * 64), "hostname"),
         (request(hostname="-x"), "hostname"),
         (request(stop_when_unheard_seconds=0.0), "stop_when_unheard_seconds"),
+        (request(stop_when_unheard_seconds=1e300), "stop_when_unheard_seconds"),
+        (request(volumes=(tmpfs(1), tmpfs(10**30))), "volumes[1].size"),
         (of(cpu=0.0), "resources.cpu"),
+        (of(cpu=1e300), "resources.cpu"),
+        (of(memory=10**30), "resources.memory"),
+        (of(disk=10**30), "resources.disk"),
+        (of(shm_size=10**30), "resources.shm_size"),
+        (gpu(count=10**30), "resources.gpu.count"),
+        (gpu(count=1, min_memory=10**30), "resources.gpu.min_memory"),
         (of(memory=1), "resources.memory"),
         (of(disk=-1), "resources.disk"),
         (of(shm_size=-1), "resources.shm_size"),
@@ -71,3 +90,9 @@ def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
 )
 def test_what_some_node_could_do_is_not_refused_here(right: TaskRequest) -> None:
     request_rules.check(right)
+
+
+@pytest.mark.parametrize("grace", [-1.0, 1e300])
+def test_a_grace_without_an_end_is_refused(grace: float) -> None:
+    with pytest.raises(ShimProblem, match="grace must be 0 or more seconds"):
+        request_rules.check_order(TerminateRequest(grace=grace))
