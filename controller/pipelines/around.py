@@ -11,7 +11,7 @@ from controller.lifecycle.model import Allocation, Node, NodeStatus, RunState
 from controller.lifecycle.occurrences import needs_next_trigger
 from controller.lifecycle.statuses import AllocationState
 from controller.lifecycle.surroundings import NOTHING_ELSE, Surroundings
-from controller.scheduling.index import is_usable
+from controller.scheduling.index import keeps_its_places
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
         node = self._nodes.get(node_id)
         if node is None or node.status is not NodeStatus.CONNECTING:
             return False
-        return is_usable(replace(node, status=NodeStatus.CONNECTED))
+        return keeps_its_places(replace(node, status=NodeStatus.CONNECTED))
 
     def _is_broken(self, place: Allocation) -> bool:
         node = self._nodes.get(place.node_id)
@@ -58,4 +58,4 @@ class World:
 
     def _is_unusable(self, node_id: str) -> bool:
         node = self._nodes.get(node_id)
-        return node is None or not is_usable(node)
+        return node is None or not keeps_its_places(node)

@@ -31,9 +31,12 @@ Where: TypeAlias = Domain | None
 
 def is_usable(node: Node) -> bool:
     """Whether something new may be placed there now."""
-    if node.draining or node.cordoned or node.unfit is not None:
-        return False
-    return node.status is NodeStatus.CONNECTED
+    return not node.cordoned and keeps_its_places(node)
+
+
+def keeps_its_places(node: Node) -> bool:
+    """Whether a gang may begin again in the place it held there: a cordon is for what is new."""
+    return not node.draining and node.unfit is None and node.status is NodeStatus.CONNECTED
 
 
 class Index:

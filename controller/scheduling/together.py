@@ -180,10 +180,13 @@ def could_ever_hold(index: Index, unit: Unit, ranked: Sequence[Member], domain: 
     """Whether this domain could hold all these jobs of the unit's run, were nothing else there.
 
     A node that is only silent counts as able; one that is lost, unfit, cordoned or draining does
-    not: nobody expects it back in time."""
+    not: nobody expects it back in time. But for a cordoned one that has jobs of the run already."""
+    had = {place.node_id for place in unit.anchors}
 
     def counts(node: Node) -> bool:
-        if node.fleet != domain.fleet or node.draining or node.cordoned or node.unfit is not None:
+        if node.fleet != domain.fleet or node.draining or node.unfit is not None:
+            return False
+        if node.cordoned and node.id not in had:
             return False
         return node.status is not NodeStatus.LOST and domain_of(node, index.fleets) == domain
 

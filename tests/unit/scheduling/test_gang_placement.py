@@ -190,6 +190,22 @@ def test_a_value_that_can_never_hold_the_gang_again_is_said_so() -> None:
     )
 
 
+def test_a_cordoned_node_on_which_the_gang_goes_on_counts_to_what_can_hold_it() -> None:
+    cluster = Cluster(*(in_rack(f"a{n}", "r1") for n in range(3)), fleets=(rack_fleet(),))
+    blocker = cluster.submit("blocker", gpus=8)
+    cluster.settle()
+    run = cluster.submit("gang", gang(2), whole_node=True)
+    cluster.settle()
+    cluster.start_all()
+    lose(cluster, run, "a2")
+    cluster.leave(run)
+    cluster.set_node(replace(cluster.node("a1"), cordoned=True))
+    told = cluster.turn()
+    assert not any(isinstance(one, GangTooLarge) for one in told[run])
+    assert cluster.places(run) == {"main/0": "a1"}
+    assert cluster.places(blocker) == {"main/0": "a0"}
+
+
 def test_a_plain_job_that_finds_no_room_beside_its_whole_gang_waits() -> None:
     nodes = [in_rack(f"a{n}", "r1") for n in range(3)]
     cluster = Cluster(*nodes, fleets=(rack_fleet(),))

@@ -1,0 +1,51 @@
+"""What a run's decision is told of the nodes that it has places on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from controller.lifecycle.model import NodeStatus, RunState
+from controller.pipelines.around import World
+from tests.unit.scheduling.cluster import Cluster
+from tests.unit.scheduling.test_placement import node
+
+
+def a_placed_run() -> RunState:
+    cluster = Cluster(node("n1"))
+    run = cluster.submit("a")
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n1"}
+    return cluster.states[run]
+
+
+def around(**now: Any) -> tuple[set[str], set[str]]:
+    """The nodes that are unusable for it, and those of which that is not known yet."""
+    found = World({"n1": replace(node("n1"), **now)}).around(a_placed_run(), 0.0, frozenset())
+    return set(found.unusable_nodes), set(found.undecided_nodes)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        {"draining": True},
+        {"unfit": "its engine does not answer"},
+        {"status": NodeStatus.UNREACHABLE},
+        {"status": NodeStatus.LOST},
+    ],
+)
+def test_a_place_on_a_node_that_drains_or_is_not_healthy_does_not_survive(
+    now: dict[str, Any],
+) -> None:
+    assert around(**now) == ({"n1"}, set())
+
+
+def test_a_cordon_is_for_what_is_new_and_costs_nobody_a_place() -> None:
+    assert around(cordoned=True) == (set(), set())
+
+
+@pytest.mark.parametrize("cordoned", [False, True])
+def test_of_a_node_whose_link_is_being_made_it_is_not_known_yet(cordoned: bool) -> None:
+    assert around(status=NodeStatus.CONNECTING, cordoned=cordoned) == (set(), {"n1"})
