@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,9 +50,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     try:
         asyncio.run(_run(arguments))
-    except (StartError, EngineError, OSError) as error:
-        sys.stderr.write(f"fairlead-shim: {error}\n")
-        raise SystemExit(1) from None
+    except (StartError, EngineError) as error:
+        raise SystemExit(f"fairlead-shim: {error}") from None
+    except OSError as error:
+        where = error.filename or f"with --data {arguments.data} and --socket {arguments.socket}"
+        why = error.strerror or error
+        raise SystemExit(f"fairlead-shim: cannot start: {where}: {why}") from None
 
 
 def _parser() -> argparse.ArgumentParser:

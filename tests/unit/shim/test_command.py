@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import http.client
 import os
@@ -19,6 +20,7 @@ import pytest
 from shim.engines.docker_errors import unreachable
 from shim.errors import StartError
 from shim.main import _gid as gid_of
+from shim.main import main
 from shim.node import parse_size
 from tests.support.waiting import wait_until
 
@@ -62,6 +64,21 @@ def refusal(process: subprocess.Popen[str]) -> str:
     assert process.returncode == 1
     assert "Traceback" not in errors
     return errors.strip().splitlines()[-1]
+
+
+def test_a_disk_that_is_full_is_told_with_the_folders_in_question(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("shim.main._settings", full)
+    with pytest.raises(SystemExit) as ended:
+        main(["--engine", "memory", "--data", f"{folder}/d", "--socket", f"{folder}/s"])
+    assert ended.value.code == (
+        f"fairlead-shim: cannot start: with --data {folder}/d and --socket {folder}/s: "
+        "No space left on device"
+    )
 
 
 def test_sigterm_ends_the_shim_and_removes_its_socket(folder: Path, start: Start) -> None:
