@@ -49,6 +49,7 @@ def fetch(order: Order) -> None:
         secrets["ssh_command"] = order.ssh
     client, path = get_transport_and_path(_plain(url), config=config, **secrets)
     with GitRepo.init(order.target) as made:
+        _leave_pointers(made)
         result = client.fetch(
             path.encode() if isinstance(path, str) else path,
             made,
@@ -76,7 +77,20 @@ def apply(target: str, diff: bytes) -> None:
     from runner.code.patching import Patching
 
     with GitRepo(target) as repo:
+        _leave_pointers(repo)
         Patching(repo).apply(diff)
+
+
+def _leave_pointers(repo: Any) -> None:
+    """Files of git-lfs stay what the commit has, as with a git that lacks it. dulwich would ask the
+    server for each of them, without a login, and hold them in memory."""
+    from dulwich.filters import FilterContext, FilterRegistry
+    from dulwich.lfs import LFSFilterDriver, LFSStore
+
+    registry = FilterRegistry(repo.get_config_stack(), repo)
+    store = LFSStore.from_repo(repo, create=True)
+    registry.register_factory("lfs", lambda _: LFSFilterDriver(store, skip_smudge=True))
+    repo.filter_context = FilterContext(registry)
 
 
 def _wanted(refs: Any, repo: Repo) -> Any:

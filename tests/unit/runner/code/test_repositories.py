@@ -213,6 +213,20 @@ async def test_line_ends_that_the_repository_asks_for_do_not_hinder_its_changes(
     assert (made / "run.bat").read_bytes() == b"one\r\nTWO\r\n"
 
 
+async def test_large_files_that_lie_elsewhere_stay_pointers_and_nobody_is_asked_for_them(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 12345\n"
+    (work / ".gitattributes").write_text("*.pt filter=lfs diff=lfs merge=lfs -text\n")
+    (work / "old.pt").write_text(pointer.format("a" * 64))
+    (work / "model.pt").write_text(pointer.format("b" * 64))
+    await asyncio.to_thread(push, work, server)
+    (work / "model.pt").write_text(pointer.format("c" * 64))
+    made = await changed(work, server, my_git, tmp_path)
+    assert contents(made) == contents(work)
+    assert [request for request in server.requests if "lfs" in request] == []
+
+
 async def test_a_folder_of_somebody_else_can_be_filled(
     server: GitServer, work: Path, my_git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
