@@ -75,9 +75,11 @@ class ActionService:
         state = await self._own(key, user)
         _require_life(state, "scaled")
         _require_scalable(state, _group(state, group))
-        if not 1 <= nodes <= MOST_NODES:
+        most = MOST_NODES - sum(one.nodes for one in state.run.groups if one.name != group)
+        if not 1 <= nodes <= most:
+            others = " beside the other groups'" if len(state.run.groups) > 1 else ""
             raise Invalid(
-                f"{nodes} is not a number of nodes (allowed: 1 to {MOST_NODES})", field="nodes"
+                f"{nodes} is not a number of nodes (allowed: 1 to {most}{others})", field="nodes"
             )
         return await self._report(
             ScaleRequested(run_id=state.run.id, group=group, nodes=nodes, by=user.name), state

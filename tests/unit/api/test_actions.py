@@ -73,6 +73,14 @@ async def test_scaling_names_what_is_wrong(api: API) -> None:
     assert await refusal(api, "scale", group="main") == (400, "invalid", "nodes")
 
 
+async def test_a_run_is_not_scaled_beyond_the_jobs_that_one_may_have(api: API) -> None:
+    plain = {"gang": False, "share_nodes": True, "nodes": 2}
+    groups = [{"name": name, **plain} for name in ("a", "b")]
+    await submit(api, name="hello", configuration={**HELLO, "groups": groups})
+    assert await refusal(api, "scale", group="a", nodes=9_999) == (400, "invalid", "nodes")
+    assert len((await act(api, "scale", group="a", nodes=3))["jobs"]) == 5
+
+
 @pytest.mark.parametrize("key", ["main%2F1", "1"])
 async def test_a_job_is_named_by_group_and_cookie_or_index(api: API, key: str) -> None:
     await submit(api, name="hello", configuration=PLAIN)
