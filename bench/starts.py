@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -33,14 +32,6 @@ class Starts(msgspec.Struct, frozen=True, kw_only=True):
     api: list[float]
     final: list[float]
     docker_final: list[float]
-
-    @property
-    def command_ratio(self) -> float:
-        return median(self.command) / median(self.docker)
-
-    @property
-    def api_ratio(self) -> float:
-        return median(self.api) / median(self.docker)
 
 
 def measure(parts: Parts, tries: int) -> Starts:

@@ -21,7 +21,6 @@ class NodeJob:
     def __init__(self, task_id: str, request: TaskRequest, incarnation: int, socket: str) -> None:
         now = time.time()
         self.ended = asyncio.Event()
-        self.read_to_the_end = asyncio.Event()
         self.streams: set[web.StreamResponse] = set()
         self.states = [StatusEvent(seq=1, at=now, state=RunnerState.WAITING_FOR_JOB)]
         self.started = asyncio.Event()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from controller.lifecycle import attempts, gangs
-from controller.lifecycle.model import Allocation, Attempt, Band, Job, Run
+from controller.lifecycle.model import Allocation, Attempt, Job, Run
 from controller.lifecycle.reasons import SHORT_GRACE, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.scheduling.board import Board
@@ -236,7 +236,3 @@ def _goes(run: Run, claimant: Claimant) -> bool:
 
 def _gang_price(run: Run) -> tuple[int, float, str]:
     return (-BANDS[run.policy.band], -run.submitted_at, run.id)
-
-
-def band_name(band: int) -> Band:
-    return next(name for name, number in BANDS.items() if number == band)

@@ -29,12 +29,9 @@ class Gate:
         self.tokens: tuple[StoredToken, ...] = tuple(tokens)
         self._ending: dict[str, set[Callable[[], object]]] = {}
 
-    def user_of(self, token: str | None) -> User:
-        """Raises Unauthenticated, with what to do about it."""
-        return self.users[self.token_of(token).user]
-
     def token_of(self, token: str | None) -> StoredToken:
-        """What is stored of this token, its user being known. Raises Unauthenticated."""
+        """What is stored of this token, its user being known. Raises Unauthenticated,
+        with what to do about it."""
         if not token:
             raise Unauthenticated(f"no token was given; {_HINT}")
         stored = matching(token, self.tokens)

@@ -314,12 +314,15 @@ def test_a_reader_takes_no_more_at_once_than_it_asked_for(open_log: Open) -> Non
     assert payload(frames_of(b"".join(pieces))) == text + b"end"
 
 
-def test_reaching_the_limit_is_told_once(open_log: Open) -> None:
+def test_reaching_the_limit_is_told_once_and_when_bytes_have_gone(open_log: Open) -> None:
     log, told = open_log(), []
-    log.limit(1 << 20, lambda: told.append(log.end))
-    for _ in range(40):
+    log.limit(1 << 20, lambda: told.append(log.start))
+    log.append(Stream.STDOUT, bytes(64 * KIB))
+    assert told == []
+    for _ in range(39):
         log.append(Stream.STDOUT, bytes(64 * KIB))
-    assert len(told) == 1
+    (start,) = told
+    assert start > 0
     assert log.end - log.start <= 1 << 20
 
 
