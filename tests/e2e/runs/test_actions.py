@@ -54,7 +54,7 @@ class ActionLab(ControllerLab):
             attempt: str = made[attempts - 1]["id"]
             return attempt if (self.folder / f"{attempt}.begun").exists() else None
 
-        return wait_until(reached, 30, f"attempt {attempts} of {name}/{index}") or ""
+        return wait_until(reached, what=f"attempt {attempts} of {name}/{index}") or ""
 
     def end(self, attempt: str, status: int = 0) -> None:
         written = self.folder / f"{attempt}.writing"
@@ -102,9 +102,10 @@ def nodes(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[ActionLab]:
 
 @pytest.fixture(scope="module")
 def scheduled(nodes: ActionLab) -> str:
-    """A run of each full minute, submitted before the other tests so that none waits long."""
+    """A run of each full minute, submitted before the other tests so that none waits long. It takes
+    no place that another test's job holds."""
     task = {"commands": ["echo tick"], "resources": _SMALL, "schedule": "* * * * *"}
-    nodes.submit("minutely", **task)
+    nodes.submit("minutely", band="batch", **task)
     return "minutely"
 
 
@@ -287,7 +288,7 @@ def test_a_higher_band_takes_the_place_of_a_lower_one_which_comes_back(lab: Acti
 def test_a_scheduled_run_has_an_occurrence_each_minute_and_ends_when_it_is_stopped(
     lab: ActionLab, scheduled: str
 ) -> None:
-    occurrences = wait_until(lambda: lab.inspect(scheduled)["occurrences"], 90, "an occurrence")
+    occurrences = wait_until(lambda: lab.inspect(scheduled)["occurrences"], 180, "an occurrence")
     assert occurrences[0]["status"] == "done"
     assert lab.inspect(scheduled)["next_triggered_at"].endswith(":00.000Z")
     lab.cli("stop", scheduled).succeeded()
