@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncssh
@@ -82,9 +82,9 @@ def test_ports_are_forwarded_in_all_three_ways(user: Visitor) -> None:
     with user.run("forwarding", commands=[answer, UNTIL_ASKED]), outside() as port:
         forwards = ["-L", f"{local}:127.0.0.1:8000", "-R", f"{remote}:127.0.0.1:{port}"]
         with user.connected("forwarding", *forwards, "-D", str(dynamic)):
-            through_local = wait_until(lambda: line_from(local), 10, "the local forward")
+            through_local = wait_until(lambda: line_from(local), what="the local forward")
             through_dynamic = wait_until(
-                lambda: line_from(dynamic, socks_to=8000), 10, "the dynamic forward"
+                lambda: line_from(dynamic, socks_to=8000), what="the dynamic forward"
             )
             ask = f"nc 127.0.0.1 {remote} </dev/null"
             through_remote = user.ssh("forwarding", "forwarding", ask).stdout
@@ -178,8 +178,8 @@ def test_a_strangers_key_opens_neither_the_node_nor_the_job(
 def test_the_jump_user_opens_the_tasks_port_and_nothing_else(lab: RunLab, user: Visitor) -> None:
     with user.run("narrow"), outside() as port:
         target = lab.attempts("narrow")[-1]["ports"]["ssh"]
+        greeting = asyncio.run(greeting_of(lab, user, target))
         asked = {
-            "its port": ["-W", f"127.0.0.1:{target}"],
             "another port": ["-W", f"127.0.0.1:{port}"],
             "another address": ["-W", f"localhost:{target}"],
             "a command": ["-T"],
@@ -194,14 +194,29 @@ def test_the_jump_user_opens_the_tasks_port_and_nothing_else(lab: RunLab, user: 
         }
         with pytest.raises(asyncssh.ChannelOpenError):
             asyncio.run(open_socket(lab, user))
-    assert said["its port"].stdout.startswith(b"SSH-2.0-")
+    assert greeting == b"SSH-2.0-"
     assert b"open failed" in said["another port"].stderr
     assert b"open failed" in said["another address"].stderr
     assert b"uid=" not in said["a command"].stdout
     assert b"remote port forwarding failed" in said["a remote port"].stderr
 
 
+async def greeting_of(lab: RunLab, user: Visitor, port: int) -> bytes:
+    """What a job's server says first, also if it is started for this visitor alone."""
+    async with as_jump_user(lab, user) as connection, asyncio.timeout(60):
+        reader, writer = await connection.open_connection("127.0.0.1", port)
+        said: bytes = await reader.readexactly(8)
+        writer.close()
+        return said
+
+
 async def open_socket(lab: RunLab, user: Visitor) -> None:
+    async with as_jump_user(lab, user) as connection:
+        await connection.open_unix_connection(str(lab.shim.socket))
+
+
+@contextlib.asynccontextmanager
+async def as_jump_user(lab: RunLab, user: Visitor) -> AsyncIterator[asyncssh.SSHClientConnection]:
     async with asyncssh.connect(
         "127.0.0.1",
         lab.sshd.port,
@@ -211,14 +226,14 @@ async def open_socket(lab: RunLab, user: Visitor) -> None:
         config=None,
         agent_path=None,
     ) as connection:
-        await connection.open_unix_connection(str(lab.shim.socket))
+        yield connection
 
 
 def test_a_finished_job_is_left_by_its_keys_and_says_so(lab: RunLab, user: Visitor) -> None:
+    wait_until(lambda: lab.sshd.jump_keys.read_text() == "", what="the keys of others to be gone")
     with user.run("finished"):
         lent = lab.sshd.jump_keys.read_text()
-    lab.wait_for("finished")
-    wait_until(lambda: lab.sshd.jump_keys.read_text() == "", 20, "the key to be taken back")
+    wait_until(lambda: lab.sshd.jump_keys.read_text() == "", what="the key to be taken back")
     refused = lab.cli("ssh", "finished", "--", "true")
     assert re.fullmatch(
         r'restrict,port-forwarding,permitopen="127.0.0.1:\d+" ssh-ed25519 \S+ fairlead\n', lent
@@ -232,6 +247,7 @@ def test_ssh_switched_off_opens_no_port(lab: RunLab, user: Visitor) -> None:
     refused = lab.cli("ssh", "shut", "--", "true")
     (attempt,) = lab.attempts("shut")
     lab.let_go("shut")
+    lab.wait_for("shut")
     assert (attempt["ports"], attempt["ssh_host_key"]) == ({}, None)
     assert "submitted with `ssh: off`" in refused.errors
 
@@ -242,7 +258,7 @@ def test_a_killed_shim_lends_the_same_port_again(lab: RunLab, user: Visitor) -> 
         lab.sshd.jump_keys.write_text("ssh-ed25519 AAAA left by a crash\n")
         lab.shim.start()
         lab.wait_for_node(lambda node: node["status"] == "connected")
-        wait_until(lambda: "permitopen" in lab.sshd.jump_keys.read_text(), 20, "the key")
+        wait_until(lambda: "permitopen" in lab.sshd.jump_keys.read_text(), what="the key")
         text = lab.sshd.jump_keys.read_text()
         done = lab.cli("ssh", "survivor", "--", "echo", "still", "here")
     assert done.succeeded().output == "still here\n"
@@ -265,7 +281,7 @@ def test_on_the_controllers_own_machine_a_job_is_reached_directly_on_its_loopbac
     task.write_text("type: task\nimage: none\ncommands: [sleep 3600]\nssh: embedded\n")
     controller.cli("apply", "-d", "-f", task, "-n", "near").succeeded()
     done = wait_until(
-        lambda: arrived(controller.cli("ssh", "near", "--", "echo", "$0", "&&", "id")), 40
+        lambda: arrived(controller.cli("ssh", "near", "--", "echo", "$0", "&&", "id"))
     )
     listening = psutil.net_connections("tcp")
     run = controller.cli("inspect", "near", "--json").succeeded().json

@@ -34,14 +34,20 @@ class Visitor:
 
     @contextlib.contextmanager
     def run(self, name: str, **fields: Any) -> Iterator[None]:
-        """A run whose job goes on meanwhile and that can be logged in to."""
+        """A run whose job goes on meanwhile and that can be logged in to. Nothing of it is left."""
         fields.setdefault("commands", [UNTIL_ASKED])
         self.lab.start(name, **fields)
         try:
-            wait_until(lambda: "ssh" in self.lab.attempts(name)[-1]["ports"], 20, "an SSH port")
+            wait_until(lambda: self._is_let_in(name), what=f"the way into {name}")
             yield
         finally:
             self.lab.cli("stop", name, "--abort")
+            self.lab.wait_for(name)
+
+    def _is_let_in(self, name: str) -> bool:
+        """The port is told, and the node lends it to the visitor's key."""
+        port = self.lab.attempts(name)[-1]["ports"].get("ssh")
+        return f':{port}"' in self.lab.sshd.jump_keys.read_text()
 
     def config(self, name: str, *options: str) -> Path:
         path = self.folder / f"{name}.config"
@@ -63,7 +69,7 @@ class Visitor:
                 yield
             finally:
                 process.terminate()
-                process.wait(20)
+                process.wait(60)
 
 
 def make_key(path: Path) -> None:
