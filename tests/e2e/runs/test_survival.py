@@ -50,11 +50,11 @@ def _followed(lab: RunLab, name: str, **fields: Any) -> Iterator[Callable[[], tu
     with lab.controller.spawn_cli("apply", "-f", file, "-n", name) as command:
 
         def ended() -> tuple[int, bytes]:
-            output, _ = command.communicate(timeout=60)
+            output, _ = command.communicate(timeout=120)
             return command.returncode, output
 
         try:
-            wait_until(lambda: _started(lab, name), 30, f"{name} to write")
+            wait_until(lambda: _started(lab, name), what=f"{name} to write")
             yield ended
         finally:
             if command.poll() is None:
@@ -70,7 +70,7 @@ def _started(lab: RunLab, name: str) -> bool:
 def _assert_went_on(lab: RunLab, name: str, container: str) -> None:
     """The same attempt, in the same container, has written more since."""
     seen = _lines(lab, name)
-    wait_until(lambda: _lines(lab, name) > seen, 30, f"{name} to go on")
+    wait_until(lambda: _lines(lab, name) > seen, what=f"{name} to go on")
     assert lab.container(name) == container
     assert len(lab.attempts(name)) == 1
 
@@ -109,7 +109,7 @@ def test_a_run_that_ends_behind_a_cut_is_told_when_it_is_mended(
     with _followed(lab, "lonely") as ended:
         network.cut()
         lab.let_go("lonely")
-        wait_until(lambda: _has_exit_record(lab, "lonely"), 30, "the job to end")
+        wait_until(lambda: _has_exit_record(lab, "lonely"), what="the job to end")
         network.restore()
         _assert_ended_well(lab, "lonely", ended)
 
@@ -137,7 +137,7 @@ def test_a_job_that_ends_while_its_shim_is_dead(lab: RunLab) -> None:
     with _followed(lab, "orphan") as ended:
         lab.shim.kill9()
         lab.let_go("orphan")
-        wait_until(lambda: _has_exit_record(lab, "orphan"), 30, "the job to end")
+        wait_until(lambda: _has_exit_record(lab, "orphan"), what="the job to end")
         lab.shim.start()
         _assert_ended_well(lab, "orphan", ended)
 
@@ -170,7 +170,7 @@ def test_a_container_that_ends_while_both_are_dead(lab: RunLab) -> None:
         lab.controller.kill9()
         lab.shim.kill9()
         lab.dockerd.docker("exec", container, "touch", "/tmp/go")
-        wait_until(lambda: not _is_running(lab, container), 60, "the container to end")
+        wait_until(lambda: not _is_running(lab, container), what="the container to end")
         lab.shim.start()
         lab.controller.start()
         _assert_ended_well(lab, "last-words", ended)
@@ -187,7 +187,9 @@ def test_what_was_acknowledged_is_run_once_whoever_dies_then(lab: RunLab, victim
 
 
 def test_a_stop_that_was_acknowledged_outlives_the_controller(lab: RunLab) -> None:
-    lab.start("stopped", commands=["trap 'echo bye; exit 0' TERM; while :; do sleep 0.05; done"])
+    bye = "trap 'echo bye; exit 0' TERM"
+    lab.start("stopped", commands=[f"{bye}; echo ready; while :; do sleep 0.05; done"])
+    lab.wait_for_log("stopped", b"ready")
     lab.cli("stop", "stopped").succeeded()
     lab.controller.restart()
     run = lab.wait_for("stopped")
