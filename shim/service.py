@@ -33,7 +33,7 @@ from shim.hearing import Hearing
 from shim.images import ImageRecord, Images, Watermarks
 from shim.keys import JumpKeys
 from shim.reconcile import leftovers_of, reconcile
-from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords
+from shim.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords, kept
 from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics, TaskStatus
 from shim.settings import Settings
 from shim.speakers import Fences
@@ -79,8 +79,10 @@ class Identity:
         return cls(book, record)
 
     async def set_draining(self, draining: bool, reason: str | None) -> None:
-        self.record = msgspec.structs.replace(self.record, draining=draining, drain_reason=reason)
-        await self._book.save(_NODE_KEY, self.record)
+        """Raises OSError; nothing has changed then."""
+        record = msgspec.structs.replace(self.record, draining=draining, drain_reason=reason)
+        await self._book.save(_NODE_KEY, record)
+        self.record = record
 
 
 def _alive(tasks: Iterable[TaskRecord]) -> set[str]:
@@ -263,7 +265,8 @@ class Service:
         return await metrics.collect(self.supervisor, self.executor)
 
     async def drain(self, request: DrainRequest) -> None:
-        await self._identity.set_draining(request.draining, request.reason)
+        """Raises ShimProblem (507)."""
+        await kept(self._identity.set_draining(request.draining, request.reason))
         self.supervisor.draining = request.draining
         self.events.node_changed()
 
