@@ -32,6 +32,8 @@ ULIMITS = frozenset(
         *("nproc", "rss", "rtprio", "rttime", "sigpending", "stack"),
     }
 )
+LEAST_PROCESSES = 8
+"""The runner is several threads; with fewer it cannot start a job, or say why."""
 MOST_PROCESSES = 4_194_304
 _MOST_LIMIT = (1 << 63) - 1
 """What an engine's number holds."""
@@ -52,8 +54,8 @@ def check(options: ContainerOptions, *, allow_privileged: bool) -> None:
     for limit in options.ulimits:
         _check_ulimit(limit.name, limit.soft, limit.hard)
     most = options.pids_limit
-    if most is not None and not 1 <= most <= MOST_PROCESSES:
-        raise invalid("pids_limit must be from 1 to 4194304", "container.pids_limit")
+    if most is not None and not LEAST_PROCESSES <= most <= MOST_PROCESSES:
+        raise invalid("pids_limit must be from 8 to 4194304", "container.pids_limit")
 
 
 def first_user(options: ContainerOptions, of_image: str) -> str:

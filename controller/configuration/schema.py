@@ -137,8 +137,8 @@ class GroupName(str):
 Times = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 JobCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_JOBS)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
-ProcessCount = Annotated[int, msgspec.Meta(ge=1, le=4_194_304)]
-"""The kernel has no more pids."""
+ProcessCount = Annotated[int, msgspec.Meta(ge=8, le=4_194_304)]
+"""What starts a job needs some itself; the kernel has no more pids."""
 ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -425,7 +425,7 @@ ALLOWED = {
     "cap_add": "a list of capabilities such as SYS_PTRACE",
     "cap_drop": "a list of capabilities, or ALL",
     "ulimits": "a mapping of limits to numbers, SOFT:HARD or unlimited, such as memlock: unlimited",
-    "pids_limit": "a whole number from 1 to 4194304",
+    "pids_limit": "a whole number from 8 to 4194304",
     "read_only_root": "true or false",
     "init": "true or false",
 }

@@ -131,7 +131,7 @@ def test_limits_and_capabilities_reach_the_job() -> None:
         ({"ulimits": {"nofile": "2048:1024"}}, "ulimits"),
         ({"cap_add": ["SYS_EVERYTHING"]}, "cap_add[0]"),
         ({"cap_add": ["sys ptrace"]}, "cap_add[0]"),
-        ({"pids_limit": 0}, "pids_limit"),
+        ({"pids_limit": 7}, "pids_limit"),
         ({"pids_limit": 10**30}, "pids_limit"),
         ({"max_failed_jobs": 10**30}, "max_failed_jobs"),
         ({"max_failed_attempts": 10**30}, "max_failed_attempts"),

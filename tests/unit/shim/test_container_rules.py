@@ -37,7 +37,7 @@ def test_harmless_wishes_are_granted_everywhere() -> None:
         cap_add=("SYS_PTRACE", "IPC_LOCK"),
         cap_drop=("ALL",),
         ulimits=(Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="nofile", soft=1, hard=2)),
-        pids_limit=1,
+        pids_limit=8,
         read_only_root=True,
     )
     container_rules.check(wishes, allow_privileged=False)
@@ -53,7 +53,7 @@ def test_harmless_wishes_are_granted_everywhere() -> None:
         ({"ulimits": (Ulimit(name="nofile", soft=2, hard=1),)}, "container.ulimits"),
         ({"ulimits": (Ulimit(name="nofile", soft=-1, hard=1),)}, "container.ulimits"),
         ({"ulimits": (Ulimit(name="nofile", soft=1, hard=10**30),)}, "container.ulimits"),
-        ({"pids_limit": 0}, "container.pids_limit"),
+        ({"pids_limit": 7}, "container.pids_limit"),
         ({"pids_limit": 10**30}, "container.pids_limit"),
     ],
 )
