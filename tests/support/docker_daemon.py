@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from tests.support.daemons import Daemon, DaemonFailed, end_processes_that_mention, inside, run
@@ -87,21 +88,31 @@ class DockerDaemon:
         return name
 
     def remove_containers(self) -> None:
-        if containers := self.docker("ps", "-aq").split():
-            self.docker("rm", "-f", *containers)
+        if containers := self._containers():
+            try:
+                self.docker("rm", "-f", *containers)
+            except DaemonFailed as error:
+                self._wait_for_removal(containers, str(error))
         for network in self._networks():
-            self._remove_network(network)
+            wait_until(partial(self._remove_network, network), what=f"{network} to be removed")
+
+    def _containers(self) -> list[str]:
+        return self.docker("ps", "-aq").split()
+
+    def _wait_for_removal(self, containers: list[str], what: str) -> None:
+        """What a shim has just begun to remove, even one that was killed then, goes by itself."""
+        wait_until(lambda: set(containers).isdisjoint(self._containers()), what=what)
 
     def _networks(self) -> list[str]:
         return self.docker("network", "ls", "-q", "--filter", "label=fairlead.install").split()
 
-    def _remove_network(self, network: str) -> None:
-        """A shim that is still there may be about to remove it, too."""
+    def _remove_network(self, network: str) -> bool:
+        """Whether it is gone. A shim that is still there may be about to remove it, too."""
         try:
             self.docker("network", "rm", network)
         except DaemonFailed:
-            if network in self._networks():
-                raise
+            return network not in self._networks()
+        return True
 
     def stop(self) -> None:
         """Also one that was killed: only an engine can clear up after an engine."""
