@@ -74,6 +74,11 @@ def unmet(constraints: Sequence[Constraint], attributes: Mapping[str, str]) -> C
     return next((c for c in constraints if c.required and not holds(c, attributes)), None)
 
 
+def all_unmet(constraints: Sequence[Constraint], attributes: Mapping[str, str]) -> list[Constraint]:
+    """The required constraints that do not hold, in their order."""
+    return [c for c in constraints if c.required and not holds(c, attributes)]
+
+
 def disliked(constraints: Sequence[Constraint], attributes: Mapping[str, str]) -> int:
     """How many of the preferred ones do not hold: fewer is better."""
     return sum(not c.required and not holds(c, attributes) for c in constraints)

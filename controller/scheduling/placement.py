@@ -34,6 +34,7 @@ from controller.scheduling.together import (
     most,
     place_first,
     placement_name,
+    roomiest_first,
     whole_of,
 )
 from controller.scheduling.units import Kind, Member, Unit
@@ -174,7 +175,7 @@ class Round:
         counted = by_need(whole.members)
         key = (tuple((id(need), count) for need, count in counted.items()), tuple(domains))
         if key not in self._in_vain:
-            for domain in domains:
+            for domain in roomiest_first(self.board, unit, domains):
                 if any(
                     most(self.board, need, domain, count) < count for need, count in counted.items()
                 ):

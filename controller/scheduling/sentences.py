@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from controller.lifecycle.model import Node, NodeStatus, Resources
+from controller.lifecycle.model import Constraint, Node, NodeStatus, Resources
 from controller.scheduling.attributes import Domain, attributes_of, domain_of
 from controller.scheduling.board import Board
-from controller.scheduling.constraints import unmet, words
+from controller.scheduling.constraints import all_unmet, unmet, words
 from controller.scheduling.fit import (
     as_new,
     closest,
@@ -141,17 +141,31 @@ def _why_no_room(index: Index, need: Need, where: Where) -> str:
         usable = [node for node in usable if index.domain(node.id) == where]
         if not usable:
             return f"no node of {where} takes work"
-    for node in sorted(usable, key=lambda one: one.name):
-        attributes = attributes_of(node, index.fleets.get(node.fleet))
-        missing = unmet(constraints, attributes)
-        if missing is not None:
-            away = _who_could(index, need, where)
-            if away is not None:
-                return f"needs {words(missing)}; {away}"
-            has = attributes.get(missing.attribute)
-            text = f"has no {missing.attribute}" if has is None else f"has {has}"
-            return f"needs {words(missing)}; node {node.name} {text}, and none is better"
-    return _why_none_works(nodes, _able_but_away(index, need, where))
+    best = _least_refused(index, constraints, usable)
+    if best is None:
+        return _why_none_works(nodes, _able_but_away(index, need, where))
+    node, missing = best
+    away = _who_could(index, need, where)
+    if away is not None:
+        return f"needs {words(missing)}; {away}"
+    has = attributes_of(node, index.fleets.get(node.fleet)).get(missing.attribute)
+    text = f"has no {missing.attribute}" if has is None else f"has {has}"
+    return f"needs {words(missing)}; node {node.name} {text}, and none is better"
+
+
+def _least_refused(
+    index: Index, constraints: Sequence[Constraint], nodes: Iterable[Node]
+) -> tuple[Node, Constraint] | None:
+    """The node that the fewest of the constraints refuse, and the first of these."""
+    found = [
+        (node, missing)
+        for node in islice(sorted(nodes, key=lambda one: one.name), MOST_AWAY)
+        if (missing := all_unmet(constraints, attributes_of(node, index.fleets.get(node.fleet))))
+    ]
+    if not found:
+        return None
+    node, missing = min(found, key=lambda one: len(one[1]))
+    return node, missing[0]
 
 
 def is_known(index: Index, fleet: str) -> bool:

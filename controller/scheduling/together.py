@@ -121,6 +121,19 @@ def domains_for(index: Index, unit: Unit) -> list[Domain]:
     )
 
 
+def roomiest_first(board: Board, unit: Unit, domains: list[Domain]) -> list[Domain]:
+    """Those first where the most of the gang's reserved jobs find room beside its ranks: they must
+    be where the ranks are, and would wait for ever where there is no more room."""
+    if not unit.reserved or unit.anchors:
+        return domains
+    counted = by_need(unit.members + unit.reserved)
+
+    def held(domain: Domain) -> int:
+        return sum(most(board, need, domain, count) for need, count in counted.items())
+
+    return sorted(domains, key=held, reverse=True)
+
+
 def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
     fleet = fleets.get(name)
     return fleet is not None and fleet.placement is not None

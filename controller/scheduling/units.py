@@ -40,7 +40,8 @@ class Member(msgspec.Struct, frozen=True):
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """`anchors`: places that the run's other such jobs hold, whose placement value this must share;
     `nominated`: those that are nominated for its members; `later`: jobs that wait for their turn
-    (`startup_order`) and will be bound to the placement value of these members."""
+    (`startup_order`) and will be bound to the placement value of these members; `reserved`: those
+    of the gang, which will be bound to it too and may find no room there."""
 
     run: Run
     kind: Kind
@@ -49,6 +50,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     nominated: tuple[Allocation, ...] = ()
     gang: bool = False
     later: tuple[Member, ...] = ()
+    reserved: tuple[Member, ...] = ()
 
     @property
     def band(self) -> int:
@@ -92,11 +94,12 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
 def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
     anchors = tuple(gangs.anchors(state))
     ranked = tuple(waiting[a.id] for a in gangs.waiting_ranked(state) if a.id in waiting)
+    reserved = tuple(waiting[a.id] for a in gangs.waiting_reserved(state) if a.id in waiting)
     if ranked:
-        yield _unit(state, Kind.TOGETHER, ranked, anchors, gang=True)
-    for attempt in gangs.waiting_reserved(state):
-        if attempt.id in waiting:
-            yield _unit(state, Kind.RESERVED, (waiting[attempt.id],), anchors, gang=True)
+        together = _unit(state, Kind.TOGETHER, ranked, anchors, gang=True)
+        yield replace(together, reserved=reserved)
+    for member in reserved:
+        yield _unit(state, Kind.RESERVED, (member,), anchors, gang=True)
 
 
 def _held_places(state: RunState) -> Iterator[Allocation]:

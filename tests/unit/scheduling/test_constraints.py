@@ -73,6 +73,15 @@ def test_a_required_constraint_excludes_nodes() -> None:
     assert cluster.waits(other) == "needs zone = c; node n1 has a, and none is better"
 
 
+def test_of_several_constraints_the_node_is_named_that_the_fewest_refuse() -> None:
+    nodes = [gpu_node("n1", attributes={"zone": "a"}), gpu_node("n2", attributes={"zone": "b"})]
+    cluster = Cluster(*nodes)
+    named = Constraint(attribute="node", operator=Operator.EQ, values=("n2",))
+    run = cluster.submit("a", constraints=(named, *wants(Operator.EQ, "c")))
+    cluster.settle()
+    assert cluster.waits(run) == "needs zone = c; node n2 has b, and none is better"
+
+
 def test_a_preferred_constraint_only_ranks_nodes() -> None:
     nodes = [gpu_node("n1", attributes={"zone": "a"}), gpu_node("n2", attributes={"zone": "b"})]
     cluster = Cluster(*nodes)

@@ -84,6 +84,17 @@ def test_a_reserved_job_never_takes_the_place_that_a_rank_needs() -> None:
     assert cluster.places(run) == {}
 
 
+def test_a_gang_goes_where_the_most_of_its_reserved_jobs_find_room_beside_the_ranks() -> None:
+    racks = {"r2": 2, "r3": 3, "r4": 4, "r5": 5}
+    nodes = [in_rack(f"{rack}-{n}", rack) for rack, count in racks.items() for n in range(count)]
+    cluster = Cluster(*nodes, fleets=(rack_fleet(),))
+    runs = [cluster.submit(f"a{n}", gang(4, size=2), whole_node=True) for n in range(4)]
+    cluster.settle()
+    racks_of = [{name[:2] for name in cluster.places(run).values()} for run in runs]
+    assert racks_of == [{"r4"}, {"r5"}, {"r3"}, {"r2"}]
+    assert [len(cluster.places(run)) for run in runs] == [4, 4, 3, 2]
+
+
 def test_a_reserved_job_is_told_that_it_waits_for_the_ranks() -> None:
     cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
     cluster.submit("other", gpus=8)
@@ -111,7 +122,7 @@ def test_a_reserved_job_takes_no_place_while_a_job_beside_the_gang_is_tried_agai
 
 
 def test_a_reserved_job_goes_only_where_the_ranks_are_that_it_may_take_over() -> None:
-    nodes = [in_rack("a0", "r1"), in_rack("a1", "r1"), *(in_rack(f"b{n}", "r2") for n in range(3))]
+    nodes = [in_rack("a0", "r1"), in_rack("a1", "r1"), *(in_rack(f"b{n}", "r2") for n in range(2))]
     cluster = Cluster(*nodes, fleets=(rack_fleet(),))
     run = cluster.submit("a", gang(3, size=2), whole_node=True)
     cluster.settle()
