@@ -8,6 +8,7 @@ from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import PLACE_LOST, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import START, Play, planned
 
 ERROR = frozenset({RetryEvent.ERROR})
@@ -123,6 +124,19 @@ def test_the_duration_of_other_events_counts_from_the_last_end_of_a_placed_attem
     for _ in range(5):
         fail(play, after=600)
     assert attempts(play) == 6
+
+
+def test_the_duration_goes_on_while_no_attempt_gets_a_place() -> None:
+    """Who is ended in the queue has begun nothing anew."""
+    interruptions = frozenset({RetryEvent.INTERRUPTION})
+    play = Play(retry=RetryPolicy(on_events=interruptions, duration=100.0))
+    play.to_running().wait(600.0)
+    play.send(play.seen(terminated=True, reason=Reason.PREEMPTED)).clean()
+    play.wait(60.0).send(Ask(play).abort())
+    assert play.attempt().status is AttemptStatus.SUBMITTED
+    play.wait(60.0).send(Ask(play).abort())
+    assert attempts(play) == 3
+    assert play.run.reason == "retry_limit_exceeded"
 
 
 def test_an_abandoned_job_gets_no_new_attempt() -> None:
@@ -272,6 +286,17 @@ def test_siblings_that_were_stopped_are_not_charged() -> None:
 
 
 # -- limits of the run ----------------------------------------------------------------------
+
+
+def test_max_failed_attempts_does_not_count_those_of_slots_that_were_scaled_away() -> None:
+    play = Play(jobs=2, retry=RetryPolicy(on_events=ERROR), max_failed_attempts=1)
+    fail(play, 1)
+    play.send(Ask(play).scale(1))
+    fail(play, 0)
+    assert play.run.reason is None
+    play.wait(60.0)
+    fail(play, 0)
+    assert play.run.reason == "retry_limit_exceeded"
 
 
 def test_max_failed_attempts_ends_the_run() -> None:
