@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle import gangs
@@ -145,14 +146,17 @@ def test_a_reserved_job_under_another_placement_value_inherits_no_rank() -> None
     assert play.ranks() == [0, 1, 2, None]
 
 
-def test_an_abandoned_rank_stays_with_its_job_and_is_counted() -> None:
+@pytest.mark.parametrize(("lost", "ranks"), [(0, [None, 1, 2, 0]), (2, [0, 1, None, 2])])
+def test_an_abandoned_rank_stays_with_its_job_and_is_counted(
+    lost: int, ranks: list[int | None]
+) -> None:
     play = GangPlay(gang(4, 3)).run_all().change_job(1, abandoned=True)
     assert isinstance(play, GangPlay)
     play.fail(1).clean_all()
     assert play.number == 1
-    play.fail(0).clean_all()
+    play.fail(lost).clean_all()
     assert play.number == 2
-    assert play.ranks() == [None, 1, 2, 0]
+    assert play.ranks() == ranks
     assert len(play.job(1).attempts) == 1
     assert gangs.ranked_hold_places(play.run, play.state.jobs)
 
