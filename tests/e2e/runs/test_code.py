@@ -37,12 +37,12 @@ class _ServedInThread:
 
     def __enter__(self) -> GitServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self._server
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _run(self) -> None:

@@ -44,7 +44,7 @@ def test_what_a_job_leaves_running_ends_with_it(lab: RunLab) -> None:
 )
 def test_harm_done_to_the_runner_harms_nobody_else(lab: RunLab, harm: str) -> None:
     lab.submit("harmful", commands=[harm, "exit 5"])
-    run = lab.wait_for("harmful", timeout=40)
+    run = lab.wait_for("harmful")
     assert (run["status"], run["termination_reason"]) == ("failed", "job_failed")
     assert len(run["jobs"][0]["attempts"]) == 1
     assert b"root:x" not in lab.log("harmful")
@@ -67,6 +67,6 @@ def test_a_forged_exit_record_harms_nobody_else(lab: RunLab, forged: str) -> Non
     lab.submit("forged", commands=[write, "echo ready", "sleep 1000"], retry=False)
     lab.wait_for_log("forged", b"ready")
     lab.dockerd.docker("kill", lab.container("forged"))
-    run = lab.wait_for("forged", timeout=40)
+    run = lab.wait_for("forged")
     assert run["status"] == "failed"
     _is_unharmed(lab)

@@ -45,7 +45,7 @@ def forwarding(lab: RunLab, run: str, *ports: int) -> Iterator[dict[int, int]]:
         yield found
     finally:
         command.send_signal(signal.SIGINT)
-        _, errors = command.communicate(timeout=20)
+        _, errors = command.communicate(timeout=60)
         assert b"Traceback" not in errors
 
 

@@ -81,7 +81,7 @@ def test_a_retry_runs_the_image_of_the_first_attempt_also_when_its_tag_has_moved
     private.push(lab.dockerd, words["second"], "team/moving:1")
     lab.let_go("retried")
     lab.wait_for_log("retried", b"first")
-    wait_until(lambda: len(lab.attempts("retried")) == 2, 60, "the second attempt")
+    wait_until(lambda: len(lab.attempts("retried")) == 2, what="the second attempt")
     lab.wait_for("retried", "running")
     lab.wait_for_log("retried", b"first")
     lab.let_go("retried")

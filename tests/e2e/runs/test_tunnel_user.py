@@ -87,5 +87,5 @@ async def test_tcp_from_the_node_is_left_to_its_firewall(
     sshd: SshDaemon, tunnel: asyncssh.SSHClientConnection
 ) -> None:
     reader, writer = await tunnel.open_connection("127.0.0.1", sshd.port)
-    assert (await reader.read(4)) == b"SSH-"
+    assert (await reader.readexactly(4)) == b"SSH-"
     writer.close()
