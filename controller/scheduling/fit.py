@@ -24,6 +24,8 @@ MAX_STARTS = 8
 """Jobs that may be starting on one node at a time."""
 
 _CPU_TOLERANCE = 1e-6
+_OF_ANOTHER_KIND = 0.1
+"""What a GPU of another kind counts in a ratio: a node that has some is nearer than one without."""
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,10 +185,11 @@ def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> S
     if len(fitting) >= need.count:
         return None
     of = len(fitting_gpus(need, total))
+    others = min(len(free), need.count) - len(fitting)
     return Shortfall(
         need=gpu_words(need),
         has=f"{len(fitting)} such GPU free of {of}",
-        ratio=len(fitting) / need.count,
+        ratio=(len(fitting) + _OF_ANOTHER_KIND * max(others, 0)) / need.count,
     )
 
 
