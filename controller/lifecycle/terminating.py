@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.lifecycle import attempts, nominations, occurrences, places
+from controller.lifecycle import attempts, confidential, nominations, occurrences, places
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs.reading import is_reserved
 from controller.lifecycle.model import Attempt
@@ -122,3 +122,4 @@ def conclude(draft: Draft) -> None:
         if last_word is not None:
             draft.change_run(finished_at=draft.now, suspended=False, next_triggered_at=None)
             draft.move_run(FINAL_STATUS_OF_RUN[last_word], "all attempts final", reason=last_word)
+            confidential.forget(draft)

@@ -109,4 +109,7 @@ class SqliteDatabase:
 
 def _pragmas(read_only: bool) -> tuple[str, ...]:
     common = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
-    return (*common, "PRAGMA query_only=ON") if read_only else common
+    if read_only:
+        return (*common, "PRAGMA query_only=ON")
+    # A run that has ended keeps no secrets: nor does the file, in places that are free again.
+    return (*common, "PRAGMA secure_delete=ON")

@@ -11,7 +11,7 @@ from controller.lifecycle.reports import Report
 from controller.lifecycle.statuses import RunStatus
 from tests.simulation import orders
 from tests.simulation.container import Container
-from tests.simulation.script import Ending, Start, script_from, start_of
+from tests.simulation.script import Ending, Start, start_of
 
 _START_OF: dict[Reason, frozenset[Start]] = {
     Reason.IMAGE_PULL_FAILED: frozenset({Start.NO_SUCH_IMAGE}),
@@ -129,7 +129,7 @@ def _of_its_gang(state: RunState, attempt: Attempt) -> bool:
 
 def _deserved(job: Job, attempt: Attempt, container: Container | None, why: Circumstances) -> bool:
     reason, start = attempt.reason, start_of(job.spec.image)
-    script = script_from(job.spec.env).of(attempt.id)
+    ending = None if container is None or container.script is None else container.script.ending
     record = None if container is None else container.record
     if reason is None or reason in _BY_POLICY:
         return reason is not None
@@ -138,14 +138,14 @@ def _deserved(job: Job, attempt: Attempt, container: Container | None, why: Circ
     if reason is Reason.DONE_BY_RUNNER:
         return record is not None and record.exit_code == 0
     if reason is Reason.OUT_OF_MEMORY:
-        return script.ending is Ending.OUT_OF_MEMORY
+        return ending is Ending.OUT_OF_MEMORY
     if reason is Reason.EXECUTOR_ERROR:
         return record is not None and record.reason == reason
     if reason is Reason.CONTAINER_EXITED_WITH_ERROR:
         if record is not None:
             of_its_node = why.unheard_at is not None and record.finished_at >= why.unheard_at
             return bool(record.exit_code) and (why.clock_jumped or not of_its_node)
-        by_itself = start is Start.STILLBORN or script.ending is Ending.TAKES_RUNNER_ALONG
+        by_itself = start is Start.STILLBORN or ending is Ending.TAKES_RUNNER_ALONG
         return container is not None and (by_itself or why.unreliable)
     return False
 

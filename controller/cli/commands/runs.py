@@ -34,6 +34,7 @@ _MOST_NODES_NAMED = 8
 
 class _Runs(msgspec.Struct):
     runs: list[RunSummary]
+    next_cursor: str | None = None
 
 
 class _Events(msgspec.Struct):
@@ -60,6 +61,7 @@ def ps(
         output.emit_json(data)
         return 0
     now = output.utc_now()
+    page = decode(data, _Runs)
     output.emit_table(
         ("NAME", "STATUS", "NODE", "SUBMITTED", "USER", "ABOUT"),
         [
@@ -71,9 +73,11 @@ def ps(
                 run.user,
                 _about(run),
             )
-            for run in decode(data, _Runs).runs
+            for run in page.runs
         ],
     )
+    if page.next_cursor is not None:
+        output.note(f"these are the newest {len(page.runs)}; --limit shows up to 1000")
     return 0
 
 

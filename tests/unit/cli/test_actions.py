@@ -32,6 +32,15 @@ async def test_a_run_is_suspended_and_resumed(start: Fairlead, task: str) -> Non
     assert json.loads(resumed.out)["suspended"] is False
 
 
+async def test_a_list_that_is_cut_says_so(start: Fairlead, task: str) -> None:
+    for name in ("one", "two"):
+        await of(start, "apply", "-f", task, "-d", "-n", name)
+    cut, whole = await of(start, "ps", "--limit", "1"), await of(start, "ps", "--limit", "2")
+    assert (cut.out.count(b"\n"), b"two" in cut.out) == (2, True)
+    assert cut.err == "fairlead: these are the newest 1; --limit shows up to 1000\n"
+    assert (whole.out.count(b"\n"), whole.err) == (3, "")
+
+
 async def test_a_run_is_completed(start: Fairlead, task: str) -> None:
     await of(start, "apply", "-f", task, "-d")
     assert (await of(start, "complete", "hello")).out == b"hello: done\n"

@@ -157,6 +157,27 @@ async def test_a_locked_database_is_unavailable_and_the_same_commit_works_later(
     assert found == a_run()
 
 
+@pytest.mark.parametrize("times", [1, 1000])
+async def test_what_is_no_longer_stored_is_nowhere_in_the_file(folder: Path, times: int) -> None:
+    store = SqlStore(SqliteDatabase(folder))
+    await store.open()
+    before = a_run()
+    job = before.jobs[0]
+    spec = msgspec.structs.replace(job.spec, secrets={"S": SECRET * times})
+    with_it = msgspec.structs.replace(before, jobs=(msgspec.structs.replace(job, spec=spec),))
+    await store.commit(submission(with_it))
+    in_between = await asyncio.to_thread(everything_in, folder)
+    await store.commit(change(with_it, before))
+    await store.close()
+
+    assert SECRET.encode() in in_between
+    assert SECRET.encode() not in await asyncio.to_thread(everything_in, folder)
+
+
+def everything_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
 async def test_a_full_disk_is_unavailable_and_loses_nothing(store: SqlStore, folder: Path) -> None:
     kept = a_run("kept")
     await store.commit(submission(kept))
