@@ -276,6 +276,21 @@ def test_a_place_kept_during_a_wait_is_released_when_the_run_ends() -> None:
     assert play.run.status is RunStatus.TERMINATED
 
 
+def test_a_place_that_is_lost_during_a_wait_is_not_taken_over() -> None:
+    play = Play(jobs=2, one_replica=True, retry=RetryPolicy(on_events=ERROR))
+    for n in (0, 1):
+        play.to_running(n, node=f"n{n}")
+    play.send(play.exited(0, FAILED)).clean(0).clean(1)
+    play.to_running(0, node="n0").send(play.accepted(1), play.started(1))
+    play.send(play.exited(0, FAILED)).clean(0).clean(1)
+    kept = play.allocation(1)
+    assert (kept.state, kept.node_id) == (AllocationState.HELD, "n1")
+    play.send(play.node_gone("n1")).wait(15.0)
+    assert attempts(play, 1) == 3
+    assert play.attempt(1).status is AttemptStatus.SUBMITTED
+    assert play.attempt(1).allocation_id is None
+
+
 def test_siblings_that_were_stopped_are_not_charged() -> None:
     play = Play(jobs=2, one_replica=True, retry=RetryPolicy(on_events=ERROR, max_failures=1))
     play.to_running(0).to_running(1).wait(60)
