@@ -76,9 +76,11 @@ class HangingEngine:
         return act
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 async def test_a_container_that_ended_while_the_shim_was_away_is_not_started_again(
-    node: Node,
+    node: Node, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
+    """Nor after a restart of the node: it had begun, and how it ended is known."""
     hang = HangingEngine(MemoryEngine(node.host), "start", after=True)
     async with node.shim(hang.engine) as service:
         await service.supervisor.put("t1", request(), SPEAKER)
@@ -86,6 +88,8 @@ async def test_a_container_that_ended_while_the_shim_was_away_is_not_started_aga
             await hang.reached.wait()
     container = node.host.containers["c-t1"]
     container.end(5)
+    if restarted:
+        monkeypatch.setattr(reconcile, "boot_id", lambda: "the next boot")
     async with node.shim() as service:
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (ended.exit_code, container.starts) == (5, 1)
