@@ -8,5 +8,9 @@ class BadArchive(Exception):
     entry, for the user."""
 
 
+class Failed(Exception):
+    """What the runtime's own git could not do: a sentence for the user."""
+
+
 class Abandoned(Exception):
     """The job was stopped while its code was being prepared."""

@@ -7,12 +7,14 @@ one line on standard error, and exit status 1.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
+from runner.code.errors import Failed
 from runner.schemas import Repo
 
 _TIMEOUT = 60.0
@@ -28,10 +30,6 @@ class Order(msgspec.Struct, frozen=True):
     target: str
     ssh: str | None = None
     login: tuple[str, str] | None = None
-
-
-class Failed(Exception):
-    """A sentence for the user."""
 
 
 def fetch(order: Order) -> None:
@@ -50,13 +48,9 @@ def fetch(order: Order) -> None:
     client, path = get_transport_and_path(_plain(url), config=config, **secrets)
     with GitRepo.init(order.target) as made:
         _leave_pointers(made)
-        result = client.fetch(
-            path.encode() if isinstance(path, str) else path,
-            made,
-            determine_wants=lambda refs, depth=None: [_wanted(refs, repo)],
-            depth=None if urlsplit(url).scheme == "file" else 1,
-        )
-        commit = _wanted(result.refs, repo)
+        place = path.encode() if isinstance(path, str) else path
+        depth = None if urlsplit(url).scheme == "file" else 1
+        commit = _fetch_what_is_wanted(partial(client.fetch, place, made), made, repo, depth)
         if repo.branch is not None:
             branch = Ref(b"refs/heads/" + repo.branch.encode())
             made.refs[branch] = commit
@@ -69,6 +63,29 @@ def fetch(order: Order) -> None:
         stored.set((b"remote", b"origin"), b"fetch", b"+refs/heads/*:refs/remotes/origin/*")
         stored.write_to_path()
         made.get_worktree().reset_index()
+
+
+def _fetch_what_is_wanted(fetch: Any, made: Any, repo: Repo, depth: int | None) -> Any:
+    """Only that commit; servers that give no single ones are asked for everything."""
+    from dulwich.errors import GitProtocolError
+
+    try:
+        result = fetch(lambda refs, depth=None: [_wanted(refs, repo)], depth=depth)
+    except GitProtocolError:
+        if repo.commit is None:
+            raise
+    else:
+        return _wanted(result.refs, repo)
+    fetch(lambda refs, depth=None: _everything(refs))
+    wanted = repo.commit.encode()
+    if wanted not in made.object_store:
+        raise Failed(f"it has no commit {repo.commit} (is it pushed?)")
+    return wanted
+
+
+def _everything(refs: Any) -> list[Any]:
+    kinds = (b"refs/heads/", b"refs/tags/")
+    return [at for name, at in refs.items() if name.startswith(kinds) and not name.endswith(b"^{}")]
 
 
 def apply(target: str, diff: bytes) -> None:
@@ -141,6 +158,9 @@ def main() -> int:
             fetch(msgspec.json.decode(given, type=Order))
         else:
             apply(target, given)
+    except Failed as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     except Exception as error:  # one line for the user, whatever the library raised
         text = str(error).strip() or type(error).__name__
         sys.stderr.write(f"{type(error).__name__}: {' '.join(text.split())}\n")

@@ -27,11 +27,13 @@ from dulwich.pack import apply_delta
 from dulwich.patch import FilePatch, apply_patch_hunks, git_base85_decode, parse_unified_diff
 from dulwich.repo import Repo
 
+from runner.code.errors import Failed
+
 _PLAIN = 0o100644
 
 
-class DoesNotApply(Exception):
-    """A sentence for the user."""
+class DoesNotApply(Failed):
+    """The diff is not one of this commit."""
 
 
 class _File(NamedTuple):

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,51 @@ async def test_an_older_commit_can_be_asked_for(
     assert git(made, "status", "--porcelain") == ""
 
 
+@asynccontextmanager
+async def an_old_server(repository: Path) -> AsyncIterator[str]:
+    """Its URL. It gives what a branch or tag is at, and no single commits, as git behind an sshd
+    that passes no variables on."""
+
+    answering: list[asyncio.Task[None] | None] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
+        await reader.readexactly(int(await reader.readexactly(4), 16) - 4)
+        pipe = asyncio.subprocess.PIPE
+        program = await asyncio.create_subprocess_exec(
+            "git", "upload-pack", repository, stdin=pipe, stdout=pipe
+        )
+        assert program.stdin is not None
+        assert program.stdout is not None
+        asking = asyncio.create_task(_copy(reader, program.stdin))
+        await _copy(program.stdout, writer)
+        asking.cancel()
+        await asyncio.gather(asking, program.wait(), return_exceptions=True)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"git://127.0.0.1:{server.sockets[0].getsockname()[1]}/project"
+        await asyncio.gather(*filter(None, answering))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def test_a_server_that_gives_no_single_commits_is_asked_for_everything(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    first = git(work, "rev-parse", "HEAD~1")
+    async with an_old_server(server.root / "project") as url:
+        made = await prepared(tmp_path, my_git, Repo(path="r", url=url, commit=first))
+    assert git(made, "rev-parse", "HEAD") == first
+    assert (made / "train.py").read_text() == "print(1)\n"
+    assert git(made, "status", "--porcelain") == ""
+
+
 @pytest.mark.parametrize("branch", ["main", "v1", None])
 async def test_a_branch_a_tag_or_the_default_is_found(
     server: GitServer, work: Path, my_git: Git, tmp_path: Path, branch: str | None
@@ -290,7 +336,7 @@ async def test_without_the_right_token_it_is_refused_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"commit": "0" * 40}, "cannot be fetched"),
+        ({"commit": "e" * 40}, "cannot be fetched: it has no commit e+ .is it pushed"),
         ({"branch": "nowhere"}, "cannot be fetched"),
         ({"url": "http://127.0.0.1:1/gone"}, "cannot be fetched"),
         ({"url": "ext::sh -c touch% /tmp/made"}, "is not a URL"),
