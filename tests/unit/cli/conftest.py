@@ -36,7 +36,7 @@ ON_TERMINAL = (
     "from controller.cli.main import main; main()"
 )
 PROGRAM = "from controller.cli.main import main; main()"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 
 
 class Result(msgspec.Struct, frozen=True):
