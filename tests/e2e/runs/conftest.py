@@ -19,7 +19,7 @@ _CAPACITY = ("--cpus", "2", "--memory", "4GiB")
 
 
 @pytest.fixture(scope="session")
-def lab(
+def whole_lab(
     dockerd: DockerDaemon,
     sshd: SshDaemon,
     runtime: Path,
@@ -42,6 +42,18 @@ def lab(
     dockerd.remove_containers()
     for daemon in (controller.daemon, shim.daemon):
         assert "Traceback" not in daemon.log.read_text(errors="replace"), daemon.tail()
+
+
+@pytest.fixture
+def lab(whole_lab: RunLab) -> Iterator[RunLab]:
+    """What a test has left running, as one does that fails, holds up no other."""
+    yield whole_lab
+    for process in (whole_lab.shim, whole_lab.controller):
+        if not process.daemon.is_alive():
+            process.start()
+    for run in whole_lab.get("/v1/runs")["runs"]:
+        whole_lab.cli("stop", run["id"], "--abort").succeeded()
+        whole_lab.wait_for(run["id"])
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import socket
 from collections.abc import Iterator
@@ -22,11 +24,13 @@ def canary() -> str:
 
 
 def _in_files(folder: Path, secret: str) -> Iterator[str]:
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            with path.open("rb") as file:
-                if secret.encode() in file.read(READ_AT_MOST):
-                    yield str(path)
+    """A file may be gone before it is read: its daemon writes a new one in its place."""
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                    if secret.encode() in file.read(READ_AT_MOST):
+                        yield str(path)
 
 
 def _in_command_lines(secret: str) -> Iterator[str]:
