@@ -142,7 +142,7 @@ def test_a_gpu_that_is_lost_while_the_shim_is_down_ends_its_job_and_may_be_taken
     machine.gpus.pop(1, None)
     machine.tell()
     gpu_lab.shim.start()
-    wait_until(lambda: len(gpu_lab.attempts("job")) == 2, 60, "a second attempt")
+    wait_until(lambda: len(gpu_lab.attempts("job")) == 2, what="a second attempt")
     gpu_lab.wait_for("job", "running")
     gpu_lab.let_go("job")
     assert gpu_lab.wait_for("job")["status"] == "done"
@@ -157,7 +157,7 @@ def test_a_gpu_that_is_lost_while_the_shim_is_down_ends_its_job_and_may_be_taken
     cleared = gpu_lab.cli("node", "clear-gpu", "n1", uuid(index)).succeeded()
     assert f"waits for GPU {uuid(index)} no longer" in " ".join(cleared.output.split())
     gpu_lab.shim.restart()
-    wait_until(lambda: gpu_lab.node()["status"] == "connected", 30, "the node to be back")
+    wait_until(lambda: gpu_lab.node()["status"] == "connected", what="the node to be back")
     node = gpu_lab.node()
     assert ([gpu["uuid"] for gpu in node["gpus"]], node["unfit"]) == ([uuid(1 - index)], None)
 
