@@ -13,11 +13,11 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 
-def _first_reason(lab: RunLab, name: str, timeout: float = 60) -> Any:
+def _first_reason(lab: RunLab, name: str) -> Any:
     def reason() -> Any:
         return lab.attempts(name)[0]["termination_reason"]
 
-    return wait_until(reason, timeout, f"an end of the first attempt of {name}")
+    return wait_until(reason, what=f"an end of the first attempt of {name}")
 
 
 def _runs_again(lab: RunLab, name: str) -> None:
@@ -25,7 +25,7 @@ def _runs_again(lab: RunLab, name: str) -> None:
         attempts = lab.attempts(name)
         return len(attempts) == 2 and attempts[1]["status"] == "running"
 
-    wait_until(again, 60, f"{name} to run again")
+    wait_until(again, what=f"{name} to run again")
 
 
 def _containers(lab: RunLab) -> str:
@@ -66,7 +66,7 @@ def test_a_cordoned_node_gets_nothing_new_and_what_runs_goes_on(lab: RunLab) -> 
         def waits() -> Any:
             return lab.inspect("later")["jobs"][0]["pending_reason"]
 
-        assert "cordoned" in wait_until(waits, 20, "a reason why it waits")
+        assert "cordoned" in wait_until(waits, what="a reason why it waits")
         assert "cordoned: noisy" in lab.cli("node", "list").succeeded().output
         lab.let_go("there")
         assert lab.wait_for("there")["status"] == "done"
@@ -93,7 +93,7 @@ def test_a_lost_node_is_removed_and_its_jobs_go_elsewhere(
     network.restore()
     lab.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
     _runs_again(lab, "moved")
-    wait_until(lambda: container not in _containers(lab), 60, "the stale container to be gone")
+    wait_until(lambda: container not in _containers(lab), what="the stale container to be gone")
     lab.let_go("moved")
     assert lab.wait_for("moved")["status"] == "done"
 
@@ -106,7 +106,7 @@ def test_a_job_that_asked_for_it_ends_when_its_node_hears_of_no_controller(
     lab.start("other", commands=[UNTIL_ASKED])
     alone, other = lab.container("alone"), lab.container("other")
     network.stall()
-    wait_until(lambda: alone not in _containers(lab), 90, "the job to be stopped")
+    wait_until(lambda: alone not in _containers(lab), 180, "the job to be stopped")
     assert other in _containers(lab)
     network.restore()
     assert _first_reason(lab, "alone") == "instance_unreachable"

@@ -19,7 +19,7 @@ def _why_it_waits(lab: RunLab, name: str) -> str:
     def reason() -> Any:
         return lab.inspect(name)["jobs"][0]["pending_reason"]
 
-    return str(wait_until(reason, 20, f"a reason why {name} waits"))
+    return str(wait_until(reason, what=f"a reason why {name} waits"))
 
 
 @contextmanager

@@ -35,7 +35,8 @@ class Disk:
         self.path = run(["losetup", "--find", "--show", file]).strip()
 
     def is_mounted(self) -> bool:
-        return self.path in Path("/proc/self/mounts").read_text()
+        mounted = Path("/proc/self/mounts").read_text().splitlines()
+        return self.path in (line.split()[0] for line in mounted)
 
     def close(self) -> None:
         run(["losetup", "--detach", self.path])
@@ -97,7 +98,7 @@ def mounts(lab: RunLab) -> list[Path]:
 
 
 def until_released(lab: RunLab) -> None:
-    wait_until(lambda: not mounts(lab), 30, "the volumes to be unmounted")
+    wait_until(lambda: not mounts(lab), what="the volumes to be unmounted")
 
 
 def failure(lab: RunLab, name: str, *volumes: Any) -> tuple[str, str]:
@@ -178,7 +179,7 @@ def test_a_named_volume_outlives_the_run_that_made_it(lab: RunLab, dockerd: Dock
     lab.apply("named1", commands=write, volumes=["e2e-kept:/data"]).succeeded()
     result = lab.apply("named2", commands=read, volumes=["e2e-kept:/data"]).succeeded()
     assert result.output == "kept\n"
-    wait_until(lambda: not dockerd.docker("ps", "-aq"), 30)
+    wait_until(lambda: not dockerd.docker("ps", "-aq"))
     dockerd.docker("volume", "rm", "fairlead-e2e-kept")
 
 
@@ -197,7 +198,7 @@ def test_a_device_is_mounted_while_the_job_is_there_and_keeps_what_it_wrote(
     assert disk.is_mounted()
     lab.let_go("device1")
     assert lab.wait_for("device1")["status"] == "done"
-    wait_until(lambda: not disk.is_mounted(), 30, "the device to be unmounted")
+    wait_until(lambda: not disk.is_mounted(), what="the device to be unmounted")
     result = lab.apply("device2", commands=["cat /data/f"], volumes=[volume]).succeeded()
     assert result.output == "kept\n"
     until_released(lab)
