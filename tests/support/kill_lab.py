@@ -410,7 +410,7 @@ class KillLab:
         for folder in folders:
             for path in folder.iterdir() if folder.exists() else ():
                 self._broken(f"leaked {path}")
-        if self.device in Path("/proc/self/mountinfo").read_text():
+        if f" {self.device} " in Path("/proc/self/mountinfo").read_text():
             self._broken(f"leaked mount of {self.device}")
         if self.keys.exists() and KEY.split()[1] in self.keys.read_text():
             self._broken("leaked key")
