@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ _PING = "ping -c 1 -W 2 {address} >/dev/null && echo pong || echo silence"
 
 @pytest.fixture(scope="module")
 def namespace(numbers: Iterator[int]) -> Iterator[str]:
-    name = f"fl-e2e-{next(numbers)}"
+    name = f"fl-e2e-{os.getpid()}-{next(numbers)}"
     run(["ip", "netns", "add", name])
     run(["ip", "-n", name, "link", "set", "lo", "up"])
     yield name
@@ -65,9 +66,11 @@ def lab(
 def test_a_run_reaches_no_container_of_another_run(lab: RunLab, namespace: str) -> None:
     """The same commands reach what the job itself serves: it is the network that keeps silent."""
     small = {"cpu": 0.5}
-    lab.start("server", commands=[_SERVE.format(word="theirs"), UNTIL_ASKED], resources=small)
+    serve = [_SERVE.format(word="theirs"), "echo serving", UNTIL_ASKED]
+    lab.start("server", commands=serve, resources=small)
+    lab.wait_for_log("server", b"serving")
     theirs = _address(lab, "server")
-    wait_until(lambda: _is_there(namespace, theirs), 10, "the server to be reached from its node")
+    wait_until(lambda: _is_there(namespace, theirs), what="the server to be reached from its node")
     questions = [
         asking.format(address=address)
         for address in ("127.0.0.1", theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -78,13 +79,23 @@ def test_a_node_that_does_not_answer_is_not_added(lab: RunLab) -> None:
     _assert_refused(refused, f"127.0.0.1 port {port}")
 
 
+def _told_about_n2(lab: RunLab, words: str) -> str:
+    """The message that holds the words: where all is slow, others may come before it."""
+
+    def told(node: Any) -> str | None:
+        message: str = node["message"] or ""
+        return message if words in message else None
+
+    return lab.wait_for_node(told, "n2") or ""
+
+
 @pytest.mark.parametrize("algorithm", ["ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa"])
 def test_a_changed_host_key_keeps_the_node_out_and_shows_both(lab: RunLab, algorithm: str) -> None:
     other = asyncssh.generate_private_key(algorithm)
     pinned = other.export_public_key().decode().strip()
     lab.add_node("n2", "--host-key", pinned).succeeded()
     try:
-        said = lab.wait_for_node(lambda node: node["message"], "n2")
+        said = _told_about_n2(lab, other.get_fingerprint())
         node = lab.node("n2")
         listed = lab.cli("node", "list", "--json").succeeded().output
     finally:
@@ -99,20 +110,18 @@ def test_a_shim_that_is_not_there_is_told_in_the_list(lab: RunLab) -> None:
     elsewhere = replace(lab, shim_socket=Path("/run/no-such/shim.sock"))
     elsewhere.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
     try:
-        said = lab.wait_for_node(lambda node: node["message"], "n2")
+        _told_about_n2(lab, "/run/no-such/shim.sock")
     finally:
         lab.cli("node", "remove", "n2").succeeded()
-    assert "/run/no-such/shim.sock" in said
 
 
 def test_a_user_that_may_not_log_in_is_told_about_the_key(lab: RunLab) -> None:
     stranger = replace(lab, tunnel_user="nobody")
     stranger.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
     try:
-        said = lab.wait_for_node(lambda node: node["message"], "n2")
+        _told_about_n2(lab, "fairlead node key")
     finally:
         lab.cli("node", "remove", "n2").succeeded()
-    assert "fairlead node key" in said
 
 
 @pytest.mark.parametrize("command", [("ps",), ("inspect", "x"), ("node", "list"), ("events",)])
@@ -129,7 +138,7 @@ def test_a_controller_that_is_not_there(lab: RunLab) -> None:
     env = {"FAIRLEAD_URL": url, "FAIRLEAD_TOKEN": lab.controller.token}
     file = lab.write(commands=["true"])
     for command in (("ps",), ("apply", "-f", file), ("logs", "-f", "x"), ("stop", "x")):
-        _assert_refused(run_cli(*command, env=env, timeout=30), url)
+        _assert_refused(run_cli(*command, env=env), url)
 
 
 @pytest.mark.parametrize(
