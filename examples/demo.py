@@ -69,7 +69,7 @@ def usable_image(client: docker.DockerClient) -> str | None:
         for tag in tags:
             if tag.split(":")[0].endswith(name):
                 return tag
-    return tags[0] if tags else busybox_image(client)
+    return busybox_image(client) or next(iter(tags), None)
 
 
 def busybox_image(client: docker.DockerClient) -> str | None:
