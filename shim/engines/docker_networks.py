@@ -45,9 +45,7 @@ class RunNetworks:
         """`used` are the (run, network) pairs that the containers name."""
         self._api = api
         self._of_run = dict(used)
-        filters = {"label": self._label}
-        found = await self._call(lambda: self._api.networks(filters=filters))
-        idle = sorted({network["Name"] for network in found} - set(self._of_run.values()))
+        idle = await self._unused()
         for name in idle[1:]:
             await self._remove(name)
         self._spare = idle[0] if idle else None
@@ -55,12 +53,25 @@ class RunNetworks:
         self._make_spare()
 
     async def close(self) -> None:
-        """What is left undone, the next life finds without containers."""
+        """Nothing is left of what no run has. Where that fails, the next life finds it without
+        containers."""
         making = {self._making} if self._making else set()
         chores = {*self._removing, *self._giving.values(), *making}
         for chore in chores:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
+        if self._api is None:
+            return
+        try:
+            for name in await self._unused():
+                await self._retire(name)
+        except EngineError as error:
+            log.warning("networks may be left behind: %s", error)
+
+    async def _unused(self) -> list[str]:
+        filters = {"label": self._label}
+        found = await self._call(lambda: self._api.networks(filters=filters))
+        return sorted({network["Name"] for network in found} - set(self._of_run.values()))
 
     def name_of(self, run_id: str) -> str:
         """Raises EngineError when `ensure` was not called for the run."""

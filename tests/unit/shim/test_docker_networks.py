@@ -101,3 +101,18 @@ async def test_an_engine_that_fails_is_said_and_the_next_start_gets_a_network(
     world.broken = False
     await world.networks.ensure("run")
     assert world.networks.name_of("run") in world.api.existing
+
+
+async def test_its_end_leaves_the_networks_of_runs_and_no_other(world: World) -> None:
+    await world.networks.ensure("run")
+    await eventually(lambda: len(world.api.existing) == 2, DEADLINE)
+    await world.networks.close()
+    assert world.api.existing == {world.networks.name_of("run")}
+
+
+async def test_an_engine_that_is_away_does_not_keep_it_from_its_end(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.broken = True
+    await world.networks.close()
+    assert "left behind: the engine is ill" in caplog.text
