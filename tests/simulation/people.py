@@ -16,7 +16,7 @@ import msgspec
 from controller.lifecycle import reports
 from controller.lifecycle.model import Fleet, Node, NodeAddress, NodeStatus, RunState
 from controller.lifecycle.reports import Report
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from controller.nodes.stock import report_gone
 from controller.pipelines.families import ParentGone
 from controller.pipelines.turns import Turns
@@ -124,7 +124,8 @@ class User:
         self._office.checks.asked.setdefault(type(wish), set()).add(about)
 
     async def _submit(self, state: RunState) -> bool:
-        """False when its parent has ended meanwhile: then it never begins."""
+        """False when its parent has ended meanwhile, or somebody else was faster to have its name:
+        then it never begins."""
         office, run_id = self._office, state.run.id
         while True:
             restores = office.restores
@@ -136,6 +137,14 @@ class User:
                 return True
             if acknowledged:
                 office.checks.violated(f"run {state.run.name} was acknowledged and is not stored")
+            if self._is_taken(state.run.name):
+                return False
+
+    def _is_taken(self, name: str) -> bool:
+        """By a run that nobody has told to end."""
+        over = {*FINAL_RUN_STATUSES, RunStatus.TERMINATING}
+        runs = (state.run for state in self._office.database.runs.values())
+        return any(run.name == name and run.status not in over for run in runs)
 
     async def _wish(self, wish: Report) -> None:
         await insist(self._office, lambda turns: turns.report(wish))
