@@ -20,6 +20,7 @@ from controller.store.base import LeaseHeld, StoreUnusable
 from controller.store.folderlock import FolderLock, Life
 
 DATABASE_NAME = "controller.db"
+_HEADER = b"SQLite format 3\0"
 BUSY_TIMEOUT_SECONDS = 10.0
 """Only a person with a shell (a backup, a query) can hold it longer than a moment."""
 
@@ -40,11 +41,20 @@ class SqliteDatabase:
             self._take_lock(holder)
             os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._file.chmod(0o600)
+            with self._file.open("rb") as file:
+                begins = file.read(len(_HEADER))
         except OSError as error:
+            self._lock.leave()
             raise StoreUnusable(
                 f"the data folder {self._folder} can't be used: {error.strerror}; give a folder"
                 " that you may write with --data"
             ) from error
+        if begins not in (b"", _HEADER):
+            self._lock.leave()
+            raise StoreUnusable(
+                f"{self._file} is no database: move it away, or put a backup in its place"
+                " (`fairlead controller restore`)"
+            )
 
     def _take_lock(self, holder: str) -> None:
         other = self._lock.take(holder)

@@ -202,7 +202,7 @@ def test_a_link_in_a_backup_is_not_followed(tmp_path: Path) -> None:
 
 def test_what_is_no_database_cannot_be_marked(tmp_path: Path) -> None:
     (tmp_path / "controller.db").write_bytes(b"hello" * 500)
-    with pytest.raises(StoreUnusable, match="not a database"):
+    with pytest.raises(StoreUnusable, match=r"/controller\.db is no database"):
         backups.mark_restored(SqliteDatabase(tmp_path), NOW)
 
 

@@ -258,7 +258,7 @@ async def test_a_file_that_is_no_database_is_refused_with_a_sentence(
 ) -> None:
     store = SqlStore(SqliteDatabase(folder_with_garbage))
 
-    with pytest.raises(StoreUnusable, match="not a database"):
+    with pytest.raises(StoreUnusable, match=r"/controller\.db is no database: move it away"):
         await store.open()
 
 
