@@ -9,13 +9,20 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.daemons import Daemon, end_processes_that_mention, inside
+import psutil
+
+from tests.support.daemons import (
+    Daemon,
+    end_processes_that_mention,
+    inside,
+    processes_that_mention,
+)
 from tests.support.ssh_daemon import free_port
 
 _PROGRAMS = Path(sys.executable).parent
@@ -111,11 +118,21 @@ class ShimProcess:
     def close(self) -> None:
         """End the shim and what the process engine started, and let go of its memory."""
         self.kill9()
+        jobs = list(self._descendants_of_runners())
         end_processes_that_mention(f"{self._folder}/")
+        for job in jobs:
+            with suppress(psutil.NoSuchProcess):
+                job.kill()
         for record in (self.data / "records" / "node").glob("*"):
             for install_id in re.findall(r'"install_id":"([0-9a-f]{32})"', record.read_text()):
                 for memory in Path("/dev/shm").glob(f"fairlead-{install_id}-*"):
                     shutil.rmtree(memory)
+
+    def _descendants_of_runners(self) -> Iterator[psutil.Process]:
+        """What a job has started need not name the folder."""
+        for pid in processes_that_mention(f"{self._folder}/"):
+            with suppress(psutil.NoSuchProcess):
+                yield from psutil.Process(pid).children(recursive=True)
 
 
 class ControllerProcess:
