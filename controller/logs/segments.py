@@ -57,7 +57,8 @@ def segment_starts(folder: Path) -> list[int]:
 class SegmentWriter:
     """Appends frames in offset order; the same frame twice is written once.
 
-    Between a sync and the next frames it has no file open: most of thousands of logs are silent.
+    It has a file open only while it writes or syncs: thousands of jobs that each say a little wait
+    a minute for their sync, and a controller out of files could not even open their folders.
     Its calls come from any thread, one at a time. What is still on its way when it is closed does
     nothing, since whoever had asked for it is gone and another writer may have begun.
     """
@@ -105,6 +106,7 @@ class SegmentWriter:
                 self.end = end
                 if self._size >= SEGMENT_BYTES:
                     self._rotate()
+                self._let_go()
 
     def sync(self) -> int:
         """Everything before the returned offset is on disk. Raises OSError."""

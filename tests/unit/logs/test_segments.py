@@ -210,6 +210,23 @@ def test_a_disk_too_full_for_the_next_segment_stops_nothing_that_was_written(
     assert stored(tmp_path) == lines(8)
 
 
+def test_a_log_that_waits_for_its_sync_holds_no_file(
+    opened: Opened, tmp_path: Path, small_segments: None
+) -> None:
+    writer = opened()
+    writer.append(lines(2))
+    assert files_open_in(tmp_path) == []
+    writer.append(lines(20, first=2))
+    assert files_open_in(tmp_path) == []
+    assert writer.sync() == 200
+    assert stored(tmp_path) == lines(20)
+
+
+def files_open_in(folder: Path) -> list[str]:
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [to for to in map(os.path.realpath, links) if to.startswith(f"{folder}/")]
+
+
 def test_what_comes_after_the_close_does_nothing(opened: Opened, tmp_path: Path) -> None:
     writer = opened()
     writer.append(lines(2))
