@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shim.gpus import MemoryGpus, watch
+from shim.gpus import MemoryGpus
 from shim.gpus.base import GpuError
 from shim.gpus.health import Fault, Finding
 from shim.gpus.roll import Entry, Roll
@@ -19,14 +19,9 @@ from shim.schemas import GpuInfo
 from tests.support.waiting import eventually
 from tests.unit.shim.gpus.parts import gpu, mig
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 LOST = "cordoned: the GPU is lost: the driver does not have it any more"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "READ_EVERY", 0.01)
-    monkeypatch.setattr(watch, "LIST_EVERY", 0.02)
-    monkeypatch.setattr(watch, "CONFIRM_AFTER", 0.02)
 
 
 class Machine:

@@ -19,14 +19,9 @@ from shim.schemas import GpuInfo
 from tests.support.waiting import eventually
 from tests.unit.shim.gpus.parts import gpu, mig
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 HEALTHY = Vitals(recovery=Recovery.NONE)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "READ_EVERY", 0.01)
-    monkeypatch.setattr(watch, "LIST_EVERY", 0.02)
-    monkeypatch.setattr(watch, "CONFIRM_AFTER", 0.02)
 
 
 class World:
