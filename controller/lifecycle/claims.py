@@ -68,12 +68,25 @@ _RUNNER_RANKS = {
 """What an exit record may say. The job can forge it, so it must not reach a reason that would spare
 its retry budget."""
 
-_SHIM_RANKS = {
+_SHIM_RANKS: dict[str, Rank] = {
     Reason.OUT_OF_MEMORY: Rank.OUT_OF_MEMORY,
     Reason.GPU_UNHEALTHY: Rank.ENDED_BY_SHIM,
     Reason.INSTANCE_UNREACHABLE: Rank.ENDED_BY_SHIM,
+    Reason.INTERRUPTED_BY_NO_CAPACITY: Rank.ENDED_BY_SHIM,
+    Reason.CONTAINER_EXITED_WITH_ERROR: Rank.SHIM_ERROR,
+    Reason.EXECUTOR_ERROR: Rank.SHIM_ERROR,
+    Reason.PORTS_BINDING_FAILED: Rank.SHIM_ERROR,
+    Reason.CREATING_CONTAINER_ERROR: Rank.SHIM_ERROR,
+    Reason.IMAGE_PULL_FAILED: Rank.SHIM_ERROR,
+    Reason.VOLUME_ERROR: Rank.SHIM_ERROR,
 }
-"""Of what only the shim's own word about a task can claim; any other is an error of the shim's."""
+"""What a shim may say of a task that nobody asked it to end. Any other reason is an echo: an order
+of a controller whose decision this database does not have, since it was restored to before it. A
+job must not hang for that, nor end for good: it lost its place."""
+_ECHOED_FROM_RUNNERS = frozenset(
+    {Reason.DONE_BY_RUNNER, Reason.MAX_DURATION_EXCEEDED, Reason.LOG_QUOTA_EXCEEDED}
+)
+"""Such an order repeats what the job's runner had said: its own record, if there is one, decides."""
 
 _ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
 _NOT_STARTED = frozenset(
@@ -237,13 +250,15 @@ def _runner_exited(report: RunnerExited) -> Claim:
 
 
 def _task_ended(report: TaskSeen) -> Claim:
-    if report.reason is not None:
+    if report.reason in _SHIM_RANKS:
         return Claim(
-            rank=_SHIM_RANKS.get(report.reason, Rank.SHIM_ERROR),
-            reason=report.reason,
+            rank=_SHIM_RANKS[report.reason],
+            reason=Reason(report.reason),
             message=report.message,
             cause="TaskSeen",
         )
+    if report.reason is not None:
+        return _ended_for_nothing_known(report, report.reason)
     if report.exit_code:
         reason = Reason.CONTAINER_EXITED_WITH_ERROR
         message = f"the container ended with exit code {report.exit_code} and no exit record"
@@ -254,6 +269,17 @@ def _task_ended(report: TaskSeen) -> Claim:
         rank=Rank.SHIM_ERROR,
         reason=reason,
         message=report.message or message,
+        cause="TaskSeen",
+        inferred=True,
+    )
+
+
+def _ended_for_nothing_known(report: TaskSeen, reason: str) -> Claim:
+    told = f": {report.message}" if report.message else ""
+    return Claim(
+        rank=Rank.SHIM_ERROR if reason in _ECHOED_FROM_RUNNERS else Rank.ENDED_BY_SHIM,
+        reason=Reason.INSTANCE_UNREACHABLE,
+        message=f"its node ended it as {reason}, which this controller had not asked for{told}",
         cause="TaskSeen",
         inferred=True,
     )

@@ -144,7 +144,8 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     container_started: bool
     terminated: bool
     runner_socket: str
-    reason: Reason | None = None
+    reason: str | None = None
+    """Why it ended, in the shim's word: `claims` knows which reasons are a shim's to give."""
     message: str | None = None
     exit_code: int | None = None
     gpus: tuple[str, ...] = ()

@@ -98,7 +98,7 @@ def runner_socket(view: View) -> str:
 
 
 def known_reason(text: str | None) -> Reason | None:
-    """A reason of a newer shim that we do not know is none; its message still tells."""
+    """A reason of a newer runner that we do not know is none; its message still tells."""
     try:
         return None if text is None else Reason(text)
     except ValueError:
@@ -124,7 +124,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             container_started=info.times.running_at is not None,
             terminated=terminated,
             runner_socket=info.runner_socket,
-            reason=known_reason(info.reason),
+            reason=readable(info.reason),
             message=readable(info.message),
             exit_code=_possible(info.exit_code),
             gpus=info.gpus,

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
+from controller.lifecycle import attempts
+from controller.lifecycle.draft import Draft
 from controller.lifecycle.effects import EffectKind, wanted
 from controller.lifecycle.history import Event
 from controller.lifecycle.model import (
@@ -247,13 +249,22 @@ class Play:
         return self.send(ended).send(self.logs_complete(n)).send(self.removed(n))
 
     def live_and_end(self, n: int = 0, reason: Reason = Reason.DONE_BY_RUNNER) -> Self:
-        """Runs and is final with this reason; a shim reports what a runner may not say."""
-        self.to_running(n)
+        """Runs and is final with this reason."""
+        return self.to_running(n).end(n, reason).clean(n)
+
+    def end(self, n: int, reason: Reason) -> Self:
+        """The job ends; nothing is cleaned up yet. A reason that is neither a runner's nor a shim's
+        to give comes from the controller itself: what it goes by is not on this stage."""
         if reason in RUNNER_SAYS:
-            self.send(self.exited(n, reason))
-        else:
-            self.send(self.seen(n, terminated=True, reason=reason))
-        return self.clean(n)
+            return self.send(self.exited(n, reason))
+        if reason in SHIM_SAYS:
+            started = self.attempt(n).container_started
+            return self.send(self.seen(n, started=started, terminated=True, reason=reason))
+        draft = Draft(self.state, self.now, self.new_id, lambda: self._jitter, self.around)
+        attempts.end(draft, self.attempt(n), reason, "the stage")
+        self.state = draft.result()
+        self.events.extend(draft.events)
+        return self.send()
 
 
 RUNNER_SAYS = frozenset(
@@ -264,5 +275,15 @@ RUNNER_SAYS = frozenset(
         Reason.EXECUTOR_ERROR,
         Reason.MAX_DURATION_EXCEEDED,
         Reason.LOG_QUOTA_EXCEEDED,
+    }
+)
+SHIM_SAYS = frozenset(
+    {
+        Reason.PORTS_BINDING_FAILED,
+        Reason.CREATING_CONTAINER_ERROR,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.VOLUME_ERROR,
+        Reason.INSTANCE_UNREACHABLE,
+        Reason.GPU_UNHEALTHY,
     }
 )

@@ -14,7 +14,7 @@ from controller.lifecycle.reports import (
     TaskRefused,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from tests.unit.lifecycle.play import NO_RETRY, START, Play
+from tests.unit.lifecycle.play import NO_RETRY, SHIM_SAYS, START, Play
 
 # -- claims ------------------------------------------------------------------------------------
 
@@ -57,6 +57,63 @@ def test_the_shim_s_out_of_memory_wins_over_the_runner_s_exit_code() -> None:
         play.seen(terminated=True, reason=Reason.OUT_OF_MEMORY),
     )
     assert play.attempt().reason is Reason.OUT_OF_MEMORY
+
+
+NOT_A_SHIM_S = sorted(
+    set(Reason)
+    - SHIM_SAYS
+    - {
+        Reason.OUT_OF_MEMORY,
+        Reason.CONTAINER_EXITED_WITH_ERROR,
+        Reason.EXECUTOR_ERROR,
+        Reason.INTERRUPTED_BY_NO_CAPACITY,
+    }
+)
+
+
+@pytest.mark.parametrize("reason", [*NOT_A_SHIM_S, "a reason of a newer shim"])
+def test_a_reason_that_is_not_a_shim_s_to_give_is_the_loss_of_the_place(reason: str) -> None:
+    """A database that was restored to before a decision hears of what that decision ordered."""
+    play = Play().to_running().wait(60)
+    play.send(play.seen(terminated=True, reason=reason, message="told so"))
+    assert play.attempt().reason is Reason.INSTANCE_UNREACHABLE
+    assert play.attempt().message == (
+        f"its node ended it as {reason}, which this controller had not asked for: told so"
+    )
+    play.clean()
+    assert (play.attempt().number, play.attempt().status) == (1, AttemptStatus.SUBMITTED)
+
+
+@pytest.mark.parametrize("reason", sorted(SHIM_SAYS))
+def test_what_is_a_shim_s_to_say_is_believed(reason: Reason) -> None:
+    play = Play(retry=NO_RETRY).to_running()
+    play.send(play.seen(terminated=True, reason=reason, message="told so"))
+    assert (play.attempt().reason, play.attempt().message) == (reason, "told so")
+
+
+def test_how_a_job_took_a_stop_that_nobody_remembers_is_not_its_failure() -> None:
+    play = Play(retry=NO_RETRY).to_running()
+    killed = play.exited(reason=Reason.CONTAINER_EXITED_WITH_ERROR, code=143)
+    play.send(killed, play.seen(terminated=True, reason=Reason.PREEMPTED))
+    assert play.attempt().reason is Reason.INSTANCE_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.DONE_BY_RUNNER, Reason.LOG_QUOTA_EXCEEDED, Reason.MAX_DURATION_EXCEEDED]
+)
+def test_a_shim_that_repeats_what_the_runner_had_said_does_not_outrank_it(reason: Reason) -> None:
+    play = Play(retry=NO_RETRY).to_running()
+    play.send(play.exited(reason=reason), play.seen(terminated=True, reason=reason))
+    assert (play.attempt().reason, play.attempt().later_reasons) == (reason, ())
+
+
+def test_a_shim_that_repeats_its_order_adds_no_reason() -> None:
+    play = Play().to_running()
+    play.send(play.stop()).send(play.stop(abort=True))
+    assert play.attempt().later_reasons == (Reason.ABORTED_BY_USER,)
+    play.send(play.seen(terminated=True, reason=Reason.PREEMPTED))
+    assert play.attempt().reason is Reason.TERMINATED_BY_USER
+    assert play.attempt().later_reasons == (Reason.ABORTED_BY_USER,)
 
 
 def test_a_user_request_comes_after_the_reports_of_its_turn() -> None:

@@ -33,7 +33,14 @@ from tests.unit.lifecycle.play import RUNNER_SAYS, Play
 JOBS = 2
 Maker = Callable[[Play, int], Report]
 
-_shim_says = [Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.PREEMPTED, None]
+_shim_says = [
+    Reason.OUT_OF_MEMORY,
+    Reason.IMAGE_PULL_FAILED,
+    Reason.PREEMPTED,
+    Reason.LOG_QUOTA_EXCEEDED,
+    "of a newer shim",
+    None,
+]
 
 MAKERS: Sequence[Maker] = (
     lambda play, n: play.placed(n, node=f"n{n}"),

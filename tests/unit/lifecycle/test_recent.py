@@ -67,7 +67,7 @@ def live(play: Play, chance: random.Random, turns: int) -> Play:
         if play.attempt(n).status is AttemptStatus.SUBMITTED:
             play.to_running(n)
         elif play.attempt(n).status is AttemptStatus.RUNNING:
-            play.send(play.seen(n, terminated=True, reason=chance.choice(ENDS)))
+            play.end(n, chance.choice(ENDS))
             play.clean(n)
         for other in range(len(play.state.jobs)):
             if play.attempt(other).status is AttemptStatus.TERMINATING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controller.lifecycle.effects import wanted
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.reports import NodeDisconnected, Report, ScaleRequested
+from controller.lifecycle.reports import NodeDisconnected, Preempted, Report, ScaleRequested
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -44,7 +44,9 @@ REPORTS: Sequence[Maker] = (
     lambda play, n: play.exited(n),
     lambda play, n: play.exited(n, Reason.CONTAINER_EXITED_WITH_ERROR),
     lambda play, n: play.exited(n, Reason.INTERRUPTED),
-    lambda play, n: play.seen(n, terminated=True, reason=Reason.PREEMPTED),
+    lambda play, n: play.seen(n, terminated=True, reason=Reason.INSTANCE_UNREACHABLE),
+    lambda play, n: play.seen(n, terminated=True, reason=Reason.INCARNATION_CHANGED),
+    lambda play, n: Preempted(run_id=play.run_id, attempt_id=play.attempt(n).id, message="me"),
     lambda play, n: play.link(down=True, node=f"n{n}"),
     lambda play, n: play.link(down=False, node=f"n{n}"),
     lambda play, n: play.node_gone(f"n{n}", confirmed=True),

@@ -65,10 +65,10 @@ def test_a_hundred_preemptions_are_forgiven_and_no_more() -> None:
     play = Play()
     for _ in range(100):
         play.to_running().wait(60)
-        play.send(play.seen(terminated=True, reason=Reason.PREEMPTED)).clean()
+        play.end(0, Reason.PREEMPTED).clean()
     assert attempts(play) == 101
     play.to_running().wait(60)
-    play.send(play.seen(terminated=True, reason=Reason.PREEMPTED)).clean()
+    play.end(0, Reason.PREEMPTED).clean()
     assert attempts(play) == 101
     assert play.run.reason == "retry_limit_exceeded"
 
@@ -85,7 +85,7 @@ def test_an_end_without_a_budget_is_never_charged(reason: Reason) -> None:
     play = Play(retry=RetryPolicy(max_preemptions=0))
     for _ in range(3):
         play.to_running().wait(60)
-        play.send(play.seen(terminated=True, reason=reason)).clean()
+        play.end(0, reason).clean()
     assert attempts(play) == 4
 
 
@@ -110,11 +110,11 @@ def test_no_capacity_is_tried_again_for_the_duration_since_submission() -> None:
     play = Play(retry=policy)
     no_capacity = Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY
     play.to_pulling()
-    play.send(play.seen(started=False, terminated=True, reason=no_capacity)).clean()
+    play.end(0, no_capacity).clean()
     assert play.job().retry_at == START + 15
     play.wait(15).to_pulling()
     play.now += 6
-    play.send(play.seen(started=False, terminated=True, reason=no_capacity)).clean()
+    play.end(0, no_capacity).clean()
     assert attempts(play) == 2
     assert play.run.reason == "retry_limit_exceeded"
 
@@ -131,7 +131,7 @@ def test_the_duration_goes_on_while_no_attempt_gets_a_place() -> None:
     interruptions = frozenset({RetryEvent.INTERRUPTION})
     play = Play(retry=RetryPolicy(on_events=interruptions, duration=100.0))
     play.to_running().wait(600.0)
-    play.send(play.seen(terminated=True, reason=Reason.PREEMPTED)).clean()
+    play.end(0, Reason.PREEMPTED).clean()
     play.wait(60.0).send(Ask(play).abort())
     assert play.attempt().status is AttemptStatus.SUBMITTED
     play.wait(60.0).send(Ask(play).abort())
@@ -142,14 +142,14 @@ def test_the_duration_goes_on_while_no_attempt_gets_a_place() -> None:
 def test_an_abandoned_job_gets_no_new_attempt() -> None:
     play = Play(jobs=2).to_running(0).to_running(1)
     play.change_job(0, abandoned=True)
-    play.send(play.seen(0, terminated=True, reason=Reason.PREEMPTED)).clean(0)
+    play.end(0, Reason.PREEMPTED).clean(0)
     assert attempts(play, 0) == 1
     assert play.run.status is RunStatus.RUNNING
 
 
 def test_a_suspended_run_starts_nothing_again() -> None:
     play = Play().to_running().change_run(suspended=True)
-    play.send(play.seen(terminated=True, reason=Reason.PREEMPTED)).clean().wait(10_000)
+    play.end(0, Reason.PREEMPTED).clean().wait(10_000)
     assert attempts(play) == 1
     assert play.run.status is RunStatus.PENDING
 

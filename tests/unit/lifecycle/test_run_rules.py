@@ -182,7 +182,7 @@ def test_rule_8_a_run_whose_only_job_is_terminating_keeps_its_status() -> None:
 
 def test_rule_8_a_suspended_run_with_nothing_live_is_pending() -> None:
     play = Play().to_running().change_run(suspended=True)
-    play.send(play.seen(terminated=True, reason=Reason.SUSPENDED)).clean()
+    play.end(0, Reason.SUSPENDED).clean()
     assert outcome(play) == Outcome(rule=8, status=RunStatus.PENDING)
     assert play.run.status is RunStatus.PENDING
 

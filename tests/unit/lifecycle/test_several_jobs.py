@@ -67,7 +67,7 @@ def test_max_failed_attempts_counts_over_all_jobs() -> None:
 
 def test_max_failed_attempts_does_not_count_preemptions() -> None:
     play = two_groups(max_failed_attempts=0)
-    play.send(play.seen(0, terminated=True, reason=Reason.PREEMPTED)).clean(0)
+    play.end(0, Reason.PREEMPTED).clean(0)
     assert play.run.status is RunStatus.RUNNING
 
 
@@ -90,7 +90,7 @@ def test_max_duration_counts_two_jobs_at_once_only_once() -> None:
 
 def test_fail_on_job_restart_fails_the_run_for_a_job_of_any_group() -> None:
     play = two_groups(fail_on_job_restart=True)
-    play.send(play.seen(3, terminated=True, reason=Reason.PREEMPTED))
+    play.end(3, Reason.PREEMPTED)
     assert play.run.reason is RunReason.JOB_FAILED
     assert play.run.message is not None
     assert play.run.message.startswith("job tail/1: ")

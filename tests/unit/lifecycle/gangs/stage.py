@@ -13,7 +13,7 @@ from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AttemptStatus
 from controller.lifecycle.surroundings import Surroundings
-from tests.unit.lifecycle.play import RUNNER_SAYS, Play
+from tests.unit.lifecycle.play import Play
 
 RETRY = RetryPolicy(
     on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}), max_failures=10
@@ -96,11 +96,7 @@ class GangPlay(Play):
 
     def fail(self, n: int, reason: Reason = FAILED) -> GangPlay:
         """The job ends by itself; nothing is cleaned up yet."""
-        if reason in RUNNER_SAYS:
-            self.send(self.exited(n, reason))
-        else:
-            self.send(self.seen(n, terminated=True, reason=reason))
-        return self
+        return self.end(n, reason)
 
     def clean_all(self) -> GangPlay:
         """The nodes confirm whatever is TERMINATING."""

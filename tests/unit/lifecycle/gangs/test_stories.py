@@ -29,6 +29,18 @@ def waiting_gang() -> GangPlay:
     return play
 
 
+# -- restored from a backup -----------------------------------------------------------------
+
+
+def test_a_gang_restored_to_before_a_switch_begins_anew_when_its_shims_tell_of_that_switch() -> None:
+    play = GangPlay().run_all()
+    play.send(*(play.seen(n, terminated=True, reason=CHANGED) for n in range(3)))
+    assert play.reasons() == [Reason.INSTANCE_UNREACHABLE] * 3
+    assert play.run.switches[-1].reason == SwitchReason.JOB_ABORTED
+    play.clean_all().wait(60)
+    assert play.statuses() == [SUBMITTED] * 3
+
+
 # -- abandoned ranks ------------------------------------------------------------------------
 
 

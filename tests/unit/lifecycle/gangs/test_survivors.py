@@ -270,7 +270,7 @@ def test_a_gang_that_ends_for_no_capacity_queues_whole_after_fifteen_seconds() -
     play = GangPlay(retry=every).place_waiting()
     no_capacity = Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY
     play.send(play.accepted(1))
-    play.send(play.seen(1, started=False, terminated=True, reason=no_capacity))
+    play.end(1, no_capacity)
     play.clean_all()
     assert play.run.switches[0].whole
     assert play.wake_at == START + 15

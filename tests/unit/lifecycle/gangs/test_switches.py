@@ -217,7 +217,7 @@ def test_a_place_lost_before_running_is_a_new_incarnation_uncharged(reason: Reas
     never = RetryPolicy(on_events=frozenset(), max_preemptions=0, max_failures=0)
     play = GangPlay(retry=never).place_waiting()
     play.send(play.accepted(1))
-    play.send(play.seen(1, started=False, terminated=True, reason=reason))
+    play.end(1, reason)
     assert play.number == 2
     assert play.run.switches[0].reason == SwitchReason.JOB_ABORTED
     play.clean_all()
