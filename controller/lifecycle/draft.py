@@ -226,6 +226,7 @@ class Draft:
 
     def take_over(self, attempt: Attempt, place: Allocation, cause: str) -> Attempt:
         """Give a SUBMITTED attempt a place that is held already."""
+        place = self.change_allocation(place, taken_over=True)
         return self.move_attempt(
             attempt,
             AttemptStatus.PROVISIONING,
@@ -239,7 +240,8 @@ class Draft:
         )
 
     def change_allocation(self, place: Allocation, **changes: Any) -> Allocation:
-        """Anything but its state. `place` must be the draft's own current one."""
+        """Anything but its state. `place` must be the draft's own current one; returns the current
+        one afterwards."""
         if all(getattr(place, name) == value for name, value in changes.items()):
             return place
         self._allocations[place.id] = replace(place, **changes)

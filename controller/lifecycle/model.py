@@ -314,6 +314,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     monitoring_descriptor: str | None = None
     releasing: bool = False
     """No attempt needs it any more, and its shim is being told so; until then it is occupied."""
+    taken_over: bool = False
+    """An attempt began in it that another one of its job had left it to."""
     victims: tuple[str, ...] = ()
     """While NOMINATED: the allocations of others that must be gone before it can be held. Kept by
     a nomination that ended, so that what was never held is told from what was."""

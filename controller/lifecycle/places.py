@@ -60,8 +60,8 @@ def settle(draft: Draft) -> None:
 def goes_with_its_task(draft: Draft, attempt: Attempt) -> bool:
     """Where the shim has nothing of the attempt, it has nothing of its place: true of the attempt
     that took it, not of one that took it over."""
-    users = [a for job in draft.jobs for a in job.attempts if a.job_id == attempt.job_id]
-    return [a.id for a in users if a.allocation_id == attempt.allocation_id] == [attempt.id]
+    place = draft.allocation_of(attempt)
+    return place is None or not place.taken_over
 
 
 def free_orphaned(draft: Draft, attempt: Attempt, cause: str) -> None:

@@ -82,5 +82,5 @@ def _start_again(draft: Draft, job: Job, place: Allocation | None) -> None:
     if place is None:
         return
     named = with_descriptor(draft.run, job, attempt.rank, place, draft.new_id)
-    draft.change_allocation(place, monitoring_descriptor=named.monitoring_descriptor)
+    place = draft.change_allocation(place, monitoring_descriptor=named.monitoring_descriptor)
     draft.take_over(attempt, place, "new incarnation")

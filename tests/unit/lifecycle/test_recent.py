@@ -216,3 +216,22 @@ def test_a_state_without_much_history_stays_the_very_same() -> None:
     play = Play(jobs=2)
     assert recent(play.state) is play.state
     assert recent(play.to_running().state) is play.state
+
+
+def test_a_place_that_was_taken_over_stays_so_when_its_first_attempt_is_forgotten() -> None:
+    """The task of the one that took it over was never there, so its absence says nothing."""
+    policy = RetryPolicy(on_events=ALL_EVENTS)
+    plays = [
+        kind(gang(nodes=3), retry=policy, limits=NO_WAIT) for kind in (GangPlay, ForgetfulGang)
+    ]
+    for play in plays:
+        play.run_all().wait(100.0).fail(1).clean_all()
+        taken = play.allocation(0).id
+        play.send(play.node_gone("n0"))
+        for _ in range(KEPT_ATTEMPTS + 5):
+            play.clean_all().run_all().wait(100.0).fail(1)
+        play.send(play.node_gone("n0", confirmed=True))
+        (place,) = (one for one in play.state.allocations if one.id == taken)
+        assert (place.state, place.releasing) == (AllocationState.ORPHANED, True)
+    whole, forgetful = plays
+    assert len(forgetful.job(0).attempts) < len(whole.job(0).attempts)
