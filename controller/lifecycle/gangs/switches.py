@@ -205,10 +205,10 @@ def _tell(draft: Draft, cause: Cause, old: Incarnation, new: Incarnation) -> Non
 
 
 def _end(draft: Draft, attempt: Attempt, message: str) -> None:
-    """A grace that is still running is cut; what has exited by itself needs no hurry."""
-    if attempt.reason is not None and (attempt.runner_exited or attempt.container_gone):
-        return
-    attempts.end(draft, attempt, Reason.INCARNATION_CHANGED, "switch", message)
+    """A grace that is still running is cut, also that of a job that has exited: its container may
+    stay as long, for its followers, and the new incarnation waits for it."""
+    if not attempt.container_gone or attempt.reason is None:
+        attempts.end(draft, attempt, Reason.INCARNATION_CHANGED, "switch", message)
 
 
 def _told(cause: Cause) -> str:

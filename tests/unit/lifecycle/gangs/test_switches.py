@@ -127,6 +127,24 @@ def test_a_switch_cuts_every_grace_still_running_to_ten_seconds() -> None:
     assert play.attempt(3).reason is Reason.PREEMPTED
 
 
+def test_a_switch_cuts_also_the_grace_of_what_has_exited_and_still_has_its_container() -> None:
+    """Its followers would read on, or what it left behind would run on, for as long as the grace."""
+    play = GangPlay(gang(4, 3), stop_duration=300.0).run_all()
+    play.send(play.exited(3, FAILED))
+    assert play.attempt(3).remove_at == START + 300
+    play.wait(20).send(play.exited(1, FAILED))
+    assert [play.attempt(n).remove_at for n in range(4)] == [START + 30] * 4
+    assert play.reasons() == [CHANGED, FAILED, CHANGED, FAILED]
+
+
+def test_a_switch_leaves_alone_what_has_no_container_any_more() -> None:
+    play = GangPlay(gang(4, 3)).run_all()
+    play.send(play.exited(3, FAILED)).send(play.seen(3, terminated=True))
+    before = play.attempt(3)
+    play.wait(20).send(play.exited(1, FAILED))
+    assert play.attempt(3) is before
+
+
 def test_all_attempts_of_an_incarnation_are_final_before_the_next_one() -> None:
     play = GangPlay().run_all().fail(1)
     play.clean(1).clean(0)
