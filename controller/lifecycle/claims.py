@@ -86,7 +86,7 @@ job must not hang for that, nor end for good: it lost its place."""
 _ECHOED_FROM_RUNNERS = frozenset(
     {Reason.DONE_BY_RUNNER, Reason.MAX_DURATION_EXCEEDED, Reason.LOG_QUOTA_EXCEEDED}
 )
-"""Such an order repeats what the job's runner had said: its own record, if there is one, decides."""
+"""Such an order repeats what the job's runner had said: its record, if there is one, decides."""
 
 _ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
 _NOT_STARTED = frozenset(

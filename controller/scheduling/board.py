@@ -3,7 +3,8 @@ the index stays as it is. A trial can be taken back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from controller.scheduling.fit import Room, room
 from controller.scheduling.index import Index, Where
 from controller.scheduling.needs import Need, Scope, Shape
 from controller.scheduling.shelves import Tiers
+from controller.scheduling.units import Kind, Unit
 
 
 class Board:
@@ -23,6 +25,7 @@ class Board:
         self._journal: list[tuple[str, Room, Shape]] = []
         self._given: list[Allocation] = []
         self._given_on: dict[str, list[Allocation]] = {}
+        self._seen_by: str | None = None
 
     def best(self, need: Need, where: Where = None) -> Room | None:
         return self.sorted(need.scope, where).best(need, self.rooms)
@@ -41,7 +44,31 @@ class Board:
         node_id = allocation.node_id
         self._given.append(allocation)
         self._given_on.setdefault(node_id, []).append(allocation)
-        self._change(node_id, _less(self.rooms[node_id], allocation))
+        free = _less(self.rooms[node_id], allocation)
+        if allocation.run_id == self._seen_by:
+            free = replace(free, own_starts=free.own_starts + 1)
+        self._change(node_id, free)
+
+    @contextmanager
+    def seen_by(self, unit: Unit) -> Iterator[None]:
+        """As the unit sees it: what is placed together is not delayed by what its own run starts.
+        What is given meanwhile stays given."""
+        if unit.kind is not Kind.TOGETHER:
+            yield
+            return
+        self._seen_by = unit.run.id
+        for node_id, starting in unit.starting:
+            if node_id in self.rooms:
+                self._change(node_id, replace(self.rooms[node_id], own_starts=starting))
+        given = len(self._given)
+        try:
+            yield
+        finally:
+            self._seen_by = None
+            fresh = (allocation.node_id for allocation in self._given[given:])
+            for node_id in dict.fromkeys((*fresh, *(node_id for node_id, _ in unit.starting))):
+                if node_id in self.rooms:
+                    self._change(node_id, replace(self.rooms[node_id], own_starts=0))
 
     def taken_on(self, node_id: str) -> list[Allocation]:
         """What occupies the node, what this round has given out included."""
@@ -55,7 +82,8 @@ class Board:
         left = set(gone)
         taken = [a for a in self.taken_on(node_id) if a.id not in left]
         before = self.rooms[node_id]
-        self._change(node_id, room(before.node, taken, before.starts))
+        free = room(before.node, taken, before.starts)
+        self._change(node_id, replace(free, own_starts=before.own_starts))
 
     def settle(self, node_id: str) -> None:
         """As if all that starts there had started."""

@@ -76,32 +76,34 @@ def explain(index: Index, run_id: str, now: float, name_of: NameOf) -> tuple[Wai
     board = Board(index)
     same: dict[Hashable, list[Waiting]] = {}
     ahead: dict[str, str] = {}
-    answers = _Answers(index)
+    answers = _Answers(board)
     for position, unit in enumerate(every, 1):
         if unit.run.id == run_id:
             before = tuple(ahead.values())[-MOST_AHEAD:]
-            for key, waiting in _of_unit(board, unit, position, before, answers):
-                same.setdefault(key, []).append(waiting)
+            with board.seen_by(unit):
+                for key, waiting in _of_unit(board, unit, position, before, answers):
+                    same.setdefault(key, []).append(waiting)
         else:
             ahead[unit.run.id] = name_of(unit.run)
     return tuple(_as_one(alike) for alike in same.values())
 
 
 class _Answers:
-    """What each node says to a need; asked once, however many jobs have it."""
+    """What each node says to a need of one run; asked once, however many jobs have it."""
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._nodes = sorted(index.nodes.values(), key=lambda node: node.name)
-        self._known: dict[tuple[Need, Where], tuple[NodeAnswer, ...]] = {}
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._nodes = sorted(board.index.nodes.values(), key=lambda node: node.name)
+        self._known: dict[tuple[Need, Where, Kind], tuple[NodeAnswer, ...]] = {}
 
-    def to(self, need: Need, where: Where) -> tuple[NodeAnswer, ...]:
-        if (need, where) not in self._known:
-            self._known[need, where] = tuple(
-                NodeAnswer(node=node.name, why=tuple(_in_the_way(self._index, node, need, where)))
+    def to(self, need: Need, where: Where, kind: Kind) -> tuple[NodeAnswer, ...]:
+        key = (need, where, kind)
+        if key not in self._known:
+            self._known[key] = tuple(
+                NodeAnswer(node=node.name, why=tuple(_in_the_way(self._board, node, need, where)))
                 for node in self._nodes
             )
-        return self._known[need, where]
+        return self._known[key]
 
 
 def _of_unit(
@@ -124,7 +126,7 @@ def _of_unit(
             ahead=ahead,
             nominated=nominated,
             victims=victims,
-            nodes=answers.to(need, where),
+            nodes=answers.to(need, where, unit.kind),
         )
         alone = position if waiting.together else 0
         yield (alone, need, where, waiting.why, nominated), waiting
@@ -158,8 +160,8 @@ def _ranks_wait(index: Index, unit: Unit) -> bool:
     return any(one.kind is Kind.TOGETHER for one in index.units[unit.run.id])
 
 
-def _in_the_way(index: Index, node: Node, need: Need, where: Where) -> list[str]:
-    found = []
+def _in_the_way(board: Board, node: Node, need: Need, where: Where) -> list[str]:
+    index, found = board.index, []
     unusable = why_unusable(node)
     if unusable is not None:
         found.append(f"it is {unusable}")
@@ -175,7 +177,7 @@ def _in_the_way(index: Index, node: Node, need: Need, where: Where) -> list[str]
     if where is not None and unusable is None and index.domain(node.id) != where:
         found.append(f"it is not in {where}, where the run's other jobs are")
     taken = index.taken.get(node.id, {}).values()
-    free = index.rooms.get(node.id) or room(node, taken, index.starts(node.id))
+    free = board.rooms.get(node.id) or room(node, taken, index.starts(node.id))
     short = shortfalls(need.resources, free)
     found += [f"needs {one.need}, it has {one.has}" for one in short]
     return found

@@ -21,7 +21,8 @@ from controller.scheduling.gpus import is_called
 
 OCCUPYING = frozenset({AllocationState.NOMINATED, AllocationState.HELD, AllocationState.ORPHANED})
 MAX_STARTS = 8
-"""Jobs that may be starting on one node at a time."""
+"""Builds in progress on one node beside which nothing else begins there. What is placed together
+begins beside its own: it would never find a place otherwise."""
 
 _CPU_TOLERANCE = 1e-6
 _OF_ANOTHER_KIND = 0.1
@@ -46,8 +47,10 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[NodeGpu, ...]
     """Healthy and held by nobody."""
     starts: int
-    """Jobs between placement and their first command."""
+    """Builds in progress: jobs between their placement and their container."""
     empty: bool
+    own_starts: int = 0
+    """Those of the run that is being placed together."""
 
 
 def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room:
@@ -112,10 +115,15 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
     ]
     if need.whole_node and not free.empty:
         found.append(Shortfall(need="the whole node", has="other jobs on it", ratio=0.0))
-    if free.starts >= MAX_STARTS:
+    if is_busy(free):
         has = f"{free.starts} starting already"
         found.append(Shortfall(need="a free start slot", has=has, ratio=0.0))
     return [one for one in found if one is not None]
+
+
+def is_busy(free: Room) -> bool:
+    """So much is starting there that other jobs wait."""
+    return free.starts - free.own_starts >= MAX_STARTS
 
 
 def could_ever_hold(need: Resources, node: Node) -> list[Shortfall]:

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, NodeStatus, RunState, Use
-from controller.lifecycle.statuses import AllocationState, AttemptStatus
+from controller.lifecycle.statuses import AllocationState
 from controller.lifecycle.using import use_of
 from controller.scheduling.attributes import Domain, attributes_of, domain_of
 from controller.scheduling.constraints import disliked, unmet
 from controller.scheduling.fit import OCCUPYING, Room, room
 from controller.scheduling.needs import Needs, Scope, Shape, Shapes
 from controller.scheduling.shelves import Tiers
-from controller.scheduling.units import Unit, waiting_units
+from controller.scheduling.units import Unit, is_starting, waiting_units
 from controller.scheduling.use import UseMeter
 
-STARTING = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
 _MOST_SCOPES = 64
 """That are kept sorted; a further one begins anew."""
 
@@ -208,7 +207,7 @@ class Index:
     def _change_starts(self, state: RunState | None, by: int) -> None:
         for job in () if state is None else state.jobs:
             last = job.attempts[-1] if job.attempts else None
-            if last is None or last.node_id is None or last.status not in STARTING:
+            if last is None or last.node_id is None or not is_starting(last):
                 continue
             starts = self._starts.get(last.node_id, 0) + by
             if starts:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from controller.lifecycle.model import Constraint, JobSpec, Resources
-from controller.scheduling.fit import Room, shortfalls
+from controller.scheduling.fit import Room, is_busy, shortfalls
 
 Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
 """Fleets and constraints: which nodes are asked at all."""
 
-Shape: TypeAlias = tuple[int, int, float, int, int, bool, tuple[tuple[int, int], ...], int]
+Shape: TypeAlias = tuple[int, int, float, int, int, bool, tuple[tuple[int, int], ...], int, bool]
 """All of a node's room that decides whether a job fits; the smallest is the best place: the fewest
 GPUs unused, then the least that is starting, then the most CPU."""
 
@@ -74,6 +74,7 @@ class Shapes:
             room.empty,
             tuple(sorted(kinds.items())),
             self._number(whole),
+            is_busy(room),
         )
 
     def _number(self, what: object) -> int:

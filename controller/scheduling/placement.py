@@ -78,16 +78,21 @@ class Round:
         for unit in in_order(chosen, self._index.use, self._now):
             if unit.nominated:
                 self._review(unit)
-            elif unit.kind is Kind.TOGETHER:
-                self._place_together(unit)
-            elif unit.kind is Kind.SOLO or self._is_complete(unit):
-                self._place_one(unit)
             else:
-                self._wait(unit, unit.members[0], RANKS_FIRST)
+                with self.board.seen_by(unit):
+                    self._place(unit)
         return self._told | {
             run_id: [*self._told.get(run_id, ()), *reports]
             for run_id, reports in self._victims.items()
         }
+
+    def _place(self, unit: Unit) -> None:
+        if unit.kind is Kind.TOGETHER:
+            self._place_together(unit)
+        elif unit.kind is Kind.SOLO or self._is_complete(unit):
+            self._place_one(unit)
+        else:
+            self._wait(unit, unit.members[0], RANKS_FIRST)
 
     # -- nominations ------------------------------------------------------------------------
 
@@ -173,7 +178,8 @@ class Round:
         domains = domains_for(self._index, unit)
         whole = whole_of(unit)
         counted = by_need(whole.members)
-        key = (tuple((id(need), count) for need, count in counted.items()), tuple(domains))
+        needs = tuple((id(need), count) for need, count in counted.items())
+        key = (needs, tuple(domains), unit.starting)
         if key not in self._in_vain:
             for domain in roomiest_first(self.board, unit, domains):
                 if any(

@@ -96,7 +96,7 @@ class Preemption:
     def for_all(self, unit: Unit, domains: Sequence[Domain]) -> Nomination | None:
         wanted = tuple(sorted(id(one.need) for one in unit.members))
         claimant = _claimant(unit)
-        key = (wanted, claimant, tuple(domains))
+        key = (wanted, claimant, tuple(domains), unit.starting)
         if key in self._in_vain:
             return None
         self._searches += 1

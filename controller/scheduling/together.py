@@ -12,11 +12,11 @@ from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.attributes import Domain, domain_of
 from controller.scheduling.board import Board
 from controller.scheduling.fit import (
-    MAX_STARTS,
     Room,
     as_new,
     fitting_gpus,
     in_blocks,
+    is_busy,
     shortfalls,
 )
 from controller.scheduling.gpus import choose
@@ -143,17 +143,19 @@ def most(board: Board, need: Need, where: Where, enough: int) -> int:
     """At least as many as such jobs find places there, counted up to `enough`."""
     found = 0
     for _, free, nodes in board.sorted(need.scope, where).bins(board.rooms):
-        found += nodes * _most_in(free, need)
+        found += nodes * _most_in(free, need, enough)
         if found >= enough:
             return enough
     return found
 
 
-def _most_in(free: Room, need: Need) -> int:
+def _most_in(free: Room, need: Need, enough: int) -> int:
     asked = in_blocks(need.resources, free.node.capacity)
     if asked.whole_node:
         return int(not shortfalls(need.resources, free))
-    limits = [MAX_STARTS - free.starts]
+    if is_busy(free):
+        return 0
+    limits = [enough]
     if asked.cpu:
         limits.append(int(free.cpu / asked.cpu + 1e-6))
     if asked.memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -41,7 +42,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """`anchors`: places that the run's other such jobs hold, whose placement value this must share;
     `nominated`: those that are nominated for its members; `later`: jobs that wait for their turn
     (`startup_order`) and will be bound to the placement value of these members; `reserved`: those
-    of the gang, which will be bound to it too and may find no room there."""
+    of the gang, which will be bound to it too and may find no room there; `starting`: how many jobs
+    of the run are starting on which node."""
 
     run: Run
     kind: Kind
@@ -51,6 +53,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     gang: bool = False
     later: tuple[Member, ...] = ()
     reserved: tuple[Member, ...] = ()
+    starting: tuple[tuple[str, int], ...] = ()
 
     @property
     def band(self) -> int:
@@ -102,6 +105,18 @@ def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
         yield _unit(state, Kind.RESERVED, (member,), anchors, gang=True)
 
 
+def is_starting(attempt: Attempt) -> bool:
+    """Its container is still being built. One that only waits for its turn, or for its gang, must
+    not keep what it waits for from the node."""
+    building = attempt.status in (AttemptStatus.PROVISIONING, AttemptStatus.PULLING)
+    return building and not attempt.container_started
+
+
+def _starting(state: RunState) -> tuple[tuple[str, int], ...]:
+    lasts = (job.attempts[-1] for job in state.jobs if job.attempts)
+    return tuple(Counter(a.node_id for a in lasts if a.node_id and is_starting(a)).items())
+
+
 def _held_places(state: RunState) -> Iterator[Allocation]:
     live = {job.attempts[-1].allocation_id for job in state.jobs if job.attempts}
     return (a for a in state.allocations if a.id in live and gangs.reading.is_held(a))
@@ -121,5 +136,11 @@ def _unit(
         if a.id in wanted and a.state is AllocationState.NOMINATED
     )
     return Unit(
-        run=state.run, kind=kind, members=members, anchors=anchors, nominated=nominated, gang=gang
+        run=state.run,
+        kind=kind,
+        members=members,
+        anchors=anchors,
+        nominated=nominated,
+        gang=gang,
+        starting=_starting(state) if kind is Kind.TOGETHER else (),
     )

@@ -7,9 +7,18 @@ from msgspec.structs import replace
 
 from controller.lifecycle.model import Band, Group, RetryPolicy, RunPolicy, StartupOrder
 from controller.lifecycle.reasons import Reason, RetryEvent
-from controller.lifecycle.reports import GangTooLarge, NodeGone, Placed, RunnerExited
+from controller.lifecycle.reports import (
+    GangTooLarge,
+    NodeGone,
+    Placed,
+    RunnerExited,
+    TaskAccepted,
+    TaskSeen,
+)
 from controller.lifecycle.statuses import AttemptStatus
-from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
+from controller.scheduling.fit import MAX_STARTS
+from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
+from tests.unit.scheduling.test_placement import node
 
 
 def gang(nodes: int, size: int | None = None, name: str = "main") -> Group:
@@ -305,3 +314,77 @@ def test_a_first_job_that_is_tried_again_does_not_wait_for_room_for_others() -> 
     cluster.tell(run)
     cluster.settle()
     assert cluster.places(run) == {name: before[name] for name in ("main/0", "main/1")}
+
+
+# -- builds in progress ---------------------------------------------------------------------
+
+
+def test_a_gang_of_more_ranks_than_a_node_starts_at_a_time_is_placed_on_one_node() -> None:
+    cluster = Cluster(node("n0", capacity={"cpu": 12.0}))
+    run = cluster.submit("a", gang(9))
+    cluster.settle()
+    assert set(cluster.places(run).values()) == {"n0"}
+    assert len(cluster.places(run)) == 9
+
+
+def test_independent_jobs_of_a_cluster_are_placed_on_one_node_however_many_they_are() -> None:
+    cluster = Cluster(in_rack("n0", "r1"), fleets=(rack_fleet(),))
+    group = Group(name="main", nodes=9, share_nodes=True)
+    run = cluster.submit("a", group, policy=RunPolicy(same_placement=True))
+    cluster.settle()
+    assert len(cluster.places(run)) == 9
+
+
+def test_what_others_start_on_a_node_delays_a_gang_and_no_more() -> None:
+    cluster = Cluster(node("n0", capacity={"cpu": 64.0, "memory": 1 << 40}))
+    for n in range(MAX_STARTS):
+        cluster.submit(f"other{n}")
+    cluster.settle()
+    run = cluster.submit("a", gang(9))
+    cluster.settle()
+    assert cluster.places(run) == {}
+    assert cluster.waits(run) == (
+        "needs 9 places with 1 CPU, 1 GiB memory in one fleet; best fleet default has 0 "
+        "(needs a free start slot; best node n0 has 8 starting already)"
+    )
+    cluster.start_all()
+    cluster.settle()
+    assert len(cluster.places(run)) == 9
+
+
+def test_a_rank_is_replaced_beside_the_other_ranks_that_wait_for_it_to_start() -> None:
+    cluster = Cluster(node("n0", capacity={"cpu": 12.0}))
+    again = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)))
+    run = cluster.submit("a", gang(9), policy=again)
+    cluster.settle()
+    fail_a_rank(cluster, run)
+    cluster.leave(run)
+    cluster.settle()
+    assert [cluster.attempt(run, n).number for n in range(9)] == [1] * 9
+    assert len(cluster.places(run)) == 9
+
+
+def test_what_has_its_container_builds_nothing_any_more() -> None:
+    """Ranks that wait for another one would keep what that one needs from starting beside them."""
+    cluster = Cluster(node("n0", capacity={"cpu": 64.0, "memory": 1 << 40}))
+    run = cluster.submit("a", gang(MAX_STARTS))
+    cluster.settle()
+    for attempt in attempts(cluster.states[run]):
+        cluster.tell(run, accepted(run, attempt.id), container_runs(run, attempt.id))
+    other = cluster.submit("b")
+    cluster.settle()
+    assert cluster.places(other) == {"main/0": "n0"}
+
+
+def accepted(run_id: str, attempt_id: str) -> TaskAccepted:
+    return TaskAccepted(run_id=run_id, attempt_id=attempt_id)
+
+
+def container_runs(run_id: str, attempt_id: str) -> TaskSeen:
+    return TaskSeen(
+        run_id=run_id,
+        attempt_id=attempt_id,
+        container_started=True,
+        terminated=False,
+        runner_socket="/run/r",
+    )

@@ -32,7 +32,7 @@ def waiting_gang() -> GangPlay:
 # -- restored from a backup -----------------------------------------------------------------
 
 
-def test_a_gang_restored_to_before_a_switch_begins_anew_when_its_shims_tell_of_that_switch() -> None:
+def test_a_gang_restored_to_before_a_switch_begins_anew_when_its_shims_tell_of_it() -> None:
     play = GangPlay().run_all()
     play.send(*(play.seen(n, terminated=True, reason=CHANGED) for n in range(3)))
     assert play.reasons() == [Reason.INSTANCE_UNREACHABLE] * 3

@@ -128,7 +128,7 @@ def test_a_switch_cuts_every_grace_still_running_to_ten_seconds() -> None:
 
 
 def test_a_switch_cuts_also_the_grace_of_what_has_exited_and_still_has_its_container() -> None:
-    """Its followers would read on, or what it left behind would run on, for as long as the grace."""
+    """Else followers of its log, or what it left behind, would hold up the gang."""
     play = GangPlay(gang(4, 3), stop_duration=300.0).run_all()
     play.send(play.exited(3, FAILED))
     assert play.attempt(3).remove_at == START + 300
