@@ -92,15 +92,15 @@ def _copy_interpreter(base: Base, unpacked: Path) -> None:
 
 def _install_wheels(base: Base, platform: Platform) -> None:
     """Markers were resolved when wheels.lock was made: --no-deps takes the list as it is."""
-    tag = "cp" + base.python.replace(".", "")
-    glibcs = ("_2_34", "_2_28", "_2_17", "2014", "_2_12", "2010")
-    platforms = [f"--platform=manylinux{glibc}_{platform.machine}" for glibc in glibcs]
-    interpreter = f"--python-version={base.python} --implementation=cp --abi={tag}"
-    options = "-q --disable-pip-version-check --no-compile --no-deps --only-binary=:all:"
-    pip = (sys.executable, "-m", "pip", "install", *options.split(), "--require-hashes")
-    wheels_for = (*interpreter.split(), "--abi=abi3", "--abi=none", *platforms)
-    fetch([*pip, *wheels_for, "--target", base.site, "-r", SOURCES / "wheels.lock"])
+    options = "pip install -q --no-deps --only-binary=:all: --link-mode=copy --require-hashes"
+    wheels_for = (
+        f"--python-version={base.python}",
+        f"--python-platform={platform.machine}-manylinux_2_34",
+    )
+    uv = (sys.executable, "-m", "uv", *options.split())
+    fetch([*uv, *wheels_for, "--target", base.site, "-r", SOURCES / "wheels.lock"])
     shutil.rmtree(base.site / "bin", ignore_errors=True)
+    (base.site / ".lock").unlink(missing_ok=True)
     for pattern in _UNUSED_IN_WHEELS:
         for path in base.site.rglob(pattern):
             _remove(path)

@@ -1,4 +1,5 @@
-"""Renews the two lists of pinned packages: ours, and that of the hermetic runtime.
+"""Renews the lists of pinned packages: what the commands need, what tests need beside that, and
+what goes into the hermetic runtime.
 
 The runtime's list is resolved for one platform and without markers, since it is installed by a
 Python of another version than the one it is for; it follows the versions of our own list.
@@ -9,11 +10,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 _CHECKOUT = Path(__file__).parents[2]
-_UV = "uv>=0.5"
 _OPTIONS = [
     "--upgrade",
     "--quiet",
@@ -22,28 +21,30 @@ _OPTIONS = [
     "--no-annotate",
     "--no-emit-index-url",
     "--no-emit-find-links",
-    "--python-version=3.11",
 ]
+_UNIVERSAL = ["pyproject.toml", "--universal", "--python-version=3.11"]
+_NEEDED_TO_RUN = [f"--extra={extra}" for extra in ("shim", "runner", "controller", "build")]
+_RUNTIME = "entrypoint/runtime/wheels"
 
 
 def main() -> None:
-    runtime = "entrypoint/runtime/wheels"
-    with tempfile.TemporaryDirectory() as tools:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tools, _UV]
-        subprocess.run(pip, check=True)
-        uv = Path(tools) / "bin" / "uv"
-        ours = ["pyproject.toml", "--all-extras", "--universal", "-o", "requirements.lock"]
-        wheels = [f"{runtime}.in", "-c", "requirements.lock", "-o", f"{runtime}.lock"]
-        for arguments in (ours, [*wheels, "--python-platform=x86_64-manylinux_2_28"]):
-            _compile(uv, arguments)
+    _compile([*_UNIVERSAL, *_NEEDED_TO_RUN], "requirements.lock")
+    _compile([*_UNIVERSAL, "--all-extras", "-c", "requirements.lock"], "requirements-dev.lock")
+    _compile(
+        [
+            f"{_RUNTIME}.in",
+            *("-c", "requirements.lock"),
+            *("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28"),
+        ],
+        f"{_RUNTIME}.lock",
+    )
 
 
-def _compile(uv: Path, arguments: list[str]) -> None:
-    certificates = {"UV_SYSTEM_CERTS": "true"}
+def _compile(arguments: list[str], lock: str) -> None:
     subprocess.run(
-        [uv, "pip", "compile", *arguments, *_OPTIONS],
+        [sys.executable, "-m", "uv", "pip", "compile", *arguments, *_OPTIONS, "-o", lock],
         cwd=_CHECKOUT,
-        env={**os.environ, **certificates},
+        env={**os.environ, "UV_SYSTEM_CERTS": "true"},
         check=True,
     )
 
