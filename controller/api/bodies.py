@@ -75,10 +75,13 @@ class CordonBody(_Body, frozen=True):
 
 
 class NodeBody(_Body, frozen=True):
-    """What shall change. `attributes`: null takes one away."""
+    """What shall change. `attributes`: null takes one away. `host_key` and `accept_host_key` pin
+    another host key, as when a node is added."""
 
     attributes: dict[str, str | None] = {}
     fleet: str | None = None
+    host_key: str | None = None
+    accept_host_key: str | None = None
 
 
 class NewFleetBody(_Body, frozen=True):

@@ -41,7 +41,12 @@ async def _cordon(call: Call, cordoned: bool, reason: str | None) -> NodeView:
 async def change_node(call: Call) -> NodeView:
     body: NodeBody = call.body
     node = await call.service.nodes.set(
-        call.path("node"), attributes=body.attributes, fleet=body.fleet, user=call.caller
+        call.path("node"),
+        attributes=body.attributes,
+        fleet=body.fleet,
+        host_key=body.host_key,
+        accept_host_key=body.accept_host_key,
+        user=call.caller,
     )
     return shown_node(call, node)
 
@@ -109,7 +114,7 @@ INVENTORY: tuple[Route, ...] = (
     Route(
         method="PATCH",
         path="/v1/nodes/{node}",
-        summary="Change a node's attributes or its fleet",
+        summary="Change a node's attributes, its fleet or the host key that is pinned",
         handler=change_node,
         body=NodeBody,
         answer=NodeView,

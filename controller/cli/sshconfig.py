@@ -15,6 +15,16 @@ from controller.api.documents import SshTarget
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"
 """Every OpenSSH has them; what it would choose by itself is half as fast in the embedded server."""
 
+_ALGORITHMS = {
+    "ssh-ed25519": "ssh-ed25519",
+    "ecdsa-sha2-nistp256": "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384": "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521": "ecdsa-sha2-nistp521",
+    "ssh-rsa": "rsa-sha2-512,rsa-sha2-256",
+}
+"""By the type of a pinned key. A node says what its job's key is: no other word of it may become
+configuration."""
+
 _PINNED = (
     "GlobalKnownHostsFile /dev/null",
     "StrictHostKeyChecking yes",
@@ -35,7 +45,7 @@ def host_blocks(target: SshTarget, user: str, folder: Path, identity: Path | Non
         "HostName 127.0.0.1",
         f"Port {target.port}",
         f"User {user}",
-        *_trust(_job_alias(target), target, folder),
+        *_trust(_job_alias(target), target.host_key, target, folder),
         *_identity(identity),
     ]
     if through is None:
@@ -44,7 +54,7 @@ def host_blocks(target: SshTarget, user: str, folder: Path, identity: Path | Non
         f"HostName {target.node_host}",
         f"Port {target.node_port}",
         f"User {target.jump_user}",
-        *_trust(_node_alias(target), target, folder),
+        *_trust(_node_alias(target), target.node_host_key, target, folder),
         *_identity(identity),
     ]
     return _block(target.run_name, [*job, f"ProxyJump {through}"]) + _block(through, node)
@@ -52,10 +62,15 @@ def host_blocks(target: SshTarget, user: str, folder: Path, identity: Path | Non
 
 def write_known_hosts(target: SshTarget, folder: Path) -> None:
     """Raises OSError."""
-    lines = [f"{_job_alias(target)} {target.host_key}\n"]
+    lines = [_known_host(_job_alias(target), target.host_key)]
     if target.node_host_key is not None:
-        lines.append(f"{_node_alias(target)} {target.node_host_key}\n")
+        lines.append(_known_host(_node_alias(target), target.node_host_key))
     _replace(_known_hosts(target, folder), "".join(lines))
+
+
+def _known_host(alias: str, key: str) -> str:
+    """One line, whatever the node says."""
+    return f"{alias} {' '.join(key.split()[:2])}\n"
 
 
 def write_config(target: SshTarget, blocks: str, folder: Path) -> Path:
@@ -65,10 +80,14 @@ def write_config(target: SshTarget, blocks: str, folder: Path) -> Path:
     return path
 
 
-def _trust(alias: str, target: SshTarget, folder: Path) -> list[str]:
+def _trust(alias: str, key: str | None, target: SshTarget, folder: Path) -> list[str]:
+    """Only the pinned key's algorithm is negotiated: a server with several keys shows that one,
+    whatever the user's own configuration prefers."""
     path = str(_known_hosts(target, folder)).replace("%", "%%")
     known = [f"HostKeyAlias {alias}", f'UserKnownHostsFile "{path}"']
-    return [*known, *_PINNED, f"Ciphers {CIPHERS}"]
+    algorithms = _ALGORITHMS.get((key or "").partition(" ")[0])
+    wanted = [f"HostKeyAlgorithms {algorithms}"] if algorithms else []
+    return [*known, *_PINNED, *wanted, f"Ciphers {CIPHERS}"]
 
 
 def _identity(identity: Path | None) -> list[str]:

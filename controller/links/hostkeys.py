@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 
 import asyncssh
 
 from controller.links.base import LinkError, why_unreachable
 
 FETCH_TIMEOUT_SECONDS = 15.0
+_ALGORITHMS = (
+    ("ssh-ed25519",),
+    ("ecdsa-sha2-nistp256",),
+    ("ecdsa-sha2-nistp384",),
+    ("ecdsa-sha2-nistp521",),
+    ("rsa-sha2-512", "rsa-sha2-256"),
+)
+"""What OpenSSH signs with, one entry for each key that a server may have."""
+_TYPES = {
+    "ssh-ed25519": "ED25519",
+    "ecdsa-sha2-nistp256": "ECDSA",
+    "ecdsa-sha2-nistp384": "ECDSA",
+    "ecdsa-sha2-nistp521": "ECDSA",
+    "ssh-rsa": "RSA",
+}
 
 
 class BadHostKey(ValueError):
@@ -44,19 +60,46 @@ def fingerprint(line: str) -> str:
     return parse(line).get_fingerprint()
 
 
-async def fetch(host: str, port: int, *, like: asyncssh.SSHKey | None = None) -> str:
-    """The key that the server presents now, as a public key line; one of the algorithm of `like`,
-    where the server has several. Raises LinkError."""
-    algorithms = () if like is None else [name.decode() for name in like.sig_algorithms]
+def describe(key: asyncssh.SSHKey) -> str:
+    """Fingerprint and key type, the two words of `ssh-keygen -l` that people compare."""
+    return f"{key.get_fingerprint()} ({key_type(key)})"
+
+
+def describe_all(keys: Iterable[asyncssh.SSHKey]) -> str:
+    return ", ".join(map(describe, keys))
+
+
+def key_type(key: asyncssh.SSHKey) -> str:
+    """ED25519, ECDSA or RSA, as `ssh-keygen -l` prints it."""
+    algorithm = key.algorithm.decode()
+    return _TYPES.get(algorithm, algorithm)
+
+
+async def fetch(host: str, port: int) -> tuple[str, ...]:
+    """All host keys of a server as public key lines, in the order in which to prefer them.
+
+    An SSH server shows one key a connection, that of the first algorithm which the client lists and
+    the server has; so each algorithm is asked for in a connection of its own. Raises LinkError when
+    the server shows none."""
+    answers = await asyncio.gather(*(_ask(host, port, names) for names in _ALGORITHMS))
+    found = tuple(answer for answer in answers if isinstance(answer, str))
+    if not found:
+        raise next(answer for answer in answers if isinstance(answer, LinkError))
+    return found
+
+
+async def _ask(host: str, port: int, algorithms: Sequence[str]) -> str | LinkError:
+    """The key with which the server signs when only these algorithms are offered, or why there is
+    none: a server without such a key hangs up."""
     try:
         async with asyncio.timeout(FETCH_TIMEOUT_SECONDS):
             key = await asyncssh.get_server_host_key(
                 host, port, server_host_key_algs=algorithms, config=None
             )
-    except TimeoutError as error:
-        raise LinkError(f"{host}:{port} did not answer in {FETCH_TIMEOUT_SECONDS:.0f} s") from error
+    except TimeoutError:
+        return LinkError(f"{host}:{port} did not answer in {FETCH_TIMEOUT_SECONDS:.0f} s")
     except (OSError, asyncssh.Error) as error:
-        raise LinkError(f"cannot reach sshd at {host}:{port}: {why_unreachable(error)}") from error
+        return LinkError(f"cannot reach sshd at {host}:{port}: {why_unreachable(error)}")
     if key is None:
-        raise LinkError(f"{host}:{port} presented no host key")
+        return LinkError(f"{host}:{port} presented no host key")
     return public_line(key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 
 import asyncssh
@@ -19,18 +18,24 @@ from runner.client import RunnerClient
 from shim.client import ShimClient
 
 CONNECT_SECONDS = 20.0
+_PIN_ANEW = "pin one with `fairlead node set NODE --accept-host-key SHA256:…`"
+_PERHAPS_ANOTHER_KEY = (
+    asyncssh.HostKeyNotVerifiable,
+    asyncssh.KeyExchangeFailed,
+    asyncssh.ConnectionLost,
+)
 
 
 class _PinnedClient(asyncssh.SSHClient):
     """Keeps the key that was presented when it is not the pinned one, to show both."""
 
     def __init__(self) -> None:
-        self.presented: str | None = None
+        self.presented: asyncssh.SSHKey | None = None
 
     def validate_host_public_key(
         self, host: str, addr: str, port: int, key: asyncssh.SSHKey
     ) -> bool:
-        self.presented = key.get_fingerprint()
+        self.presented = key
         return False
 
 
@@ -77,24 +82,22 @@ class SshLink:
         if address.host is None or address.host_key is None:
             raise ValueError("an SSH node needs a host and a pinned host key")
         self._address = address
-        self._host = address.host
+        self._host, self._port = address.host, address.port
         self._pinned = hostkeys.parse(address.host_key)
         self._login = login_of(identity)
 
     async def connect(self) -> SshConnection:
         client = _PinnedClient()
-        where = f"{self._address.user}@{self._host}:{self._address.port}"
+        where = f"{self._address.user}@{self._host}:{self._port}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 ssh = await self._login.connect(
-                    self._host, self._address.port, self._address.user, self._pinned, client
+                    self._host, self._port, self._address.user, self._pinned, client
                 )
         except TimeoutError as error:
             raise LinkError(f"{where} did not answer in {CONNECT_SECONDS:.0f} s") from error
-        except asyncssh.HostKeyNotVerifiable as error:
-            raise self._refused(where, client.presented or "of another kind") from error
-        except (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost, ConnectionError) as error:
-            await self._refuse_other_key(where)
+        except (*_PERHAPS_ANOTHER_KEY, ConnectionError) as error:
+            await self._refuse_other_key(where, client.presented)
             raise LinkError(f"cannot connect to {where}: {why_unreachable(error)}") from error
         except asyncssh.PermissionDenied as error:
             raise LinkError(
@@ -105,21 +108,29 @@ class SshLink:
             raise LinkError(f"cannot connect to {where}: {why_unreachable(error)}") from error
         return SshConnection(ssh, self._address.shim_socket)
 
-    async def _refuse_other_key(self, where: str) -> None:
+    async def _refuse_other_key(self, where: str, presented: asyncssh.SSHKey | None) -> None:
         """A server without a key of the pinned one's algorithm hangs up before it shows any, which
         can look like a broken connection. Raises HostKeyRefused when that is what happened."""
+        if presented is not None:
+            raise HostKeyRefused(self._changed(where, presented))
         try:
-            presented = await hostkeys.fetch(self._host, self._address.port)
+            found = [hostkeys.parse(line) for line in await hostkeys.fetch(self._host, self._port)]
         except LinkError:
             return
-        same = presented
-        with contextlib.suppress(LinkError):
-            same = await hostkeys.fetch(self._host, self._address.port, like=self._pinned)
-        if hostkeys.parse(same) != self._pinned:
-            raise self._refused(where, hostkeys.fingerprint(presented))
+        if self._pinned in found:
+            return
+        for key in found:
+            if key.algorithm == self._pinned.algorithm:
+                raise HostKeyRefused(self._changed(where, key))
+        raise HostKeyRefused(
+            f"{where} has no host key of the pinned type: pinned is "
+            f"{hostkeys.describe(self._pinned)}, it has {hostkeys.describe_all(found)}; compare "
+            f"these with the node's own, then {_PIN_ANEW}"
+        )
 
-    def _refused(self, where: str, presented: str) -> HostKeyRefused:
-        return HostKeyRefused(
-            f"{where} presented host key {presented}, but {self._pinned.get_fingerprint()} is "
-            f"pinned; if the node was installed anew, remove it and add it with its new key"
+    def _changed(self, where: str, presented: asyncssh.SSHKey) -> str:
+        return (
+            f"{where} presented host key {hostkeys.describe(presented)}, but "
+            f"{hostkeys.describe(self._pinned)} is pinned; if the node was installed anew, "
+            f"{_PIN_ANEW}; else another machine answers at this address"
         )

@@ -20,7 +20,7 @@ from controller.clock import Chance, Clock
 from controller.flags import Flag
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
-from controller.lifecycle.model import Node, NodeStatus
+from controller.lifecycle.model import Node, NodeAddress, NodeStatus
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink, ShimApi
 from controller.nodes.handshakes import Handshakes
@@ -40,6 +40,10 @@ SHORTEST_LOOK_SECONDS = 1.0
 LOOK_AGAIN_SECONDS = 30.0
 GREETINGS_PER_PATIENCE = 4
 """How often a task that would be stopped unheard hears of its controller in that time."""
+
+
+class Readdressed(Exception):
+    """The node is to be reached in another way, or its host key was pinned anew."""
 
 
 class Silent(Exception):
@@ -102,7 +106,7 @@ class NodeSession:
                 log.exception("no link to node %s could be made", node.name)
                 self._not_connected(f"no link could be made: {error}")
             else:
-                await self._live(connection, slot)
+                await self._live(connection, slot, node.address)
             finally:
                 await slot.aclose()
             await self._backoff.wait()
@@ -123,7 +127,9 @@ class NodeSession:
             raise
         return attempt.result()
 
-    async def _live(self, connection: NodeConnection, slot: contextlib.AsyncExitStack) -> None:
+    async def _live(
+        self, connection: NodeConnection, slot: contextlib.AsyncExitStack, address: NodeAddress
+    ) -> None:
         stock = Stock(
             self._node_id, self._turns, self._listener, self._clock, connection, self._fence
         )
@@ -131,11 +137,11 @@ class NodeSession:
         try:
             async with asyncio.TaskGroup() as group:
                 attending = group.create_task(self._attend(connection))
-                wishing = group.create_task(self._push_wishes(connection, stock))
+                wishing = group.create_task(self._push_wishes(connection, stock, address))
                 await self._follow(connection, stock, slot)
                 attending.cancel()
                 wishing.cancel()
-        except* (ShimUnavailable, ShimError, ShimTaken, Silent, StoreError) as errors:
+        except* (ShimUnavailable, ShimError, ShimTaken, Silent, Readdressed, StoreError) as errors:
             message = _why(errors)
         except* Exception as errors:
             log.exception("the session of node %s failed", self._node_id)
@@ -253,14 +259,19 @@ class NodeSession:
         ]
         return min(limits) / GREETINGS_PER_PATIENCE if limits else None
 
-    async def _push_wishes(self, connection: NodeConnection, stock: Stock) -> None:
+    async def _push_wishes(
+        self, connection: NodeConnection, stock: Stock, address: NodeAddress
+    ) -> None:
         """What an admin wants of the node. The shim must know of a drain too: it answers whoever
-        asks the node itself."""
+        asks the node itself. Raises Readdressed: a connection is no longer trusted once another
+        host key is."""
         await self.up.wait()
         async with self._turns.watch(self._node_id) as changed:
             while True:
                 changed.clear()
                 node = self._turns.nodes.get(self._node_id)
+                if node is not None and node.address != address:
+                    raise Readdressed("another host key was pinned; it is connected anew")
                 if node is not None and node.draining != stock.shim_drains:
                     await self._drain(connection.shim, stock, node)
                 if node is not None:

@@ -1,25 +1,27 @@
-"""Which host key a new node is pinned to: the one place that decides whether a key is trusted.
+"""Which host key a node is pinned to: the one place that decides whether a key is trusted.
 
-A key is trusted because the admin gave it, or gave the fingerprint of the one that the host
-presents now. Nothing is ever trusted because it was seen first.
+A key is trusted because the admin gave it, or gave the fingerprint of one that the host has now.
+Nothing is ever trusted because it was seen first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from controller.links.base import LinkError
-from controller.links.hostkeys import BadHostKey, fingerprint, normalise
+from controller.links.hostkeys import BadHostKey, describe_all, fingerprint, normalise, parse
 from controller.service.errors import Invalid, Refused, Unavailable
 
 _PREFIX = "SHA256:"
+_ON_THE_NODE = "`cat /etc/ssh/ssh_host_*_key.pub | ssh-keygen -lf -`"
 
 
 class HostKeys(Protocol):
-    """Asks a host for the key it presents; `controller.links.hostkeys` is the real one."""
+    """Asks a host for its keys; `controller.links.hostkeys` is the real one."""
 
-    async def fetch(self, host: str, port: int) -> str:
-        """OpenSSH public key line. Raises LinkError."""
+    async def fetch(self, host: str, port: int) -> Sequence[str]:
+        """OpenSSH public key lines, one for each key, the preferred one first. Raises LinkError."""
 
 
 async def trusted_key(
@@ -33,25 +35,26 @@ async def trusted_key(
             f"{accepted!r} is not a fingerprint like 'SHA256:…', as ssh-keygen -l prints it",
             field="accept_host_key",
         )
-    presented = await _fetch(host_keys, host, port)
-    found = fingerprint(presented)
+    lines = await _fetch(host_keys, host, port)
+    found = describe_all(map(parse, lines))
     if accepted is None:
         raise Refused(
-            f"the host key of {host} port {port} is not known: it presents {found}. Compare it "
-            f"with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the node, then add the "
-            f"node with --accept-host-key {found}",
+            f"the host key of {host} port {port} is not known: it has {found}. Compare them with "
+            f"what {_ON_THE_NODE} prints on the node, then accept one: --accept-host-key "
+            f"{fingerprint(lines[0])}",
             code="host_key_unknown",
             field="accept_host_key",
         )
-    if found != accepted.rstrip("="):
-        raise Refused(
-            f"the host key of {host} port {port} is not the accepted one: it presents {found}, "
-            f"accepted was {accepted}. Either the fingerprint is another host's, or somebody is "
-            f"between the controller and the node",
-            code="host_key_mismatch",
-            field="accept_host_key",
-        )
-    return presented
+    for line in lines:
+        if fingerprint(line) == accepted.rstrip("="):
+            return line
+    raise Refused(
+        f"{host} port {port} has no host key with the accepted fingerprint {accepted}: it has "
+        f"{found}. Compare them with what {_ON_THE_NODE} prints on the node; if none of them is "
+        f"there, another machine answers at this address",
+        code="host_key_mismatch",
+        field="accept_host_key",
+    )
 
 
 def _given(host_key: str) -> str:
@@ -63,7 +66,7 @@ def _given(host_key: str) -> str:
         ) from None
 
 
-async def _fetch(host_keys: HostKeys, host: str, port: int) -> str:
+async def _fetch(host_keys: HostKeys, host: str, port: int) -> Sequence[str]:
     try:
         return await host_keys.fetch(host, port)
     except LinkError as error:

@@ -171,17 +171,33 @@ class NodeService:
         return await self._change(key, cordoned=cordoned, cordon_reason=reason)
 
     async def set(
-        self, key: str, *, attributes: dict[str, str | None], fleet: str | None, user: User
+        self,
+        key: str,
+        *,
+        attributes: dict[str, str | None],
+        fleet: str | None = None,
+        host_key: str | None = None,
+        accept_host_key: str | None = None,
+        user: User,
     ) -> Node:
-        """Change these attributes (None: remove one) and the fleet. Raises NotFound, Invalid,
-        Forbidden."""
+        """Change these attributes (None: remove one), the fleet, and the host key that is pinned:
+        what was connected under the old one is connected anew. Raises NotFound, Invalid, Refused,
+        Unavailable, Forbidden."""
         require_admin(user, "change a node")
         check_attributes(attributes)
-        node = self.get(key)
+        address = self.get(key).address
         if fleet is not None:
             self._require_fleet(fleet)
-        changed = changed_attributes(node.attributes, attributes)
-        return await self._change(key, attributes=changed, fleet=fleet or node.fleet)
+        if host_key is not None or accept_host_key is not None:
+            _require_one_key(host_key, accept_host_key)
+            address = await self._pinned_anew(address, host_key, accept_host_key)
+        node = self.get(key)
+        return await self._change(
+            key,
+            attributes=changed_attributes(node.attributes, attributes),
+            fleet=fleet or node.fleet,
+            address=address,
+        )
 
     async def stop_task(self, key: str, task_id: str, *, user: User) -> Node:
         """End a task that is in quarantine there, and remove what is left of it. Raises NotFound,
@@ -256,6 +272,23 @@ class NodeService:
             host_key=key,
             jump_user=request.jump_user,
         )
+
+    async def _pinned_anew(
+        self, address: NodeAddress, host_key: str | None, accepted: str | None
+    ) -> NodeAddress:
+        if address.host is None:
+            raise Invalid(
+                "the node is a shim on the controller's own machine, which has no host key",
+                field="host_key" if accepted is None else "accept_host_key",
+            )
+        pinned = await trusted_key(
+            self._host_keys,
+            host=address.host,
+            port=address.port,
+            host_key=host_key,
+            accepted=accepted,
+        )
+        return msgspec.structs.replace(address, host_key=pinned)
 
     def _named(self, name: str) -> Node | None:
         return next((node for node in self._turns.nodes.values() if node.name == name), None)
@@ -346,7 +379,11 @@ def _check(request: NodeRequest) -> None:
             raise Invalid(f"{text[:80]!r} is not a {field} name", field=field)
     if request.host is not None and not _can_be_looked_up(request.host):
         raise Invalid(f"{request.host[:80]!r} is not a host name or address", field="host")
-    if request.host_key is not None and request.accept_host_key is not None:
+    _require_one_key(request.host_key, request.accept_host_key)
+
+
+def _require_one_key(host_key: str | None, accepted: str | None) -> None:
+    if host_key is not None and accepted is not None:
         raise Invalid("give either host_key or accept_host_key", field="accept_host_key")
 
 

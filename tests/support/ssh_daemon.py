@@ -33,10 +33,14 @@ _CLAIMED: set[int] = set()
 _TUNNEL_MATCH = "Match User fairlead\n"
 _TUNNEL_KEYS = "/etc/ssh/fairlead_authorized_keys"
 _JUMP_KEYS = "/var/lib/fairlead-jump/authorized_keys"
+HOST_KEY_TYPES = {"rsa": "2048", "ecdsa": "256", "ed25519": "256"}
+"""And bits: what a stock Debian has, in its order."""
 _CONFIG = """\
 Port {port}
 ListenAddress {address}
-HostKey {folder}/host_key
+HostKey {folder}/host_key_rsa
+HostKey {folder}/host_key_ecdsa
+HostKey {folder}/host_key_ed25519
 PidFile {folder}/sshd.pid
 AllowUsers {user} {jump_user}
 StrictModes no
@@ -51,7 +55,8 @@ LogLevel VERBOSE
 
 
 class SshDaemon:
-    """`authorize` lets a key in; `host_key` and `fingerprint` are what a client should pin.
+    """`authorize` lets a key in; `host_key` and `fingerprint` are what a client should pin; of each
+    type there is one in `host_keys` and `fingerprints`.
 
     `netns` names a network namespace to live in, which has `address`."""
 
@@ -65,10 +70,12 @@ class SshDaemon:
         with _alone():
             make_tunnel_user()
             make_jump_user()
-        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", folder / "host_key"])
-        public = folder / "host_key.pub"
-        self.host_key = public.read_text().strip()
-        self.fingerprint = run(["ssh-keygen", "-l", "-f", public]).split()[1]
+        self.host_keys = {kind: self._make_host_key(kind) for kind in HOST_KEY_TYPES}
+        self.fingerprints = {
+            kind: run(["ssh-keygen", "-l", "-f", self._host_key(kind)]).split()[1]
+            for kind in HOST_KEY_TYPES
+        }
+        self.host_key, self.fingerprint = self.host_keys["ed25519"], self.fingerprints["ed25519"]
         self._authorized.touch(mode=0o644)
         config = folder / "sshd_config"
         main = _CONFIG.format(
@@ -79,6 +86,15 @@ class SshDaemon:
         program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
         argv = [*inside(netns), program, "-D", "-e", "-f", config]
         self._daemon = Daemon(argv, folder / "sshd.log", outlasts_tests=True)
+
+    def _host_key(self, kind: str) -> Path:
+        return self._folder / f"host_key_{kind}"
+
+    def _make_host_key(self, kind: str) -> str:
+        """Its public line."""
+        private, size = self._host_key(kind), ["-b", HOST_KEY_TYPES[kind]]
+        run(["ssh-keygen", "-q", "-t", kind, *size, "-N", "", "-C", "", "-f", private])
+        return private.with_suffix(".pub").read_text().strip()
 
     def _hardening(self) -> str:
         """With a user and files of the tests' own: the machine may be a node as well."""

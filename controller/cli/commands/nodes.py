@@ -33,7 +33,7 @@ HostKey = Annotated[
     Parameter(help="The node's public host key, as in /etc/ssh/ssh_host_ed25519_key.pub."),
 ]
 AcceptedKey = Annotated[
-    str | None, Parameter(help="The fingerprint (SHA256:…) of the key that the node presents now.")
+    str | None, Parameter(help="The fingerprint (SHA256:…) of a host key that the node has now.")
 ]
 JumpUser = Annotated[
     str, Parameter(help="As whom users come through it to their jobs (`fairlead ssh`).")
@@ -179,19 +179,40 @@ def show(name: str, /, *, json: Json = False) -> int:
 
 
 def set_(
-    name: str, /, *, attribute: Attributes = None, fleet: str | None = None, json: Json = False
+    name: str,
+    /,
+    *,
+    attribute: Attributes = None,
+    fleet: str | None = None,
+    host_key: HostKey = None,
+    accept_host_key: AcceptedKey = None,
+    json: Json = False,
 ) -> int:
-    """Change a node's attributes (NAME= takes one away) or its fleet.
+    """Change a node's attributes (NAME= takes one away), its fleet or the host key that is pinned.
 
     Parameters
     ----------
     fleet
         The fleet that it shall belong to.
     """
-    if not attribute and fleet is None:
-        raise CliError("say what shall change: --attribute NAME=VALUE or --fleet FLEET", EXIT_USAGE)
-    body = {"attributes": attributes_of(attribute, takes_away=True), "fleet": fleet}
-    return _show(settings.client().patch(node_path(name), body), json, "changed")
+    if not attribute and fleet is None and host_key is None and accept_host_key is None:
+        raise CliError(
+            "say what shall change: --attribute NAME=VALUE, --fleet FLEET, --host-key KEY or "
+            "--accept-host-key SHA256:…",
+            EXIT_USAGE,
+        )
+    body = {
+        "attributes": attributes_of(attribute, takes_away=True),
+        "fleet": fleet,
+        "host_key": host_key,
+        "accept_host_key": accept_host_key,
+    }
+    client, path = settings.client(), node_path(name)
+    was = decode(client.get(path), NodeView).host_key_fingerprint
+    changed = client.patch(path, body)
+    now = decode(changed, NodeView).host_key_fingerprint
+    done = "changed" if was == now else f"changed: its host key was {was}, and now {now} is pinned"
+    return _show(changed, json, done)
 
 
 def drain(

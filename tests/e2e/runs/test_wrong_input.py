@@ -63,14 +63,15 @@ def test_commands_in_an_image_without_a_shell(lab: RunLab, noshell_image: str) -
 
 
 def test_a_host_key_that_is_not_known_is_shown_to_be_compared(lab: RunLab) -> None:
-    _assert_refused(lab.add_node("n2"), lab.sshd.fingerprint, "--accept-host-key")
+    known = lab.sshd.fingerprints.values()
+    _assert_refused(lab.add_node("n2"), *known, "--accept-host-key")
     assert [node["name"] for node in lab.get("/v1/nodes")["nodes"]] == ["n1"]
 
 
-def test_a_host_key_that_is_not_the_accepted_one_is_refused_with_both(lab: RunLab) -> None:
+def test_a_host_key_that_is_not_the_accepted_one_is_refused_with_all(lab: RunLab) -> None:
     other = asyncssh.generate_private_key("ssh-ed25519").get_fingerprint()
     refused = lab.add_node("n2", "--accept-host-key", other)
-    _assert_refused(refused, lab.sshd.fingerprint, other)
+    _assert_refused(refused, *lab.sshd.fingerprints.values(), other)
 
 
 def test_a_node_that_does_not_answer_is_not_added(lab: RunLab) -> None:
@@ -89,8 +90,13 @@ def _told_about_n2(lab: RunLab, words: str) -> str:
     return lab.wait_for_node(told, "n2") or ""
 
 
-@pytest.mark.parametrize("algorithm", ["ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa"])
-def test_a_changed_host_key_keeps_the_node_out_and_shows_both(lab: RunLab, algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [("ssh-ed25519", "ed25519"), ("ecdsa-sha2-nistp256", "ecdsa"), ("ssh-rsa", "rsa")],
+)
+def test_a_changed_host_key_keeps_the_node_out_and_shows_both(
+    lab: RunLab, algorithm: str, kind: str
+) -> None:
     other = asyncssh.generate_private_key(algorithm)
     pinned = other.export_public_key().decode().strip()
     lab.add_node("n2", "--host-key", pinned).succeeded()
@@ -101,7 +107,7 @@ def test_a_changed_host_key_keeps_the_node_out_and_shows_both(lab: RunLab, algor
     finally:
         lab.cli("node", "remove", "n2").succeeded()
     assert node["status"] == "unreachable"
-    for fingerprint in (lab.sshd.fingerprint, other.get_fingerprint()):
+    for fingerprint in (lab.sshd.fingerprints[kind], other.get_fingerprint()):
         assert fingerprint in said
         assert fingerprint in listed
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -19,6 +20,7 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.reports import NotPlaced
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
+from controller.links.hostkeys import public_line
 from controller.logs.store import LogStore
 from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.pipelines.turns import Turns
@@ -35,6 +37,7 @@ from tests.support.ssh_daemon import free_port
 ADMIN_TOKEN = "admin-token-of-the-tests"
 USER_TOKEN = "user-token-of-the-tests"
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYlKFT8pCHPJ2cF"
+RSA_HOST_KEY = public_line(asyncssh.generate_private_key("ssh-rsa", key_size=2048))
 
 
 class NoPlace(JobSubmittedPipeline):
@@ -57,12 +60,12 @@ class NoPlace(JobSubmittedPipeline):
 
 
 class PresentedKeys:
-    """Hosts and the key that each presents; the others do not answer."""
+    """Hosts and the keys that each has; the others do not answer."""
 
     def __init__(self) -> None:
-        self.keys = {"node.example": HOST_KEY}
+        self.keys = {"node.example": (HOST_KEY, RSA_HOST_KEY)}
 
-    async def fetch(self, host: str, port: int) -> str:
+    async def fetch(self, host: str, port: int) -> tuple[str, ...]:
         if host not in self.keys:
             raise LinkError(f"cannot reach sshd at {host}:{port}: connection refused")
         return self.keys[host]

@@ -10,7 +10,7 @@ from controller.lifecycle.model import Allocation, NodeCapacity, NodeStatus, Res
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AllocationState
 from controller.links.hostkeys import fingerprint
-from tests.unit.api.conftest import HOST_KEY, USER_TOKEN, Controller
+from tests.unit.api.conftest import HOST_KEY, RSA_HOST_KEY, USER_TOKEN, Controller
 from tests.unit.api.test_errors import shape_of
 from tests.unit.api.test_runs import submit
 
@@ -36,30 +36,81 @@ async def test_a_local_node_is_added_and_listed(api: TestClient[Any, Any]) -> No
         assert (await answer.json())["nodes"] == [node]
 
 
-async def test_an_unknown_host_key_is_refused_with_its_fingerprint(
+async def test_an_unknown_host_key_is_refused_with_all_fingerprints(
     api: TestClient[Any, Any],
 ) -> None:
     async with api.post("/v1/nodes", json=REMOTE) as answer:
         assert await shape_of(answer) == (422, "host_key_unknown", "accept_host_key")
-        assert f"--accept-host-key {fingerprint(HOST_KEY)}" in await answer.text()
+        text = await answer.text()
+    assert f"--accept-host-key {fingerprint(HOST_KEY)}" in text
+    assert f"{fingerprint(RSA_HOST_KEY)} (RSA)" in text
 
 
-async def test_another_host_key_than_the_accepted_is_refused_with_both_fingerprints(
+async def test_another_host_key_than_the_accepted_is_refused_with_all_fingerprints(
     api: TestClient[Any, Any],
 ) -> None:
     async with api.post("/v1/nodes", json={**REMOTE, "accept_host_key": "SHA256:xyz"}) as answer:
         assert await shape_of(answer) == (422, "host_key_mismatch", "accept_host_key")
         text = await answer.text()
-    assert fingerprint(HOST_KEY) in text
+    assert f"{fingerprint(HOST_KEY)} (ED25519)" in text
+    assert f"{fingerprint(RSA_HOST_KEY)} (RSA)" in text
     assert "SHA256:xyz" in text
 
 
+@pytest.mark.parametrize("key", [HOST_KEY, RSA_HOST_KEY])
 async def test_the_key_with_the_accepted_fingerprint_is_pinned(
-    api: TestClient[Any, Any], controller: Controller
+    api: TestClient[Any, Any], controller: Controller, key: str
 ) -> None:
-    node = await added(api, {**REMOTE, "accept_host_key": fingerprint(HOST_KEY)})
-    assert node["host_key_fingerprint"] == fingerprint(HOST_KEY)
-    assert controller.turns.nodes[node["id"]].address.host_key == HOST_KEY
+    node = await added(api, {**REMOTE, "accept_host_key": fingerprint(key)})
+    assert node["host_key_fingerprint"] == fingerprint(key)
+    assert controller.turns.nodes[node["id"]].address.host_key == key
+
+
+@pytest.mark.parametrize(
+    "change", [{"host_key": RSA_HOST_KEY}, {"accept_host_key": fingerprint(RSA_HOST_KEY)}]
+)
+async def test_another_host_key_is_pinned_and_nothing_else_changes(
+    api: TestClient[Any, Any], controller: Controller, change: dict[str, str]
+) -> None:
+    node = await added(api, {**REMOTE, "port": 2222, "host_key": HOST_KEY, "user": "tunnel"})
+    before = controller.turns.nodes[node["id"]]
+    async with api.patch("/v1/nodes/there", json=change) as answer:
+        assert answer.status == 200, await answer.text()
+        shown = await answer.json()
+    assert shown["host_key_fingerprint"] == fingerprint(RSA_HOST_KEY)
+    pinned = msgspec.structs.replace(before.address, host_key=RSA_HOST_KEY)
+    assert controller.turns.nodes[node["id"]] == msgspec.structs.replace(before, address=pinned)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"accept_host_key": "SHA256:xyz"}, (422, "host_key_mismatch", "accept_host_key")),
+        ({"accept_host_key": "md5:1"}, (400, "invalid", "accept_host_key")),
+        ({"host_key": "not a key"}, (400, "invalid", "host_key")),
+        (
+            {"host_key": HOST_KEY, "accept_host_key": "SHA256:x"},
+            (400, "invalid", "accept_host_key"),
+        ),
+    ],
+)
+async def test_a_wrong_host_key_leaves_the_pinned_one(
+    api: TestClient[Any, Any], change: dict[str, str], told: tuple[int, str, str]
+) -> None:
+    await added(api, {**REMOTE, "host_key": HOST_KEY})
+    async with api.patch("/v1/nodes/there", json={**change, "attributes": {"a": "b"}}) as answer:
+        assert await shape_of(answer) == told
+    async with api.get("/v1/nodes/there") as answer:
+        node = await answer.json()
+    assert (node["host_key_fingerprint"], node["attributes"]) == (fingerprint(HOST_KEY), {})
+
+
+async def test_a_node_on_the_controllers_machine_has_no_host_key(
+    api: TestClient[Any, Any],
+) -> None:
+    await added(api, LOCAL)
+    async with api.patch("/v1/nodes/here", json={"host_key": HOST_KEY}) as answer:
+        assert await shape_of(answer) == (400, "invalid", "host_key")
 
 
 async def test_a_given_host_key_is_pinned_without_asking_the_host(

@@ -10,7 +10,7 @@ from controller.cli.commands.serve import parse_listen
 from controller.cli.errors import CliError
 from controller.links.hostkeys import fingerprint
 from runner.schemas.frames import Stream
-from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, Controller
+from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, RSA_HOST_KEY, Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode, Result
 from tests.unit.scheduling.cluster import gpu_node
 
@@ -182,6 +182,18 @@ async def test_an_unknown_host_key_is_shown_with_how_to_accept_it(start: Fairlea
     result = await of(start, "node", "add", "n1", "--host", "node.example")
     assert result.status == 1
     assert f"--accept-host-key {fingerprint(HOST_KEY)}" in result.err
+
+
+async def test_another_pinned_host_key_is_told_with_both_fingerprints(start: Fairlead) -> None:
+    added = await of(start, "node", "add", "n1", "--host", "node.example", "--host-key", HOST_KEY)
+    assert added.status == 0
+    accepted = fingerprint(RSA_HOST_KEY)
+    result = await of(start, "node", "set", "n1", "--accept-host-key", accepted)
+    assert result.status == 0
+    assert fingerprint(HOST_KEY).encode() in result.out
+    assert accepted.encode() in result.out
+    again = await of(start, "node", "set", "n1", "--host-key", RSA_HOST_KEY)
+    assert again.out == b"node n1 changed\n"
 
 
 async def test_the_controllers_key_is_shown_for_the_nodes(start: Fairlead) -> None:

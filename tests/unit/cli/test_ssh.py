@@ -78,6 +78,31 @@ def test_a_job_is_reached_through_its_node_and_both_keys_are_pinned(tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "algorithms"),
+    [
+        (KEY, "ssh-ed25519"),
+        ("ecdsa-sha2-nistp256 AAAA", "ecdsa-sha2-nistp256"),
+        ("ssh-rsa AAAA", "rsa-sha2-512,rsa-sha2-256"),
+    ],
+)
+def test_only_the_algorithm_of_each_pinned_key_is_negotiated(
+    tmp_path: Path, key: str, algorithms: str
+) -> None:
+    target = msgspec.structs.replace(TARGET, node_host_key=key)
+    job, node = host_blocks(target, "root", tmp_path, None).split("Host train.node\n")
+    assert "    HostKeyAlgorithms ssh-ed25519\n" in job
+    assert f"    HostKeyAlgorithms {algorithms}\n" in node
+
+
+def test_what_a_node_says_of_its_jobs_key_becomes_no_setting_and_one_line(tmp_path: Path) -> None:
+    evil = "ssh-ed25519\n  ProxyCommand\tevil\n* ssh-ed25519 AAAA"
+    target = msgspec.structs.replace(TARGET, host_key=evil)
+    write_known_hosts(target, tmp_path)
+    assert "evil" not in host_blocks(target, "root", tmp_path, None)
+    assert (tmp_path / "train.known_hosts").read_text().count("\n") == 2
+
+
 def test_a_job_on_the_controllers_own_machine_is_reached_directly(tmp_path: Path) -> None:
     target = msgspec.structs.replace(TARGET, node_host=None, node_host_key=None)
     blocks = host_blocks(target, "anna", tmp_path, tmp_path / "key")

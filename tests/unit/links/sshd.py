@@ -151,14 +151,16 @@ class Sshd:
 
 
 @contextlib.asynccontextmanager
-async def sshd(host_key: asyncssh.SSHKey = HOST_KEYS["ed25519"]) -> AsyncIterator[Sshd]:
+async def sshd(
+    host_key: asyncssh.SSHKey = HOST_KEYS["ed25519"], *others: asyncssh.SSHKey
+) -> AsyncIterator[Sshd]:
     server = Sshd(0, host_key)
     line = CLIENT_KEY.export_public_key().decode()
     listener = await asyncssh.create_server(
         lambda: _Tunnel(server.connections),
         "127.0.0.1",
         0,
-        server_host_keys=[host_key],
+        server_host_keys=[host_key, *others],
         authorized_client_keys=asyncssh.import_authorized_keys(line),
     )
     server.port = listener.get_port()

@@ -284,10 +284,43 @@ async def test_a_wrong_host_key_is_refused_with_both_fingerprints(presented: str
         with pytest.raises(HostKeyRefused) as refused:
             await SshLink(server.address("/shim.sock", pinned), CLIENT_KEY).connect()
         shown = await hostkeys.fetch("127.0.0.1", server.port)
+        (found,) = shown
     text = str(refused.value)
     assert pinned.get_fingerprint() in text
     assert HOST_KEYS[presented].get_fingerprint() in text
-    assert hostkeys.fingerprint(shown) == HOST_KEYS[presented].get_fingerprint()
+    assert hostkeys.fingerprint(found) == HOST_KEYS[presented].get_fingerprint()
+
+
+async def test_each_key_of_a_server_with_several_is_fetched() -> None:
+    async with sshd(*HOST_KEYS.values()) as server:
+        found = await hostkeys.fetch("127.0.0.1", server.port)
+    assert found == tuple(
+        hostkeys.public_line(HOST_KEYS[kind]) for kind in ("ed25519", "ecdsa", "rsa")
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(HOST_KEYS))
+async def test_only_the_algorithm_of_the_pinned_key_is_negotiated(kind: str) -> None:
+    """The server has a key of each type, and would show another one first."""
+    others = [key for name, key in HOST_KEYS.items() if name != kind]
+    async with listening() as sockets, sshd(*others, HOST_KEYS[kind]) as server:
+        address = server.address(sockets.path, HOST_KEYS[kind])
+        connection = await SshLink(address, CLIENT_KEY).connect()
+        shown = connection._ssh.get_server_host_key()
+        await connection.close()
+    assert shown == HOST_KEYS[kind].convert_to_public()
+
+
+async def test_a_server_without_a_key_of_the_pinned_type_is_told_with_the_keys_it_has() -> None:
+    async with sshd(HOST_KEYS["rsa"], HOST_KEYS["ecdsa"]) as server:
+        with pytest.raises(HostKeyRefused) as refused:
+            await SshLink(server.address("/s", HOST_KEYS["ed25519"]), CLIENT_KEY).connect()
+    text = str(refused.value)
+    for kind, name in (("ed25519", "ED25519"), ("ecdsa", "ECDSA"), ("rsa", "RSA")):
+        assert f"{HOST_KEYS[kind].get_fingerprint()} ({name})" in text
+    assert "no host key of the pinned type" in text
+    assert "node set NODE --accept-host-key" in text
+    assert "another machine" not in text
 
 
 async def test_a_key_that_the_node_does_not_know_is_a_link_error_with_a_hint() -> None:

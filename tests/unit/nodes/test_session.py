@@ -88,6 +88,17 @@ async def test_a_refused_host_key_makes_the_node_unreachable_at_once() -> None:
         assert it.node.message == "SHA256:a presented, SHA256:b pinned"
 
 
+async def test_another_pinned_host_key_ends_the_connection_that_trusts_the_old_one() -> None:
+    async with world() as it:
+        await it.connected()
+        address = msgspec.structs.replace(it.node.address, host_key="ssh-ed25519 NEW")
+        await it.turns.save_node(msgspec.structs.replace(it.node, address=address), "n1")
+        await it.connected(2)
+        assert it.link.connections[0].closed.is_set()
+        assert it.linked_to[-1].address == address
+        assert it.node.status is NodeStatus.CONNECTED
+
+
 @pytest.mark.parametrize("where", ["link", "shim"])
 async def test_a_mistake_of_ours_does_not_end_the_session(
     where: str, caplog: pytest.LogCaptureFixture

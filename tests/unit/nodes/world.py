@@ -107,6 +107,8 @@ class World:
         self.database = database
         self.clock = Clock()
         self.link = FakeLink()
+        self.linked_to: list[Node] = []
+        """The node as it was when each link to it was made."""
         self.chance: Chance = steady_chance()
         store = MemoryStore(database)
         self.store = store
@@ -121,7 +123,7 @@ class World:
         self.listener = Listener(self.strays)
         self.session = NodeSession(
             node.id,
-            lambda _: self.link,
+            self._make_link,
             self.turns,
             self.listener,
             self.clock,
@@ -129,6 +131,10 @@ class World:
             Handshakes(),
             Settings(fence=FENCE, monotonic=self.clock.now, failure=failure),
         )
+
+    def _make_link(self, node: Node) -> FakeLink:
+        self.linked_to.append(node)
+        return self.link
 
     async def _collect(self, view: View, connection: NodeConnection) -> None:
         assert view.attempt.container_gone
