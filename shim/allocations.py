@@ -13,7 +13,7 @@ import msgspec
 
 from shim.blocks import Asked, Blocks, resolve
 from shim.errors import ShimProblem, conflict, invalid
-from shim.gpus.choose import choose, is_called
+from shim.gpus.choose import choose, is_instance, is_named
 from shim.schemas import AllocationInfo, GpuInfo, GpuRequest, TaskRequest, TaskResources
 
 
@@ -109,7 +109,9 @@ class Ledger:
         number, capacity = self.blocks, self.capacity
         if number is None:
             return resources
-        return Blocks(number, capacity.cpu, capacity.memory, len(self._gpus)).round_up(resources)
+        split = any(is_instance(gpu) for gpu in self._gpus)
+        node = Blocks(number, capacity.cpu, capacity.memory, len(self._gpus), split)
+        return node.round_up(resources)
 
     def _check_whole_node(self, resources: TaskResources, others: list[AllocationInfo]) -> None:
         holder = next((a for a in others if a.whole_node), None)
@@ -145,12 +147,14 @@ class Ledger:
         if asked.uuids:
             self._check_named(asked.uuids, {gpu.uuid for gpu in free}, taken)
         fitting = [gpu for gpu in free if _fits(gpu, asked)]
-        count = len(free) if resources.whole_node and not asked.count else asked.count
-        count = max(count, len(asked.uuids))
+        count = max(asked.count, len(asked.uuids))
+        if resources.whole_node and not asked.count:
+            count = len(fitting)
         if count > len(fitting):
             raise _no_capacity(
                 f"gpu: {count} asked, {len(fitting)} fitting and free of {len(self._gpus)}"
-                + _notes(self._gpus),
+                + _notes(self._gpus)
+                + _instances_left_out(self._gpus, asked),
                 "resources.gpu.count",
             )
         wanted = asked.uuids or (known.gpus if known else ())
@@ -185,10 +189,15 @@ def _notes(gpus: Iterable[GpuInfo]) -> str:
     return f" ({'; '.join(notes)})" if notes else ""
 
 
+def _instances_left_out(gpus: Iterable[GpuInfo], asked: GpuRequest) -> str:
+    left_out = any(is_instance(gpu) and not is_named(gpu, asked.names) for gpu in gpus)
+    return "; MIG instances are given only by name" if left_out else ""
+
+
 def _fits(gpu: GpuInfo, asked: GpuRequest) -> bool:
-    named = not asked.names or any(is_called(gpu.name, name) for name in asked.names)
+    """One that is named by its UUID was chosen by whoever names it."""
     return (
-        named
+        (gpu.uuid in asked.uuids or is_named(gpu, asked.names))
         and gpu.memory >= asked.min_memory
         and _capability(gpu.compute_capability) >= _capability(asked.min_compute_capability)
     )

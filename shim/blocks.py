@@ -1,7 +1,8 @@
 """Blocks: a node split in equal shares of CPU, memory and GPUs. Pure.
 
 An allocation takes whole blocks, as many as its greatest need asks for, and gets all that is in
-them. One that takes all of them holds the whole node. Disk is not split.
+them, but for MIG instances that it has not asked for. One that takes all of them holds the whole
+node. Disk is not split.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ _TOLERANCE = 1e-6
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """`cpu` (cores), `memory` (bytes) and `gpus` are the whole node's."""
+    """`cpu` (cores), `memory` (bytes) and `gpus` are the whole node's. `has_instances`: of GPUs in
+    MIG mode, which are given only to whoever asks for them."""
 
     count: int
     cpu: float
     memory: int
     gpus: int
+    has_instances: bool = False
 
     def round_up(self, resources: TaskResources) -> TaskResources:
         """What whole blocks give for this need; the need itself where no number of them does."""
@@ -41,7 +44,7 @@ class Blocks(msgspec.Struct, frozen=True):
         if number > self.count:
             return resources
         gpu = resources.gpu
-        if self.gpus:
+        if self.gpus and not self.has_instances:
             gpu = msgspec.structs.replace(gpu, count=number * (self.gpus // self.count))
         return msgspec.structs.replace(
             resources,

@@ -71,8 +71,15 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not healthy, for a person."""
     missing: bool = False
     """The node had it and does not name it any more."""
+    mig_parent: str | None = None
+    """Of an instance of a GPU in MIG mode: that GPU's UUID."""
     near: dict[str, int] = {}
     """How near other GPUs of its node are, by UUID; greater is nearer."""
+
+    @property
+    def board(self) -> str:
+        """The UUID of the card that it is, or is an instance of."""
+        return self.mig_parent or self.uuid
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):

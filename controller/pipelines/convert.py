@@ -296,6 +296,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
                 compute_capability=gpu.compute_capability,
                 healthy=gpu.healthy and not gpu.held,
                 message=readable(gpu.message),
+                mig_parent=gpu.mig_parent,
                 near=near(gpu, info.gpus),
             )
             for gpu in info.gpus

@@ -11,8 +11,8 @@ from controller.lifecycle.model import Fleet, Node
 
 
 def attributes_of(node: Node, fleet: Fleet | None) -> dict[str, str]:
-    """`node`, `fleet`, `cpu` (cores), `memory` and `disk` (bytes), `gpu.count`; with GPUs that are
-    all alike `gpu.name` and `gpu.memory`, too."""
+    """`node`, `fleet`, `cpu` (cores), `memory` and `disk` (bytes), `gpu.count` (cards,
+    also where they are split); with GPUs that are all alike `gpu.name` and `gpu.memory`, too."""
     capacity = node.capacity
     found = {
         "node": node.name,
@@ -20,7 +20,7 @@ def attributes_of(node: Node, fleet: Fleet | None) -> dict[str, str]:
         "cpu": f"{capacity.cpu:g}",
         "memory": str(capacity.memory),
         "disk": str(capacity.disk),
-        "gpu.count": str(len(capacity.gpus)),
+        "gpu.count": str(len({gpu.board for gpu in capacity.gpus})),
     }
     if len({gpu.name for gpu in capacity.gpus}) == 1:
         found["gpu.name"] = capacity.gpus[0].name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from math import ceil
 
@@ -17,7 +18,7 @@ from controller.lifecycle.model import (
     Resources,
 )
 from controller.lifecycle.statuses import AllocationState
-from controller.scheduling.gpus import is_called
+from controller.scheduling.gpus import is_instance, is_named
 
 OCCUPYING = frozenset({AllocationState.NOMINATED, AllocationState.HELD, AllocationState.ORPHANED})
 MAX_STARTS = 8
@@ -25,6 +26,8 @@ MAX_STARTS = 8
 begins beside its own: it would never find a place otherwise."""
 
 _CPU_TOLERANCE = 1e-6
+_MIG = "MIG"
+_NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 _OF_ANOTHER_KIND = 0.1
 """What a GPU of another kind counts in a ratio: a node that has some is nearer than one without."""
 
@@ -78,7 +81,8 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
 
 def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
     """What the job takes where a node gives whole blocks only, as the shim counts it; the need
-    itself on a node without blocks, and where no number of them would do."""
+    itself on a node without blocks, and where no number of them would do. A block of a node that
+    has MIG instances brings no GPU that was not asked for."""
     count = capacity.blocks
     if count is None:
         return need
@@ -94,11 +98,14 @@ def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
     )
     if number > count:
         return need
+    gpu = need.gpu
+    if not any(is_instance(one) for one in capacity.gpus):
+        gpu = msgspec.structs.replace(gpu, count=number * gpus)
     return msgspec.structs.replace(
         need,
         cpu=number * cpu,
         memory=number * memory,
-        gpu=msgspec.structs.replace(need.gpu, count=number * gpus),
+        gpu=gpu,
         whole_node=number == count,
     )
 
@@ -196,9 +203,20 @@ def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> S
     others = min(len(free), need.count) - len(fitting)
     return Shortfall(
         need=gpu_words(need),
-        has=f"{len(fitting)} such GPU free of {of}",
+        has=f"{len(fitting)} such GPU free of {of}{_instances_left_out(need, total)}",
         ratio=(len(fitting) + _OF_ANOTHER_KIND * max(others, 0)) / need.count,
     )
+
+
+def _instances_left_out(need: GpuNeed, total: Sequence[NodeGpu]) -> str:
+    """In brackets, what a user who sees the node's MIG instances must know."""
+    if any(_MIG in name.upper() for name in need.names):
+        return ""
+    name = next((gpu.name for gpu in total if is_instance(gpu)), None)
+    if name is None:
+        return ""
+    example = _NO_NAME.sub("-", name[max(name.upper().find(_MIG), 0) :])
+    return f" (MIG instances are given only by name, such as {example})"
 
 
 def fitting_gpus(need: GpuNeed, gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
@@ -207,7 +225,7 @@ def fitting_gpus(need: GpuNeed, gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
     fitting = [
         gpu
         for gpu in gpus
-        if (not need.names or any(is_called(gpu.name, name) for name in need.names))
+        if is_named(gpu, need.names)
         and gpu.memory >= need.min_memory
         and (least is None or (_version(gpu.compute_capability) or ()) >= least)
     ]

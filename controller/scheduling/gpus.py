@@ -15,6 +15,7 @@ from math import comb
 from controller.lifecycle.model import NodeGpu
 
 _WORD = re.compile(r"[a-z0-9]+")
+_MIG = "mig"
 _MOST_COMBINATIONS = 5_000
 _FAR = 0
 
@@ -57,12 +58,26 @@ def _chosen(
     return tuple(int(gpu.uuid) for gpu in best)
 
 
+def is_named(gpu: NodeGpu, names: Sequence[str]) -> bool:
+    """Whether a job that asks for these names (none: for any GPU) may have it. An instance of a GPU
+    in MIG mode needs a name that asks for it."""
+    if not names:
+        return not is_instance(gpu)
+    wanted = [name for name in names if _MIG in name.lower() or not is_instance(gpu)]
+    return any(is_called(gpu.name, name) for name in wanted)
+
+
+def is_instance(gpu: NodeGpu) -> bool:
+    """A node that was read by an earlier version has instances without parents."""
+    return gpu.mig_parent is not None or _MIG in _WORD.findall(gpu.name.lower())
+
+
 def is_called(name: str, asked: str) -> bool:
     """Whether `asked` are words in a row of a GPU's name, however they are joined: RTX4090 is an
     "NVIDIA GeForce RTX 4090", L4 is no "NVIDIA L40S". Who does not ask for MIG gets a whole GPU."""
     words = _WORD.findall(name.lower())
     wanted = "".join(_WORD.findall(asked.lower()))
-    if "mig" in words and "mig" not in wanted:
+    if _MIG in words and _MIG not in wanted:
         return False
     rows = combinations(range(len(words) + 1), 2)
     return any("".join(words[start:end]) == wanted for start, end in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from controller.lifecycle.model import Constraint, JobSpec, Resources
+from controller.lifecycle.model import Constraint, JobSpec, NodeGpu, Resources
 from controller.scheduling.fit import Room, is_busy, shortfalls
 
 Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
@@ -61,9 +61,9 @@ class Shapes:
         capacity = room.node.capacity
         kinds: dict[int, int] = {}
         for gpu in room.gpus:
-            kind = self._number((gpu.name, gpu.memory, gpu.compute_capability))
+            kind = self._number(_kind(gpu))
             kinds[kind] = kinds.get(kind, 0) + 1
-        every = tuple((gpu.name, gpu.memory, gpu.compute_capability) for gpu in capacity.gpus)
+        every = tuple(map(_kind, capacity.gpus))
         whole = (capacity.cpu, capacity.memory, capacity.disk, capacity.blocks, every)
         return (
             len(room.gpus),
@@ -79,3 +79,8 @@ class Shapes:
 
     def _number(self, what: object) -> int:
         return self._numbers.setdefault(what, len(self._numbers))
+
+
+def _kind(gpu: NodeGpu) -> tuple[object, ...]:
+    """What decides for whom it is."""
+    return gpu.name, gpu.memory, gpu.compute_capability, gpu.mig_parent is not None

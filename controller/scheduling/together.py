@@ -19,7 +19,7 @@ from controller.scheduling.fit import (
     is_busy,
     shortfalls,
 )
-from controller.scheduling.gpus import choose
+from controller.scheduling.gpus import choose, is_instance, is_named
 from controller.scheduling.index import Index, Where
 from controller.scheduling.needs import Need
 from controller.scheduling.units import Member, Unit
@@ -37,7 +37,8 @@ def allocate(
 ) -> Allocation:
     """What the job takes of this room, in which it fits."""
     resources = in_blocks(member.need.resources, free.node.capacity)
-    gpus = free.gpus
+    wanted = resources.gpu.names
+    gpus = tuple(gpu for gpu in free.gpus if not is_instance(gpu) or is_named(gpu, wanted))
     if not resources.whole_node:
         fitting = fitting_gpus(resources.gpu, free.gpus)
         gpus = tuple(choose(fitting, free.gpus, resources.gpu.count)) if fitting else ()

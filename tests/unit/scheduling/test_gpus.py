@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.lifecycle.model import GpuNeed, NodeCapacity, NodeGpu, Resources
-from controller.pipelines.convert import capacity, near
+from controller.pipelines.convert import capacity
 from controller.scheduling.fit import in_blocks
-from controller.scheduling.gpus import choose, is_called
+from controller.scheduling.gpus import choose, is_called, is_named
 from shim.blocks import Blocks
 from shim.gpus import choose as shims
 from shim.schemas import GpuInfo, GpuLink, GpuRequest, TaskResources
@@ -22,7 +22,8 @@ GIB = 1 << 30
 
 
 def as_seen(gpus: tuple[GpuInfo, ...]) -> list[NodeGpu]:
-    return [NodeGpu(uuid=g.uuid, name=g.name, memory=g.memory, near=near(g, gpus)) for g in gpus]
+    """Those that are well, as the controller has them."""
+    return list(capacity(node_info(gpus=gpus)).gpus)
 
 
 @given(
@@ -82,23 +83,34 @@ def test_both_know_a_gpu_by_the_same_names(name: str, asked: str) -> None:
     assert is_called(name, asked) == shims.is_called(name, asked)
 
 
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 MIG 1g.10gb"])
+@pytest.mark.parametrize("parent", [None, "GPU-0"])
+@pytest.mark.parametrize("names", [(), ("H100",), ("MIG",), ("H100", "MIG-1g-10gb")])
+def test_both_give_a_unit_for_the_same_names(
+    name: str, parent: str | None, names: tuple[str, ...]
+) -> None:
+    unit = gpu(0, name=name, mig_parent=parent)
+    (seen,) = as_seen((unit,))
+    assert is_named(seen, names) == shims.is_named(unit, names)
+
+
 @given(
     st.sampled_from([1, 2, 4, 8]),
     st.floats(0.1, 40),
     st.integers(1, 80 * GIB),
     st.integers(0, 9),
     st.booleans(),
+    st.booleans(),
 )
 def test_both_count_blocks_alike(
-    count: int, cpu: float, memory: int, gpus: int, whole: bool
+    count: int, cpu: float, memory: int, gpus: int, whole: bool, split: bool
 ) -> None:
-    node = NodeCapacity(
-        cpu=30.0, memory=64 * GIB, blocks=count, gpus=tuple(as_seen(linked(8, in_pairs)))
-    )
+    units = (gpu(0), *(mig(1, n) for n in range(7))) if split else linked(8, in_pairs)
+    node = NodeCapacity(cpu=30.0, memory=64 * GIB, blocks=count, gpus=tuple(as_seen(units)))
     need = Resources(cpu=cpu, memory=memory, gpu=GpuNeed(count=gpus), whole_node=whole)
     wanted = TaskResources(cpu=cpu, memory=memory, gpu=GpuRequest(count=gpus), whole_node=whole)
     mine = in_blocks(need, node)
-    theirs = Blocks(count, cpu=30.0, memory=64 * GIB, gpus=8).round_up(wanted)
+    theirs = Blocks(count, cpu=30.0, memory=64 * GIB, gpus=8, has_instances=split).round_up(wanted)
     assert (mine.cpu, mine.memory, mine.gpu.count, mine.whole_node) == (
         theirs.cpu,
         theirs.memory,

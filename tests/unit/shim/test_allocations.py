@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shim.allocations import Capacity, Ledger
 from shim.errors import ShimProblem
 from shim.schemas import GpuRequest, TaskResources
+from tests.unit.shim.gpus.parts import gpu, mig
 from tests.unit.shim.parts import CAPACITY, GPU, request
 
 OTHER_GPU = msgspec.structs.replace(GPU, uuid="GPU-b", index=1, name="A100")
@@ -82,6 +83,48 @@ def test_a_gpu_of_an_older_capability_does_not_fit() -> None:
     old = msgspec.structs.replace(GPU, compute_capability="8.6")
     wanted = resources(gpu=GpuRequest(count=1, min_compute_capability="9.0"))
     assert refusal(Ledger(CAPACITY, [old]), resources=wanted).field == "resources.gpu.count"
+
+
+# -- instances of GPUs in MIG mode ----------------------------------------------------------
+
+SPLIT = (gpu(0), *(mig(1, n) for n in range(7)))
+
+
+def test_a_count_without_a_name_is_given_no_instances() -> None:
+    ledger = Ledger(CAPACITY, SPLIT)
+    plan = ledger.plan("t", request(resources=resources(gpu=GpuRequest(count=1))))
+    assert plan.gpus == ("GPU-0",)
+    problem = refusal(ledger, resources=resources(gpu=GpuRequest(count=3)))
+    assert (problem.code, problem.field) == ("no_capacity", "resources.gpu.count")
+    assert problem.message == (
+        "gpu: 3 asked, 1 fitting and free of 8; MIG instances are given only by name"
+    )
+
+
+@pytest.mark.parametrize(
+    "asked", [GpuRequest(count=2, names=("MIG-1g-10gb",)), GpuRequest(uuids=("MIG-1-0", "MIG-1-1"))]
+)
+def test_instances_are_given_by_their_name_or_one_by_one(asked: GpuRequest) -> None:
+    plan = Ledger(CAPACITY, SPLIT).plan("t", request(resources=resources(gpu=asked)))
+    assert len(plan.gpus) == 2
+    assert all(uuid.startswith("MIG-1-") for uuid in plan.gpus)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "expected"), [((), ("GPU-0",)), (("MIG-1-3",), ("MIG-1-3", "GPU-0"))]
+)
+def test_a_whole_node_has_no_instance_that_was_not_asked_for(
+    uuids: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    wanted = resources(whole_node=True, gpu=GpuRequest(uuids=uuids))
+    assert Ledger(CAPACITY, SPLIT).plan("t", request(resources=wanted)).gpus == expected
+
+
+def test_a_block_brings_no_instance_that_was_not_asked_for() -> None:
+    ledger = Ledger(CAPACITY, SPLIT, blocks=8)
+    assert ledger.plan("t", request(resources=resources(cpu=0.5))).gpus == ()
+    asked = resources(cpu=0.5, gpu=GpuRequest(uuids=("MIG-1-0",)))
+    assert ledger.plan("t", request(resources=asked)).gpus == ("MIG-1-0",)
 
 
 @given(

@@ -147,7 +147,8 @@ class Model:
         _must(len(set(allocation.gpus)) == len(got), "a GPU was given twice")
         _must(set(allocation.gpus) <= {gpu.uuid for gpu in free}, "a GPU was not free")
         if wanted.whole_node:
-            _must(len(got) == len(free), "the whole node came without all of its GPUs")
+            whole = {gpu.uuid for gpu in free if gpu.mig_parent is None}
+            _must(set(allocation.gpus) == whole, "a whole node has all whole GPUs and no instance")
             return
         if wanted.gpu.uuids:
             _must(allocation.gpus == wanted.gpu.uuids, "other GPUs than those named")
@@ -196,7 +197,11 @@ def _fitting(asked: GpuRequest, free: list[GpuInfo]) -> list[GpuInfo]:
     return [
         gpu
         for gpu in free
-        if (not asked.names or any(is_called(gpu.name, name) for name in asked.names))
+        if (
+            any(is_called(gpu.name, name) for name in asked.names)
+            if asked.names
+            else gpu.mig_parent is None
+        )
         and gpu.memory >= asked.min_memory
         and (asked.min_compute_capability or "") <= (gpu.compute_capability or "")
     ]

@@ -48,6 +48,7 @@ def mig(parent: int, instance: int) -> GpuInfo:
         parent,
         uuid=f"MIG-{parent}-{instance}",
         mig_parent=f"GPU-{parent}",
+        name="NVIDIA H100 MIG 1g.10gb",
         memory=10 << 30,
         devices=(f"/dev/nvidia{parent}", f"/dev/nvidia-caps/nvidia-cap{instance}"),
     )
