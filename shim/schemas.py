@@ -351,6 +351,9 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     disk_allocated: int
     addresses: tuple[str, ...]
     gpus: tuple[GpuInfo, ...] = ()
+    gpu_boards: tuple[str, ...] = ()
+    """UUIDs of the cards that the driver has, split or not: a GPU that is not in `gpus` any more is
+    not lost while its card is here."""
     gpu_driver: str | None = None
     blocks: int | None = None
     """The node is split in this many equal shares of CPU, memory and GPUs, and every allocation

@@ -250,6 +250,7 @@ class Service:
             disk_allocated=used.disk,
             addresses=node.addresses(),
             gpus=ledger.gpus(),
+            gpu_boards=self.supervisor.gpus.boards,
             gpu_driver=self.supervisor.gpus.driver,
             blocks=ledger.blocks,
             images=images,

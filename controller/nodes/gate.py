@@ -41,25 +41,29 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 def passed(node: Node, reading: Reading) -> Node:
     """The node as it is by this reading: its capacity, and `unfit` when a check fails."""
-    capacity = _with_missing(convert.capacity(reading.info), node.capacity.gpus)
+    capacity = _with_missing(reading.info, node.capacity.gpus)
     failures = "; ".join(_failures(node.name, reading, capacity.gpus))
     return msgspec.structs.replace(node, capacity=capacity, unfit=failures or None)
 
 
 def without_gpu(node: Node, uuid: str) -> Node:
-    """Nobody waits for this GPU any more, should the node not name it."""
-    gpus = tuple(gpu for gpu in node.capacity.gpus if gpu.uuid != uuid)
+    """No job waits for this GPU any more, nor for what else its card was split in, should the node
+    not name them."""
+    boards = {gpu.board for gpu in node.capacity.gpus if gpu.uuid == uuid} | {uuid}
+    gpus = tuple(gpu for gpu in node.capacity.gpus if gpu.board not in boards)
     capacity = msgspec.structs.replace(node.capacity, gpus=gpus)
     return msgspec.structs.replace(node, capacity=capacity)
 
 
-def _with_missing(said: NodeCapacity, known: Sequence[NodeGpu]) -> NodeCapacity:
-    """A GPU that was seen once stays listed, so that its loss is not forgotten by a restart."""
-    there = {gpu.uuid for gpu in said.gpus}
+def _with_missing(info: NodeInfo, known: Sequence[NodeGpu]) -> NodeCapacity:
+    """A GPU that was seen once stays listed, so that its loss is not forgotten by a restart. A card
+    that was split anew lost nothing."""
+    said = convert.capacity(info)
+    there = {gpu.board for gpu in said.gpus} | set(info.gpu_boards)
     missing = tuple(
         msgspec.structs.replace(gpu, healthy=False, missing=True, message=MISSING)
         for gpu in known
-        if gpu.uuid not in there
+        if gpu.board not in there
     )
     return msgspec.structs.replace(said, gpus=(*said.gpus, *missing))
 

@@ -81,7 +81,7 @@ class TaskSubmitter:
         self, error: ShimError, attempt: Attempt, connection: NodeConnection
     ) -> Reason | None:
         """Why the attempt needs another place than the one that it was given before its node
-        drained or its GPU broke. None where the refusal can pass: also of a shim that has not heard
+        drained, or its GPU broke or was split anew. None where the refusal can pass: also of a shim that has not heard
         yet that it may work again, and for a GPU whose memory is still being freed.
 
         Raises ShimUnavailable, TryAgain."""
@@ -94,8 +94,8 @@ class TaskSubmitter:
             gpus = (await connection.shim.node()).gpus
         except ShimError as unread:
             raise TryAgain(str(unread)) from unread
-        broken = any(gpu.uuid in attempt.gpus and not gpu.healthy for gpu in gpus)
-        return Reason.GPU_UNHEALTHY if broken else None
+        healthy = {gpu.uuid for gpu in gpus if gpu.healthy}
+        return None if healthy.issuperset(attempt.gpus) else Reason.GPU_UNHEALTHY
 
 
 class JobStarter:

@@ -81,6 +81,10 @@ class Gpus(Protocol):
     async def list(self) -> tuple[GpuInfo, ...]:
         """Those that answer now; a GPU in MIG mode is listed as its instances."""
 
+    def boards(self) -> frozenset[str]:
+        """UUIDs of the cards that the last listing found: whole GPUs, split or not, also one in MIG
+        mode that has no instance."""
+
     def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
         """Which of these whole GPUs the last listing proves to be gone, but for those that the
         operator excludes by name or address: none while the driver does not answer for each."""
@@ -99,6 +103,8 @@ class MemoryGpus:
 
     def __init__(self, *gpus: GpuInfo) -> None:
         self.gpus = gpus
+        self.bare: frozenset[str] = frozenset()
+        """Cards in MIG mode without instances."""
         self.readings: dict[str, Vitals | GpuError] = {}
         self._xids: asyncio.Queue[Xid] = asyncio.Queue()
 
@@ -111,9 +117,12 @@ class MemoryGpus:
     async def list(self) -> tuple[GpuInfo, ...]:
         return self.gpus
 
+    def boards(self) -> frozenset[str]:
+        return self.bare | {gpu.mig_parent or gpu.uuid for gpu in self.gpus}
+
     def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
         """A machine that lists none says nothing about them."""
-        there = {gpu.mig_parent or gpu.uuid for gpu in self.gpus}
+        there = self.boards()
         return frozenset(gpu.uuid for gpu in boards if there and gpu.uuid not in there)
 
     async def vitals(self, uuid: str) -> Vitals:

@@ -109,8 +109,11 @@ class NvmlGpus:
         self._listen(units)
         return tuple(unit.info for unit in units)
 
+    def boards(self) -> frozenset[str]:
+        return frozenset(self._boards.values())
+
     def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
-        there = set(self._boards.values())
+        there = self.boards()
         return frozenset(
             gpu.uuid
             for gpu in boards

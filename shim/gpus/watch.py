@@ -106,6 +106,11 @@ class GpuWatch:
             )
         )
 
+    @property
+    def boards(self) -> tuple[str, ...]:
+        """UUIDs of the cards that are there, split or not."""
+        return tuple(sorted(self._gpus.boards()))
+
     def vitals(self) -> dict[str, Vitals]:
         """The last reading of each GPU that gave one."""
         return {uuid: known.vitals for uuid, known in self._known.items() if known.vitals}
@@ -176,10 +181,10 @@ class GpuWatch:
 
     def _take_over(self, found: dict[str, GpuInfo]) -> None:
         gone = {gpu.uuid: gpu for board in self._gone for gpu in self._roll.units(board)}
-        split = {gpu.mig_parent for gpu in found.values()}
+        there = self._gpus.boards()
         for uuid, known in list(self._known.items()):
-            is_regrouped = uuid in split or (known.info.mig_parent is not None and found)
-            if uuid not in found and uuid not in gone and is_regrouped:
+            is_split_anew = (known.info.mig_parent or uuid) in there
+            if uuid not in found and uuid not in gone and is_split_anew:
                 del self._known[uuid]
         for uuid, gpu in (gone | found).items():
             if uuid in self._known:

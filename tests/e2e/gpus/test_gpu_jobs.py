@@ -162,6 +162,32 @@ def test_a_gpu_that_is_lost_while_the_shim_is_down_ends_its_job_and_may_be_taken
     assert ([gpu["uuid"] for gpu in node["gpus"]], node["unfit"]) == ([uuid(1 - index)], None)
 
 
+def test_a_card_that_is_split_anew_is_no_loss_and_its_instances_go_to_whom_asks_for_them(
+    gpu_lab: RunLab, machine: StandIn
+) -> None:
+    machine.split(1, 3)
+    wait_until(lambda: len(_offered(gpu_lab)) == 4, what="the card to be offered as its instances")
+    assert gpu_lab.node()["unfit"] is None
+    gpu_lab.apply("whole", commands=[SHOW], resources=ONE).succeeded()
+    assert gpu_lab.log("whole").startswith(f"{uuid(0)}\n".encode())
+    two = {**ONE, "gpu": "MIG-1g-10gb:2"}
+    gpu_lab.apply("slices", commands=[SHOW], resources=two).succeeded()
+    given, _, files = gpu_lab.log("slices").partition(b"\n")
+    assert (given.count(b"MIG-"), files) == (2, b"nvidia1\n")
+    refused = gpu_lab.apply("three", commands=[SHOW], resources={**ONE, "gpu": 3})
+    assert refused.status == 1
+    assert "MIG instances are given only by name, such as MIG-1g-10gb" in refused.errors
+    machine.lines.clear()
+    machine.gpus[1]["mig"] = 0
+    machine.tell()
+    wait_until(lambda: _offered(gpu_lab) == {uuid(0), uuid(1)}, what="two whole GPUs")
+    assert gpu_lab.node()["unfit"] is None
+
+
+def _offered(lab: RunLab) -> set[str]:
+    return {gpu["uuid"] for gpu in lab.node()["gpus"]}
+
+
 def _breaks(lab: RunLab, machine: StandIn, index: int) -> bool:
     """Again and again: what happens before the shim listens, the library does not tell."""
     machine.raise_xid(index, 79)

@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 MAJOR = 195
-_PREFIX = "GPU-00000000-0000-4000-8000-"
+_NUMBERS = {"GPU": slice(None), "MIG": slice(0, 4)}
+_MIDDLE = "-00000000-0000-4000-8000-"
+"""An instance comes with its card's file; the first digits of its number are the card's."""
 
 
 def main() -> None:
@@ -26,10 +28,13 @@ def main() -> None:
     if sys.argv[-1] != "prestart" or not names or names[-1] in ("", "void"):
         return
     root = bundle / config["root"]["path"]
+    made: set[int] = set()
     for uuid in names[-1].split(","):
-        if not uuid.startswith(_PREFIX):
+        kind, _, number = uuid.partition(_MIDDLE)
+        if kind not in _NUMBERS or not number:
             sys.exit(f"nvidia-container-cli: device error: {uuid}: unknown device")
-        minor = int(uuid.removeprefix(_PREFIX))
+        made.add(int(number[_NUMBERS[kind]]))
+    for minor in made:
         inside = ["nsenter", f"--mount=/proc/{state['pid']}/ns/mnt", "mknod", "-m", "666"]
         device = f"{root}/dev/nvidia{minor}"
         subprocess.run([*inside, device, "c", str(MAJOR), str(minor)], check=True)

@@ -66,6 +66,41 @@ def test_a_gpu_that_was_taken_out_may_be_forgotten() -> None:
     assert (forgotten.unfit, forgotten.capacity.gpus) == (None, ())
 
 
+def instance(number: int, board: str = "GPU-1") -> GpuInfo:
+    return msgspec.structs.replace(GPU, uuid=f"MIG-{board}-{number}", mig_parent=board)
+
+
+WHOLE, IN_TWO = (GPU,), (instance(0), instance(1))
+IN_TWO_OTHERS, IN_NONE = (instance(2), instance(3)), ()
+
+
+@pytest.mark.parametrize("before", [WHOLE, IN_TWO])
+@pytest.mark.parametrize("after", [WHOLE, IN_TWO_OTHERS, IN_NONE])
+def test_a_card_that_is_split_anew_is_not_missing(
+    before: tuple[GpuInfo, ...], after: tuple[GpuInfo, ...]
+) -> None:
+    node = gate.passed(a_node(), reading(gpus=before, gpu_boards=("GPU-1",)))
+    node = gate.passed(node, reading(gpus=after, gpu_boards=("GPU-1",)))
+    assert node.unfit is None
+    assert [gpu.uuid for gpu in node.capacity.gpus] == [gpu.uuid for gpu in after]
+
+
+def test_a_card_is_there_when_a_shim_of_an_earlier_version_names_its_instances() -> None:
+    node = gate.passed(a_node(), reading(gpus=IN_TWO))
+    node = gate.passed(node, reading(gpus=IN_TWO_OTHERS))
+    assert (node.unfit, len(node.capacity.gpus)) == (None, 2)
+
+
+def test_the_instances_of_a_card_that_is_gone_are_missing_and_forgotten_together() -> None:
+    other = instance(0, "GPU-2")
+    node = gate.passed(a_node(), reading(gpus=(*IN_TWO, other), gpu_boards=("GPU-1", "GPU-2")))
+    now = reading(gpus=(other,), gpu_boards=("GPU-2",))
+    node = gate.passed(node, now)
+    assert [gpu.uuid for gpu in node.capacity.gpus if gpu.missing] == ["MIG-GPU-1-0", "MIG-GPU-1-1"]
+    forgotten = gate.passed(gate.without_gpu(node, "MIG-GPU-1-0"), now)
+    assert (forgotten.unfit, len(forgotten.capacity.gpus)) == (None, 1)
+
+
 def test_several_failures_are_all_told() -> None:
     text = unfit(reading(disk_free=0, engine_error="gone"))
     assert "engine does not answer: gone; only 0 MiB" in text

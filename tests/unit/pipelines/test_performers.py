@@ -122,6 +122,18 @@ async def test_a_job_whose_gpu_broke_before_its_node_took_it_loses_its_place(
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not offered)")
 
 
+async def test_a_job_whose_gpu_was_split_anew_before_its_node_took_it_loses_its_place(
+    node: FakeConnection,
+) -> None:
+    turns = NotedTurns()
+    node.shim.refusal = ShimError("no_capacity", "gpu: G (not on this node)", 409)
+    state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
+    await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
+    (refused,) = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not on this node)")
+
+
 async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
     node: FakeConnection,
 ) -> None:

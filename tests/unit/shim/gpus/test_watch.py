@@ -243,6 +243,18 @@ async def test_a_gpu_that_is_split_anew_is_offered_as_its_instances() -> None:
         assert [info.uuid for info in it.watch.infos()] == ["GPU-0"]
 
 
+@pytest.mark.parametrize("before", [(gpu(0),), (mig(0, 0), mig(0, 1))])
+async def test_a_card_in_mig_mode_without_instances_is_there_and_offers_nothing(
+    before: tuple[GpuInfo, ...],
+) -> None:
+    async with world(MemoryGpus(*before), MemoryRecords()) as it:
+        it.gpus.bare, it.gpus.gpus = frozenset({"GPU-0"}), ()
+        await eventually(lambda: it.watch.infos() == ())
+        assert (it.watch.boards, it.told) == (("GPU-0",), [])
+        it.gpus.bare, it.gpus.gpus = frozenset(), (mig(0, 2),)
+        await it.until_offered("MIG-0-2")
+
+
 async def test_a_driver_that_comes_late_brings_its_gpus() -> None:
     async with world(MemoryGpus(), MemoryRecords()) as it:
         assert it.offered() == []
