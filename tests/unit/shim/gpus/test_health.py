@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from shim.gpus import health
@@ -23,6 +26,13 @@ def test_any_other_xid_is_what_the_driver_says_it_is(recovery: Recovery) -> None
 def test_without_the_drivers_verdict_an_unknown_xid_cordons() -> None:
     assert health.judge_xid(48, None).cordon
     assert health.judge_xid(99999, None).cordon
+
+
+def test_the_page_names_the_xids_of_the_application() -> None:
+    page = (Path(__file__).parents[4] / "docs/nodes.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| XIDs of the application:")]
+    named = {int(number) for number in re.findall(r"\d+", row)}
+    assert named == health.APPLICATION_XIDS
 
 
 def test_a_gpu_that_fell_off_the_bus_is_cordoned_whatever_the_driver_says() -> None:
