@@ -11,7 +11,7 @@ import msgspec
 
 from controller.lifecycle.model import Band, RunType
 from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, IrisState, RunStatus
 from shim.schemas import GpuMetrics, PullProgress
 
 
@@ -82,6 +82,8 @@ class ChildView(_View, frozen=True):
 
 
 class AttemptView(_View, frozen=True):
+    """`state`: what Iris calls it, final as soon as there is a `termination_reason`."""
+
     id: str
     status: AttemptStatus
     termination_reason: Reason | None
@@ -110,6 +112,7 @@ class AttemptView(_View, frozen=True):
     container_started_at: str | None
     interrupt_requested_at: str | None
     terminating_at: str | None
+    state: IrisState
 
 
 class PastAttemptView(AttemptView, frozen=True):
@@ -118,8 +121,9 @@ class PastAttemptView(AttemptView, frozen=True):
 
 class JobView(_View, frozen=True):
     """`attempts`: the recent ones. `status` is the current one's; `pending` while the wait before
-    the next one is going, or when there is none. An attempt's `rank` never changes, the job's may
-    from one incarnation to the next."""
+    the next one is going, or when there is none. `state`: what Iris calls it, `pending` as soon as
+    the current attempt has ended and another one will come. An attempt's `rank` never changes, the
+    job's may from one incarnation to the next."""
 
     id: str
     group: str
@@ -133,6 +137,7 @@ class JobView(_View, frozen=True):
     abandoned: bool
     scaled_down: bool
     retry_at: str | None
+    state: IrisState
 
 
 class RunView(_View, frozen=True):

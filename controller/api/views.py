@@ -25,6 +25,7 @@ from controller.api.documents import (
     RunView,
     SwitchView,
 )
+from controller.lifecycle.derivation import state_of_job
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -40,6 +41,7 @@ from controller.lifecycle.model import (
     Switch,
 )
 from controller.lifecycle.occurrences import next_trigger_at
+from controller.lifecycle.reasons import state_of
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.links.hostkeys import fingerprint
 from controller.service.nodes import NodeUse
@@ -77,7 +79,7 @@ def run_view(
         parent_id=run.parent_id,
         deployment=run.deployment,
         switches=tuple(_switch(switch) for switch in run.switches),
-        jobs=tuple(_job(run, job, node_names) for job in state.jobs),
+        jobs=tuple(_job(state, job, node_names) for job in state.jobs),
         groups=tuple(_group(group) for group in run.groups),
         allocations=tuple(
             _allocation(one, node_names)
@@ -153,7 +155,8 @@ def _switch(switch: Switch) -> SwitchView:
     )
 
 
-def _job(run: Run, job: Job, node_names: Mapping[str, str]) -> JobView:
+def _job(state: RunState, job: Job, node_names: Mapping[str, str]) -> JobView:
+    run = state.run
     return JobView(
         id=job.id,
         group=job.group,
@@ -167,6 +170,7 @@ def _job(run: Run, job: Job, node_names: Mapping[str, str]) -> JobView:
         abandoned=job.abandoned,
         scaled_down=job.scaled_down,
         retry_at=iso_or_none(job.retry_at),
+        state=state_of_job(run, job, state.jobs),
     )
 
 
@@ -214,6 +218,7 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         container_started_at=iso_or_none(attempt.container_started_at),
         interrupt_requested_at=iso_or_none(attempt.interrupt_requested_at),
         terminating_at=iso_or_none(attempt.terminating_at),
+        state=state_of(attempt.status, attempt.reason),
     )
 
 

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.status import Status
 
-_BY_ITS_JOBS = (RunReason.JOB_FAILED, RunReason.RETRY_LIMIT_EXCEEDED)
+_BY_ITS_JOBS = (
+    RunReason.JOB_FAILED,
+    RunReason.RETRY_LIMIT_EXCEEDED,
+    RunReason.UNSCHEDULABLE,
+    RunReason.WORKER_FAILED,
+)
 _MOST_ROWS = 20
 _MOST_NODES_NAMED = 8
 

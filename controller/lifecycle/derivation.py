@@ -20,10 +20,17 @@ from controller.lifecycle.reasons import (
     ReasonClass,
     RunReason,
     run_reason_of,
+    state_of,
 )
-from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, charged, charged_to, verdict
+from controller.lifecycle.retry import ENDED_FOR_GOOD, LIMITS, Verdict, charged, charged_to, verdict
 from controller.lifecycle.startup import master_of
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AttemptStatus,
+    IrisState,
+    RunStatus,
+)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +80,21 @@ def derive(run: Run, jobs: Sequence[Job]) -> Outcome:
     return Outcome(rule=8, status=None)
 
 
+_COMES_BACK: Final = frozenset({Verdict.RETRY, Verdict.COMES_BACK})
+
+
+def state_of_job(run: Run, job: Job, jobs: Sequence[Job]) -> IrisState:
+    """What Iris calls a job: its last attempt's state, and pending as soon as that has ended and
+    another one will come; `jobs`: all of the run."""
+    ends = run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES
+    lives_on = not (ends or job.scaled_down)
+    if lives_on and verdict(run, job, jobs) in _COMES_BACK:
+        return IrisState.PENDING
+    if not job.attempts:
+        return IrisState.KILLED
+    return state_of(job.attempts[-1].status, job.attempts[-1].reason)
+
+
 def _terminating(rule: int, reason: RunReason, message: str | None = None) -> Outcome:
     return Outcome(rule=rule, status=RunStatus.TERMINATING, reason=reason, message=message)
 
@@ -90,7 +112,7 @@ def rule_1_a_job_ended_for_good(run: Run, counted: Sequence[Counted]) -> Outcome
 def _ended_at(one: Counted) -> tuple[float, bool]:
     """The last to end was the one too many; of several at once one whose limit is used up."""
     ended = one.last.terminating_at if one.last is not None else None
-    return ended or 0.0, one.verdict is Verdict.ENDED_BY_LIMIT
+    return ended or 0.0, one.verdict in LIMITS
 
 
 def _ends_the_run_at_once(one: Counted) -> bool:
@@ -105,7 +127,7 @@ def _because_of(run: Run, one: Counted, of: int) -> Outcome:
     last = one.last
     if last is None or last.reason is None:
         return _terminating(1, RunReason.JOB_FAILED)
-    reason = run_reason_of(last.reason, limited=one.verdict is Verdict.ENDED_BY_LIMIT)
+    reason = run_reason_of(last.reason, LIMITS.get(one.verdict))
     message = last.message or ROWS[last.reason].sentence
     if of > 1:
         message = f"job {one.job.group}/{one.job.cookie}: {message}"

@@ -16,14 +16,19 @@ from controller.lifecycle.gangs.incarnations import PHASE_MOVES, Phase
 from controller.lifecycle.gangs.switches import SWITCHES
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
+    ENDS_NO_RUN,
     FINAL_STATUS_OF_RUN,
     ROWS,
     RUN_SENTENCES,
+    ComesBack,
+    Reason,
+    ReasonClass,
 )
 from controller.lifecycle.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
     RUN_MOVES,
+    STATES,
     AllocationState,
     AttemptStatus,
     RunStatus,
@@ -61,12 +66,16 @@ def _attempt_page() -> str:
             row.budget or _NONE,
             row.gang_switch or _NONE,
             str(row.iris),
+            f"`{row.run}`" if _can_end_a_run(reason) else _NONE,
             str(row.grace),
             row.sentence,
         )
         for reason, row in ROWS.items()
     ]
-    head = ("reason", "final", "class", "event", "budget", "gang switch", "Iris", "grace", "says")
+    head = (
+        *("reason", "final", "class", "event", "budget", "gang switch", "Iris"),
+        *("for good, its run ends", "grace", "says"),
+    )
     return "\n".join(
         [
             "# Attempt\n",
@@ -74,8 +83,22 @@ def _attempt_page() -> str:
             mermaid(ATTEMPT_MOVES, (AttemptStatus.SUBMITTED,)),
             "## Termination reasons\n",
             _table(head, rows),
+            "Where a limit of the retry policy ended the job, its run ends `retry_limit_exceeded`; "
+            "but `max_preemptions` used up is `worker_failed`.\n",
+            "## What Iris calls it\n",
+            "The `state` of the API: the name in the table above as soon as the attempt has a "
+            "reason, and before that:\n",
+            _table(("status", "state"), [(s.upper(), state) for s, state in STATES.items()]),
+            "A job has the state of its last attempt, and is `pending` as soon as that has ended "
+            "and another one will come.\n",
         ]
     )
+
+
+def _can_end_a_run(reason: Reason) -> bool:
+    row = ROWS[reason]
+    comes_back = isinstance(row.event, ComesBack)
+    return not (comes_back or row.reason_class is ReasonClass.SUCCESS or reason in ENDS_NO_RUN)
 
 
 def _run_page() -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.statuses import STATES, AttemptStatus, IrisState, RunStatus
 
 
 class Reason(StrEnum):
@@ -62,6 +62,8 @@ class RunReason(StrEnum):
     COMPLETED_BY_USER = "completed_by_user"
     JOB_FAILED = "job_failed"
     RETRY_LIMIT_EXCEEDED = "retry_limit_exceeded"
+    UNSCHEDULABLE = "unschedulable"
+    WORKER_FAILED = "worker_failed"
     SERVER_ERROR = "server_error"
     GATEWAY_ERROR = "gateway_error"
     STOPPED_BY_USER = "stopped_by_user"
@@ -113,13 +115,11 @@ class SwitchReason(StrEnum):
     RESUMED = "resumed"
 
 
-class IrisState(StrEnum):
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    KILLED = "killed"
-    UNSCHEDULABLE = "unschedulable"
-    WORKER_FAILED = "worker_failed"
-    PREEMPTED = "preempted"
+class Limit(StrEnum):
+    """Which limit of the retry policy ended a job for good."""
+
+    BUDGET = "budget"
+    DURATION = "duration"
 
 
 class GraceClass(StrEnum):
@@ -135,7 +135,8 @@ SHORT_GRACE: Final = 10.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from one reason; `sentence` is for the person who reads it."""
+    """What follows from one reason; `sentence` is for the person who reads it. `run`: why the run
+    ends when a job ends for good with this reason and no limit of the retry policy."""
 
     final: AttemptStatus
     reason_class: ReasonClass
@@ -143,6 +144,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget | None = None
     gang_switch: SwitchReason | None = None
     iris: IrisState
+    run: RunReason = RunReason.JOB_FAILED
     grace: GraceClass = GraceClass.STOP_DURATION
     sentence: str
 
@@ -167,6 +169,7 @@ def _node_failure(sentence: str) -> Row:
         budget=Budget.PREEMPTION,
         gang_switch=SwitchReason.JOB_ABORTED,
         iris=IrisState.WORKER_FAILED,
+        run=RunReason.WORKER_FAILED,
         sentence=sentence,
     )
 
@@ -175,6 +178,7 @@ def _stopped(
     sentence: str,
     *,
     event: ComesBack | None = None,
+    run: RunReason = RunReason.JOB_FAILED,
     grace: GraceClass = GraceClass.STOP_DURATION,
     final: AttemptStatus = AttemptStatus.TERMINATED,
 ) -> Row:
@@ -183,6 +187,7 @@ def _stopped(
         reason_class=ReasonClass.NEUTRAL,
         event=event,
         iris=IrisState.KILLED,
+        run=run,
         grace=grace,
         sentence=sentence,
     )
@@ -223,12 +228,14 @@ ROWS: Mapping[Reason, Row] = {
         reason_class=ReasonClass.FAILURE,
         event=RetryEvent.NO_CAPACITY,
         iris=IrisState.UNSCHEDULABLE,
+        run=RunReason.UNSCHEDULABLE,
         sentence="No offer of an elastic fleet was left for the job.",
     ),
     Reason.UNSCHEDULABLE: Row(
         final=AttemptStatus.FAILED,
         reason_class=ReasonClass.FAILURE,
         iris=IrisState.UNSCHEDULABLE,
+        run=RunReason.UNSCHEDULABLE,
         sentence="No place was found for the job within its scheduling_timeout.",
     ),
     Reason.WAITING_INSTANCE_LIMIT_EXCEEDED: _node_failure(
@@ -245,6 +252,7 @@ ROWS: Mapping[Reason, Row] = {
         event=RetryEvent.INTERRUPTION,
         gang_switch=SwitchReason.JOB_ABORTED,
         iris=IrisState.PREEMPTED,
+        run=RunReason.WORKER_FAILED,
         sentence="The node is being drained.",
     ),
     Reason.PREEMPTED: Row(
@@ -254,6 +262,7 @@ ROWS: Mapping[Reason, Row] = {
         budget=Budget.PREEMPTION,
         gang_switch=SwitchReason.JOB_ABORTED,
         iris=IrisState.PREEMPTED,
+        run=RunReason.WORKER_FAILED,
         sentence="The job gave its place to one of a higher band.",
     ),
     Reason.INTERRUPTED: Row(
@@ -270,6 +279,7 @@ ROWS: Mapping[Reason, Row] = {
         event=RetryEvent.INTERRUPTION,
         gang_switch=SwitchReason.JOB_ABORTED,
         iris=IrisState.KILLED,
+        run=RunReason.ABORTED_BY_USER,
         grace=GraceClass.NONE,
         sentence="A user aborted this job.",
     ),
@@ -289,14 +299,17 @@ ROWS: Mapping[Reason, Row] = {
     Reason.SCALED_DOWN: _stopped("The service was scaled down.", grace=GraceClass.SHORT),
     Reason.ABANDONED: _stopped("A user abandoned this job."),
     Reason.RELEASED: _stopped("The run is over and no longer needs its reserved job."),
-    Reason.TERMINATED_BY_USER: _stopped("A user stopped the run."),
+    Reason.TERMINATED_BY_USER: _stopped("A user stopped the run.", run=RunReason.STOPPED_BY_USER),
     Reason.TERMINATED_BY_SERVER: _stopped("The run ended.", grace=GraceClass.SHORT),
     Reason.INACTIVITY_DURATION_EXCEEDED: _stopped("Nobody used it for its inactivity_duration."),
     Reason.TERMINATED_DUE_TO_UTILIZATION_POLICY: _stopped(
         "Its GPUs were used less than its utilization_policy demands."
     ),
     Reason.ABORTED_BY_USER: _stopped(
-        "A user aborted the run.", grace=GraceClass.NONE, final=AttemptStatus.ABORTED
+        "A user aborted the run.",
+        run=RunReason.ABORTED_BY_USER,
+        grace=GraceClass.NONE,
+        final=AttemptStatus.ABORTED,
     ),
 }
 
@@ -319,6 +332,8 @@ FINAL_STATUS_OF_RUN: Mapping[RunReason, RunStatus] = {
     RunReason.COMPLETED_BY_USER: RunStatus.DONE,
     RunReason.JOB_FAILED: RunStatus.FAILED,
     RunReason.RETRY_LIMIT_EXCEEDED: RunStatus.FAILED,
+    RunReason.UNSCHEDULABLE: RunStatus.FAILED,
+    RunReason.WORKER_FAILED: RunStatus.FAILED,
     RunReason.SERVER_ERROR: RunStatus.FAILED,
     RunReason.GATEWAY_ERROR: RunStatus.FAILED,
     RunReason.STOPPED_BY_USER: RunStatus.TERMINATED,
@@ -329,7 +344,9 @@ RUN_SENTENCES: Mapping[RunReason, str] = {
     RunReason.ALL_JOBS_DONE: "All jobs are done.",
     RunReason.COMPLETED_BY_USER: "A user declared the run complete.",
     RunReason.JOB_FAILED: "A job failed.",
-    RunReason.RETRY_LIMIT_EXCEEDED: "A job failed more often than its retry policy allows.",
+    RunReason.RETRY_LIMIT_EXCEEDED: "A limit of the retry policy is reached.",
+    RunReason.UNSCHEDULABLE: "No place was found for a job.",
+    RunReason.WORKER_FAILED: "A job lost its place and may not be tried again.",
     RunReason.SERVER_ERROR: "The controller could not go on with the run.",
     RunReason.GATEWAY_ERROR: "The run could not be registered with its gateway.",
     RunReason.STOPPED_BY_USER: "A user stopped the run.",
@@ -341,6 +358,8 @@ ATTEMPT_REASON_OF_RUN: Mapping[RunReason, Reason] = {
     RunReason.COMPLETED_BY_USER: Reason.TERMINATED_BY_SERVER,
     RunReason.JOB_FAILED: Reason.TERMINATED_BY_SERVER,
     RunReason.RETRY_LIMIT_EXCEEDED: Reason.TERMINATED_BY_SERVER,
+    RunReason.UNSCHEDULABLE: Reason.TERMINATED_BY_SERVER,
+    RunReason.WORKER_FAILED: Reason.TERMINATED_BY_SERVER,
     RunReason.SERVER_ERROR: Reason.TERMINATED_BY_SERVER,
     RunReason.GATEWAY_ERROR: Reason.TERMINATED_BY_SERVER,
     RunReason.STOPPED_BY_USER: Reason.TERMINATED_BY_USER,
@@ -349,16 +368,15 @@ ATTEMPT_REASON_OF_RUN: Mapping[RunReason, Reason] = {
 """What a run that is TERMINATING marks its active attempts with."""
 
 
-def run_reason_of(reason: Reason, *, limited: bool) -> RunReason:
-    """Why a run ends when a job ended for good with `reason`; `limited`: a limit of its retry
-    policy ended it, not the kind of its end."""
-    if limited:
-        return RunReason.RETRY_LIMIT_EXCEEDED
-    return _RUN_REASON_OF_ATTEMPT.get(reason, RunReason.JOB_FAILED)
+def run_reason_of(reason: Reason, limit: Limit | None = None) -> RunReason:
+    """Why a run ends when a job ended for good with `reason`; `limit`: of its retry policy, where
+    that ended it and not the kind of its end."""
+    run = ROWS[reason].run
+    lost_too_often = run is RunReason.WORKER_FAILED and limit is Limit.BUDGET
+    return run if limit is None or lost_too_often else RunReason.RETRY_LIMIT_EXCEEDED
 
 
-_RUN_REASON_OF_ATTEMPT: Mapping[Reason, RunReason] = {
-    Reason.TERMINATED_BY_USER: RunReason.STOPPED_BY_USER,
-    Reason.ABORTED_BY_USER: RunReason.ABORTED_BY_USER,
-    Reason.JOB_ABORTED_BY_USER: RunReason.ABORTED_BY_USER,
-}
+def state_of(status: AttemptStatus, reason: Reason | None) -> IrisState:
+    """What Iris calls an attempt. It has ended there as soon as its reason is set, here once its
+    cleanup is confirmed: `status` tells that."""
+    return STATES[status] if reason is None else ROWS[reason].iris

@@ -7,7 +7,7 @@ the moment the attempt ended (its reason was set): later turns come to the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from controller.lifecycle import attempts, waits
@@ -26,6 +26,7 @@ from controller.lifecycle.reasons import (
     ROWS,
     Budget,
     ComesBack,
+    Limit,
     Reason,
     RetryEvent,
 )
@@ -46,11 +47,19 @@ class Verdict(StrEnum):
     """With its replica, its gang or on resume: not by itself, not ended for good either."""
     ENDED = "ended"
     """For good, by the kind of its end."""
-    ENDED_BY_LIMIT = "ended_by_limit"
-    """For good, since a budget or the duration of its retry policy is used up."""
+    ENDED_BY_BUDGET = "ended_by_budget"
+    """For good, since a budget of its retry policy is used up."""
+    ENDED_BY_DURATION = "ended_by_duration"
+    """For good, since the duration of its retry policy has passed."""
 
 
-ENDED_FOR_GOOD = frozenset({Verdict.ENDED, Verdict.ENDED_BY_LIMIT})
+LIMITS: Mapping[Verdict, Limit] = {
+    Verdict.ENDED_BY_BUDGET: Limit.BUDGET,
+    Verdict.ENDED_BY_DURATION: Limit.DURATION,
+}
+"""Which limit of the retry policy a verdict stands for."""
+
+ENDED_FOR_GOOD = frozenset({Verdict.ENDED, *LIMITS})
 
 
 def lost_before_start(attempt: Attempt) -> bool:
@@ -134,8 +143,10 @@ def _by_policy(
         return Verdict.COMES_BACK
     if event not in run.policy.retry.on_events:
         return Verdict.ENDED
-    if _budget_used_up(run, job, jobs) or _duration_passed(run, job, job.attempts[-1], event):
-        return Verdict.ENDED_BY_LIMIT
+    if _budget_used_up(run, job, jobs):
+        return Verdict.ENDED_BY_BUDGET
+    if _duration_passed(run, job, job.attempts[-1], event):
+        return Verdict.ENDED_BY_DURATION
     return Verdict.RETRY
 
 

@@ -33,6 +33,21 @@ class RunStatus(StrEnum):
     DONE = "done"
 
 
+class IrisState(StrEnum):
+    """What Iris calls the state of a task or of one attempt at it."""
+
+    PENDING = "pending"
+    ASSIGNED = "assigned"
+    BUILDING = "building"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    KILLED = "killed"
+    UNSCHEDULABLE = "unschedulable"
+    WORKER_FAILED = "worker_failed"
+    PREEMPTED = "preempted"
+
+
 class AllocationState(StrEnum):
     NOMINATED = "nominated"
     HELD = "held"
@@ -48,6 +63,14 @@ FINAL_ATTEMPT_STATUSES = frozenset(
         AttemptStatus.ABORTED,
     }
 )
+
+STATES: Mapping[AttemptStatus, IrisState] = {
+    AttemptStatus.SUBMITTED: IrisState.PENDING,
+    AttemptStatus.PROVISIONING: IrisState.ASSIGNED,
+    AttemptStatus.PULLING: IrisState.BUILDING,
+    AttemptStatus.RUNNING: IrisState.RUNNING,
+}
+"""Until an attempt has a reason; from then on it is the reason's (`reasons.state_of`)."""
 
 FINAL_RUN_STATUSES = frozenset({RunStatus.TERMINATED, RunStatus.FAILED, RunStatus.DONE})
 

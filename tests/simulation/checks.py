@@ -128,6 +128,7 @@ class Checks:
                 *gangs.overdrawn_jobs(after),
                 *placing.breaches(before, after, nodes, self._committed_nodes),
                 *orders.overspent(after),
+                *orders.misnamed(after),
                 *(() if self.clock_jumped else orders.out_of_order(before, after)),
             ):
                 self.violated(text)

@@ -3,11 +3,11 @@ section 4 on limits; `startup_order`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from controller.lifecycle.model import Attempt, Job, RunState, StartupOrder
 from controller.lifecycle.reasons import ROWS, Budget, Reason, RunReason
-from controller.lifecycle.statuses import AttemptStatus
+from controller.lifecycle.statuses import AttemptStatus, IrisState
 
 NEARLY = 1.0
 """Seconds by which times of a node and of the controller may differ."""
@@ -165,3 +165,21 @@ def overspent(state: RunState) -> Iterator[str]:
     )
     if failed > allowed and state.run.status.value not in ("pending", "terminating"):
         yield f"run {state.run.name} goes on after {failed} failed attempts"
+
+
+_NAMED_BY: Mapping[RunReason, frozenset[IrisState]] = {
+    RunReason.UNSCHEDULABLE: frozenset({IrisState.UNSCHEDULABLE}),
+    RunReason.WORKER_FAILED: frozenset({IrisState.WORKER_FAILED, IrisState.PREEMPTED}),
+}
+
+
+def misnamed(state: RunState) -> Iterator[str]:
+    """The run says that it ends for lost nodes, or for want of a place, and no job of it did."""
+    needed = _NAMED_BY.get(state.run.reason) if state.run.reason is not None else None
+    if needed is None:
+        return
+    reasons = [job.attempts[-1].reason for job in state.jobs if job.attempts]
+    found = {ROWS[reason].iris for reason in reasons if reason is not None}
+    if not found & needed:
+        said = ", ".join(sorted(found)) or "none"
+        yield f"run {state.run.name} ends as {state.run.reason}, its jobs as {said}"

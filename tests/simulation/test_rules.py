@@ -24,7 +24,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
-from tests.simulation.orders import not_by_policy, out_of_order, overlong, overspent
+from tests.simulation.orders import misnamed, not_by_policy, out_of_order, overlong, overspent
 from tests.simulation.placing import breaches, names_taken_twice
 
 
@@ -268,3 +268,11 @@ def test_a_run_that_goes_on_after_too_many_failed_attempts_is_found() -> None:
     assert list(overspent(state)) == []
     failed = changed(state, 0, reason=Reason.CONTAINER_EXITED_WITH_ERROR)
     assert list(overspent(failed)) == ["run r goes on after 1 failed attempts"]
+
+
+def test_a_run_that_says_that_it_lost_its_nodes_and_did_not_is_found() -> None:
+    failed = ended(a_run(), Reason.CONTAINER_EXITED_WITH_ERROR, 40.0)
+    lying = replace(failed, run=replace(failed.run, reason=RunReason.WORKER_FAILED))
+    assert list(misnamed(lying)) == ["run r ends as worker_failed, its jobs as failed"]
+    lost = ended(lying, Reason.INSTANCE_UNREACHABLE, 40.0)
+    assert list(misnamed(lost)) == []

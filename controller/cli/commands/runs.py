@@ -123,14 +123,15 @@ def _about(run: RunSummary) -> str:
     parts = [f"{run.jobs_running} of {run.jobs} jobs run"] if several else []
     if run.status == RunStatus.PENDING and run.next_triggered_at and not run.suspended:
         parts.append(f"runs next at {run.next_triggered_at}")
-    said = run.pending_reason or run.message or run.termination_reason or ""
-    parts.append(output.shortened(said))
+    why_ended = ": ".join(part for part in (run.termination_reason, run.message) if part)
+    parts.append(output.shortened(why_ended or run.pending_reason or ""))
     return "; ".join(part for part in parts if part)
 
 
 def show_run(run: RunView) -> None:
     about = f"{run.name} ({run.id}), a {run.type} of {run.user}: {run.status}"
-    output.emit(about if run.termination_reason is None else f"{about}: {why(run)}")
+    reason = run.termination_reason
+    output.emit(about if reason is None else f"{about} ({reason}): {why(run)}")
     for line in _facts(run):
         output.emit(line)
     gang = any(group.gang_size is not None for group in run.groups)

@@ -168,11 +168,13 @@ GOLDEN: dict[str, Any] = {
                     "container_started_at": None,
                     "interrupt_requested_at": None,
                     "terminating_at": None,
+                    "state": "failed",
                 }
             ],
             "abandoned": False,
             "scaled_down": False,
             "retry_at": None,
+            "state": "failed",
         }
     ],
     "groups": [{"name": "main", "nodes": 2, "gang_size": 1, "share_nodes": False}],

@@ -103,6 +103,20 @@ async def test_ps_lists_what_lives_and_with_all_what_has_ended(start: Fairlead, 
     assert names == ["alive", "ended"]
 
 
+async def test_why_a_run_ended_is_told_by_name_and_in_words(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    file = tmp_path / "now.yml"
+    file.write_text("type: task\nname: now\nscheduling_timeout: 0\ncommands: [x]\n")
+    assert (await of(start, "apply", "-f", str(file))).status == 1
+    assert b"  unschedulable: no place within 0 s: " in (await of(start, "ps", "-a")).out
+    assert b": failed (unschedulable): no place within" in (await of(start, "inspect", "now")).out
+    shown = json.loads((await of(start, "inspect", "now", "--json")).out)
+    (job,) = shown["jobs"]
+    states = [job["state"], job["attempts"][0]["state"]]
+    assert [shown["termination_reason"], *states] == ["unschedulable"] * 3
+
+
 async def test_inspect_shows_attempts_and_why_a_job_waits(start: Fairlead, task: str) -> None:
     await of(start, "apply", "-f", task, "-d")
     shown = (await of(start, "inspect", "hello")).out.decode()

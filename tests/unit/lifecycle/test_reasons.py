@@ -10,11 +10,13 @@ from controller.lifecycle.reasons import (
     FINAL_STATUS_OF_RUN,
     ROWS,
     RUN_SENTENCES,
+    Limit,
     Reason,
     RunReason,
     run_reason_of,
+    state_of,
 )
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from tests.unit.lifecycle.play import Play
 
 TABLE = """
@@ -100,6 +102,8 @@ def test_a_reason_of_a_run_has_a_final_status_an_attempt_reason_and_a_sentence(
             "completed_by_user": "DONE",
             "job_failed": "FAILED",
             "retry_limit_exceeded": "FAILED",
+            "unschedulable": "FAILED",
+            "worker_failed": "FAILED",
             "server_error": "FAILED",
             "gateway_error": "FAILED",
             "stopped_by_user": "TERMINATED",
@@ -111,12 +115,65 @@ def test_a_reason_of_a_run_has_a_final_status_an_attempt_reason_and_a_sentence(
     assert RUN_SENTENCES[reason].endswith(".")
 
 
+PLACE_WAS_LOST = {
+    "waiting_instance_limit_exceeded",
+    "instance_access_revoked",
+    "interrupted_by_no_capacity",
+    "instance_unreachable",
+    "gpu_unhealthy",
+    "lost_after_revival",
+    "node_drained",
+    "preempted",
+}
+NO_PLACE_WAS_FOUND = {"failed_to_start_due_to_no_capacity", "unschedulable"}
+
+
 @pytest.mark.parametrize("reason", list(Reason), ids=str)
 def test_a_job_that_ended_for_good_gives_the_run_its_reason(reason: Reason) -> None:
-    expected = {
-        "terminated_by_user": "stopped_by_user",
-        "aborted_by_user": "aborted_by_user",
-        "job_aborted_by_user": "aborted_by_user",
-    }.get(reason, "job_failed")
-    assert run_reason_of(reason, limited=False) == expected
-    assert run_reason_of(reason, limited=True) == "retry_limit_exceeded"
+    expected = (
+        {
+            "terminated_by_user": "stopped_by_user",
+            "aborted_by_user": "aborted_by_user",
+            "job_aborted_by_user": "aborted_by_user",
+        }
+        | dict.fromkeys(PLACE_WAS_LOST, "worker_failed")
+        | dict.fromkeys(NO_PLACE_WAS_FOUND, "unschedulable")
+    )
+    assert run_reason_of(reason) == expected.get(str(reason), "job_failed")
+
+
+@pytest.mark.parametrize("limit", list(Limit), ids=str)
+@pytest.mark.parametrize(
+    "reason", [Reason.OUT_OF_MEMORY, Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY], ids=str
+)
+def test_a_limit_that_ended_a_job_gives_the_run_its_reason(reason: Reason, limit: Limit) -> None:
+    assert run_reason_of(reason, limit) == "retry_limit_exceeded"
+
+
+def test_a_used_up_budget_of_interruptions_is_the_nodes_doing_and_a_passed_duration_is_not() -> (
+    None
+):
+    lost = Reason.INSTANCE_UNREACHABLE
+    assert run_reason_of(lost, Limit.BUDGET) == "worker_failed"
+    assert run_reason_of(lost, Limit.DURATION) == "retry_limit_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "state"),
+    [
+        (AttemptStatus.SUBMITTED, None, "pending"),
+        (AttemptStatus.PROVISIONING, None, "assigned"),
+        (AttemptStatus.PULLING, None, "building"),
+        (AttemptStatus.RUNNING, None, "running"),
+        (AttemptStatus.TERMINATING, Reason.PREEMPTED, "preempted"),
+        (AttemptStatus.DONE, Reason.DONE_BY_RUNNER, "succeeded"),
+        (AttemptStatus.FAILED, Reason.OUT_OF_MEMORY, "failed"),
+        (AttemptStatus.FAILED, Reason.INSTANCE_UNREACHABLE, "worker_failed"),
+        (AttemptStatus.FAILED, Reason.UNSCHEDULABLE, "unschedulable"),
+        (AttemptStatus.ABORTED, Reason.ABORTED_BY_USER, "killed"),
+    ],
+)
+def test_an_attempt_has_the_name_that_iris_users_know(
+    status: AttemptStatus, reason: Reason | None, state: str
+) -> None:
+    assert state_of(status, reason) == state

@@ -70,7 +70,7 @@ def test_a_hundred_preemptions_are_forgiven_and_no_more() -> None:
     play.to_running().wait(60)
     play.end(0, Reason.PREEMPTED).clean()
     assert attempts(play) == 101
-    assert play.run.reason == "retry_limit_exceeded"
+    assert play.run.reason == "worker_failed"
 
 
 def test_preemptions_do_not_use_up_the_failures() -> None:

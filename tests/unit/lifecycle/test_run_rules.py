@@ -7,7 +7,7 @@ import pytest
 from controller.lifecycle.derivation import Outcome, derive
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.reasons import Reason, RunReason
-from controller.lifecycle.reports import TaskMissing
+from controller.lifecycle.reports import NotPlaced, TaskMissing
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from tests.unit.lifecycle.play import NO_RETRY, Play, planned
 
@@ -50,12 +50,18 @@ def test_rule_1_the_job_that_was_one_too_many_is_why_the_run_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason",
-    [Reason.LOG_QUOTA_EXCEEDED, Reason.MAX_DURATION_EXCEEDED, Reason.LOST_AFTER_REVIVAL],
+    ("reason", "expected"),
+    [
+        (Reason.LOG_QUOTA_EXCEEDED, RunReason.JOB_FAILED),
+        (Reason.MAX_DURATION_EXCEEDED, RunReason.JOB_FAILED),
+        (Reason.LOST_AFTER_REVIVAL, RunReason.WORKER_FAILED),
+    ],
 )
-def test_rule_1_a_failure_with_another_budget_ends_the_run_at_once(reason: Reason) -> None:
+def test_rule_1_a_failure_with_another_budget_ends_the_run_at_once(
+    reason: Reason, expected: RunReason
+) -> None:
     play = Play(jobs=2, max_failed_jobs=5, retry=NO_RETRY).live_and_end(0, reason)
-    assert play.run.reason is RunReason.JOB_FAILED
+    assert play.run.reason is expected
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_rule_1_a_failure_with_another_budget_ends_the_run_at_once(reason: Reaso
         (Reason.TERMINATED_BY_USER, RunReason.STOPPED_BY_USER),
         (Reason.ABORTED_BY_USER, RunReason.ABORTED_BY_USER),
         (Reason.JOB_ABORTED_BY_USER, RunReason.ABORTED_BY_USER),
-        (Reason.PREEMPTED, RunReason.JOB_FAILED),
+        (Reason.PREEMPTED, RunReason.WORKER_FAILED),
         (Reason.INACTIVITY_DURATION_EXCEEDED, RunReason.JOB_FAILED),
     ],
 )
@@ -87,6 +93,24 @@ def test_rule_1_a_used_up_budget_is_told_apart_from_a_failure() -> None:
     retry = RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=0)
     play = Play(retry=retry).live_and_end(reason=FAILED)
     assert play.run.reason is RunReason.RETRY_LIMIT_EXCEEDED
+    assert play.run.status is RunStatus.FAILED
+
+
+def test_rule_1_a_run_whose_job_found_no_place_in_time_is_unschedulable() -> None:
+    play = Play(scheduling_timeout=30.0)
+    play.send(NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full"))
+    play.wait(30.0)
+    assert play.run.reason is RunReason.UNSCHEDULABLE
+    assert play.run.status is RunStatus.FAILED
+
+
+def test_rule_1_a_run_whose_job_lost_its_nodes_too_often_failed_by_its_workers() -> None:
+    play = Play(retry=RetryPolicy(max_preemptions=1))
+    play.live_and_end(reason=Reason.INSTANCE_UNREACHABLE)
+    assert play.run.status is not RunStatus.TERMINATING
+    play.wait(100.0)
+    play.live_and_end(reason=Reason.INSTANCE_UNREACHABLE)
+    assert play.run.reason is RunReason.WORKER_FAILED
     assert play.run.status is RunStatus.FAILED
 
 

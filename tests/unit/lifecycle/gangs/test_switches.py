@@ -48,7 +48,7 @@ def test_a_reason_whose_row_does_not_switch_ends_the_run(reason: Reason) -> None
     play = GangPlay().run_all().fail(1, reason)
     assert play.number == 1
     assert play.run.status is RunStatus.TERMINATING
-    assert play.run.reason is RunReason.JOB_FAILED
+    assert play.run.reason is ROWS[reason].run
 
 
 def test_kept_with_each_switch_are_reason_attempt_error_and_time() -> None:
@@ -227,7 +227,7 @@ def test_preemptions_are_counted_per_job() -> None:
         play.fail(n, Reason.PREEMPTED).clean_all()
     assert play.number == 3
     play.run_all().fail(1, Reason.PREEMPTED).clean_all()
-    assert play.run.reason is RunReason.RETRY_LIMIT_EXCEEDED
+    assert play.run.reason is RunReason.WORKER_FAILED
 
 
 @pytest.mark.parametrize("reason", sorted(PLACE_LOST))
