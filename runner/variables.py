@@ -67,7 +67,13 @@ def _about_the_job(job: JobSpec) -> dict[str, str]:
         "JOB_INDEX": str(job.index),
         "JOB_COUNT": str(job.job_count),
         "GROUP_JOB_COUNT": str(job.group_job_count),
+        **_about_the_place(job),
     }
+
+
+def _about_the_place(job: JobSpec) -> dict[str, str]:
+    descriptor = job.monitoring_descriptor
+    return {} if descriptor is None else {"MONITORING_DESCRIPTOR": descriptor}
 
 
 def _about_paths(paths: Paths) -> dict[str, str]:
@@ -113,13 +119,19 @@ def _dstack(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
 
 
 def _ytsaurus(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
+    """What a job is there is an attempt here, and a task is a group."""
     names = {
+        "YT_OPERATION_ID": "RUN_ID",
         "YT_OPERATION_INCARNATION": "INCARNATION",
         "YT_GANG_SIZE": "GANG_SIZE",
         "YT_TASK_GANG_SIZE": "GROUP_GANG_SIZE",
         "YT_GANG_RANK": "GANG_RANK",
+        "YT_TASK_NAME": "GROUP_NAME",
         "YT_TASK_JOB_COUNT": "GROUP_JOB_COUNT",
+        "YT_TASK_JOB_INDEX": "JOB_COOKIE",
+        "YT_JOB_ID": "ATTEMPT_ID",
         "YT_JOB_COUNT": "JOB_COUNT",
+        "YT_JOB_INDEX": "JOB_INDEX",
         "YT_JOB_COOKIE": "JOB_COOKIE",
     }
     return {theirs: ours[name] for theirs, name in names.items() if name in ours}

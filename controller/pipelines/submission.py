@@ -35,7 +35,7 @@ def submit_request(
 
 
 def _job(view: View, spec: JobSpec) -> RunnerJob:
-    run, job = view.state.run, view.job
+    run, job, place = view.state.run, view.job, view.allocation
     slots = [other for other in view.state.jobs if not other.scaled_down]
     return RunnerJob(
         run_id=run.id,
@@ -63,23 +63,23 @@ def _job(view: View, spec: JobSpec) -> RunnerJob:
         fail_on_log_quota=spec.fail_on_log_quota,
         env_style=tuple(EnvStyle(style) for style in spec.env_style),
         gang=_gang(view),
+        monitoring_descriptor=None if place is None else place.monitoring_descriptor,
     )
 
 
 def _gang(view: View) -> GangInfo | None:
-    """None for a job that lives in no incarnations. One of a plain group beside a gang has a rank
-    among the nodes, none in a gang."""
+    """None for a job that lives in no incarnations. The ranks of a plain group beside a gang are
+    its own."""
     incarnation = view.attempt.incarnation
     if incarnation is None:
         return None
     sizes = {group.name: group.gang_size for group in view.state.run.groups}
-    group_size = sizes.get(view.job.group)
     return GangInfo(
         incarnation=incarnation.id,
         incarnation_number=incarnation.number,
         size=sum(size or 0 for size in sizes.values()),
-        group_size=group_size,
-        rank=None if group_size is None else view.attempt.rank,
+        group_size=sizes.get(view.job.group),
+        rank=view.attempt.rank,
     )
 
 

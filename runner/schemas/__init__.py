@@ -90,6 +90,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How an interrupted job says that it wants to be started again."""
     env_style: tuple[EnvStyle, ...] = ()
     gang: GangInfo | None = None
+    monitoring_descriptor: str | None = None
+    """The name under which the job's place is monitored."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,10 +116,13 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
+_FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor")
+
+
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `POST /v1/submit`; the same body again answers 200, another one 409. What was first
-    said of the cluster and of how many jobs there are stays: a node that got one more address, or a
-    group that was scaled, makes it no other job."""
+    said of the cluster, of how many jobs there are and of the monitoring stays: a node that got one
+    more address, a group that was scaled, or a newer controller makes it no other job."""
 
     job: JobSpec
     cluster: ClusterInfo | None = None
@@ -127,8 +132,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     cluster_key: ClusterKey | None = None
 
     def is_the_same_job(self, other: SubmitRequest) -> bool:
-        counts = {name: getattr(other.job, name) for name in ("job_count", "group_job_count")}
-        job = msgspec.structs.replace(self.job, **counts)
+        stays = {name: getattr(other.job, name) for name in _FIRST_SAID}
+        job = msgspec.structs.replace(self.job, **stays)
         return msgspec.structs.replace(self, job=job, cluster=other.cluster) == other
 
     def __repr__(self) -> str:

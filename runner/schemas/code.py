@@ -61,8 +61,8 @@ class EnvStyle(StrEnum):
 
 class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
     """LIFECYCLE.md section 5. `size` counts the ranks of all gang groups, `group_size` those of
-    this one; None: its group is no gang but restarts with one. `rank` None: such a job, or a
-    reserved one."""
+    this one; None: its group is no gang but restarts with one, and has ranks of its own. `rank`
+    None: a reserved job."""
 
     incarnation: str
     incarnation_number: int

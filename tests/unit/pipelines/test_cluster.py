@@ -33,6 +33,7 @@ from controller.pipelines.clusterkey import cluster_key, secret_of
 from controller.pipelines.convert import View
 from controller.pipelines.performing import TryAgain
 from runner.schemas import ClusterInfo
+from tests.unit.lifecycle.play import Play
 from tests.unit.pipelines.parts import NOW, Ids, node_info
 
 SECRET = b"of the controller"
@@ -238,10 +239,20 @@ def test_gang_sizes_are_of_all_gang_groups_and_of_ones_own() -> None:
     assert gang_of(state, 5) == {"size": 5, "group_size": 3, "rank": None}
 
 
-def test_a_plain_group_beside_a_gang_has_no_rank_in_it() -> None:
-    state = submitted(Group(name="a", nodes=2, gang_size=2), Group(name="plain", nodes=1))
-    assert gang_of(state, 2) == {"size": 2, "group_size": None, "rank": None}
-    assert told(placed(state, "n1", "n2", "n3"), 2).rank == 2
+def test_a_job_of_a_plain_group_beside_a_gang_is_told_the_rank_that_is_shown() -> None:
+    state = submitted(Group(name="a", nodes=2, gang_size=2), Group(name="plain", nodes=2))
+    for index, rank in ((2, 0), (3, 1)):
+        assert state.jobs[index].attempts[-1].rank == rank
+        assert gang_of(state, index) == {"size": 2, "group_size": None, "rank": rank}
+    assert told(placed(state, "n1", "n2", "n3", "n4"), 2).rank == 2
+
+
+def test_a_job_is_told_the_monitoring_descriptor_of_its_place() -> None:
+    play = Play().to_provisioning()
+    descriptor = play.allocation().monitoring_descriptor
+    job = submission.submit_request(view(play.state, 0)).job
+    assert descriptor is not None
+    assert job.monitoring_descriptor == descriptor
 
 
 def test_the_incarnation_is_the_attempts() -> None:

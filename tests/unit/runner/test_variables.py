@@ -59,11 +59,12 @@ def test_gpus_are_counted_where_nodes_have_unequal_numbers() -> None:
     assert variables.hostfile(cluster) == "10.0.0.1 slots=8\n10.0.0.2 slots=4\n"
 
 
-def test_a_plain_group_beside_a_gang_knows_the_incarnation_and_no_place_in_the_gang() -> None:
-    plain = GangInfo(incarnation="f00d", incarnation_number=3, size=5)
+def test_a_plain_group_beside_a_gang_has_ranks_of_its_own_and_no_size_in_the_gang() -> None:
+    plain = GangInfo(incarnation="f00d", incarnation_number=3, size=5, rank=0)
     env = names(told(CLUSTER, job_count=6, gang=msgspec.to_builtins(plain)), "FAIRLEAD_")
     assert (env["INCARNATION_NUMBER"], env["GANG_SIZE"], env["NODE_RANK"]) == ("3", "5", "1")
-    assert not {"GROUP_GANG_SIZE", "GANG_RANK"} & env.keys()
+    assert env["GANG_RANK"] == "0"
+    assert "GROUP_GANG_SIZE" not in env
 
 
 def test_a_gang_knows_its_incarnation() -> None:
@@ -91,10 +92,20 @@ def test_scripts_for_ytsaurus_find_their_names() -> None:
         "GANG_SIZE": "5",
         "TASK_GANG_SIZE": "2",
         "GANG_RANK": "1",
+        "TASK_NAME": "main",
         "TASK_JOB_COUNT": "3",
+        "TASK_JOB_INDEX": "2",
         "JOB_COUNT": "7",
         "JOB_COOKIE": "2",
+        "JOB_INDEX": "5",
+        "OPERATION_ID": "r1",
+        "JOB_ID": "a1",
     }
+
+
+def test_a_job_is_told_under_which_name_its_place_is_monitored() -> None:
+    env = told(monitoring_descriptor="r1/4")
+    assert env["FAIRLEAD_MONITORING_DESCRIPTOR"] == "r1/4"
 
 
 def test_scripts_for_torch_find_their_names() -> None:
