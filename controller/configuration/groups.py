@@ -80,6 +80,15 @@ def check_groups(configuration: TaskConfiguration) -> None:
                 f"can't be given with a gang, whose jobs restart together{where}",
                 f"gang: false{where}",
             )
+    _check_timeout(configuration.reincarnation_timeout, gangs)
+
+
+def _check_timeout(written: schema.Duration | None, gangs: list[str]) -> None:
+    field = "reincarnation_timeout"
+    if written is not None and not gangs:
+        raise ConfigurationError(field, "is about gangs, and there is none", "gang: true")
+    if written is not None and not written > 0:
+        raise ConfigurationError(field, "would give a gang's places up at once", ALLOWED[field])
 
 
 def _check_top(configuration: TaskConfiguration) -> None:

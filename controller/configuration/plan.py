@@ -159,8 +159,15 @@ def _policy(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
         same_placement=configuration.placement == "cluster",
         priority=_or(configuration.priority, defaults.priority),
         band=_or(configuration.band, defaults.band),
-        limits=defaults.limits,
+        limits=_limits(configuration, defaults.limits),
     )
+
+
+def _limits(configuration: TaskConfiguration, defaults: Limits) -> Limits:
+    timeout = configuration.reincarnation_timeout
+    if timeout is None:
+        return defaults
+    return msgspec.structs.replace(defaults, reincarnation_timeout=float(timeout))
 
 
 def _retry(written: bool | RetryFields | None, defaults: Defaults, *, gang: bool) -> RetryPolicy:

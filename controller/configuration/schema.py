@@ -289,6 +289,7 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     placement: Literal["any", "cluster"] = "any"
     startup_order: StartupOrder = StartupOrder.ANY
     schedule: Schedule | None = None
+    reincarnation_timeout: Duration | None = None
     on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
     on_disconnect: Literal["keep", "stop"] | DisconnectFields = "keep"
     max_duration: DurationOrOff | None = None
@@ -346,6 +347,7 @@ ALLOWED = {
     "placement": "any, cluster",
     "startup_order": ", ".join(StartupOrder),
     "schedule": "a cron expression in UTC such as 0 8 * * 1-5, or a list of them",
+    "reincarnation_timeout": f"{DURATION_ALLOWED}; more than 0",
     "on_parent_end": ", ".join(OnParentEnd),
     "on_disconnect": "keep, stop, or a mapping with stop_after",
     "on_disconnect.stop_after": f"{DURATION_ALLOWED}; at least 30s",

@@ -145,6 +145,30 @@ def test_a_gang_is_refused_with_max_failed_jobs() -> None:
     assert "gang: false" in sentence
 
 
+def test_a_gang_may_say_how_long_it_takes_to_be_whole() -> None:
+    limits = planned(nodes=2, reincarnation_timeout="45m").policy.limits
+    assert limits.reincarnation_timeout == 45 * 60
+    assert planned(nodes=2).policy.limits == Defaults().limits
+    assert limits.waiting_runner == Defaults().limits.waiting_runner
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"reincarnation_timeout": "5m"}, "there is none"),
+        ({"reincarnation_timeout": "5m", "nodes": 2, "gang": False}, "there is none"),
+        ({"reincarnation_timeout": 0, "nodes": 2}, "give a gang's places up at once"),
+        ({"reincarnation_timeout": "off", "nodes": 2}, "more than 0"),
+    ],
+)
+def test_a_reincarnation_timeout_that_can_mean_nothing_is_refused(
+    fields: dict[str, Any], words: str
+) -> None:
+    field, sentence = refused(**fields)
+    assert field == "reincarnation_timeout"
+    assert words in sentence
+
+
 def test_the_group_that_is_a_gang_unasked_is_named_where_one_is_refused() -> None:
     server = {"name": "ps", "commands": ["x"]}
     workers = {"name": "w", "commands": ["x"], "nodes": 2, "gang": False}
