@@ -154,10 +154,12 @@ class EventsWatchQuery(_Query, frozen=True):
 
 
 class AttemptsQuery(_Query, frozen=True):
-    """`job`: as in the log's query; `cursor`: the `next_cursor` of the page before."""
+    """`job`: as in the log's query; `incarnation`: a gang's, by number or id; `cursor`: the
+    `next_cursor` of the page before."""
 
     job: str | None = None
     occurrence: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] | None = None
+    incarnation: str | None = None
     cursor: str | None = None
     limit: PositiveInt = 1000
 

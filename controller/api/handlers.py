@@ -84,6 +84,7 @@ async def list_attempts(call: Call) -> AttemptsAnswer:
         await runs.get(call.path("run")),
         job_key=query.job,
         occurrence=query.occurrence,
+        incarnation=query.incarnation,
         after=query.cursor,
         limit=query.limit + 1,
     )

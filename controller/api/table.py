@@ -134,7 +134,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/attempts",
-        summary="All attempts that are kept, oldest first; of one job or occurrence",
+        summary="All attempts that are kept, oldest first; of one job, occurrence or incarnation",
         handler=handlers.list_attempts,
         query=AttemptsQuery,
         answer=AttemptsAnswer,

@@ -1,8 +1,9 @@
-"""What a run's document leaves out: the attempts of an earlier occurrence."""
+"""What a run's document leaves out: the attempts of an earlier occurrence or incarnation."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import msgspec
 
@@ -16,21 +17,47 @@ class _Page(msgspec.Struct):
     next_cursor: str | None = None
 
 
-def with_occurrence(client: ControllerClient, run: RunView, occurrence: int) -> RunView:
-    """The run with all attempts of this occurrence and no others. Raises CliError."""
-    path, cursor = run_path(run.id, "attempts"), None
+def with_history(
+    client: ControllerClient,
+    run: RunView,
+    *,
+    occurrence: int | None = None,
+    incarnation: str | None = None,
+) -> RunView:
+    """The run with all attempts of this occurrence, or of this incarnation (its number or id), and
+    no others. Raises CliError."""
     attempts: dict[str, list[AttemptView]] = defaultdict(list)
+    for attempt in _all(client, run, occurrence=occurrence, incarnation=incarnation):
+        attempts[attempt.job_id].append(attempt)
+    if not attempts:
+        raise CliError(_nothing_of(run, occurrence, incarnation))
+    jobs = (msgspec.structs.replace(job, attempts=tuple(attempts[job.id])) for job in run.jobs)
+    return msgspec.structs.replace(run, jobs=tuple(jobs))
+
+
+def _all(
+    client: ControllerClient, run: RunView, *, occurrence: int | None, incarnation: str | None
+) -> Iterator[PastAttemptView]:
+    path, cursor = run_path(run.id, "attempts"), None
     while True:
-        page = decode(client.get(path, occurrence=occurrence, cursor=cursor), _Page)
-        for attempt in page.attempts:
-            attempts[attempt.job_id].append(attempt)
+        asked = {"occurrence": occurrence, "incarnation": incarnation, "cursor": cursor}
+        page = decode(client.get(path, **asked), _Page)
+        yield from page.attempts
         cursor = page.next_cursor
         if cursor is None:
-            break
-    if not attempts:
-        raise CliError(
+            return
+
+
+def _nothing_of(run: RunView, occurrence: int | None, incarnation: str | None) -> str:
+    if incarnation is None:
+        return (
             f"--occurrence: no attempt of occurrence {occurrence} of {run.name} is kept; its "
             f"present one is {run.occurrence}"
         )
-    jobs = (msgspec.structs.replace(job, attempts=tuple(attempts[job.id])) for job in run.jobs)
-    return msgspec.structs.replace(run, jobs=tuple(jobs))
+    if run.incarnation is None:
+        return f"--incarnation: {run.name} has no gang, and so no incarnations"
+    of = "" if occurrence is None else f" and occurrence {occurrence}"
+    return (
+        f"--incarnation: no attempt of incarnation {incarnation}{of} of {run.name} is kept; its "
+        f"present one is {run.incarnation.number}"
+    )

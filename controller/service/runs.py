@@ -87,6 +87,7 @@ class RunService:
         *,
         job_key: str | None = None,
         occurrence: int | None = None,
+        incarnation: str | None = None,
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Attempt]:
@@ -95,7 +96,12 @@ class RunService:
         Raises NotFound, Invalid (`after` is none of its attempts), StoreUnavailable."""
         job_id = None if job_key is None else find_job(state, job_key).id
         found = await self._store.attempts(
-            state.run.id, job_id=job_id, occurrence=occurrence, after=after, limit=limit
+            state.run.id,
+            job_id=job_id,
+            occurrence=occurrence,
+            incarnation=incarnation,
+            after=after,
+            limit=limit,
         )
         if after is not None and not found:
             known = await self._store.attempts(state.run.id, key=after)

@@ -168,13 +168,14 @@ class Store(Protocol):
         *,
         job_id: str | None = None,
         occurrence: int | None = None,
+        incarnation: str | None = None,
         key: str | None = None,
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Attempt]:
-        """Oldest first, all that are stored of this run; of one job or occurrence; or those with
-        this id or number. `after` is the id of the last one of the page before (unknown: empty).
-        """
+        """Oldest first, all that are stored of this run; of one job, occurrence or incarnation (its
+        number or id); or those with this id or number. `after` is the id of the last one of the
+        page before (unknown: empty)."""
 
     async def forget(self, *, finished_before: float, limit: int) -> int:
         """Remove up to `limit` of the runs that ended before then (Unix time) and occupy nothing,

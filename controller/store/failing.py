@@ -70,12 +70,19 @@ class _Around:
         *,
         job_id: str | None = None,
         occurrence: int | None = None,
+        incarnation: str | None = None,
         key: str | None = None,
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Attempt]:
         return await self._inner.attempts(
-            run_id, job_id=job_id, occurrence=occurrence, key=key, after=after, limit=limit
+            run_id,
+            job_id=job_id,
+            occurrence=occurrence,
+            incarnation=incarnation,
+            key=key,
+            after=after,
+            limit=limit,
         )
 
     async def forget_attempts(self, *, finished_before: float, limit: int) -> int:

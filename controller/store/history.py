@@ -22,6 +22,11 @@ _attempts = tables.attempts.c
 _places = tables.allocations.c
 
 
+def is_number(key: str) -> bool:
+    """Such as a database can hold."""
+    return key.isascii() and key.isdecimal() and len(key) < 19
+
+
 def last_numbers(run_ids: Any) -> sa.Subquery:
     """Per job of these runs (a list or a query of ids) the number of its latest attempt."""
     return (
@@ -80,9 +85,24 @@ def of(
         wanted.append(_attempts.occurrence == occurrence)
     if key is not None:
         by_id = _attempts.id == storable(key)
-        is_number = key.isascii() and key.isdecimal() and len(key) < 19
-        wanted.append(by_id | (_attempts.number == int(key)) if is_number else by_id)
+        wanted.append(by_id | (_attempts.number == int(key)) if is_number(key) else by_id)
     return sa.and_(*wanted)
+
+
+def of_incarnation(key: str, dialect: str) -> sa.ColumnElement[bool]:
+    """`key`: its number or id. No index: the attempts of one run are few enough to look at."""
+    by_id = _of_its_incarnation("id", dialect) == storable(key)
+    if not is_number(key):
+        return by_id
+    return by_id | (_of_its_incarnation("number", dialect) == str(int(key)))
+
+
+def _of_its_incarnation(name: str, dialect: str) -> sa.ColumnElement[str]:
+    """As text, since it is in `rest`; NULL for an attempt without one."""
+    rest = _attempts.rest
+    if dialect == "postgresql":
+        return sa.func.json_extract_path_text(sa.cast(rest, sa.JSON), "incarnation", name)
+    return sa.cast(sa.func.json_extract(rest, f"$.incarnation.{name}"), sa.Text)
 
 
 def page(

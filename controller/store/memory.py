@@ -23,7 +23,7 @@ from controller.store.base import (
     StoredEvent,
     StoreUnavailable,
 )
-from controller.store.memoryhistory import forgettable, whole, without
+from controller.store.memoryhistory import forgettable, is_of_incarnation, whole, without
 from controller.store.tables import SCHEMA_VERSION
 from controller.store.users import StoredToken, User
 
@@ -170,6 +170,7 @@ class MemoryStore:
         *,
         job_id: str | None = None,
         occurrence: int | None = None,
+        incarnation: str | None = None,
         key: str | None = None,
         after: str | None = None,
         limit: int = 1000,
@@ -185,6 +186,7 @@ class MemoryStore:
             for attempt in everything
             if job_id in (None, attempt.job_id)
             and occurrence in (None, attempt.occurrence)
+            and (incarnation is None or is_of_incarnation(attempt, incarnation))
             and key in (None, attempt.id, str(attempt.number))
         ][:limit]
 

@@ -11,6 +11,11 @@ from controller.lifecycle.recent import KEPT_ATTEMPTS
 from controller.lifecycle.statuses import AllocationState
 
 
+def is_of_incarnation(attempt: Attempt, key: str) -> bool:
+    incarnation = attempt.incarnation
+    return incarnation is not None and key in (incarnation.id, str(incarnation.number))
+
+
 def whole(old: RunState | None, new: RunState) -> RunState:
     """The committed state with all that it no longer has."""
     if old is None:

@@ -199,12 +199,18 @@ class SqlStore:
         *,
         job_id: str | None = None,
         occurrence: int | None = None,
+        incarnation: str | None = None,
         key: str | None = None,
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Attempt]:
-        wanted = history.of(run_id, job_id=job_id, occurrence=occurrence, key=key)
-        return await self._read(lambda connection: history.page(connection, wanted, after, limit))
+        def read(connection: sa.Connection) -> list[Attempt]:
+            wanted = history.of(run_id, job_id=job_id, occurrence=occurrence, key=key)
+            if incarnation is not None:
+                wanted &= history.of_incarnation(incarnation, connection.dialect.name)
+            return history.page(connection, wanted, after, limit)
+
+        return await self._read(read)
 
     async def close(self) -> None:
         writer_thread, self._writer_thread = self._writer_thread, None

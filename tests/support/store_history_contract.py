@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from controller.lifecycle.model import Incarnation
 from controller.lifecycle.recent import KEPT_ATTEMPTS, recent
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes, Store
@@ -81,6 +82,27 @@ class HistoryContract(Opened):
         assert await store.attempts("run1", key="run1-attempt-6") == [attempts[6]]
         assert await store.attempts("run1", key="9" * 30) == []
         assert await store.attempts("run1", job_id="run2-job") == []
+
+    async def test_history_is_told_by_incarnation_by_its_number_or_id(self, store: Store) -> None:
+        whole = with_history(a_run(), 12)
+        attempts = [
+            msgspec.structs.replace(one, incarnation=incarnation)
+            for one, incarnation in zip(
+                whole.jobs[0].attempts,
+                [None, *(Incarnation(number=n // 2, id=f"{n // 2:016x}") for n in range(2, 13))],
+                strict=True,
+            )
+        ]
+        job = msgspec.structs.replace(whole.jobs[0], attempts=tuple(attempts))
+        await store.commit(submission(msgspec.structs.replace(whole, jobs=(job,))))
+
+        assert await store.attempts("run1", incarnation="2") == attempts[3:5]
+        assert await store.attempts("run1", incarnation=f"{2:016x}") == attempts[3:5]
+        assert await store.attempts("run1", incarnation="2", limit=1) == attempts[3:4]
+        assert await store.attempts("run1", incarnation="2", after=attempts[3].id) == attempts[4:5]
+        assert await store.attempts("run1", incarnation="2", occurrence=5) == attempts[4:5]
+        assert await store.attempts("run1", incarnation="7" * 30) == []
+        assert await store.attempts("run1", incarnation="'") == []
 
     async def test_use_of_places_that_left_the_state_still_counts(self, store: Store) -> None:
         now = time.time()

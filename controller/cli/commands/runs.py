@@ -23,7 +23,7 @@ from controller.cli.client import ControllerClient, decode, run_path
 from controller.cli.commands.options import Json
 from controller.cli.errors import ApiError
 from controller.cli.follow import News, follow_events, patiently
-from controller.cli.history import with_occurrence
+from controller.cli.history import with_history
 from controller.cli.progress import job_name, why
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from shim.schemas import GpuMetrics
@@ -81,28 +81,39 @@ def ps(
     return 0
 
 
-def inspect(run: str, /, *, occurrence: int | None = None, json: Json = False) -> int:
+def inspect(
+    run: str,
+    /,
+    *,
+    occurrence: int | None = None,
+    incarnation: str | None = None,
+    json: Json = False,
+) -> int:
     """Show all about a run (id or name), with the recent attempts of each job.
 
     Parameters
     ----------
     occurrence
         With all attempts of this one instead; those of a run without schedule are of occurrence 1.
+    incarnation
+        With all attempts of this one (its number or id) of a gang instead.
     """
     client = settings.client()
     data = client.get(run_path(run))
-    if json and occurrence is None:
+    recent = occurrence is None and incarnation is None
+    if json and recent:
         output.emit_json(data)
         return 0
     found = decode(data, RunView)
-    if occurrence is not None:
-        found = with_occurrence(client, found, occurrence)
+    if not recent:
+        found = with_history(client, found, occurrence=occurrence, incarnation=incarnation)
     if json:
         output.emit_json(msgspec.json.encode(found))
         return 0
     show_run(found)
-    if occurrence is None and any(job.attempts and job.attempts[0].number for job in found.jobs):
-        output.emit(f"earlier attempts: `fairlead inspect {found.name} --occurrence N`")
+    if recent and any(job.attempts and job.attempts[0].number for job in found.jobs):
+        which = "--occurrence N" if found.incarnation is None else "--incarnation N"
+        output.emit(f"earlier attempts: `fairlead inspect {found.name} {which}`")
     return 0
 
 

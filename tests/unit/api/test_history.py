@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.cli.client import ControllerClient
 from controller.cli.errors import CliError
-from controller.cli.history import with_occurrence
-from controller.lifecycle.model import RunState
+from controller.cli.history import with_history as attempts_of
+from controller.lifecycle.model import Attempt, Incarnation, RunState
 from controller.lifecycle.recent import KEPT_ATTEMPTS
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
@@ -22,11 +22,18 @@ from tests.unit.store.samples import a_run, submission, with_history
 ATTEMPTS = 30
 
 
+def in_incarnation(attempt: Attempt) -> Attempt:
+    """Each in one of its own."""
+    own = Incarnation(number=attempt.number, id=f"inc{attempt.number}")
+    return msgspec.structs.replace(attempt, incarnation=own)
+
+
 def ended() -> RunState:
     state = with_history(a_run("run1", name="nightly", status=RunStatus.DONE), ATTEMPTS)
     job = state.jobs[0]
     last = msgspec.structs.replace(job.attempts[-1], status=AttemptStatus.DONE)
-    over = msgspec.structs.replace(job, attempts=(*job.attempts[:-1], last), retry_at=None)
+    attempts = [in_incarnation(one) for one in (*job.attempts[:-1], last)]
+    over = msgspec.structs.replace(job, attempts=tuple(attempts), retry_at=None)
     return msgspec.structs.replace(state, jobs=(over,))
 
 
@@ -96,10 +103,22 @@ async def test_an_occurrence_is_shown_with_all_of_its_attempts_and_no_others(
 ) -> None:
     client = ControllerClient(str(server.make_url("")).rstrip("/"), ADMIN_TOKEN)
     run = await asyncio.to_thread(client.run, "nightly")
-    shown = await asyncio.to_thread(with_occurrence, client, run, 5)
+    shown = await asyncio.to_thread(attempts_of, client, run, occurrence=5)
     assert [one.id for job in shown.jobs for one in job.attempts] == ["run1-attempt-4"]
     with pytest.raises(CliError, match="no attempt of occurrence 99 of nightly is kept"):
-        await asyncio.to_thread(with_occurrence, client, run, 99)
+        await asyncio.to_thread(attempts_of, client, run, occurrence=99)
+
+
+async def test_an_incarnation_is_shown_with_all_of_its_attempts_and_no_others(
+    server: TestServer, history: RunState
+) -> None:
+    client = ControllerClient(str(server.make_url("")).rstrip("/"), ADMIN_TOKEN)
+    run = await asyncio.to_thread(client.run, "nightly")
+    for key in ("3", "inc3"):
+        shown = await asyncio.to_thread(attempts_of, client, run, incarnation=key)
+        assert [one.id for job in shown.jobs for one in job.attempts] == ["run1-attempt-3"]
+    with pytest.raises(CliError, match="no attempt of incarnation 99 of nightly is kept; its"):
+        await asyncio.to_thread(attempts_of, client, run, incarnation="99")
 
 
 async def test_a_run_shows_its_children_ended_ones_too(api: TestClient[Any, Any]) -> None:

@@ -117,6 +117,19 @@ async def test_why_a_run_ended_is_told_by_name_and_in_words(
     assert [shown["termination_reason"], *states] == ["unschedulable"] * 3
 
 
+async def test_inspect_shows_one_incarnation_of_a_gang(start: Fairlead, tmp_path: Path) -> None:
+    for name, nodes in (("alone", 1), ("gang", 2)):
+        file = tmp_path / f"{name}.yml"
+        file.write_text(f"type: task\nname: {name}\nnodes: {nodes}\ncommands: [x]\n")
+        assert (await of(start, "apply", "-f", str(file), "-d")).status == 0
+    shown = await of(start, "inspect", "gang", "--incarnation", "1", "--json")
+    assert [len(job["attempts"]) for job in json.loads(shown.out)["jobs"]] == [1, 1]
+    later = await of(start, "inspect", "gang", "--incarnation", "2")
+    assert (later.status, "its present one is 1" in later.err) == (1, True)
+    alone = await of(start, "inspect", "alone", "--incarnation", "1")
+    assert (alone.status, "alone has no gang" in alone.err) == (1, True)
+
+
 async def test_inspect_shows_attempts_and_why_a_job_waits(start: Fairlead, task: str) -> None:
     await of(start, "apply", "-f", task, "-d")
     shown = (await of(start, "inspect", "hello")).out.decode()
