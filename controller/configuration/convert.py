@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.hints import not_a_field
 from controller.configuration.schema import ALLOWED
 
 T = TypeVar("T")
@@ -76,18 +76,15 @@ def _refuse(error: msgspec.ValidationError, within: str, allowed: Mapping[str, s
         raise ConfigurationError(place + rest, found.message, found.allowed)
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown["name"][:60]
-        raise ConfigurationError(_join(place, name), *_unknown(name, place, allowed))
+        field = _join(place, name)
+        names = sorted(fields_of(place, allowed))
+        path = _without_indices(field)
+        sentence = not_a_field(path, names, of_a_task=allowed is ALLOWED)
+        raise ConfigurationError(field, sentence, ", ".join(names))
     if missing := _MISSING.fullmatch(what):
         field = _join(place, missing["name"])
         raise ConfigurationError(field, "is missing", allowed.get(field))
     raise ConfigurationError(place, _plainly(what), _allowed(place, allowed))
-
-
-def _unknown(name: str, place: str, allowed: Mapping[str, str]) -> tuple[str, str]:
-    names = sorted(fields_of(place, allowed))
-    alike = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"; did you mean {alike[0]}?" if alike else ""
-    return f"is not a field{hint}", ", ".join(names)
 
 
 def fields_of(place: str, allowed: Mapping[str, str] = ALLOWED) -> set[str]:

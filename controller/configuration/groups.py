@@ -6,7 +6,6 @@ section 5 says which combinations can't be.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import msgspec
 from controller.configuration import schema
 from controller.configuration.convert import convert
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.hints import not_a_field
 from controller.configuration.names import is_run_name
 from controller.configuration.schema import (
     ALLOWED,
@@ -201,5 +201,4 @@ def _unknown(name: str) -> tuple[str, str]:
     allowed = ", ".join(sorted(_OF_A_GROUP))
     if name in TaskConfiguration.__struct_fields__:
         return "holds for all groups: write it at the top", allowed
-    alike = difflib.get_close_matches(name, _OF_A_GROUP, n=1, cutoff=0.6)
-    return f"is not a field{f'; did you mean {alike[0]}?' if alike else ''}", allowed
+    return not_a_field(name, sorted(_OF_A_GROUP), of_a_task=True), allowed

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.hints import RENAMED, SAID
 from controller.configuration.parse import parse
 from controller.configuration.schema import ALLOWED
 from controller.configuration.source import with_environment
@@ -65,6 +66,52 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
 
     assert found_field == field
     assert sentence in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "sentence"),
+    [
+        ({"ports": [8080]}, "ports", "is not a field: nothing has to be opened; `fairlead port-f"),
+        ({"python": "3.12"}, "python", "is not a field: the image brings it"),
+        ({"fleet": "a100s"}, "fleet", "is not a field; write fleets (allowed"),
+        (
+            {"spot_policy": "auto"},
+            "spot_policy",
+            "is not a field: nodes are machines that somebody",
+        ),
+        ({"port": 8080}, "port", "`fairlead port-forward RUN PORT`"),
+        ({"memory": "1GB"}, "memory", "is not a field; write resources.memory"),
+        ({"resources": {"ram": "1GB"}}, "resources.ram", "is not a field; write resources.memory"),
+        ({"replicas": 2}, "replicas", "is for services, which are not supported yet"),
+    ],
+)
+def test_a_field_of_another_system_is_answered_with_what_to_write_here(
+    fields: dict[str, Any], field: str, sentence: str
+) -> None:
+    found_field, found = refused(**fields)
+
+    assert found_field == field
+    assert sentence in found
+
+
+def test_a_field_of_another_system_is_known_in_a_group_too() -> None:
+    group = {"name": "a", "commands": ["x"], "ports": [1]}
+    with pytest.raises(ConfigurationError, match="nothing has to be opened") as caught:
+        parse({"type": "task", "groups": [group]})
+    assert caught.value.field == "groups[0].ports"
+
+
+@pytest.mark.parametrize(
+    "name", ["regions", "model", "backends", "profiles", "directory", "node_x"]
+)
+def test_nothing_is_suggested_that_is_hardly_alike(name: str) -> None:
+    assert "did you mean" not in refused(**{name: 1})[1]
+
+
+def test_hints_are_about_what_is_no_field_and_name_fields_that_are() -> None:
+    assert not {*RENAMED, *SAID} & ALLOWED.keys()
+    assert not RENAMED.keys() & SAID.keys()
+    assert set(RENAMED.values()) <= ALLOWED.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""What to write instead of a field that does not exist: known names of other systems, else the
+field that looks most alike. A wrong guess costs more than none, so only near ones are made.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+_ALIKE = 0.75
+
+_OWN_NODES = (
+    "nodes are machines that somebody added, not offers of a cloud; "
+    "choose among them by fleets and constraints"
+)
+_OF_SERVICES = "is for services, which are not supported yet"
+_OF_DEV_ENVIRONMENTS = "is for dev environments, which are not supported yet"
+_TUNNEL = (
+    "nothing has to be opened; `fairlead port-forward RUN PORT` leads to what the job listens on"
+)
+_BUILT = "nodes build no images; push yours to a registry and name it as image"
+_BANDS = "there are no queues; write band and priority"
+_NO_LIMIT_YET = "is not supported yet; max_duration limits how long the run may be running"
+
+RENAMED: Mapping[str, str] = {
+    "fleet": "fleets",
+    "workdir": "working_dir",
+    "work_dir": "working_dir",
+    "cwd": "working_dir",
+    "environment": "env",
+    "container": "image",
+    "docker_image": "image",
+    "container_image": "image",
+    "run": "commands",
+    "script": "commands",
+    "mounts": "volumes",
+    "registry": "registry_auth",
+    "image_auth": "registry_auth",
+    "cpu": "resources.cpu",
+    "cpus": "resources.cpu",
+    "memory": "resources.memory",
+    "disk": "resources.disk",
+    "gpu": "resources.gpu",
+    "gpus": "resources.gpu",
+    "shm_size": "resources.shm_size",
+    "job_count": "nodes",
+    "num_nodes": "nodes",
+    "instances": "nodes",
+    "tasks": "groups",
+    "gang_options": "gang",
+    "file_paths": "files",
+    "timeout": "max_duration",
+    "retries": "retry.max_failures",
+    "max_retries": "retry.max_failures",
+    "max_retries_failure": "retry.max_failures",
+    "max_retries_preemption": "retry.max_preemptions",
+    "max_failures": "retry.max_failures",
+    "max_preemptions": "retry.max_preemptions",
+    "max_failed_job_count": "max_failed_jobs",
+    "max_task_failures": "max_failed_jobs",
+    "priority_band": "band",
+    "coscheduling": "gang",
+    "resources.cpus": "resources.cpu",
+    "resources.gpus": "resources.gpu",
+    "resources.accelerators": "resources.gpu",
+    "resources.gpu_count": "resources.gpu.count",
+    "resources.ram": "resources.memory",
+    "resources.mem": "resources.memory",
+    "resources.disk_size": "resources.disk",
+    "resources.shm": "resources.shm_size",
+}
+"""What dstack, YTsaurus, Iris and habit call our fields."""
+
+SAID: Mapping[str, str] = {
+    "ports": _TUNNEL,
+    "port": _TUNNEL,
+    "python": "the image brings it; name one that has it, such as image: python:3.12",
+    "nvcc": "the image brings it; name one that has the CUDA compiler, such as a -devel image",
+    "docker": "a job has no Docker of its own; name an image with one, and privileged: true",
+    "dockerfile": _BUILT,
+    "build": _BUILT,
+    "setup": "write it as the first of commands",
+    "spot": _OWN_NODES,
+    "spot_policy": _OWN_NODES,
+    "backends": _OWN_NODES,
+    "regions": _OWN_NODES,
+    "availability_zones": _OWN_NODES,
+    "instance_types": _OWN_NODES,
+    "max_price": _OWN_NODES,
+    "reservation": _OWN_NODES,
+    "creation_policy": _OWN_NODES,
+    "idle_duration": _OWN_NODES,
+    "profiles": _OWN_NODES,
+    "queue": _BANDS,
+    "pool": _BANDS,
+    "inactivity_duration": _NO_LIMIT_YET,
+    "utilization_policy": _NO_LIMIT_YET,
+    "ide": _OF_DEV_ENVIRONMENTS,
+    "model": _OF_SERVICES,
+    "replicas": f"{_OF_SERVICES}; several jobs are nodes",
+    "scaling": _OF_SERVICES,
+    "gateway": _OF_SERVICES,
+    "probes": _OF_SERVICES,
+    "rate_limits": _OF_SERVICES,
+    "https": _OF_SERVICES,
+    "auth": _OF_SERVICES,
+    "strip_prefix": _OF_SERVICES,
+    "router": _OF_SERVICES,
+}
+"""What other systems have and a task of ours does not, or does otherwise."""
+
+
+def not_a_field(path: str, names: Iterable[str], *, of_a_task: bool) -> str:
+    """The sentence about the last part of `path`, which is none of the `names` that may stand
+    there; `of_a_task`: the path is one of a task's file, without numbers of entries."""
+    if of_a_task and path in RENAMED:
+        return f"is not a field; write {RENAMED[path]}"
+    if of_a_task and path in SAID:
+        return f"is not a field: {SAID[path]}"
+    alike = difflib.get_close_matches(path.rpartition(".")[2], list(names), n=1, cutoff=_ALIKE)
+    return f"is not a field; did you mean {alike[0]}?" if alike else "is not a field"
