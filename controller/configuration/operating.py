@@ -16,8 +16,9 @@ import msgspec
 from controller.configuration import source
 from controller.configuration.convert import convert
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.images import IMAGE_ALLOWED
 from controller.configuration.plan import Defaults
-from controller.configuration.schema import Duration, DurationOrOff
+from controller.configuration.schema import Duration, DurationOrOff, ImageName
 from controller.configuration.source import SourceError
 from controller.configuration.units import DURATION_ALLOWED, OFF_ALLOWED, shown
 from controller.configuration.values import make
@@ -40,7 +41,7 @@ ALLOWED: Mapping[str, str] = {
     "node_failure.unreachable_after": _SOME_TIME,
     "node_failure.after": f"{DURATION_ALLOWED}, at least unreachable_after",
     "defaults": "a mapping",
-    "defaults.image": "the name of an image",
+    "defaults.image": IMAGE_ALLOWED,
     "defaults.stop_duration": DURATION_ALLOWED,
     "defaults.max_duration": OFF_ALLOWED,
     "defaults.scheduling_timeout": OFF_ALLOWED,
@@ -66,7 +67,7 @@ class _NodeFailureFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class _DefaultsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    image: ImageName | None = None
     stop_duration: Duration | None = None
     max_duration: DurationOrOff | None = None
     scheduling_timeout: DurationOrOff | None = None
@@ -177,5 +178,11 @@ def _limits(fields: _Fields) -> Limits:
 def _given(written: msgspec.Struct, *names: str) -> dict[str, Any]:
     """As the plain values that are stored."""
     values = {name: getattr(written, name) for name in names}
-    plain = {n: float(v) if isinstance(v, float) else v for n, v in values.items()}
-    return {name: value for name, value in plain.items() if value is not None}
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    for type_ in (float, str):
+        if isinstance(value, type_):
+            return type_(value)
+    return value

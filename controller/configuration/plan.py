@@ -201,7 +201,7 @@ def _job(
     own = planned.written
     entrypoint = own.entrypoint
     return JobSpec(
-        image=_or(own.image, defaults.image),
+        image=_plain(own.image) or defaults.image,
         commands=own.commands,
         entrypoint=None if entrypoint is None else tuple(entrypoint),
         shell=own.shell,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from controller.configuration.images import IMAGE_ALLOWED
 from controller.configuration.units import (
     CPU_ALLOWED,
     DURATION_ALLOWED,
@@ -67,6 +68,10 @@ class UserName(str):
 
 
 class FolderName(str):
+    __slots__ = ()
+
+
+class ImageName(str):
     __slots__ = ()
 
 
@@ -256,7 +261,7 @@ class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     nodes: JobCount | None = None
     gang: bool | GangFields | None = None
     share_nodes: bool | None = None
-    image: Text | None = None
+    image: ImageName | None = None
     commands: tuple[str, ...] = ()
     entrypoint: Argv | None = None
     shell: Text | None = None
@@ -329,7 +334,7 @@ _EVENTS = ", ".join(RetryEvent)
 ALLOWED = {
     "type": "task",
     "name": "a small letter, then up to 40 small letters, digits and hyphens",
-    "image": "the name of an image, such as ubuntu:24.04",
+    "image": IMAGE_ALLOWED,
     "commands": "a list of shell commands",
     "entrypoint": "a list of a program and its arguments, or one line of them",
     "shell": "the path of a shell in the image, such as /bin/bash",

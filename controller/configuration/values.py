@@ -13,6 +13,7 @@ from typing import Any
 from controller.configuration import code, groups, placing, schema, storage
 from controller.configuration.convert import convert
 from controller.configuration.errors import ConfigurationError
+from controller.configuration.images import image_name
 from controller.configuration.names import is_run_name
 from controller.configuration.units import (
     parse_count,
@@ -210,6 +211,7 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.Argv: _argv,
     schema.Env: _env,
     schema.FolderName: _folder,
+    schema.ImageName: lambda value: schema.ImageName(image_name(value)),
     schema.UserName: _user,
     schema.SignalName: _signal,
     schema.SshChoice: _ssh,

@@ -19,6 +19,7 @@ from controller import app
 from controller.cli import output
 from controller.cli.databaseurl import find_database
 from controller.cli.errors import EXIT_USAGE, CliError
+from controller.configuration.images import IMAGE_ALLOWED, image_name
 from controller.configuration.operating import Operating
 from controller.configuration.operating import load as load_operating
 from controller.configuration.plan import Defaults
@@ -104,7 +105,9 @@ def controller(
 def _defaults(operating: Operating, image: str | None, project_keys: Path | None) -> Defaults:
     keys = () if project_keys is None else read_keys(project_keys)
     defaults = msgspec.structs.replace(operating.defaults, ssh_keys=keys)
-    return defaults if image is None else msgspec.structs.replace(defaults, image=image)
+    if image is None:
+        return defaults
+    return msgspec.structs.replace(defaults, image=parse_image(image))
 
 
 def _serve(options: app.Options, log_level: LogLevel) -> None:
@@ -142,6 +145,14 @@ def is_our_failure(record: logging.LogRecord) -> bool:
     """Bytes that are no HTTP come from any stranger who can connect; they are told, in a 400."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError)
+
+
+def parse_image(text: str) -> str:
+    """Raises CliError."""
+    try:
+        return image_name(text)
+    except ValueError as error:
+        raise CliError(f"--default-image: {error}; give {IMAGE_ALLOWED}", EXIT_USAGE) from None
 
 
 def parse_limit(text: str) -> int:

@@ -1,0 +1,82 @@
+"""Names of container images: `[REGISTRY[:PORT]/]PATH[:TAG][@DIGEST]`, as every registry and engine
+reads them. A name that no engine takes is refused before a job waits for a node with it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from controller.configuration.units import shown
+
+_HOST_PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_REGISTRY = re.compile(
+    rf"(?:{_HOST_PART}(?:\.{_HOST_PART})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?", re.ASCII
+)
+_PATH = re.compile(
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*", re.ASCII
+)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_DIGEST = re.compile(
+    r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}|(?!sha(?:256|512):)"
+    r"[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}",
+    re.ASCII,
+)
+_ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_LONGEST = 255
+IMAGE_ALLOWED = "the name of an image, such as ubuntu:24.04 or registry.example.com:5000/team/job:1"
+
+
+def image_name(text: object) -> str:
+    """The text. Raises ValueError with what is wrong about it."""
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{shown(text)} is not the name of an image")
+    wrong = _what_is_wrong(text)
+    if wrong is not None:
+        raise ValueError(f"{shown(text)} {wrong}")
+    return text
+
+
+def _what_is_wrong(text: str) -> str | None:
+    if "://" in text:
+        return "is a URL: leave out what stands before ://, and the slashes"
+    if any(char.isspace() for char in text):
+        return "holds a blank, which no image's name does"
+    rest, at, digest = text.partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        return "has a digest that is none: it is sha256: and 64 hexadecimal digits"
+    rest, colon, tag = _tagged(rest)
+    if colon and not _TAG.fullmatch(tag):
+        return "has a tag that is none: up to 128 letters, digits, '_', '.' and '-'"
+    registry, path = _parts(rest)
+    if registry is not None and not _REGISTRY.fullmatch(registry):
+        return f"names a registry that is none: {registry[:100]}"
+    if path != path.lower() and _PATH.fullmatch(path.lower()):
+        return "has capital letters, which only a registry's host and a tag may have"
+    if not _PATH.fullmatch(path):
+        return "is not the name of an image"
+    if len(_in_full(registry, path)) > _LONGEST:
+        return f"is longer than the {_LONGEST} characters that a name with its registry may have"
+    if _ID.fullmatch(rest):
+        return "is the id of an image, not its name: nodes have no images in common"
+    return None
+
+
+def _in_full(registry: str | None, path: str) -> str:
+    """As an engine completes it, which is what counts."""
+    if registry is not None:
+        return f"{registry}/{path}"
+    return f"docker.io/{path}" if "/" in path else f"docker.io/library/{path}"
+
+
+def _tagged(text: str) -> tuple[str, str, str]:
+    """A colon before the last slash is of the registry's port."""
+    folder, slash, last = text.rpartition("/")
+    name, colon, tag = last.partition(":")
+    return f"{folder}{slash}{name}", colon, tag
+
+
+def _parts(text: str) -> tuple[str | None, str]:
+    """The registry is what looks like a host; without one it is the engine's own."""
+    first, slash, rest = text.partition("/")
+    is_host = first == "localhost" or "." in first or ":" in first or first != first.lower()
+    return (first, rest) if slash and is_host else (None, text)

@@ -1,0 +1,102 @@
+"""An image's name that no engine takes is refused at submit, and says what is wrong about it."""
+
+from __future__ import annotations
+
+import pytest
+from docker.auth import resolve_repository_name
+from docker.utils import parse_repository_tag
+
+from controller.cli.commands.serve import parse_image
+from controller.cli.errors import CliError
+from controller.configuration import operating
+from controller.configuration.errors import ConfigurationError
+from controller.configuration.images import image_name
+from controller.configuration.parse import parse
+from controller.configuration.plan import Defaults, to_run
+
+DIGEST = "sha256:" + "0" * 64
+RIGHT = [
+    "busybox",
+    "ubuntu:24.04",
+    "team/app",
+    "a__b/c---d/e.f_g:V1",
+    "localhost/app",
+    "localhost:5000/app:1",
+    "127.0.0.1:1/nothing:1",
+    "[::1]:5000/app",
+    "registry.example.com:5000/team/image",
+    "Registry.Example.com/app",
+    "nvcr.io/nvidia/pytorch:25.01-py3",
+    f"registry.example.com:5000/team/image@{DIGEST}",
+    f"ubuntu:24.04@{DIGEST}",
+    "x.example.com/" + "a" * 241,
+    "a" * 237,
+]
+WRONG = [
+    ("", "is not the name of an image"),
+    ("Ubuntu:24.04", "has capital letters"),
+    ("ghcr.io/Team/app", "has capital letters"),
+    ("Not An Image", "holds a blank"),
+    (" busybox", "holds a blank"),
+    ("busybox\n", "holds a blank"),
+    ("https://ghcr.io/team/app", "is a URL"),
+    ("docker://busybox", "is a URL"),
+    ("ubuntu:", "has a tag that is none"),
+    ("ubuntu:24:04", "has a tag that is none"),
+    (f"ubuntu:{'1' * 129}", "has a tag that is none"),
+    ("ubuntu@24.04", "has a digest that is none"),
+    (f"ubuntu@{DIGEST[:-1]}", "has a digest that is none"),
+    ("ubuntu@", "has a digest that is none"),
+    ("/ubuntu", "is not the name of an image"),
+    ("ubuntu/", "is not the name of an image"),
+    ("a//b", "is not the name of an image"),
+    ("a..b", "is not the name of an image"),
+    ("-a", "is not the name of an image"),
+    ("bücher", "is not the name of an image"),
+    ("${IMAGE}", "is not the name of an image"),
+    ("host..example/app", "names a registry that is none"),
+    ("host:port/app", "names a registry that is none"),
+    ("a" * 238, "is longer than the 255"),
+    ("x.example.com/" + "a" * 242, "is longer than the 255"),
+    ("0" * 64, "is the id of an image"),
+]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_name_of_an_image_is_taken_as_it_is_written(name: str) -> None:
+    written = {"type": "task", "image": name}
+    (spec,) = to_run(parse({**written, "commands": ["x"]}), written, Defaults()).specs
+    assert spec.image == name
+    assert type(spec.image) is str
+    repository, _ = parse_repository_tag(name)
+    assert resolve_repository_name(repository)
+
+
+@pytest.mark.parametrize(("name", "words"), WRONG)
+def test_what_no_engine_takes_is_refused_with_what_is_wrong(name: str, words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse({"type": "task", "image": name, "commands": ["x"]})
+    assert caught.value.field == "image"
+    assert words in caught.value.sentence()
+    assert "such as ubuntu:24.04" in caught.value.sentence()
+
+
+def test_an_image_of_a_group_is_looked_at_too() -> None:
+    groups = [{"name": "a", "image": "A b", "commands": ["x"]}]
+    with pytest.raises(ConfigurationError, match="holds a blank") as caught:
+        parse({"type": "task", "groups": groups})
+    assert caught.value.field == "groups[0].image"
+
+
+def test_an_operators_default_is_looked_at_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match="has capital letters") as caught:
+        operating.parse({"defaults": {"image": "Ubuntu"}})
+    assert caught.value.field == "defaults.image"
+    with pytest.raises(CliError, match="--default-image: 'Ubuntu' has capital letters"):
+        parse_image("Ubuntu")
+    assert operating.parse({"defaults": {"image": "a:1"}}).defaults.image == "a:1"
+
+
+def test_a_value_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not the name of an image"):
+        image_name(3)
