@@ -2,8 +2,8 @@
 
 The image's variables come from /proc/self/environ, since the interpreter changes `os.environ`
 (it coerces the locale). The launcher of the runtime hides variables that would disturb our
-interpreter under FAIRLEAD_ORIG_<NAME>; they get their names back here, and nothing else of ours is
-passed on.
+interpreter under FAIRLEAD_ORIG_<NAME>; they get their names back here. Nothing else of ours is
+passed on but the mark by which the shim's process engine knows the processes of a task.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from runner.variables import Paths, variables
 __all__ = ["DEFAULT_PATH", "Paths", "for_job", "inherited"]
 
 HIDDEN_PREFIX = "FAIRLEAD_ORIG_"
+PROCESS_MARK = "FAIRLEAD_PROCESS_MARK"
 _PREFIX = "FAIRLEAD_"
 _SET_BY_LAUNCHER = frozenset({"MALLOC_ARENA_MAX"})
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -36,7 +37,7 @@ def inherited(environ: bytes | None = None) -> dict[str, str]:
             continue
         if name.startswith(HIDDEN_PREFIX):
             hidden[name.removeprefix(HIDDEN_PREFIX)] = value
-        elif not name.startswith(_PREFIX) and name not in _SET_BY_LAUNCHER:
+        elif name == PROCESS_MARK or not (name.startswith(_PREFIX) or name in _SET_BY_LAUNCHER):
             visible[name] = value
     return visible | hidden
 
@@ -58,9 +59,10 @@ def for_job(
         env.setdefault("TERM", terminal.TERM)
     told = variables(request, working_dir, paths or Paths())
     env.update(told)
+    ours = {name: value for name, value in env.items() if name.startswith(_PREFIX)}
     env.update(job.env)
     env.update(request.secrets)
-    env.update((name, value) for name, value in told.items() if name.startswith(_PREFIX))
+    env.update(ours)
     return env
 
 

@@ -34,6 +34,13 @@ def test_hidden_variables_get_their_names_back_and_ours_do_not_pass() -> None:
     }
 
 
+def test_the_mark_of_the_process_engine_passes_and_cannot_be_replaced() -> None:
+    base = inherited("FAIRLEAD_PROCESS_MARK=install/t1", "FAIRLEAD_PROCESS_REAPER=install/t1")
+    job = a_job("true", env={"FAIRLEAD_PROCESS_MARK": "another"})
+    assert base == {"FAIRLEAD_PROCESS_MARK": "install/t1"}
+    assert environment.for_job(base, job, ME, "/w")["FAIRLEAD_PROCESS_MARK"] == "install/t1"
+
+
 def test_an_arena_limit_of_the_image_is_kept() -> None:
     found = inherited("FAIRLEAD_ORIG_MALLOC_ARENA_MAX=4", "MALLOC_ARENA_MAX=1")
     assert found == {"MALLOC_ARENA_MAX": "4"}
