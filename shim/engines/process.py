@@ -1,15 +1,17 @@
 """Tasks as plain processes: for development on machines without Docker. There is no isolation.
 
-Each task is the entrypoint in a session of its own with a private folder as its home. It outlives
-the shim: a small state file names its pid and start time, so that the next shim finds it again and
-never mistakes a reused pid for it. A mark in the environment finds what the state file cannot: a
-process that was started a moment before the shim was killed, and descendants that left the session.
+Each task is the entrypoint in a session of its own with a private folder as its home, looked after
+by a reaper, which ends when no process of the task lives. It outlives the shim: a small state file
+names the reaper's pid and start time, so that the next shim finds it again and never mistakes a
+reused pid for it. A mark in the environment finds what the state file cannot: a reaper that was
+started a moment before the shim was killed, and what is left when the reaper was killed itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -22,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from shim import durable, safe_files
-from shim.engines import procfs
+from shim.engines import procfs, reaper, sweep
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -35,10 +37,16 @@ from shim.engines.base import (
 from shim.engines.private_memory import VARIABLE, PrivateMemory
 from shim.schemas import EngineKind, PullProgress, RegistryAuth
 
+log = logging.getLogger(__name__)
+
 _MARK = "FAIRLEAD_PROCESS_MARK"
+"""Names the task in the environment of all its processes: the runner hands it on."""
 _OURS = "FAIRLEAD_"
 """What was set for the shim (or for a controller beside it) is not the job's business."""
-_KILL_ROUNDS = 20
+PATIENCE = 5.0
+"""Seconds within which a killed process is expected to be gone."""
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +147,7 @@ class ProcessEngine:
             return Exit(exit_code=None, gone=True)
         if not state.ended and state.pid is not None:
             await procfs.wait_end(state.pid, state.start_time)
-            await self._in_thread(lambda: self._finish(state))
+            await self._insist_on_the_end(state)
         ended = self._states.get(container_id, state)
         return Exit(exit_code=ended.exit_code)
 
@@ -162,6 +170,17 @@ class ProcessEngine:
             for task_id, state in self._states.items()
         )
 
+    async def _insist_on_the_end(self, state: ProcessState) -> None:
+        """The task runs for as long as a process of it does."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._in_thread(lambda: self._finish(state))
+            except EngineError as error:
+                log.warning("task %s: %s", state.spec.task_id, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
     def _load(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         decoder = msgspec.json.Decoder(ProcessState)
@@ -178,12 +197,17 @@ class ProcessEngine:
         if state.boot_id != procfs.boot_id():
             return msgspec.structs.replace(state, ended=True, pid=None)
         if state.pid is None:
-            leaders = procfs.marked(self._mark(state), leaders_only=True)
-            if not leaders:
-                return state
-            pid = leaders[0]
-            return msgspec.structs.replace(state, pid=pid, start_time=procfs.start_time(pid) or 0)
+            first = self._first_process(state)
+            if first is not None:
+                return msgspec.structs.replace(state, pid=first.pid, start_time=first.started)
         return state
+
+    def _first_process(self, state: ProcessState) -> procfs.Process | None:
+        """Its reaper, or the oldest process that is left of it."""
+        everyone, mark = procfs.processes().values(), self._mark(state)
+        found = [one for one in everyone if procfs.has_variable(one, _MARK, mark)]
+        reapers = [one for one in found if procfs.has_variable(one, reaper.VARIABLE, mark)]
+        return min(reapers or found, key=lambda process: process.started, default=None)
 
     def _spawn(self, state: ProcessState) -> None:
         spec = state.spec
@@ -196,12 +220,13 @@ class ProcessEngine:
             *("--peers", "any"),
         ]
         env = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
-        env |= {"HOME": str(home), _MARK: self._mark(state)}
+        env |= {"HOME": str(home), _MARK: self._mark(state), reaper.VARIABLE: self._mark(state)}
         if (memory := self._memory.make(spec.task_id)) is not None:
             env[VARIABLE] = str(memory)
         if spec.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
-        pid = _spawn_session(argv, env, home, self._folder / spec.task_id / "output.log")
+        argv = reaper.command(argv, str(home))
+        pid = _spawn_session(argv, env, self._folder / spec.task_id / "output.log")
         self._children.add(pid)
         self._write(msgspec.structs.replace(state, pid=pid, start_time=procfs.start_time(pid) or 0))
 
@@ -227,25 +252,25 @@ class ProcessEngine:
         self._reap(state)
 
     def _kill_all(self, state: ProcessState) -> None:
-        """What a container's end does for its processes has to be done by hand here."""
-        mark = self._mark(state)
-        for number in range(_KILL_ROUNDS):
-            pids = self._left(state, mark, first_too=number > _KILL_ROUNDS // 2)
-            if not pids:
-                return
-            for pid in dict.fromkeys(pids):
-                procfs.kill_now(pid)
+        """What a container's end does for its processes. Raises EngineError when one lives on."""
+        left: tuple[int, ...] = ()
+        if (first := self._reaper(state)) is not None:
+            procfs.send_signal(first.pid, first.started, reaper.END_ALL, signal.SIGCONT)
+            if not procfs.ends_within(first.pid, first.started, PATIENCE):
+                left = procfs.descendants(first.pid)
+        left = left or sweep.end_marked(_MARK, self._mark(state), PATIENCE)
+        if left:
+            names = ", ".join(procfs.command(pid) for pid in sorted(left))
+            raise EngineError(
+                f"these processes outlived a kill, it goes on until they end: {names}"
+            )
 
-    @staticmethod
-    def _left(state: ProcessState, mark: str, *, first_too: bool) -> tuple[int, ...]:
-        """Without the first process while anything comes from it: it adopts what else would escape.
-        A job that forks faster than it is killed does not keep it alive."""
-        if state.pid is None or procfs.start_time(state.pid) != state.start_time:
-            return procfs.marked(mark)
-        below = procfs.descendants(state.pid)
-        if below and not first_too:
-            return below
-        return (*below, *procfs.marked(mark), *procfs.session_members(state.pid))
+    def _reaper(self, state: ProcessState) -> procfs.Process | None:
+        """None where it was killed, or an older shim started none."""
+        first = None if state.pid is None else procfs.find(state.pid)
+        if first is None or first.started != state.start_time:
+            return None
+        return first if procfs.has_variable(first, reaper.VARIABLE, self._mark(state)) else None
 
     def _reap(self, state: ProcessState) -> int | None:
         pid = state.pid
@@ -288,12 +313,12 @@ class ProcessEngine:
             raise EngineError(f"the process engine failed: {error}") from error
 
 
-def _spawn_session(argv: list[str], env: dict[str, str], folder: Path, output: Path) -> int:
+def _spawn_session(argv: list[str], env: dict[str, str], output: Path) -> int:
     """Popen would remember, and warn about, a child that is meant to outlive us."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     return os.posix_spawn(
-        "/bin/sh",
-        ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(folder), *argv],
+        argv[0],
+        argv,
         env,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -301,7 +326,7 @@ def _spawn_session(argv: list[str], env: dict[str, str], folder: Path, output: P
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
-        setsigmask=[],
+        setsigmask=reaper.HANDLED,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
     )
 

@@ -1,16 +1,42 @@
 """Reading /proc without mistaking one process for another.
 
-A pid alone names nobody, since it is reused: a process is its pid and its start time, and signals
-go through a pidfd that was checked against both.
+A pid alone names no process, since it is reused: a process is its pid and its start time, and
+signals go through a pidfd that was checked against both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import select
 import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+_KERNEL_THREAD = 0x00200000
+_EXECUTING_PAUSE = 0.001
+_EXECUTING_TRIES = 50
+
+
+class Process(NamedTuple):
+    """A process that lives: a zombie counts only while threads of it go on."""
+
+    pid: int
+    started: int
+    """Clock ticks since boot."""
+    state: str
+    parent: int
+    session: int
+    of_kernel: bool
+
+    @property
+    def stands_still(self) -> bool:
+        """It forks no more until it is told to go on. What waits in the kernel does so as well: a
+        parent of vfork, for its child."""
+        return self.state in "tTD"
 
 
 def boot_id() -> str:
@@ -32,54 +58,79 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+def processes() -> dict[int, Process]:
+    """By pid. What begins or ends meanwhile may be missing."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (process := find(int(name))) is not None:
+            found[process.pid] = process
+    return found
 
 
-def session_members(session: int) -> tuple[int, ...]:
-    """Living processes of a session; zombies are left to their parents."""
-    found = []
-    for pid in _pids():
-        fields = _stat(pid)
-        if fields and fields[0] not in "ZX" and int(fields[3]) == session:
-            found.append(pid)
-    return tuple(found)
+def find(pid: int) -> Process | None:
+    fields = _stat(pid)
+    if fields is None:
+        return None
+    state, threads = fields[0], int(fields[17])
+    if state in "ZX" and threads <= 1:
+        return None
+    return Process(
+        pid=pid,
+        started=int(fields[19]),
+        state=state,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        of_kernel=bool(int(fields[6]) & _KERNEL_THREAD),
+    )
+
+
+def command(pid: int) -> str:
+    """For people: the name of its program, and its pid."""
+    with suppress(OSError):
+        return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
+    return str(pid)
+
+
+def is_alive(process: Process) -> bool:
+    now = find(process.pid)
+    return now is not None and now.started == process.started
 
 
 def descendants(ancestor: int) -> tuple[int, ...]:
     """Living processes that come from this one; one that adopts orphans keeps them here."""
+    return tuple(kin({ancestor}, processes()) - {ancestor})
+
+
+def kin(pids: Iterable[int], table: Mapping[int, Process]) -> set[int]:
+    """These processes and all that descend from them."""
     children: dict[int, list[int]] = {}
-    living = set()
-    for pid in _pids():
-        fields = _stat(pid)
-        if fields is None:
-            continue
-        children.setdefault(int(fields[1]), []).append(pid)
-        if fields[0] not in "ZX":
-            living.add(pid)
-    found = list(children.get(ancestor, ()))
-    for pid in found:
-        found += children.get(pid, ())
-    return tuple(pid for pid in found if pid in living)
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found = set(pids)
+    new = list(found)
+    for pid in new:
+        more = [child for child in children.get(pid, ()) if child not in found]
+        found.update(more)
+        new += more
+    return found
 
 
-def marked(mark: str, *, leaders_only: bool = False) -> tuple[int, ...]:
-    """Living processes that were started with `mark` as the value of some variable."""
-    needle = f"={mark}\0".encode()
-    found = []
-    for pid in _pids():
-        fields = _stat(pid)
-        if not fields or fields[0] in "ZX" or (leaders_only and int(fields[3]) != pid):
-            continue
-        with contextlib.suppress(OSError):
-            if needle in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-    return tuple(found)
+def has_variable(process: Process, name: str, value: str) -> bool:
+    """Whether it was started with this variable; no, where we may not know."""
+    return not process.of_kernel and f"\0{name}={value}\0".encode() in _environment(process.pid)
 
 
-def kill_now(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+def _environment(pid: int) -> bytes:
+    """A process that is executing a program has none, and no command line, for a moment."""
+    for _ in range(_EXECUTING_TRIES):
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            if environment or Path(f"/proc/{pid}/cmdline").read_bytes():
+                return b"\0" + environment
+        except OSError:
+            return b""
+        time.sleep(_EXECUTING_PAUSE)
+    return b""
 
 
 def _open(pid: int, started: int) -> int | None:
@@ -94,13 +145,29 @@ def _open(pid: int, started: int) -> int | None:
     return fd
 
 
-def send_signal(pid: int, started: int, number: signal.Signals) -> None:
+def send_signal(pid: int, started: int, *numbers: signal.Signals) -> None:
+    """Raises PermissionError."""
     fd = _open(pid, started)
     if fd is None:
         return
     try:
-        with contextlib.suppress(ProcessLookupError):
+        for number in numbers:
             signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(fd)
+
+
+def ends_within(pid: int, started: int, seconds: float) -> bool:
+    """Blocking. Whether that process has ended by then (also as a zombie)."""
+    fd = _open(pid, started)
+    if fd is None:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
     finally:
         os.close(fd)
 

@@ -6,8 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,9 @@ from shim.engines import procfs
 from shim.engines.base import ContainerState, Engine
 from shim.engines.memory import MemoryContainer, MemoryEngine, MemoryHost
 from shim.engines.private_memory import PrivateMemory
-from shim.engines.process import ProcessEngine
-from shim.service import disk_threads
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
 from tests.support.waiting import eventually
-
-RUN_SCRIPT = ("/bin/sh", "-c", 'exec /bin/sh "$2/script"', "entrypoint")
+from tests.unit.shim.process_world import ProcessWorld
 
 
 class MemoryWorld:
@@ -47,42 +42,10 @@ class MemoryWorld:
             container.end(int(ended[1]))
 
 
-class ProcessWorld:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._threads = disk_threads()
-        self._engines: list[ProcessEngine] = []
-        self.install_id = uuid.uuid4().hex
-
-    @property
-    def engine(self) -> ProcessEngine:
-        return self._engines[0]
-
-    async def again(self) -> ProcessEngine:
-        engine = ProcessEngine(self.folder / "data", self.install_id, self._threads, RUN_SCRIPT)
-        await engine.open()
-        self._engines.append(engine)
-        return engine
-
-    async def close(self) -> None:
-        for engine in self._engines:
-            for found in await engine.list():
-                await engine.remove(found.task_id)
-        self._threads.shutdown()
-
-
 class TestMemoryEngine(EngineContract):
     @pytest.fixture
     def world(self, tmp_path: Path) -> World:
         return MemoryWorld(tmp_path)
-
-
-@pytest.fixture
-async def processes(tmp_path: Path) -> AsyncIterator[ProcessWorld]:
-    world = ProcessWorld(tmp_path)
-    await world.again()
-    yield world
-    await world.close()
 
 
 class TestProcessEngine(EngineContract):

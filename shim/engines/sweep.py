@@ -1,0 +1,60 @@
+"""Ends what is left of a task whose reaper was killed, by the mark in its processes' environment.
+
+To the task belong the processes with its mark, what shares a session with one, and all that descend
+from these. They are stopped first, until every one of them stands still and another look finds no
+more: a killed process would take along the knowledge of what it has just forked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from shim.engines import procfs
+from shim.engines.procfs import Process
+
+_PAUSE = 0.002
+
+
+def end_marked(name: str, mark: str, patience: float) -> tuple[int, ...]:
+    """Blocking, for `patience` seconds at most. The pids of those that live on."""
+    until = time.monotonic() + patience
+    while found := _frozen(name, mark, until):
+        for process in found:
+            _signal(process, signal.SIGKILL)
+        while any(procfs.is_alive(process) for process in found):
+            if time.monotonic() > until:
+                return tuple(process.pid for process in found if procfs.is_alive(process))
+            time.sleep(_PAUSE)
+    return ()
+
+
+def _frozen(name: str, mark: str, until: float) -> set[Process]:
+    """All of them, standing still, or as many as could be stopped in time. What one has forked
+    just before it stood still is in the next look, not in the one that finds it so."""
+    seen: set[Process] = set()
+    while True:
+        found = _members(name, mark)
+        moving = {process for process in found if not process.stands_still}
+        if (found == seen and not moving) or time.monotonic() > until:
+            return found
+        for process in moving:
+            _signal(process, signal.SIGSTOP)
+        if found == seen:
+            time.sleep(_PAUSE)
+        seen = found
+
+
+def _members(name: str, mark: str) -> set[Process]:
+    table = procfs.processes()
+    everyone = table.values()
+    sessions = {one.session for one in everyone if procfs.has_variable(one, name, mark)}
+    together = [one.pid for one in everyone if one.session in sessions]
+    return {table[pid] for pid in procfs.kin(together, table) if pid != os.getpid()}
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    with suppress(PermissionError):
+        procfs.send_signal(process.pid, process.started, number)
