@@ -151,3 +151,26 @@ def end_processes_that_mention(text: str) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not processes_that_mention(text), what=f"processes of {text} to end")
+
+
+def processes_of(*names: str) -> dict[int, str]:
+    """Living processes whose command line, cgroup or working directory holds one of the names, such
+    as a task's or a container's id; what each executes, for people."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if not entry.name.isdigit() or not any(
+                name.encode() in _about(entry) for name in names
+            ):
+                continue
+            if (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX":
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(entry.name)] = command.decode(errors="replace")
+    return found
+
+
+def _about(process: Path) -> bytes:
+    told = (process / "cmdline").read_bytes() + (process / "cgroup").read_bytes()
+    with suppress(OSError):
+        told += os.readlink(process / "cwd").encode()
+    return told
