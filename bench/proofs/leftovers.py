@@ -26,7 +26,7 @@ from bench.proofs._table import conclude
 from controller.links.local import LocalConnection
 from runner.client import RunnerError, RunnerUnavailable
 from runner.schemas import JobSpec, SubmitRequest
-from shim.engines.reaper import children_of
+from shim.engines import procfs
 from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus, TerminateRequest
 from tests.support.daemons import processes_of
 from tests.support.processes import ShimProcess
@@ -39,7 +39,9 @@ _START = "(setsid env -i /bin/sh -c 'sleep 600; :' &)"
 _JOB = f"for i in $(seq 200); do {_START}; sleep 0.02; done; sleep 600"
 _FENCE = Fence(1 << 30, 1)
 _DEADLINE = 120.0
-_ENDS = ("aborted", "stopped", "runner killed", "first process killed")
+_KEEPER = "containerd-shim"
+"""The parent of a container's first process, outside."""
+_ENDS = ("aborted", "stopped", "first process killed", "its child killed")
 
 
 def main() -> None:
@@ -175,19 +177,14 @@ def _processes_of(task: TaskInfo) -> dict[int, str]:
 
 def _victim(task: TaskInfo, end: str) -> int | None:
     """The process that is to be killed, if there is one yet."""
-    if end not in ("runner killed", "first process killed"):
+    if end not in ("first process killed", "its child killed"):
         return None
-    mine = sorted(_processes_of(task))
-    first = next((pid for pid in mine if _parent(pid) not in mine), None)
+    mine = {pid for pid, command in _processes_of(task).items() if _KEEPER not in command}
+    table = procfs.processes()
+    first = next((pid for pid in mine & set(table) if table[pid].parent not in mine), None)
     if first is None or end == "first process killed":
         return first
-    return next(iter(children_of(first)), None)
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+    return next((pid for pid, process in table.items() if process.parent == first), None)
 
 
 if __name__ == "__main__":

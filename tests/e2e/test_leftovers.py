@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from shim.client import ShimClient
+from shim.engines import procfs
 from shim.engines.reaper import children_of
 from shim.schemas import ContainerOptions, TaskInfo, TaskStatus, TerminateRequest
 from tests.e2e.test_shim import FENCE, RUN, begin_job, client_of, request, until
@@ -27,6 +28,10 @@ pytestmark = pytest.mark.e2e
 
 ORPHAN = "(setsid env -i /bin/sh -c 'sleep 600; :' &)"
 BUSY = f"{ORPHAN}; {ORPHAN}; setsid sleep 600 & echo ready; sleep 600"
+
+
+KEEPER = "containerd-shim"
+"""The parent of a container's first process, outside."""
 
 
 @pytest.fixture(params=["docker", "process"])
@@ -61,8 +66,9 @@ def commands_of(info: TaskInfo) -> list[str]:
 async def first_process(info: TaskInfo) -> int:
     """Docker's child in the container, or the reaper."""
     found = await asyncio.to_thread(processes_of_task, info)
-    parents = {child: pid for pid in found for child in children_of(pid)}
-    return min(pid for pid in found if pid not in parents)
+    mine = {pid for pid, command in found.items() if KEEPER not in command}
+    table = procfs.processes()
+    return next(pid for pid in mine if table[pid].parent not in mine)
 
 
 async def kill(client: ShimClient) -> None:
@@ -119,5 +125,18 @@ async def test_what_was_executed_in_a_container_from_outside_ends_with_it(
         await asyncio.to_thread(dockerd.docker, "exec", "-d", "fairlead-t1", *sleeps)
         await eventually(lambda: "sleep 601 " in commands_of(info))
         await kill(client)
+        await until(client, "t1", TaskStatus.TERMINATED)
+        assert commands_of(info) == []
+
+
+async def test_a_container_whose_keeper_is_killed_with_9_is_not_told_to_have_ended_before_it_has(
+    shim_process: ShimFactory, busybox_image: str
+) -> None:
+    """All that the engine knows of a container it knows from that process."""
+    shim = await asyncio.to_thread(shim_process, "docker")
+    async with a_busy_task(shim, busybox_image) as (client, info):
+        found = await asyncio.to_thread(processes_of_task, info)
+        (keeper,) = (pid for pid, command in found.items() if KEEPER in command)
+        os.kill(keeper, signal.SIGKILL)
         await until(client, "t1", TaskStatus.TERMINATED)
         assert commands_of(info) == []

@@ -9,21 +9,21 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from shim.engines import reaper
 from tests.support.daemons import (
     Daemon,
     end_processes_that_mention,
     inside,
-    processes_that_mention,
+    processes_of,
 )
 from tests.support.ssh_daemon import free_port
+from tests.support.waiting import wait_until
 
 _PROGRAMS = Path(sys.executable).parent
 
@@ -118,21 +118,20 @@ class ShimProcess:
     def close(self) -> None:
         """End the shim and what the process engine started, and let go of its memory."""
         self.kill9()
-        jobs = list(self._descendants_of_runners())
+        for pid in self._reapers():
+            with suppress(ProcessLookupError):
+                os.kill(pid, reaper.END_ALL)
+        wait_until(lambda: not self._reapers(), what="tasks to end")
         end_processes_that_mention(f"{self._folder}/")
-        for job in jobs:
-            with suppress(psutil.NoSuchProcess):
-                job.kill()
         for record in (self.data / "records" / "node").glob("*"):
             for install_id in re.findall(r'"install_id":"([0-9a-f]{32})"', record.read_text()):
                 for memory in Path("/dev/shm").glob(f"fairlead-{install_id}-*"):
                     shutil.rmtree(memory)
 
-    def _descendants_of_runners(self) -> Iterator[psutil.Process]:
-        """What a job has started need not name the folder."""
-        for pid in processes_that_mention(f"{self._folder}/"):
-            with suppress(psutil.NoSuchProcess):
-                yield from psutil.Process(pid).children(recursive=True)
+    def _reapers(self) -> list[int]:
+        """Of the tasks that are no containers."""
+        found = processes_of(f"{self._folder}/")
+        return [pid for pid, command in found.items() if reaper.__file__ in command]
 
 
 class ControllerProcess:
