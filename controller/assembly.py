@@ -119,8 +119,6 @@ class Machinery:
             self._progress[info.id] = info.pull
         elif info.status is not TaskStatus.PULLING:
             self._progress.pop(info.id, None)
-        if info.needs_credentials:
-            self._effects.repeat_one(info.id, EffectKind.SUBMIT_TASK, info.run_id)
 
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         await self._strays.settle(node_id, connection, info)

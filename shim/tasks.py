@@ -112,11 +112,14 @@ class Supervisor:
         return self._known(task_id).info
 
     def adopt(self, records: Iterable[TaskRecord], first_version: int) -> None:
-        """Know the tasks of an earlier life, in the state that reconciliation found."""
+        """Know the tasks of an earlier life, in the state that reconciliation found. Those that still
+        need credentials ask for them again, in this life."""
         self._first_version = first_version
         for record in records:
             info = record.info
-            newer = msgspec.structs.replace(info, version=max(info.version + 1, first_version))
+            newer = msgspec.structs.replace(
+                info, version=max(info.version + 1, first_version), needs_credentials=False
+            )
             self._track(msgspec.structs.replace(record, info=newer))
 
     def resume(self) -> None:

@@ -30,6 +30,7 @@ _SOME_TIME = f"{DURATION_ALLOWED}, more than 0"
 ALLOWED: Mapping[str, str] = {
     "limits": "a mapping",
     "limits.waiting_instance": _SOME_TIME,
+    "limits.waiting_container": _SOME_TIME,
     "limits.waiting_runner": _SOME_TIME,
     "limits.reincarnation_timeout": _SOME_TIME,
     "limits.short_life": DURATION_ALLOWED,
@@ -52,6 +53,7 @@ ALLOWED: Mapping[str, str] = {
 
 class _LimitsFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     waiting_instance: Duration | None = None
+    waiting_container: Duration | None = None
     waiting_runner: Duration | None = None
     reincarnation_timeout: Duration | None = None
     short_life: Duration | None = None
@@ -127,6 +129,7 @@ def _check_times(fields: _Fields) -> None:
     limits = fields.limits
     some = {
         "limits.waiting_instance": limits.waiting_instance,
+        "limits.waiting_container": limits.waiting_container,
         "limits.waiting_runner": limits.waiting_runner,
         "limits.reincarnation_timeout": limits.reincarnation_timeout,
         "node_failure.unreachable_after": fields.node_failure.unreachable_after,

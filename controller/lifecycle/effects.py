@@ -19,7 +19,8 @@ from controller.lifecycle.statuses import AttemptStatus
 
 class EffectKind(StrEnum):
     SUBMIT_TASK = "submit_task"
-    """PUT the task until the shim has it → TaskAccepted or TaskRefused."""
+    """PUT the task until the shim has it, and again when it asks for credentials → TaskAccepted or
+    TaskRefused."""
     START_JOB = "start_job"
     """Give the runner spec and code and run it → RunnerStarted."""
     FOLLOW_RUNNER = "follow_runner"
@@ -62,8 +63,7 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
         case AttemptStatus.PROVISIONING:
             return (EffectKind.SUBMIT_TASK,)
         case AttemptStatus.PULLING:
-            ready = attempt.container_started and startup.may_start(state.run, state.jobs, attempt)
-            return (EffectKind.START_JOB,) if ready else ()
+            return _starting_kinds(state, attempt)
         case AttemptStatus.RUNNING:
             return (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
@@ -72,6 +72,13 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             return _cleaning_kinds(attempt)
         case _:
             return _cleaning_kinds(attempt) if attempt.cleanup_unknown else ()
+
+
+def _starting_kinds(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
+    if not attempt.container_started:
+        return () if attempt.credentials_asked is None else (EffectKind.SUBMIT_TASK,)
+    ready = startup.may_start(state.run, state.jobs, attempt)
+    return (EffectKind.START_JOB,) if ready else ()
 
 
 def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:

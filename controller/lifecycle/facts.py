@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from controller.lifecycle import nominations, places
+from controller.lifecycle import limits, nominations, places
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs.monitoring import with_descriptor
 from controller.lifecycle.history import EventKind
@@ -50,15 +50,24 @@ _ORDER: dict[type, int] = {
 """Along an attempt's life. TaskMissing stands before TaskAccepted: a shim that accepted a task in
 this turn had not lost it, it did not have it yet."""
 
+_STEPS_OF_PROGRESS = 20
+"""In how many parts of its limit the progress of a pull is committed; its shim tells of it twice a
+second."""
+
 _ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
 
 
 def apply(draft: Draft, reports: Sequence[Report]) -> None:
     facts = [report for report in reports if type(report) in _ORDER]
     if len(facts) > 1:
-        facts.sort(key=lambda report: (_ORDER[type(report)], getattr(report, "attempt_id", "")))
+        facts.sort(key=_place_in_turn)
     for report in facts:
         _apply_one(draft, report)
+
+
+def _place_in_turn(report: Report) -> tuple[int, str, int]:
+    version = report.version if isinstance(report, TaskSeen) else 0
+    return _ORDER[type(report)], getattr(report, "attempt_id", ""), version
 
 
 def _apply_one(draft: Draft, report: Report) -> None:
@@ -137,7 +146,7 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
 
 def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:
     """As if the node had been away since its limit began."""
-    began = attempt.container_started_at or attempt.provisioned_at
+    began = limits.start_limit_began_at(attempt)
     return draft.change_attempt(attempt, limit_paused_since=began, limit_paused_total=0.0)
 
 
@@ -169,9 +178,17 @@ def _acknowledge(draft: Draft, attempt: Attempt, report: Report) -> Attempt:
     """The shim has the task on record, whichever report shows it first."""
     if attempt.status is not AttemptStatus.PROVISIONING:
         return attempt
+    cause = type(report).__name__
+    began = _limit_begins(draft, attempt)
     return draft.move_attempt(
-        attempt, AttemptStatus.PULLING, type(report).__name__, pulling_at=draft.now
+        attempt, AttemptStatus.PULLING, cause, pulling_at=draft.now, **began
     )
+
+
+def _limit_begins(draft: Draft, attempt: Attempt) -> dict[str, Any]:
+    """Pauses of the limit before do not count for the one that begins now."""
+    since = draft.now if attempt.disconnected else None
+    return {"limit_paused_since": since, "limit_paused_total": 0.0}
 
 
 def _container_started(draft: Draft, attempt: Attempt) -> Attempt:
@@ -181,8 +198,7 @@ def _container_started(draft: Draft, attempt: Attempt) -> Attempt:
         attempt,
         container_started=True,
         container_started_at=draft.now,
-        limit_paused_since=draft.now if attempt.disconnected else None,
-        limit_paused_total=0.0,
+        **_limit_begins(draft, attempt),
     )
 
 
@@ -202,6 +218,8 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
     attempt = _acknowledge(draft, attempt, report)
     if report.container_started:
         attempt = _container_started(draft, attempt)
+    elif attempt.status is AttemptStatus.PULLING:
+        attempt = _progressed(draft, attempt, report)
     draft.change_attempt(
         attempt,
         runner_socket=report.runner_socket or attempt.runner_socket,
@@ -212,7 +230,32 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
         exit_code=_exit_code(attempt, report),
         container_gone=attempt.container_gone or report.terminated,
         creating_seen=attempt.creating_seen or report.creating or report.container_started,
+        credentials_asked=_credentials_asked(attempt, report),
     )
+
+
+def _progressed(draft: Draft, attempt: Attempt, report: TaskSeen) -> Attempt:
+    """A pull that begins anew gets further too, so any other number counts, not only a greater."""
+    step = draft.run.policy.limits.waiting_container / _STEPS_OF_PROGRESS
+    since = limits.start_limit_began_at(attempt) or 0.0
+    further = report.progress != attempt.progress and draft.now - since >= step
+    if not further and (attempt.creating_seen or not report.creating):
+        return attempt
+    return draft.change_attempt(
+        attempt,
+        progress=report.progress,
+        progressed_at=draft.now,
+        **_limit_begins(draft, attempt),
+    )
+
+
+def _credentials_asked(attempt: Attempt, report: TaskSeen) -> int | None:
+    """A report from before the last request takes nothing back. One that comes late may ask in
+    vain: then the shim gets once more what it has."""
+    asked = attempt.credentials_asked
+    if report.needs_credentials:
+        return report.version if asked is None else max(asked, report.version)
+    return asked if asked is not None and report.version < asked else None
 
 
 def _exit_code(attempt: Attempt, report: TaskSeen) -> int | None:

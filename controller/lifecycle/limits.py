@@ -41,6 +41,8 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
             return _scheduling(run, attempt)
         case AttemptStatus.PROVISIONING:
             return _waiting_instance(run, attempt)
+        case AttemptStatus.PULLING if not attempt.container_started:
+            return _waiting_container(run, attempt)
         case AttemptStatus.PULLING:
             return _waiting_runner(run, attempt)
         case AttemptStatus.RUNNING:
@@ -71,6 +73,12 @@ def scheduling_ends_at(run: Run, attempt: Attempt) -> float | None:
     return attempt.submitted_at + attempt.limit_paused_total + timeout
 
 
+def start_limit_began_at(attempt: Attempt) -> float | None:
+    """Since when the limit counts that now runs, or last ran, on the way to RUNNING."""
+    container = attempt.container_started_at or attempt.progressed_at
+    return container or attempt.pulling_at or attempt.provisioned_at
+
+
 def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:
     if attempt.provisioned_at is None:
         return None
@@ -81,6 +89,28 @@ def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:
         name="waiting_instance",
         message=f"the node did not accept the job within {limit:g} s",
     )
+
+
+def _waiting_container(run: Run, attempt: Attempt) -> Deadline | None:
+    """Blames the node: its shim names what it finds itself, and gives up sooner."""
+    began = start_limit_began_at(attempt)
+    if began is None:
+        return None
+    limit = run.policy.limits.waiting_container
+    return Deadline(
+        at=began + attempt.limit_paused_total + limit,
+        reason=Reason.WAITING_INSTANCE_LIMIT_EXCEEDED,
+        name="waiting_container",
+        message=f"{_what_stands_still(attempt)} for {limit:g} s",
+    )
+
+
+def _what_stands_still(attempt: Attempt) -> str:
+    if attempt.credentials_asked is not None:
+        return "the node waited for the registry's credentials"
+    if attempt.creating_seen:
+        return "the node made no progress with creating the container"
+    return "the node made no progress with pulling the image"
 
 
 def _waiting_runner(run: Run, attempt: Attempt) -> Deadline | None:

@@ -64,6 +64,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The configurable time limits and waits, LIFECYCLE.md sections 2, 3 and 7."""
 
     waiting_instance: float = 120.0
+    waiting_container: float = 1200.0
+    """Without any progress. Longer than a shim's own limits, which know the fault, and than
+    `reincarnation_timeout`, which charges nothing."""
     waiting_runner: float = 300.0
     node_lost_after: float = 300.0
     reincarnation_timeout: float = 600.0
@@ -357,6 +360,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     cleanup_unknown: bool = False
     place_released: bool = False
     """The shim let go of its allocation together with its task."""
+    credentials_asked: int | None = None
+    """The version of its task at which the shim last asked for the registry's credentials again,
+    as it does after a restart; None: it does not wait for them."""
+    progress: int = 0
+    """How far its image was at `progressed_at`: no amount, but it changes while the pull goes on."""
     creating_seen: bool = False
     """The shim was creating its container, or further."""
     container_started: bool = False
@@ -368,6 +376,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float
     provisioned_at: float | None = None
     pulling_at: float | None = None
+    progressed_at: float | None = None
+    """When image or container last got further before the container ran, to a step."""
     container_started_at: float | None = None
     running_at: float | None = None
     terminating_at: float | None = None

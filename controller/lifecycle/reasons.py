@@ -239,7 +239,7 @@ ROWS: Mapping[Reason, Row] = {
         sentence="No place was found for the job within its scheduling_timeout.",
     ),
     Reason.WAITING_INSTANCE_LIMIT_EXCEEDED: _node_failure(
-        "The node did not accept the job in time."
+        "The node did not accept the job in time, or did not get its container ready."
     ),
     Reason.INSTANCE_ACCESS_REVOKED: _node_failure("The node does not let the controller in."),
     Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure("The provider took the node back."),

@@ -156,6 +156,12 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     """The shim cordoned a GPU of its while it lived: what was found."""
     creating: bool = False
     """The image is there, the container is being created or was."""
+    needs_credentials: bool = False
+    """The shim was restarted and waits for the registry's credentials, which it never keeps."""
+    progress: int = 0
+    """How far the image is; another number than before means that the pull goes on."""
+    version: int = 0
+    """The task's own count of its changes: which of two reports is the newer one."""
 
 
 class TaskMissing(_AttemptReport, frozen=True, kw_only=True):

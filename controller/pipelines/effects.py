@@ -110,17 +110,6 @@ class EffectRunner:
                         self._done -= self._keys_of.get(attempt.id, set())
             self._match_run(state)
 
-    def repeat_one(self, attempt_id: str, kind: EffectKind, run_id: str) -> None:
-        """The node asks for this effect again (credentials it could not keep)."""
-        state = self._turns.runs.get(run_id)
-        view = None if state is None else convert.find(state, attempt_id)
-        if view is not None and view.attempt.node_id is not None:
-            effect = Effect(
-                kind=kind, run_id=run_id, attempt_id=attempt_id, node_id=view.attempt.node_id
-            )
-            if (attempt_id, kind) not in self._under_way:
-                self._start(effect)
-
     async def close(self) -> None:
         tasks = list(self._under_way.values())
         for task in tasks:

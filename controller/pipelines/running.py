@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import logging
 
+import msgspec
+
 from controller.blobs import BlobStore
 from controller.clock import Clock
 from controller.lifecycle import limits, reports
@@ -43,7 +45,8 @@ class CodeGone(Exception):
 
 
 class TaskSubmitter:
-    """PUT the task until the shim has it."""
+    """PUT the task until the shim has it, and again when a restart has made the shim forget the
+    registry's credentials."""
 
     def __init__(self, turns: Turns, fence: Fence, clusters: Clusters) -> None:
         self._turns = turns
@@ -74,7 +77,8 @@ class TaskSubmitter:
                 )
             )
             return
-        for report in convert.task_reports(info):
+        supplied = msgspec.structs.replace(info, needs_credentials=False)
+        for report in convert.task_reports(supplied):
             self._turns.post(report)
 
     async def _lost_place(

@@ -11,6 +11,7 @@ from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry
 from tests.support.images import busybox_root
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.testbed import ProxyFactory
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -63,6 +64,28 @@ def test_a_wrong_password_is_said_and_shown_nowhere(
     assert attempt["termination_reason"] == "image_pull_failed"
     assert f"user name or password of registry_auth for {image}" in attempt["message"]
     assert "hunter2" not in str(lab.inspect("wrong"))
+
+
+@pytest.mark.parametrize("kills", [1, 3])
+def test_a_shim_killed_during_a_private_pull_gets_the_password_again(
+    lab: RunLab,
+    private: DockerRegistry,
+    words: dict[str, str],
+    cuttable_proxy: ProxyFactory,
+    kills: int,
+) -> None:
+    network = cuttable_proxy(private.port)
+    pushed = private.push(lab.dockerd, words["first"], f"team/slow:{kills}")
+    image = pushed.replace(f":{private.port}/", f":{network.port}/")
+    network.stall()
+    lab.submit("slow", image=image, commands=["cat /word"], registry_auth=login(PASSWORD))
+    for connections in range(kills):
+        wait_until(lambda: network.connections > connections, what="a pull")
+        lab.shim.restart()
+    wait_until(lambda: network.connections > kills, what="the pull after the last kill")
+    network.restore()
+    lab.wait_for("slow", "done")
+    assert (len(lab.attempts("slow")), lab.log("slow")) == (1, b"first\n")
 
 
 def test_a_retry_runs_the_image_of_the_first_attempt_also_when_its_tag_has_moved(

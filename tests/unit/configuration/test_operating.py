@@ -19,6 +19,7 @@ CHECKOUT = Path(__file__).parents[3]
 WHOLE = """
 limits:
   waiting_instance: 1m
+  waiting_container: 3m
   waiting_runner: 2m
   reincarnation_timeout: 90s
   short_life: 5
@@ -41,6 +42,7 @@ def test_all_of_it_counts(tmp_path: Path) -> None:
     file.write_text(WHOLE)
     limits = Limits(
         waiting_instance=60.0,
+        waiting_container=180.0,
         waiting_runner=120.0,
         node_lost_after=40.0,
         reincarnation_timeout=90.0,
@@ -80,6 +82,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         ({"limits": {"waits": []}}, "limits.waits: is empty"),
         ({"limits": {"jitter": 2}}, "limits.jitter: is out of range"),
         ({"limits": {"waiting_instance": 0}}, "limits.waiting_instance: is 0"),
+        ({"limits": {"waiting_container": 0}}, "limits.waiting_container: is 0"),
         ({"node_failure": {"after": 0}}, "node_failure.after: is 0"),
         ({"node_failure": {"unreachable_after": 0}}, "node_failure.unreachable_after: is 0"),
         ({"node_failure": {"probe_every": "0s"}}, "node_failure.probe_every: is 0 s"),

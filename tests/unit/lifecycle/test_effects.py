@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind, wanted
@@ -16,6 +17,32 @@ def test_nothing_is_wanted_for_a_job_that_waits_for_a_place() -> None:
 def test_a_placed_job_is_sent_to_its_shim_until_that_has_it() -> None:
     assert Play().to_provisioning().wanted() == (EffectKind.SUBMIT_TASK,)
     assert Play().to_pulling().wanted() == ()
+
+
+def test_a_shim_that_asks_for_credentials_again_gets_the_task_again_until_it_has_them() -> None:
+    play = Play().to_pulling()
+    ask = play.seen(started=False, needs_credentials=True, version=5)
+    assert play.send(ask).wanted() == (EffectKind.SUBMIT_TASK,)
+    assert play.send(play.seen(started=False, version=4)).wanted() == (EffectKind.SUBMIT_TASK,)
+    assert play.send(play.seen(started=False, version=5)).wanted() == ()
+    assert play.send(ask).wanted() == (EffectKind.SUBMIT_TASK,)
+    assert play.send(play.seen(version=9)).wanted() == (EffectKind.START_JOB,)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_a_request_for_credentials_and_its_end_in_one_turn_the_newer_one_counts(
+    order: tuple[int, int],
+) -> None:
+    def wanted_after(asks: int, has: int) -> tuple[EffectKind, ...]:
+        play = Play().to_pulling()
+        told = [
+            play.seen(started=False, needs_credentials=True, version=asks),
+            play.seen(started=False, version=has),
+        ]
+        return play.send(*(told[at] for at in order)).wanted()
+
+    assert wanted_after(asks=2, has=1) == (EffectKind.SUBMIT_TASK,)
+    assert wanted_after(asks=1, has=2) == ()
 
 
 def test_a_started_container_is_given_its_job() -> None:

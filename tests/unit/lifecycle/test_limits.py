@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
+    NodeDisconnected,
     NotPlaced,
     RunnerSilent,
+    TaskSeen,
 )
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import NO_RETRY, START, Play
+
+
+def pulling(play: Play, *, progress: int, version: int = 0) -> TaskSeen:
+    return play.seen(started=False, progress=progress, version=version)
 
 
 def test_a_shim_that_does_not_accept_for_two_minutes_exceeds_its_limit() -> None:
@@ -27,10 +34,79 @@ def test_a_runner_that_does_not_start_for_five_minutes_exceeds_its_limit() -> No
     assert play.attempt().reason is Reason.WAITING_RUNNER_LIMIT_EXCEEDED
 
 
-def test_a_long_pull_has_no_limit() -> None:
+def test_a_pull_that_makes_no_progress_for_twenty_minutes_is_the_nodes_fault() -> None:
     play = Play().to_pulling()
+    assert play.wake_at == START + 1200
+    assert play.wait(1199).attempt().status is AttemptStatus.PULLING
+    play.wait(1)
+    assert play.attempt().reason is Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
+    assert play.attempt().message == "the node made no progress with pulling the image for 1200 s"
+
+
+def test_a_pull_that_goes_on_may_take_a_day() -> None:
+    play = Play().to_pulling()
+    for minute in range(24 * 60):
+        play.wait(60).send(pulling(play, progress=minute % 7 + 1))
+    assert play.attempt().status is AttemptStatus.PULLING
+    assert play.wake_at == play.now + 1200
+
+
+def test_the_progress_of_a_pull_is_committed_in_steps() -> None:
+    play = Play().to_pulling()
+    before = play.send(pulling(play, progress=0)).state
+    assert play.wait(59).send(pulling(play, progress=1)).state is before
+    assert play.wait(1).send(pulling(play, progress=2)).attempt().progressed_at == play.now
+    noted = play.state
+    assert play.wait(100).send(pulling(play, progress=2)).state is noted
+    assert play.wake_at == play.now + 1100
+
+
+def test_the_newest_of_several_reports_of_one_turn_tells_how_far_a_pull_is() -> None:
+    def progress(*order: int) -> int:
+        play = Play().to_pulling().wait(60)
+        told = [pulling(play, progress=10 * number, version=number) for number in (1, 2)]
+        return play.send(*(told[at] for at in order)).attempt().progress
+
+    assert progress(0, 1) == progress(1, 0) == 10
+
+
+def test_a_container_that_is_not_created_within_twenty_minutes_is_the_nodes_fault() -> None:
+    play = Play().to_pulling().wait(10)
+    play.send(play.seen(started=False, creating=True))
+    assert play.wait(1199).attempt().status is AttemptStatus.PULLING
+    play.wait(1)
+    assert play.attempt().reason is Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
+    assert "creating the container" in (play.attempt().message or "")
+
+
+def test_a_node_that_asks_for_credentials_in_vain_is_given_up_and_the_message_says_so() -> None:
+    play = Play().to_pulling()
+    play.send(play.seen(started=False, needs_credentials=True, version=3)).wait(1200)
+    assert play.attempt().reason is Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
+    assert play.attempt().message == "the node waited for the registry's credentials for 1200 s"
+
+
+def test_the_limit_of_a_pull_stands_still_while_the_node_is_away_or_the_run_is_suspended() -> None:
+    play = Play().to_provisioning()
+    play.send(play.link(down=True)).wait(50).send(play.link(down=False), play.accepted())
+    play.wait(100).send(play.link(down=True))
     assert play.wake_at is None
-    assert play.wait(86_400).attempt().status is AttemptStatus.PULLING
+    play.wait(5000).send(play.link(down=False))
+    assert play.wake_at == play.now + 1100
+    play.wait(100).send(Ask(play).suspend()).wait(5000).send(Ask(play).resume())
+    assert play.wake_at == play.now + 1000
+    play.send(pulling(play, progress=1))
+    assert play.wake_at == play.now + 1200
+
+
+def test_a_controllers_restart_begins_the_limit_of_a_pull_anew() -> None:
+    play = Play().to_pulling().wait(100)
+    play.send(pulling(play, progress=1)).wait(1000)
+    play.send(
+        NodeDisconnected(run_id=play.run_id, node_id="n1", disconnected=True, limits_anew=True)
+    )
+    play.send(play.link(down=False))
+    assert play.wake_at == play.now + 1200
 
 
 def test_the_start_limits_stand_still_while_the_node_is_not_healthy() -> None:

@@ -70,7 +70,7 @@ class NotedTurns(Turns):
 
 
 def submitted(name: str = "hello", new_id: Ids | None = None, **spec: Any) -> RunState:
-    job = PlannedJob(spec=JobSpec(image="busybox", **{"commands": ("true",), **spec}))
+    job = PlannedJob(spec=JobSpec(**{"image": "busybox", "commands": ("true",), **spec}))
     return new_run(name=name, user="ann", jobs=[job], now=NOW, new_id=new_id or _ids)
 
 

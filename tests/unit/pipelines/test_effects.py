@@ -127,8 +127,6 @@ async def test_what_is_done_is_not_done_again_by_the_next_commit(tmp_path: Path)
         await eventually(lambda: submit.finished)
         it.commit()
         it.commit()
-        it.nodes.connected.clear()
-        it.runner.repeat_one(attempt_of(it.state).id, EffectKind.START_JOB, it.state.run.id)
         assert submit.begun == [attempt_of(it.state).id]
 
 
@@ -239,21 +237,16 @@ async def test_a_node_reached_anew_gets_again_what_is_still_wanted(tmp_path: Pat
         assert submit.finished == 2
 
 
-async def test_an_effect_is_repeated_when_the_node_asks_but_never_twice_at_once(
-    tmp_path: Path,
-) -> None:
-    async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
+async def test_each_request_of_a_node_for_credentials_is_answered_once(tmp_path: Path) -> None:
+    asked = {"container_started": False, "credentials_asked": 1}
+    async with world(AttemptStatus.PULLING, tmp_path, **asked) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
-        it.commit()
-        await eventually(lambda: submit.begun)
-        ask = (attempt_of(it.state).id, EffectKind.SUBMIT_TASK, it.state.run.id)
-        it.runner.repeat_one(*ask)
         submit.go_on.set()
-        await eventually(lambda: submit.finished)
-        assert len(submit.begun) == 1
-        it.runner.repeat_one(*ask)
-        await eventually(lambda: submit.finished == 2)
-        it.runner.repeat_one("unknown", EffectKind.SUBMIT_TASK, "unknown")
+        for count in (1, 2):
+            it.commit(credentials_asked=count)
+            it.commit()
+            await eventually(lambda count=count: submit.finished == count)
+            it.commit(credentials_asked=None)
         assert len(submit.begun) == 2
 
 

@@ -254,6 +254,22 @@ async def test_credentials_lost_with_a_restart_are_asked_for_and_used(node: Node
     assert running.needs_credentials is False
 
 
+async def test_a_task_that_needs_no_pull_any_more_takes_its_request_for_credentials_back(
+    node: Node,
+) -> None:
+    node.host.pull_gate.clear()
+    wanted = request(image="private", registry_auth=RegistryAuth(username="u", password="s3cret"))
+    async with node.shim() as service:
+        await service.supervisor.put("t1", wanted, SPEAKER)
+        await until(service, "t1", TaskStatus.PULLING)
+    async with node.shim() as service:
+        await until_event(service.events, lambda e: bool(e.task and e.task.needs_credentials))
+    node.host.local["private"] = ImageInfo(id="sha256:p")
+    async with node.shim() as service:
+        running = await until(service, "t1", TaskStatus.RUNNING)
+    assert running.needs_credentials is False
+
+
 async def test_a_draining_node_takes_only_tasks_of_allocations_that_it_holds(node: Node) -> None:
     async with node.shim() as service:
         await put(service)

@@ -1,0 +1,136 @@
+"""The whole controller beside a real shim on a node in memory, over the shim's own socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from controller.assembly import Machinery
+from controller.blobs import BlobStore
+from controller.clock import SystemClock
+from controller.lifecycle.model import Attempt, NodeAddress, NodeStatus, RegistryCredentials
+from controller.lifecycle.statuses import AttemptStatus
+from controller.links.local import LocalLink
+from controller.logs.store import LogStore
+from controller.nodes import session
+from controller.store.memory import MemoryDatabase, MemoryStore
+from shim.app import make_app
+from shim.engines.base import ImageInfo
+from shim.schemas import TaskStatus
+from shim.service import Service
+from tests.support.waiting import eventually
+from tests.unit.pipelines.parts import a_node, attempt_of, steady_chance, submitted
+from tests.unit.shim.parts import Node
+
+LOGIN = RegistryCredentials(username="anna", password="s3cret")
+
+
+@pytest.fixture(autouse=True)
+def quick_reconnect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(session, "MOST_WAIT_SECONDS", 0.01)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """Its registry has an image that nobody gets without the password, and not before a test lets
+    the pull go on."""
+    made = Node(tmp_path)
+    made.settings.socket.parent.mkdir(parents=True)
+    made.host.registry["private"] = (ImageInfo(id="sha256:p"), LOGIN.password)
+    made.host.pull_gate.clear()
+    return made
+
+
+@contextlib.asynccontextmanager
+async def life(node: Node) -> AsyncIterator[Service]:
+    """Of the shim: it ends like a killed one, with nothing but records left of it."""
+    async with node.shim() as service:
+        runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.UnixSite(runner, str(node.settings.socket)).start()
+        try:
+            yield service
+        finally:
+            service.events.close()
+            await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def controller(node: Node, folder: Path, database: MemoryDatabase) -> AsyncIterator[Machinery]:
+    store, logs = MemoryStore(database), LogStore(folder)
+    boot = await store.open()
+    made = Machinery(
+        store=store,
+        boot=boot,
+        snapshot=await store.load(),
+        logs=logs,
+        progress={},
+        make_link=lambda _: LocalLink(str(node.settings.socket)),
+        clock=SystemClock(),
+        chance=steady_chance(),
+        blobs=BlobStore(folder / "blobs"),
+        cluster_secret=b"secret",
+    )
+    work = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await asyncio.to_thread(logs.close)
+        await store.close()
+
+
+def a_local_node(node: Node) -> dict[str, NodeAddress]:
+    return {"address": NodeAddress(shim_socket=str(node.settings.socket), local_socket=True)}
+
+
+async def test_a_shim_restarted_during_a_private_pull_is_given_the_password_again(
+    node: Node, tmp_path: Path
+) -> None:
+    state = submitted(image="private", registry_auth=LOGIN)
+    task_id = attempt_of(state).id
+    async with controller(node, tmp_path, MemoryDatabase()) as it:
+
+        def attempt() -> Attempt:
+            return attempt_of(it.turns.runs[state.run.id])
+
+        async with life(node):
+            fresh = a_node(status=NodeStatus.CONNECTING, **a_local_node(node))
+            await it.turns.save_node(fresh, fresh.id)
+            await it.turns.admit(state)
+            await eventually(lambda: "pull private" in node.host.log)
+        for lives in (2, 3):
+            async with life(node) as shim:
+                await eventually(lambda pulls=lives: node.host.log == ["pull private"] * pulls)
+                assert shim.supervisor.info(task_id).status is TaskStatus.PULLING
+        node.host.pull_gate.set()
+        async with life(node):
+            await eventually(lambda: attempt().container_started)
+            assert (attempt().status, attempt().credentials_asked) == (AttemptStatus.PULLING, None)
+
+
+async def test_a_controller_that_starts_after_the_shim_asked_brings_the_password(
+    node: Node, tmp_path: Path
+) -> None:
+    state = submitted(image="private", registry_auth=LOGIN)
+    task_id = attempt_of(state).id
+    database = MemoryDatabase()
+    async with controller(node, tmp_path, database) as it, life(node):
+        fresh = a_node(status=NodeStatus.CONNECTING, **a_local_node(node))
+        await it.turns.save_node(fresh, fresh.id)
+        await it.turns.admit(state)
+        await eventually(lambda: "pull private" in node.host.log)
+    node.host.pull_gate.set()
+    async with life(node) as shim:
+        await eventually(lambda: shim.supervisor.info(task_id).needs_credentials)
+        async with controller(node, tmp_path, database) as it:
+            await eventually(
+                lambda: attempt_of(it.turns.runs[state.run.id]).container_started
+            )
