@@ -112,8 +112,8 @@ class Supervisor:
         return self._known(task_id).info
 
     def adopt(self, records: Iterable[TaskRecord], first_version: int) -> None:
-        """Know the tasks of an earlier life, in the state that reconciliation found. Those that still
-        need credentials ask for them again, in this life."""
+        """Know the tasks of an earlier life, in the state that reconciliation found. A task that
+        still needs credentials asks for them anew."""
         self._first_version = first_version
         for record in records:
             info = record.info

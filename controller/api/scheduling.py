@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 
 from controller.api.routes import Call, Route
-from controller.lifecycle.statuses import RunStatus
+from controller.api.views import iso_or_none
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.scheduling.explain import PlannedPlace, Waiting
+from controller.service.explaining import UnderWay
 from controller.service.submitting import Submission
 
 
@@ -19,6 +22,17 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
+class UnderWayView(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that wait for something else than a place. `until`: when the first of them ends as
+    `ends_as` unless it has come by then; without `ends_as`, when it goes on."""
+
+    jobs: tuple[str, ...]
+    status: AttemptStatus
+    what: str
+    until: str | None
+    ends_as: Reason | None
+
+
 class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     """`about`: why none of its jobs waits for a place, when `waiting` is empty."""
 
@@ -27,6 +41,7 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     about: str | None
     waiting: tuple[Waiting, ...]
+    under_way: tuple[UnderWayView, ...] = ()
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +62,17 @@ async def explain_run(call: Call) -> ExplainView:
         status=run.status,
         about=found.about,
         waiting=found.waiting,
+        under_way=tuple(_under_way(one) for one in found.under_way),
+    )
+
+
+def _under_way(found: UnderWay) -> UnderWayView:
+    return UnderWayView(
+        jobs=found.jobs,
+        status=found.status,
+        what=found.what,
+        until=iso_or_none(found.until),
+        ends_as=found.ends_as,
     )
 
 

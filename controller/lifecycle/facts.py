@@ -180,9 +180,7 @@ def _acknowledge(draft: Draft, attempt: Attempt, report: Report) -> Attempt:
         return attempt
     cause = type(report).__name__
     began = _limit_begins(draft, attempt)
-    return draft.move_attempt(
-        attempt, AttemptStatus.PULLING, cause, pulling_at=draft.now, **began
-    )
+    return draft.move_attempt(attempt, AttemptStatus.PULLING, cause, pulling_at=draft.now, **began)
 
 
 def _limit_begins(draft: Draft, attempt: Attempt) -> dict[str, Any]:

@@ -364,7 +364,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The version of its task at which the shim last asked for the registry's credentials again,
     as it does after a restart; None: it does not wait for them."""
     progress: int = 0
-    """How far its image was at `progressed_at`: no amount, but it changes while the pull goes on."""
+    """How far its image was at `progressed_at`: any number that changes while the pull goes on."""
     creating_seen: bool = False
     """The shim was creating its container, or further."""
     container_started: bool = False

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import msgspec
 
 from controller.clock import Clock
+from controller.lifecycle.awaited import Awaited, awaited
 from controller.lifecycle.model import RunState
 from controller.lifecycle.occurrences import waits_for_trigger
+from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from controller.pipelines.turns import Turns
 from controller.scheduling.explain import Waiting
@@ -15,12 +19,24 @@ from controller.service.runs import RunService
 from controller.store.users import User
 
 
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that are past the queue, or not in it yet, and wait for the same thing: `until` and
+    `ends_as` are those of the one that waits no longer than any other."""
+
+    jobs: tuple[str, ...]
+    status: AttemptStatus
+    what: str
+    until: float | None
+    ends_as: Reason | None
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """`about`: why none of its jobs waits for a place, when `waiting` is empty."""
 
     state: RunState
     about: str | None
     waiting: tuple[Waiting, ...]
+    under_way: tuple[UnderWay, ...]
 
 
 class ExplainService:
@@ -34,7 +50,34 @@ class ExplainService:
         state = await self._runs.seen(key, user)
         found = self._turns.scheduler.explain(state.run.id, self._clock.now(), names_for(user))
         about = None if found else why_nothing_waits(state)
-        return Explanation(state=state, about=about, waiting=tuple(found))
+        queued = {label for waiting in found for label in waiting.jobs}
+        return Explanation(
+            state=state, about=about, waiting=tuple(found), under_way=under_way(state, queued)
+        )
+
+
+def under_way(state: RunState, queued: Container[str] = ()) -> tuple[UnderWay, ...]:
+    """What every job with an attempt that is not final waits for, but for the `queued` ones."""
+    alike: dict[tuple[object, ...], list[tuple[str, AttemptStatus, Awaited]]] = {}
+    for job in state.jobs:
+        label = f"{job.group}/{job.cookie}"
+        found = awaited(state, job.attempts[-1]) if job.attempts else None
+        if found is not None and label not in queued:
+            status = job.attempts[-1].status
+            alike.setdefault((status, found.what, found.ends_as), []).append((label, status, found))
+    return tuple(_as_one(same) for same in alike.values())
+
+
+def _as_one(same: list[tuple[str, AttemptStatus, Awaited]]) -> UnderWay:
+    _, status, first = same[0]
+    untils = [found.until for _, _, found in same if found.until is not None]
+    return UnderWay(
+        jobs=tuple(label for label, _, _ in same),
+        status=status,
+        what=first.what,
+        until=min(untils, default=None),
+        ends_as=first.ends_as,
+    )
 
 
 def why_nothing_waits(state: RunState) -> str:

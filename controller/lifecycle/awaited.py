@@ -1,0 +1,89 @@
+"""What each attempt that is not final waits for, and until when: LIFECYCLE.md section 2 promises
+that every one of them has a deadline, or waits for something that can still come and is named.
+
+`explain` shows these sentences; the simulation checks after every commit that the promise holds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.lifecycle import limits, startup
+from controller.lifecycle.gangs.reading import is_gang_run, ranked_hold_places
+from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+
+NOT_LOOKED_AT = "waits for the scheduler to look at it"
+
+
+class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+    """`until` (Unix seconds): when the wait is over whatever comes, None: when it comes.
+    `ends_as`: how the attempt ends then, None: it goes on."""
+
+    what: str
+    until: float | None = None
+    ends_as: Reason | None = None
+
+
+def awaited(state: RunState, attempt: Attempt) -> Awaited | None:
+    """None for a final attempt, which waits for nothing."""
+    if attempt.status in FINAL_ATTEMPT_STATUSES:
+        return None
+    if attempt.status is AttemptStatus.TERMINATING:
+        return _end(attempt)
+    if attempt.disconnected:
+        return Awaited(what=f"waits for node {_node(attempt)}, of which nothing is heard")
+    what, limit = _next_step(state, attempt), limits.deadline(state.run, attempt)
+    if limit is None:
+        return Awaited(what=what)
+    return Awaited(what=what, until=limit.at, ends_as=limit.reason)
+
+
+def _next_step(state: RunState, attempt: Attempt) -> str:
+    match attempt.status:
+        case AttemptStatus.SUBMITTED:
+            return attempt.pending_reason or NOT_LOOKED_AT
+        case AttemptStatus.PROVISIONING:
+            return f"waits for node {_node(attempt)} to accept it"
+        case AttemptStatus.PULLING if not attempt.container_started:
+            return _container(attempt)
+        case AttemptStatus.PULLING:
+            return _start(state, attempt)
+        case _ if attempt.interrupt_requested_at is not None:
+            return "was asked to interrupt itself, and runs until it does"
+        case _:
+            return f"runs on node {_node(attempt)}"
+
+
+def _container(attempt: Attempt) -> str:
+    node = _node(attempt)
+    if attempt.credentials_asked is not None:
+        return f"node {node} was restarted and is sent the registry's credentials again"
+    if attempt.creating_seen:
+        return f"waits for node {node} to create its container"
+    return f"waits for node {node} to pull its image"
+
+
+def _start(state: RunState, attempt: Attempt) -> str:
+    if not startup.waits_for_its_turn(state.run, state.jobs, attempt):
+        return f"waits for its runner on node {_node(attempt)} to start the job"
+    if is_gang_run(state.run) and not ranked_hold_places(state.run, state.jobs):
+        return "waits until every rank has a place"
+    return startup.words_for_its_turn(state.run)
+
+
+def _end(attempt: Attempt) -> Awaited:
+    node = _node(attempt)
+    if attempt.disconnected:
+        return Awaited(what=f"ends; waits for node {node}, of which nothing is heard")
+    if not attempt.container_gone and attempt.remove_at is not None:
+        what = f"ends; waits for its container on node {node} to be gone, at the latest removed"
+        return Awaited(what=what, until=attempt.remove_at)
+    if not attempt.logs_complete:
+        return Awaited(what=f"ends; waits for the rest of its log from node {node}")
+    return Awaited(what=f"ends; waits for node {node} to clean up")
+
+
+def _node(attempt: Attempt) -> str:
+    return attempt.node_name or attempt.node_id or "(none)"

@@ -1,0 +1,107 @@
+"""What an attempt waits for is always known, in words, and until when where there is a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from controller.lifecycle.awaited import NOT_LOOKED_AT, Awaited, awaited
+from controller.lifecycle.model import StartupOrder
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import NotPlaced
+from tests.unit.lifecycle.asking import Ask
+from tests.unit.lifecycle.gangs.stage import GangPlay
+from tests.unit.lifecycle.play import START, Play
+
+
+def of(play: Play, n: int = 0) -> Awaited:
+    found = awaited(play.state, play.attempt(n))
+    assert found is not None
+    return found
+
+
+def to_queue(play: Play) -> Play:
+    why = NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="all is full")
+    return play.send(why)
+
+
+def to_creating(play: Play) -> Play:
+    return play.to_pulling().send(play.seen(started=False, creating=True))
+
+
+def to_asking(play: Play) -> Play:
+    return play.to_pulling().send(play.seen(started=False, needs_credentials=True, version=1))
+
+
+def to_silence(play: Play) -> Play:
+    return play.to_pulling().send(play.link(down=True))
+
+
+NODE_LIMIT = Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("to", "what", "seconds", "ends_as"),
+    [
+        (lambda play: play, NOT_LOOKED_AT, None, None),
+        (to_queue, "all is full", None, None),
+        (Play.to_provisioning, "waits for node n1 to accept it", 120, NODE_LIMIT),
+        (Play.to_pulling, "waits for node n1 to pull its image", 1200, NODE_LIMIT),
+        (to_creating, "waits for node n1 to create its container", 1200, NODE_LIMIT),
+        (
+            to_asking,
+            "node n1 was restarted and is sent the registry's credentials again",
+            1200,
+            NODE_LIMIT,
+        ),
+        (to_silence, "waits for node n1, of which nothing is heard", None, None),
+        (
+            Play.to_container,
+            "waits for its runner on node n1 to start the job",
+            300,
+            Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
+        ),
+        (Play.to_running, "runs on node n1", None, None),
+    ],
+)
+def test_on_its_way_to_its_start(
+    to: Callable[[Play], Play], what: str, seconds: float | None, ends_as: Reason | None
+) -> None:
+    until = None if seconds is None else START + seconds
+    assert of(to(Play())) == Awaited(what=what, until=until, ends_as=ends_as)
+
+
+def test_an_interrupted_job_runs_until_its_time_is_over() -> None:
+    play = Play(stop_duration=60.0).to_running()
+    play.send(Ask(play).interrupt())
+    what = "was asked to interrupt itself, and runs until it does"
+    assert of(play) == Awaited(what=what, until=START + 70, ends_as=Reason.INTERRUPTED)
+
+
+def test_on_its_way_to_its_end() -> None:
+    play = Play(stop_duration=60.0).to_running()
+    play.send(play.stop())
+    grace = "ends; waits for its container on node n1 to be gone, at the latest removed"
+    assert of(play) == Awaited(what=grace, until=START + 60)
+    play.send(play.seen(terminated=True))
+    assert of(play) == Awaited(what="ends; waits for the rest of its log from node n1")
+    play.send(play.logs_complete())
+    assert of(play) == Awaited(what="ends; waits for node n1 to clean up")
+    play.send(play.link(down=True))
+    assert of(play) == Awaited(what="ends; waits for node n1, of which nothing is heard")
+    play.send(play.link(down=False), play.removed())
+    assert awaited(play.state, play.attempt()) is None
+
+
+def test_a_rank_with_its_container_waits_for_the_others() -> None:
+    play = GangPlay(startup_order=StartupOrder.MASTER_FIRST).place_waiting()
+    play.send(*(play.accepted(n) for n in range(3)), *(play.seen(n) for n in range(3)))
+    assert of(play, 1) == Awaited(what="waits for its turn (startup_order: master-first)")
+    assert of(play, 0).what == "waits for its runner on node n0 to start the job"
+
+
+def test_a_suspended_run_waits_for_its_user() -> None:
+    play = Play()
+    play.send(Ask(play).suspend())
+    assert of(play) == Awaited(what="the run is suspended")
