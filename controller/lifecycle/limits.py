@@ -150,8 +150,8 @@ def stand_still(draft: Draft) -> None:
     run = draft.run
     for attempt in draft.live():
         its_turn = not startup.waits_for_its_turn(run, draft.jobs, attempt)
-        if attempt.status is AttemptStatus.SUBMITTED:
-            attempt = _tell_of_its_turn(draft, attempt, its_turn)
+        if attempt.status is AttemptStatus.SUBMITTED and attempt.allocation_id is None:
+            attempt = _tell_why_not_queued(draft, attempt)
         pauses = attempt.disconnected or run.suspended or not its_turn
         since = attempt.limit_paused_since
         if pauses and since is None:
@@ -161,14 +161,13 @@ def stand_still(draft: Draft) -> None:
             draft.change_attempt(attempt, limit_paused_since=None, limit_paused_total=total)
 
 
-def _tell_of_its_turn(draft: Draft, attempt: Attempt, its_turn: bool) -> Attempt:
-    """When the turn has come, the scheduler has not looked yet."""
-    sentence = startup.words_for_its_turn(draft.run)
-    if not its_turn:
-        return draft.change_attempt(attempt, pending_reason=sentence)
-    if attempt.pending_reason == sentence:
-        return draft.change_attempt(attempt, pending_reason=None)
-    return attempt
+def _tell_why_not_queued(draft: Draft, attempt: Attempt) -> Attempt:
+    """An attempt that has just come into the queue has no sentence: the scheduler has not looked
+    yet."""
+    sentence = startup.why_not_queued(draft.run, draft.jobs, attempt)
+    if sentence is None and not startup.is_why_not_queued(draft.run, attempt.pending_reason):
+        return attempt
+    return draft.change_attempt(attempt, pending_reason=sentence)
 
 
 def running_seconds(jobs: Iterable[Job], occurrence: int, now: float) -> float:

@@ -33,9 +33,6 @@ from controller.lifecycle.reports import (
 )
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
-SUSPENDED: Final = "the run is suspended"
-"""The `pending_reason` of what waits meanwhile."""
-
 
 def obey(draft: Draft, reports: Sequence[Report]) -> None:
     for request in _in_order(reports):
@@ -130,8 +127,7 @@ def _suspend(draft: Draft, request: SuspendRequested) -> None:
         draft.tell(EventKind.REQUEST, _cause(request), to_status="suspended", message=message)
     for attempt in draft.live():
         if attempt.status is AttemptStatus.SUBMITTED:
-            attempt = nominations.give_up(draft, attempt, _cause(request))
-            draft.change_attempt(attempt, pending_reason=SUSPENDED)
+            nominations.give_up(draft, attempt, _cause(request))
     if not request.abort_running:
         return
     for attempt in draft.live():
@@ -155,9 +151,6 @@ def _resume(draft: Draft, request: ResumeRequested) -> None:
     occurrences.forget_missed_triggers(draft)
     for job in list(draft.jobs):
         draft.set_retry_at(job, None)
-    for attempt in draft.live():
-        if attempt.pending_reason == SUSPENDED:
-            draft.change_attempt(attempt, pending_reason=None)
 
 
 def _scale(draft: Draft, request: ScaleRequested) -> None:
@@ -218,9 +211,7 @@ def _begin(draft: Draft, job: Job, request: ScaleRequested) -> None:
     last = job.attempts[-1] if job.attempts else None
     tried = last is not None and last.occurrence == draft.run.occurrence
     if not (tried or job.abandoned or occurrences.waits_for_trigger(draft.run)):
-        attempt = draft.fresh_attempt(job, _cause(request))
-        if draft.run.suspended:
-            draft.change_attempt(attempt, pending_reason=SUSPENDED)
+        draft.fresh_attempt(job, _cause(request))
 
 
 # -- one job --------------------------------------------------------------------------------

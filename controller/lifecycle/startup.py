@@ -8,8 +8,10 @@ its turn takes no place yet: held places of jobs that wait for each other could 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from controller.lifecycle.gangs.reading import (
+    a_rank_comes_back,
     is_current,
     is_gang_run,
     is_reserved,
@@ -18,6 +20,9 @@ from controller.lifecycle.gangs.reading import (
 from controller.lifecycle.model import Attempt, Job, Run, StartupOrder
 from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, verdict
 from controller.lifecycle.statuses import AttemptStatus
+
+SUSPENDED: Final = "the run is suspended"
+A_RANK_COMES_BACK: Final = "it is reserved: a rank of its run comes back and is placed first"
 
 _NEEDS_NO_START = ENDED_FOR_GOOD | {Verdict.DONE, Verdict.ABANDONED}
 
@@ -65,6 +70,21 @@ def waits_for_its_turn(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
             return attempt.container_started and not may_start(run, jobs, attempt)
         case _:
             return False
+
+
+def why_not_queued(run: Run, jobs: Sequence[Job], attempt: Attempt) -> str | None:
+    """Why the scheduler does not look for a place for this attempt; None: it does."""
+    if run.suspended:
+        return SUSPENDED
+    if not may_take_place(run, jobs, attempt):
+        return words_for_its_turn(run)
+    if is_reserved(attempt) and a_rank_comes_back(run, jobs):
+        return A_RANK_COMES_BACK
+    return None
+
+
+def is_why_not_queued(run: Run, sentence: str | None) -> bool:
+    return sentence in (SUSPENDED, A_RANK_COMES_BACK, words_for_its_turn(run))
 
 
 def words_for_its_turn(run: Run) -> str:

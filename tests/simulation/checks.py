@@ -33,7 +33,7 @@ from controller.lifecycle.statuses import (
 from controller.store.base import Changes
 from runner.schemas.frames import Decoder, Stream
 from shim.schemas import TaskInfo
-from tests.simulation import gangs, orders, placing
+from tests.simulation import gangs, orders, placing, standstill
 from tests.simulation.container import Container
 from tests.simulation.node import SimulatedNode
 from tests.simulation.verdicts import Circumstances, could_preempt, undeserved
@@ -100,6 +100,7 @@ class Checks:
         self._run_of: dict[str, str] = {}
         self._arriving: dict[str, RunState] = {}
         self._overlaps: dict[str, float] = {}
+        self._stuck_since: dict[tuple[str, str], float] = {}
         self._committed_nodes: dict[str, Node] = {}
         self._going_on: Counter[str] = Counter()
         self._calm_since: dict[str, float] = {}
@@ -129,12 +130,14 @@ class Checks:
                 *placing.breaches(before, after, nodes, self._committed_nodes),
                 *orders.overspent(after),
                 *orders.misnamed(after),
+                *standstill.unlimited(after),
                 *(() if self.clock_jumped else orders.out_of_order(before, after)),
             ):
                 self.violated(text)
             self.runs[run_id] = after
         for text in (*placing.names_taken_twice(self.runs), *self._overlong()):
             self.violated(text)
+        self.look()
         self._check_capacity()
         self._check_overlaps()
 
@@ -143,6 +146,31 @@ class Checks:
             return
         for state in self.runs.values():
             yield from orders.overlong(state, EPOCH + self._now(), LATE_SECONDS)
+
+    def look(self) -> None:
+        """For what stands still: it may be that nothing is committed any more."""
+        stuck = {
+            attempt.id: (attempt, text)
+            for state in self.runs.values()
+            for _, attempt in _attempts([state])
+            if not _is_final(attempt) and (text := self._stuck(state, attempt)) is not None
+        }
+        self._stuck_since = {
+            (key, text): self._stuck_since.get((key, text), self._now())
+            for key, (_, text) in stuck.items()
+        }
+        for (key, text), since in self._stuck_since.items():
+            if since + standstill.PATIENCE_SECONDS < self._now():
+                self.violated(f"attempt {key} {text}")
+
+    def _stuck(self, state: RunState, attempt: Attempt) -> str | None:
+        """None where something is, or was just now, in the way."""
+        name = self.names.get(attempt.node_id or "", "")
+        calm_from = max(self._is_calm_since(name), self.succeeded_at) + standstill.PATIENCE_SECONDS
+        if self.clock_jumped or attempt.id in self.rewound or calm_from >= self._now():
+            return None
+        node, container = self._nodes.get(name), self.containers.get(attempt.id)
+        return standstill.stuck(state, attempt, node, container, EPOCH + self._now())
 
     def put_back(self, runs: Mapping[str, RunState], nodes: Mapping[str, Node]) -> None:
         """The database was restored: what is newer than it nobody remembers."""

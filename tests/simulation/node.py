@@ -110,6 +110,8 @@ class SimulatedNode:
             wire.cut()
 
     def stop_shim(self) -> None:
+        for task in self.tasks.values():
+            task.forget_credentials()
         self._serving.clear()
         self._events.close()
 
@@ -270,6 +272,7 @@ class SimulatedNode:
                 if known.request != request:
                     raise conflict(f"task {task_id} exists already, with another body")
                 self._fences.raise_to(request.run_id, fence, incarnation)
+                known.give_credentials()
                 return known.info
             self._fences.check_revival(request.run_id, task_id, self._clock.now())
             if self.draining and self.ledger.get(request.allocation_id) is None:

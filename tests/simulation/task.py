@@ -30,6 +30,19 @@ class SimulatedTask:
         self.stop_ordered = asyncio.Event()
         self.driver: asyncio.Task[None] | None = None
         self.minder: asyncio.Task[None] | None = None
+        self.has_credentials = asyncio.Event()
+        self.forgot_credentials = asyncio.Event()
+        self.give_credentials()
+
+    def give_credentials(self) -> None:
+        self.forgot_credentials.clear()
+        self.has_credentials.set()
+
+    def forget_credentials(self) -> None:
+        """They were in the memory of a shim that has ended."""
+        if self.request.registry_auth is not None:
+            self.has_credentials.clear()
+            self.forgot_credentials.set()
 
     @property
     def ended(self) -> bool:
@@ -95,9 +108,14 @@ class TaskDriver:
         await self._enter(task, TaskStatus.PREPARING)
         await asyncio.sleep(chance.uniform(0.01, 0.5))
         await self._enter(task, TaskStatus.PULLING)
-        if task.request.image not in self.images:
+        private = task.request.registry_auth is not None
+        if private or task.request.image not in self.images:
             slow = start is Start.SLOW_PULL
-            await asyncio.sleep(chance.uniform(*(SLOW_PULL_SECONDS if slow else PULL_SECONDS)))
+            seconds = chance.uniform(*(SLOW_PULL_SECONDS if slow else PULL_SECONDS))
+            if private:
+                await self._pull_in_private(task, seconds)
+            else:
+                await asyncio.sleep(seconds)
             self._change(task, pull=PullProgress(downloaded=1, total=1))
             if start is Start.NO_SUCH_IMAGE:
                 return "image_pull_failed", "there is no such image"
@@ -112,6 +130,20 @@ class TaskDriver:
         self._started(task.info, task.container)
         await self._enter(task, TaskStatus.RUNNING)
         return None
+
+    async def _pull_in_private(self, task: SimulatedTask, seconds: float) -> None:
+        """It begins anew with each life of the shim, which has to ask for the password then."""
+        while True:
+            await self._serving.wait()
+            if not task.has_credentials.is_set():
+                self._change(task, needs_credentials=True)
+                await task.has_credentials.wait()
+                self._change(task, needs_credentials=False)
+            try:
+                async with asyncio.timeout(seconds):
+                    await task.forgot_credentials.wait()
+            except TimeoutError:
+                return
 
     async def _watch(self, task: SimulatedTask) -> None:
         container = task.container

@@ -21,6 +21,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
+from tests.simulation import standstill
 from tests.simulation.gangs import breaches, overdrawn_jobs
 
 RETRY = RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=1)
@@ -138,3 +139,33 @@ def test_a_job_that_spent_more_than_its_budget_is_found() -> None:
     assert list(overdrawn_jobs(failed_again(state, 0, 2))) == []
     (found,) = overdrawn_jobs(failed_again(state, 0, 3))
     assert found.endswith("spent 3 of 1 of budget failure")
+
+
+def test_what_waits_for_a_node_without_a_deadline_is_found() -> None:
+    state = placed(a_gang(), 0)
+    (found,) = standstill.unlimited(state)
+    assert found.endswith("is provisioning and has no deadline")
+    assert list(standstill.unlimited(changed(state, 0, provisioned_at=0.0))) == []
+
+
+def test_a_limit_that_stands_still_for_nothing_is_found() -> None:
+    state = changed(placed(a_gang(), 0), 0, provisioned_at=0.0, limit_paused_since=5.0)
+    (found,) = standstill.unlimited(state)
+    assert found.endswith("stands still, and nothing is in its way")
+    assert list(standstill.unlimited(changed(state, 0, disconnected=True))) == []
+
+
+def test_a_deadline_that_nobody_kept_is_found() -> None:
+    state = changed(placed(a_gang(), 0), 0, provisioned_at=0.0)
+    attempt = state.jobs[0].attempts[0]
+    assert standstill.stuck(state, attempt, None, None, 119.0) is None
+    missed = standstill.stuck(state, attempt, None, None, 120.0)
+    assert missed == "has missed its deadline (waiting_instance)"
+
+
+def test_a_job_that_waits_for_words_of_the_scheduler_in_vain_is_found() -> None:
+    state = a_gang()
+    found = standstill.stuck(state, state.jobs[0].attempts[0], None, None, 0.0)
+    assert found == "waits, and nobody says for what"
+    told = changed(state, 0, pending_reason="all is full")
+    assert standstill.stuck(told, told.jobs[0].attempts[0], None, None, 0.0) is None

@@ -18,6 +18,7 @@ from controller.lifecycle.model import (
     Limits,
     OnParentEnd,
     Operator,
+    RegistryCredentials,
     Resources,
     RetryEvent,
     RetryPolicy,
@@ -47,6 +48,8 @@ GANG_RETRIES = (
 UNHEARD = (None, 30.0, 120.0, 300.0, 600.0)
 SPARE = "spare"
 """The second fleet: it names no placement attribute, and no job needs it."""
+PRIVATE = 0.4
+"""Share of the runs whose images are had with a password only."""
 SCHEDULES = (("*/5 * * * *",), ("*/7 * * * *", "3 * * * *"))
 
 
@@ -75,6 +78,7 @@ def random_run(
     jobs, groups, policy = make(chance, site)
     if site.wide:
         jobs, groups, policy = _widened(jobs, groups, policy, more, site)
+        jobs, groups = _private(jobs, groups, Random(f"{name} at {now}"))
     wider = replace(
         policy,
         band=chance.choices(tuple(Band), weights=(15, 60, 25))[0],
@@ -183,6 +187,19 @@ def _widened(
             for one in groups
         ],
         replace(policy, startup_order=order, same_placement=together, limits=limits),
+    )
+
+
+def _private(
+    jobs: list[PlannedJob], groups: list[PlannedGroup], chance: Random
+) -> tuple[list[PlannedJob], list[PlannedGroup]]:
+    """Some images are had with a password only."""
+    if chance.random() >= PRIVATE:
+        return jobs, groups
+    login = RegistryCredentials(username="ann", password="s3cret")
+    return (
+        [replace(one, spec=replace(one.spec, registry_auth=login)) for one in jobs],
+        [replace(one, spec=replace(one.spec, registry_auth=login)) for one in groups],
     )
 
 

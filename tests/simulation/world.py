@@ -317,6 +317,7 @@ class World:
                     self.checks.violated(text)
                 break
             await asyncio.sleep(LOOK_EVERY_SECONDS)
+            self.checks.look()
             if self.restores:  # a request may have been on its way since before the restore
                 for node in self.nodes.values():
                     self.admin.clear_unknown(node)

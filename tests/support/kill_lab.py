@@ -32,6 +32,8 @@ from shim.client import ShimClient, ShimError, ShimUnavailable
 from shim.schemas import (
     Fence,
     GpuRequest,
+    PullPolicy,
+    RegistryAuth,
     SshRequest,
     TaskInfo,
     TaskRequest,
@@ -84,14 +86,25 @@ def path_with(folder: Path) -> Iterator[None]:
 class Findings:
     kills: int = 0
     lives: int = 0
+    asked: int = 0
+    """How often a task asked for its credentials again."""
     moments: Counter[str] = field(default_factory=Counter)
     restarts: list[float] = field(default_factory=list)
     """Seconds from the start of the process to its first answer."""
     violations: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class PrivateImage:
+    """Of a registry that wants a password."""
+
+    reference: str
+    login: RegistryAuth
+
+
 class KillLab:
-    """`runtime`: what runs in the containers; None: the script."""
+    """`runtime`: what runs in the containers; None: the script. Every other task has the `private`
+    image, if there is one, which is pulled for each anew."""
 
     def __init__(
         self,
@@ -100,9 +113,11 @@ class KillLab:
         image: str,
         seed: int,
         runtime: Path | None = None,
+        private: PrivateImage | None = None,
     ) -> None:
         self.docker, self.image, self.found = docker, image, Findings()
         self.dice = random.Random(seed)
+        self._private = private
         self._real = runtime is not None
         self._script = folder / "runtime" / "bin" / "fairlead-entrypoint"
         if runtime is None:
@@ -238,14 +253,28 @@ class KillLab:
             ssh=SshRequest(authorized_keys=(KEY,)),
         )
 
+    def _in_private(self, wanted: TaskRequest) -> TaskRequest:
+        if self._private is None:
+            return wanted
+        with suppress(AssertionError):
+            self.docker.docker("rmi", "-f", self._private.reference)
+        return msgspec.structs.replace(
+            wanted,
+            image=self._private.reference,
+            pull_policy=PullPolicy.ALWAYS,
+            registry_auth=self._private.login,
+        )
+
     async def live_once(self, number: int) -> None:
         """One task from its PUT to the release of its place, through any number of kills."""
         task_id, wanted = f"t{number}", self.request(number)
+        if number % 2:
+            wanted = await asyncio.to_thread(self._in_private, wanted)
         self.found.lives += 1
         await self._enter("put")
         await self._insist(lambda c: c.put_task(task_id, wanted, fence=FENCE))
         await self._enter("setting up")
-        running = await self._until(task_id, TaskStatus.RUNNING)
+        running = await self._until(task_id, TaskStatus.RUNNING, wanted)
         await self._enter("running")
         await self._check_owner(number, wanted)
         if self._real and running.status is TaskStatus.RUNNING:
@@ -253,7 +282,7 @@ class KillLab:
         order = TerminateRequest(grace=_GRACE, reason="terminated_by_user")
         await self._enter("stopping")
         await self._insist(lambda c: c.terminate(task_id, order, run_id=wanted.run_id, fence=FENCE))
-        ended = await self._until(task_id, TaskStatus.TERMINATED)
+        ended = await self._until(task_id, TaskStatus.TERMINATED, wanted)
         await self._check_end(task_id, ended)
         await self._enter("removing")
         await self._gone(lambda c: c.remove_task(task_id, run_id=wanted.run_id, fence=FENCE))
@@ -262,12 +291,17 @@ class KillLab:
             lambda c: c.release_allocation(wanted.allocation_id, run_id=wanted.run_id, fence=FENCE)
         )
 
-    async def _until(self, task_id: str, status: TaskStatus) -> TaskInfo:
+    async def _until(self, task_id: str, status: TaskStatus, wanted: TaskRequest) -> TaskInfo:
+        """As a controller does: a task that asks for its credentials gets them."""
+
         async def look(client: ShimClient) -> TaskInfo:
             events = client.events()
             await anext(events)
             info = await client.task(task_id)
             while info.status not in (status, TaskStatus.TERMINATED):
+                if info.needs_credentials:
+                    self.found.asked += 1
+                    await client.put_task(task_id, wanted, fence=FENCE)
                 event = await anext(events)
                 info = event.task if event.task and event.task.id == task_id else info
             await events.aclose()
@@ -370,15 +404,17 @@ class KillLab:
 
     async def readopt(self, count: int, tries: int) -> list[float]:
         """Seconds from the start of a killed shim to its first answer, with `count` containers."""
-        ids = [f"many{number}" for number in range(count)]
-        for number, task_id in enumerate(ids):
-            plain = msgspec.structs.replace(
+        many = {
+            f"many{number}": msgspec.structs.replace(
                 self.request(1000 + number, device=False),
                 run_id="many",
                 resources=TaskResources(cpu=0.1, memory=64 << 20),
             )
+            for number in range(count)
+        }
+        for task_id, plain in many.items():
             await self._insist(partial(_put, task_id=task_id, wanted=plain))
-        before = [await self._until(task_id, TaskStatus.RUNNING) for task_id in ids]
+        before = [await self._until(one, TaskStatus.RUNNING, many[one]) for one in many]
         took = []
         for _ in range(tries):
             await asyncio.to_thread(self.shim.kill9)
@@ -391,9 +427,9 @@ class KillLab:
                     self._broken(f"{info.id} has another container after the restart")
                 if after[info.id].status is not TaskStatus.RUNNING:
                     self._broken(f"{info.id} is {after[info.id].status} after the restart")
-        for task_id in ids:
+        for task_id, plain in many.items():
             await self._insist(partial(_kill, task_id=task_id))
-            await self._until(task_id, TaskStatus.TERMINATED)
+            await self._until(task_id, TaskStatus.TERMINATED, plain)
             await self._insist(partial(_remove, task_id=task_id))
         return took
 

@@ -65,7 +65,7 @@ def waiting_ranked(state: RunState) -> list[Attempt]:
 def waiting_reserved(state: RunState) -> list[Attempt]:
     """What is to be placed after all ranked ones, each on its own: the reserved attempts without a
     place. None while a rank comes back that will need its room."""
-    if _a_rank_comes_back(state):
+    if a_rank_comes_back(state.run, state.jobs):
         return []
     return [
         attempt
@@ -74,12 +74,12 @@ def waiting_reserved(state: RunState) -> list[Attempt]:
     ]
 
 
-def _a_rank_comes_back(state: RunState) -> bool:
+def a_rank_comes_back(run: Run, jobs: Iterable[Job]) -> bool:
     """Of a plain group beside the gang: it is tried again by itself, and must not find its room
     taken by a reserved job of its own run, which ends with the run only. Ranks that have not begun
     wait for it, so that nobody would ever leave."""
     over = (None, Reason.DONE_BY_RUNNER, Reason.ABANDONED)
-    return any(one.reason not in over for one in ranked_attempts(state.run, state.jobs))
+    return any(one.reason not in over for one in ranked_attempts(run, jobs))
 
 
 def ranked_hold_places(run: Run, jobs: Iterable[Job]) -> bool:

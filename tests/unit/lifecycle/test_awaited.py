@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from controller.lifecycle.awaited import NOT_LOOKED_AT, Awaited, awaited
-from controller.lifecycle.model import StartupOrder
+from controller.lifecycle.model import Group, StartupOrder
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NotPlaced
+from controller.lifecycle.statuses import AttemptStatus
 from tests.unit.lifecycle.asking import Ask
-from tests.unit.lifecycle.gangs.stage import GangPlay
+from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play
 
 
@@ -105,3 +106,19 @@ def test_a_suspended_run_waits_for_its_user() -> None:
     play = Play()
     play.send(Ask(play).suspend())
     assert of(play) == Awaited(what="the run is suspended")
+
+
+def test_a_suspended_run_waits_for_its_user_also_where_its_turn_would_have_come() -> None:
+    play = Play(jobs=2, startup_order=StartupOrder.MASTER_FIRST).to_running(0)
+    assert play.attempt(1).status is AttemptStatus.SUBMITTED
+    play.send(Ask(play).suspend(abort_running=True)).clean(0)
+    assert of(play, 1) == Awaited(what="the run is suspended")
+    play.send(Ask(play).resume())
+    assert of(play, 1) == Awaited(what="waits for its turn (startup_order: master-first)")
+
+
+def test_a_reserved_job_says_that_it_waits_for_a_rank_that_comes_back() -> None:
+    play = GangPlay(gang(2, 1), Group(name="data", nodes=1))
+    play.send(play.placed_in(0), play.placed_in(2))
+    play.send(play.accepted(2), play.seen(2)).fail(2, Reason.CREATING_CONTAINER_ERROR)
+    assert of(play, 1).what == "it is reserved: a rank of its run comes back and is placed first"

@@ -1,0 +1,74 @@
+"""No attempt stays where it is for nothing (LIFECYCLE.md section 2): each that is not final has a
+deadline, or waits for something that is named and can still come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.lifecycle import limits, startup
+from controller.lifecycle.awaited import NOT_LOOKED_AT, awaited
+from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+from tests.simulation.container import Container
+from tests.simulation.node import SimulatedNode
+
+PATIENCE_SECONDS = 120.0
+"""How long something may be as it should not be beside a node and a controller that are well."""
+
+_ON_ITS_WAY = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
+
+
+def unlimited(state: RunState) -> Iterator[str]:
+    """What this commit leaves without a limit on its way to RUNNING, or with one that stands still
+    although nothing is in its way; and what it leaves without words."""
+    for attempt in _live(state):
+        if awaited(state, attempt) is None:
+            yield f"{attempt.id} is {attempt.status}, and nothing says what it waits for"
+        if attempt.status not in _ON_ITS_WAY:
+            continue
+        its_turn = not startup.waits_for_its_turn(state.run, state.jobs, attempt)
+        stands_still = attempt.limit_paused_since is not None
+        if stands_still and its_turn and not (attempt.disconnected or state.run.suspended):
+            yield f"the limit of {attempt.id} stands still, and nothing is in its way"
+        if not stands_still and limits.deadline(state.run, attempt) is None:
+            yield f"{attempt.id} is {attempt.status} and has no deadline"
+
+
+def stuck(
+    state: RunState,
+    attempt: Attempt,
+    node: SimulatedNode | None,
+    container: Container | None,
+    now: float,
+) -> str | None:
+    """What is in truth so that nothing can move this attempt on, or should have done so; None when
+    something can. `now` in Unix seconds."""
+    limit = limits.deadline(state.run, attempt)
+    if limit is not None and now >= limit.at:
+        return f"has missed its deadline ({limit.name})"
+    if node is None:
+        found = awaited(state, attempt)
+        nameless = found is not None and found.what == NOT_LOOKED_AT
+        return "waits, and nobody says for what" if nameless else None
+    if attempt.disconnected:
+        return f"waits to hear of {node.name}, which is there"
+    task = node.tasks.get(attempt.id)
+    match attempt.status:
+        case AttemptStatus.PROVISIONING if task is not None:
+            return f"waits for {node.name} to accept it, which has done so"
+        case AttemptStatus.PULLING if task is None:
+            return f"waits for {node.name}, which knows nothing of it"
+        case AttemptStatus.PULLING if task is not None and task.info.needs_credentials:
+            return f"waits for {node.name}, which waits for credentials"
+        case AttemptStatus.RUNNING if container is not None and container.ended.is_set():
+            return f"runs on {node.name}, where its container has ended"
+        case AttemptStatus.TERMINATING if attempt.remove_at is None or now >= attempt.remove_at:
+            return f"does not end on {node.name}"
+        case _:
+            return None
+
+
+def _live(state: RunState) -> Iterator[Attempt]:
+    for job in state.jobs:
+        if job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES:
+            yield job.attempts[-1]
