@@ -216,7 +216,7 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
     attempt = _acknowledge(draft, attempt, report)
     if report.container_started:
         attempt = _container_started(draft, attempt)
-    elif attempt.status is AttemptStatus.PULLING:
+    elif attempt.status is AttemptStatus.PULLING and not attempt.container_started:
         attempt = _progressed(draft, attempt, report)
     draft.change_attempt(
         attempt,
