@@ -25,6 +25,9 @@ from controller.links.heartbeats import use_heartbeat_handlers
 
 _WINDOW_BYTES = 4 << 20
 _SMALL_BYTES = 4096
+CHANNEL_ERRORS = (asyncssh.Error, AssertionError)
+"""What asyncssh raises of a channel. It asserts that a channel has its connection, also where the
+connection may just have been closed: whoever awaits the channel wakes after that."""
 
 
 class ChannelTransport(asyncio.Transport):
@@ -35,6 +38,7 @@ class ChannelTransport(asyncio.Transport):
         self._channel = channel
         self._protocol: asyncio.BaseProtocol = protocol
         self._closing = False
+        self._lost = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return None if name in ("socket", "sslcontext", "ssl_object") else default
@@ -70,16 +74,20 @@ class ChannelTransport(asyncio.Transport):
                 self._channel.write_eof()
 
     def pause_reading(self) -> None:
-        self._channel.pause_reading()
+        if not self._lost:
+            self._channel.pause_reading()
 
     def resume_reading(self) -> None:
-        self._channel.resume_reading()
+        """aiohttp may ask this of a lost channel, which it hears of a few rounds later."""
+        if not self._lost:
+            self._channel.resume_reading()
 
     def is_reading(self) -> bool:
         return not self._closing
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._channel.set_write_buffer_limits(high, low)
+        if not self._lost:
+            self._channel.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
         return self._channel.get_write_buffer_size()
@@ -91,8 +99,8 @@ class ChannelTransport(asyncio.Transport):
         return self._protocol
 
     def lost(self) -> None:
-        """The channel is gone: nothing may be written any more."""
-        self._closing = True
+        """The channel is gone: nothing may be asked of it any more."""
+        self._closing = self._lost = True
 
 
 class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
@@ -179,7 +187,7 @@ class SshUnixConnector(aiohttp.BaseConnector):
                     self._path,
                     window=_WINDOW_BYTES,
                 )
-        except (asyncssh.Error, OSError) as error:
+        except (*CHANNEL_ERRORS, OSError) as error:
             raise ChannelFailed(req.connection_key, as_os_error(error), self._path) from error
         return protocol
 
@@ -210,6 +218,10 @@ def as_os_error(error: Exception) -> OSError: ...
 def as_os_error(error: None) -> None: ...
 def as_os_error(error: Exception | None) -> OSError | None:
     """asyncssh's errors are not ClientErrors, so nobody who uses aiohttp would expect one."""
-    if error is None or isinstance(error, OSError):
-        return error
-    return ConnectionResetError(errno.ECONNRESET, str(error) or type(error).__name__)
+    match error:
+        case None | OSError():
+            return error
+        case AssertionError():
+            return ConnectionResetError(errno.ECONNRESET, "the SSH connection was closed")
+        case _:
+            return ConnectionResetError(errno.ECONNRESET, str(error) or type(error).__name__)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import asyncssh
 
-from controller.links.channel import as_os_error
+from controller.links.channel import CHANNEL_ERRORS, as_os_error
 
 _WINDOW_BYTES = 4 << 20
 
@@ -61,5 +61,5 @@ class ChannelWriter:
 def _os_errors() -> Iterator[None]:
     try:
         yield
-    except asyncssh.Error as error:
+    except CHANNEL_ERRORS as error:
         raise as_os_error(error) from error

@@ -49,6 +49,7 @@ class Sockets:
         app.router.add_post("/echo", self._echo)
         app.router.add_get("/download", self._download)
         app.router.add_get("/flood", self._flood)
+        app.router.add_get("/page", self._page)
         app.router.add_get("/v1/logs", self._empty_page)
         app.router.add_get("/v1/logs/ws", self._websocket)
         return app
@@ -88,6 +89,12 @@ class Sockets:
             await response.write(b"x" * 65536)
             self.flooded += 65536
         return response
+
+    async def _page(self, request: web.Request) -> web.Response:
+        """More than aiohttp takes unread; then the connection ends."""
+        page = web.Response(body=b"x" * MIB)
+        page.force_close()
+        return page
 
     async def _empty_page(self, request: web.Request) -> web.Response:
         return web.Response(headers={LOG_COMPLETE_HEADER: "false", LOG_END_HEADER: "0"})

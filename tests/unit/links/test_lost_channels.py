@@ -1,0 +1,78 @@
+"""A connection that ends between two steps of a channel: asyncssh asserts that it still has one.
+Our callers expect connection errors, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import asyncssh
+import pytest
+
+from controller.links.channel import SshUnixConnector
+from controller.links.ssh import SshConnection
+from runner.client import RunnerUnavailable
+from shim.client import ShimUnavailable
+from tests.support.waiting import eventually
+from tests.unit.links.sshd import listening, sshd
+from tests.unit.links.test_links import ssh_linked
+
+ANSWERS = 40
+"""So many that it takes several rounds of the loop until all are told that they are lost."""
+
+
+@pytest.fixture
+def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[SshConnection], None]:
+    """Closes a connection in the turn in which its next channel is confirmed: asyncssh puts the
+    connection away before the task that opens the channel wakes."""
+    chosen: list[SshConnection] = []
+    confirm = asyncssh.SSHUNIXChannel.process_open_confirmation
+
+    def close_and_confirm(channel: Any, *args: Any) -> None:
+        for connection in chosen:
+            connection._ssh.abort()
+        confirm(channel, *args)
+
+    monkeypatch.setattr(asyncssh.SSHUNIXChannel, "process_open_confirmation", close_and_confirm)
+    return chosen.append
+
+
+async def test_a_connection_closed_while_a_channel_opens_is_an_unavailable_shim(
+    closing: Callable[[SshConnection], None],
+) -> None:
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        closing(connection)
+        with pytest.raises(ShimUnavailable):
+            await connection.shim.health()
+
+
+async def test_a_connection_closed_while_a_stream_opens_is_an_unavailable_runner(
+    closing: Callable[[SshConnection], None],
+) -> None:
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        closing(connection)
+        with pytest.raises(RunnerUnavailable):
+            await connection.runner(sockets.runner_path).connect_port(80)
+
+
+async def test_answers_that_are_read_on_after_their_connection_is_lost_tell_its_loss() -> None:
+    """All of each answer was received, its end too, but aiohttp had stopped reading; it hears of
+    the loss only after others did, and reads on before."""
+    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+        connector = SshUnixConnector(connection._ssh, sockets.path)
+        async with aiohttp.ClientSession("http://node", connector=connector) as session:
+            answers = [await session.get("/page") for _ in range(ANSWERS)]
+            await eventually(lambda: _ended_and_unread(connection) == ANSWERS)
+            server.cut()
+            await connection.wait_closed()
+            ends = await asyncio.gather(
+                *(answer.read() for answer in answers), return_exceptions=True
+            )
+    assert [type(end) for end in ends] == [aiohttp.ClientPayloadError] * ANSWERS
+
+
+def _ended_and_unread(connection: SshConnection) -> int:
+    channels = connection._ssh._channels.values()
+    return sum(channel._recv_state == "eof_pending" for channel in channels)
