@@ -13,6 +13,7 @@ segments are given to `retire`, and `sync` is for a thread.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from array import array
@@ -48,6 +49,9 @@ _SUFFIX = ".seg"
 _WARY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """The job may be root in its container and put a link or a pipe where a segment should be."""
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _WARY
+LIMIT_REACHED = "the log limit was reached"
+FILE_REMOVED = "their file was removed"
+DISK_FULL = "the disk was full"
 
 
 class Segment:
@@ -104,8 +108,9 @@ class SegmentLog:
         self._on_limit: Callable[[], None] | None = None
         self._fd = -1
         self._lost = 0
+        self._why_lost = ""
         folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
-        self._dropped_to, self.segments = _load(folder)
+        self._dropped_to, self.why_dropped, self.segments = _load(folder)
         self._total = sum(segment.size for segment in self.segments)
         if self.segments:
             self._fd = os.open(self.segments[-1].path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -135,14 +140,22 @@ class SegmentLog:
             for begin in range(0, len(payload), MAX_FRAME_PAYLOAD):
                 self.append(stream, payload[begin : begin + MAX_FRAME_PAYLOAD])
             return
-        if self._lost and not self._write(_marker(self.end - self._lost, self._lost, self._now_ns)):
-            self._lost += len(payload)
-            return
-        self._lost = 0
+        if self._lost:
+            written = self.end - self._lost
+            failure = self._write(_marker(written, self._lost, self._now_ns, self._why_lost))
+            if failure is not None:
+                self._lose(payload, failure)
+                return
+        self._lost, self._why_lost = 0, ""
         self.at_line_start = payload.endswith(b"\n")
-        if not self._write(Frame(self.end, self._now_ns(), stream, payload)):
-            self._lost = len(payload)
+        failure = self._write(Frame(self.end, self._now_ns(), stream, payload))
+        if failure is not None:
+            self._lose(payload, failure)
         self.bell.ring()
+
+    def _lose(self, payload: bytes, failure: OSError) -> None:
+        self._lost += len(payload)
+        self._why_lost = _also(self._why_lost, _why(failure))
 
     def finish(self) -> None:
         """No more output will come; readers may end once they have all."""
@@ -195,6 +208,18 @@ class SegmentLog:
     def reader(self, offset: int) -> LogReader:
         return LogReader(self, offset)
 
+    def lost_from(self, offset: int) -> tuple[int, str]:
+        """Up to where nothing is kept of what begins at `offset`, and why; `offset` itself when it
+        is kept, or its bytes may still come."""
+        if offset < self.start:
+            return self.start, self.why_dropped
+        index = bisect_right(self.segments, offset, key=lambda segment: segment.start)
+        if index < len(self.segments) and self.find(offset) is None:
+            return self.segments[index].start, FILE_REMOVED
+        if self.finished and offset >= self.end - self._lost:
+            return self.end, self._why_lost
+        return offset, ""
+
     def find(self, offset: int) -> Segment | None:
         """The segment that holds `offset`; None when nothing kept does."""
         index = bisect_right(self.segments, offset, key=lambda segment: segment.start) - 1
@@ -205,16 +230,18 @@ class SegmentLog:
     def is_newest(self, segment: Segment) -> bool:
         return bool(self.segments) and self.segments[-1] is segment
 
-    def _write(self, frame: Frame) -> bool:
-        """On a full disk the oldest segment makes room, but no more than one: somebody else may be
-        filling the disk, and then giving up more would gain nothing."""
+    def _write(self, frame: Frame) -> OSError | None:
+        """Why it failed. On a full disk the oldest segment makes room, but no more than one: other
+        programs may be filling the disk, and then giving up more would gain nothing."""
         data = encode(frame)
-        if not self._put(frame, data) and not (self._drop_oldest() and self._put(frame, data)):
-            return False
-        self._keep_quota()
-        return True
+        failure = self._put(frame, data)
+        if failure is not None and self._drop_oldest(_why(failure)):
+            failure = self._put(frame, data)
+        if failure is None:
+            self._keep_quota()
+        return failure
 
-    def _put(self, frame: Frame, data: bytes) -> bool:
+    def _put(self, frame: Frame, data: bytes) -> OSError | None:
         try:
             segment = self._segment_for(frame.offset, len(data))
             try:
@@ -222,11 +249,11 @@ class SegmentLog:
             except OSError:
                 self._cut_torn(segment)
                 raise
-        except OSError:
-            return False
+        except OSError as error:
+            return error
         segment.add(frame.end, len(data))
         self._total += len(data)
-        return True
+        return None
 
     def _cut_torn(self, segment: Segment) -> None:
         """Raises OSError; nothing is then written behind what is torn."""
@@ -239,7 +266,7 @@ class SegmentLog:
 
     def _keep_quota(self) -> None:
         dropped = False
-        while self._total > self._quota and self._drop_oldest():
+        while self._total > self._quota and self._drop_oldest(LIMIT_REACHED):
             dropped = True
         if dropped and self._on_limit is not None:
             on_limit, self._on_limit = self._on_limit, None
@@ -262,30 +289,31 @@ class SegmentLog:
         self.segments.append(segment)
         return segment
 
-    def _drop_oldest(self) -> bool:
+    def _drop_oldest(self, why: str) -> bool:
         if len(self.segments) < 2:
             return False
         oldest, keep_from = self.segments[0], self.segments[1].start
+        why = _also(self.why_dropped, why)
         marker = _segment_path(self._folder, 0)
         try:
             try:
-                self._put_marker(marker, keep_from)
+                self._put_marker(marker, keep_from, why)
             except OSError:  # no room even for that
                 oldest.path.unlink(missing_ok=True)
                 with suppress(OSError):
-                    self._put_marker(marker, keep_from)
+                    self._put_marker(marker, keep_from, why)
             if oldest.path != marker:
                 oldest.path.unlink(missing_ok=True)
         except OSError:
             return False
-        self._dropped_to = keep_from
+        self._dropped_to, self.why_dropped = keep_from, why
         self._total -= oldest.size
         del self.segments[0]
         return True
 
-    def _put_marker(self, path: Path, keep_from: int) -> None:
+    def _put_marker(self, path: Path, keep_from: int, why: str) -> None:
         temporary = self._folder / ".marker.tmp"
-        _write_file(temporary, encode(_marker(0, keep_from, self._now_ns)))
+        _write_file(temporary, encode(_marker(0, keep_from, self._now_ns, why)))
         os.replace(temporary, path)
 
 
@@ -297,28 +325,53 @@ def _write_file(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _marker(
-    offset: int, dropped: int, now_ns: Callable[[], int], why: str = "the log limit was reached"
-) -> Frame:
+def _marker(offset: int, dropped: int, now_ns: Callable[[], int], why: str) -> Frame:
     text = f"[fairlead: {dropped} bytes of output are gone, {why}]\n"
     return Frame(offset, now_ns(), Stream.MARKER, text.encode(), dropped)
 
 
-def _load(folder: Path) -> tuple[int, list[Segment]]:
-    """What was dropped, and the segments that are left, after a restart."""
-    dropped_to = 0
+def _why_of(marker: Frame) -> str:
+    """The words of `_marker`; of another marker that the limit was reached, as most are."""
+    _, found, why = marker.payload.decode(errors="replace").partition(" are gone, ")
+    return why.removesuffix("]\n") if found else LIMIT_REACHED
+
+
+def _why(failure: OSError) -> str:
+    """Why bytes that were to be written are gone, for the job's user."""
+    match failure.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return DISK_FULL
+        case int(number):
+            return f"they could not be written ({os.strerror(number)})"
+        case _:
+            return "they could not be written"
+
+
+def _also(known: str, why: str) -> str:
+    """Both reasons for what one marker stands for."""
+    if why in known:
+        return known
+    return f"{known} and {why}" if known else why
+
+
+def _load(folder: Path) -> tuple[int, str, list[Segment]]:
+    """What was dropped and why, and the segments that are left, after a restart."""
+    dropped_to, why = 0, ""
     segments: list[Segment] = []
     paths = sorted(p for p in folder.glob(f"*{_SUFFIX}") if p.stem.isdecimal() and p.is_file())
     for path in paths:
         segment = Segment(path, int(path.stem))
         frames = _scan(segment)
-        if frames == 1 and segment.start == 0 and _first_frame_is_marker(path):
-            dropped_to = segment.end
+        first = _first_frame(path) if frames == 1 and segment.start == 0 else None
+        if first is not None and first.stream is Stream.MARKER:
+            dropped_to, why = segment.end, _why_of(first)
         elif segment.end <= dropped_to or segment.size == 0:
             path.unlink()
         else:
             segments.append(segment)
-    return dropped_to, segments
+    if segments and segments[0].start > dropped_to:
+        why = _also(why, FILE_REMOVED)
+    return dropped_to, why, segments
 
 
 def _scan(segment: Segment) -> int:
@@ -336,8 +389,8 @@ def _scan(segment: Segment) -> int:
     return count
 
 
-def _first_frame_is_marker(path: Path) -> bool:
-    return next(Decoder().feed(path.read_bytes())).stream is Stream.MARKER
+def _first_frame(path: Path) -> Frame:
+    return next(Decoder().feed(path.read_bytes()))
 
 
 class LogReader:
@@ -394,32 +447,25 @@ class LogReader:
     def _seek(self) -> bytes:
         """Stand at `offset`; gives what must come first, a marker or the rest of a frame."""
         log = self._log
-        if self.offset < log.start:
-            marker = _marker(self.offset, log.start - self.offset, time.time_ns)
-            self.offset = log.start
-            return encode(marker)
         segment = log.find(self.offset)
         if segment is None:
             return self._skip_lost()
         try:
             self._fd = log.open_segment(segment)
         except FileNotFoundError:
-            missing, why = segment.end - self.offset, "their file was removed"
-            marker = _marker(self.offset, missing, time.time_ns, why)
-            self.offset = segment.end
-            return encode(marker)
+            return self._skip_to(segment.end, FILE_REMOVED)
         self._segment = segment
         index = bisect_right(segment.offsets, self.offset) - 1
         self._position = segment.positions[index]
         return self._skip_to_offset(segment)
 
     def _skip_lost(self) -> bytes:
-        """Only bytes that could not be written lie ahead, and no more will come."""
-        log = self._log
-        if not log.finished or self.offset >= log.end:
-            return b""
-        marker = _marker(self.offset, log.end - self.offset, time.time_ns)
-        self.offset = log.end
+        end, why = self._log.lost_from(self.offset)
+        return self._skip_to(end, why) if end > self.offset else b""
+
+    def _skip_to(self, end: int, why: str) -> bytes:
+        marker = _marker(self.offset, end - self.offset, time.time_ns, why)
+        self.offset = end
         return encode(marker)
 
     def _skip_to_offset(self, segment: Segment) -> bytes:

@@ -280,6 +280,8 @@ def test_a_disk_that_is_full_in_earnest_tears_nothing_and_keeps_the_newest(tmp_p
     for frame in frames[:-1]:
         text = b"%099d\n" % (frame.offset // 100)
         assert frame.stream is Stream.MARKER or frame.payload == text
+    markers = [frame.payload for frame in frames if frame.stream is Stream.MARKER]
+    assert {text.partition(b" are gone, ")[2] for text in markers} == {b"the disk was full]\n"}
 
 
 @settings(max_examples=50, deadline=None)
@@ -376,3 +378,84 @@ def test_a_disk_that_stays_full_takes_only_one_segment_of_the_log_for_each_try(
         patch.setattr("runner.segments.write_all", full)
         log.append(Stream.STDOUT, b"lost")
     assert len(log.segments) >= segments - 1
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSPC, b"the disk was full"),
+        (errno.EDQUOT, b"the disk was full"),
+        (errno.EIO, b"they could not be written (Input/output error)"),
+    ],
+)
+def test_a_marker_says_why_bytes_could_not_be_written(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch, number: int, why: bytes
+) -> None:
+    log = open_log()
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.segments.write_all", failing(number))
+        log.append(Stream.STDOUT, b"lost")
+    log.append(Stream.STDOUT, b"after")
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.segments.write_all", failing(number))
+        log.append(Stream.STDOUT, b"at the end")
+    log.finish()
+    assert [frame.payload for frame in read_all(log.reader(0))] == [
+        b"[fairlead: 4 bytes of output are gone, %b]\n" % why,
+        b"after",
+        b"[fairlead: 10 bytes of output are gone, %b]\n" % why,
+    ]
+
+
+def test_a_marker_of_the_oldest_output_says_why_it_had_to_go_after_a_restart_too(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(segment_size=4 * KIB)
+    written(log, 300, 100)
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.segments.write_all", failing(errno.ENOSPC, from_size=KIB))
+        log.append(Stream.STDOUT, b"x" * KIB)
+    full = first_marker(log)
+    log.limit(16 * KIB)
+    log.append(Stream.STDOUT, b"x")
+    both = first_marker(log)
+    log.close()
+    again = open_log(segment_size=4 * KIB)
+    assert full == b"the disk was full]\n"
+    assert both == b"the disk was full and the log limit was reached]\n"
+    assert first_marker(again) == both
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_segment_that_is_gone_at_a_restart_is_told_and_the_rest_is_read(
+    open_log: Open, number: int
+) -> None:
+    log = open_log(segment_size=4 * KIB)
+    text = written(log, 300, 100)
+    log.close()
+    gone = log.segments[number]
+    gone.path.unlink()
+    frames = read_all(open_log(segment_size=4 * KIB).reader(0))
+    size = gone.end - gone.start
+    told = b"[fairlead: %d bytes of output are gone, their file was removed]\n" % size
+    assert [f.payload for f in frames if f.stream is Stream.MARKER] == [told]
+    kept = [frame for frame in frames if frame.stream is Stream.STDOUT]
+    assert payload(kept) == text[: gone.start] + text[gone.end :]
+
+
+def first_marker(log: SegmentLog) -> bytes:
+    """Why the oldest output is gone."""
+    frame = read_all(log.reader(0))[0]
+    assert frame.stream is Stream.MARKER
+    return frame.payload.partition(b" are gone, ")[2]
+
+
+def failing(number: int, from_size: int = 0) -> Callable[[int, bytes], None]:
+    """In place of `write_all`: fails for what is at least so large."""
+
+    def write(fd: int, data: bytes) -> None:
+        if len(data) >= from_size:
+            raise OSError(number, os.strerror(number))
+        os.write(fd, data)
+
+    return write
