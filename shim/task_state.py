@@ -36,6 +36,8 @@ class TaskState:
         self.stop_wanted = asyncio.Event()
         self.stop_hurried = asyncio.Event()
         self.removing = asyncio.Lock()
+        self.left_run = False
+        """Whether its removal came past what it shared with other tasks of its run."""
         self.driver: asyncio.Task[None] | None = None
         self._records = records
         self._events = events

@@ -408,6 +408,12 @@ class Supervisor:
             task.info.run_id == run_id and task.info.id != besides for task in self._tasks.values()
         )
 
+    def _run_has_others(self, task: TaskState) -> bool:
+        return any(
+            other.info.run_id == task.info.run_id and other is not task and not other.left_run
+            for other in self._tasks.values()
+        )
+
     def _track(self, record: TaskRecord, request: TaskRequest | None = None) -> TaskState:
         auth = request.registry_auth if request else None
         task = TaskState(record, self._books.tasks, self.events, auth)
@@ -419,14 +425,13 @@ class Supervisor:
         task.driver = asyncio.create_task(driver.drive(self._context(task)), name=name)
 
     def _context(self, task: TaskState) -> StepContext:
-        info = task.info
         return StepContext(
             task=task,
             engine=self.engine,
             settings=self.settings,
             executor=self._executor,
             run_locks=self._run_locks,
-            run_is_used=lambda: self._run_is_used(info.run_id, besides=info.id),
+            run_is_used=lambda: self._run_has_others(task),
             gpus=self.gpus.infos,
             images=self.images,
             mounter=self._mounter,

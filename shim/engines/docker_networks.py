@@ -4,8 +4,11 @@ A network's labels cannot change, so the run's containers carry its name: that i
 of the shim knows which network is whose. One without containers is spare. A used network is never
 handed to another run.
 
-Nobody waits for what is done here for later: a run's end not for its network's, and a run's start
-shares the machine with the making of the next spare only when starts come thick and fast.
+No caller waits for what is done here for later: a run's end not for its network's, and a run's
+start shares the machine with the making of the next spare only when starts come thick and fast.
+
+A network may stay without a run: its removal failed, or the engine made it and its answer was lost.
+All of ours are compared with those that have an owner now and then, and the others are removed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from shim.engines.base import EngineError
+from shim.engines.docker_errors import NotFound
 
 log = logging.getLogger(__name__)
 
@@ -25,53 +29,75 @@ Call = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _START_SECONDS = 2.0
 """A container that took the spare has started by then."""
+_TIDY_SECONDS = 300.0
 
 
 class RunNetworks:
-    """`call` runs an act of docker-py in a thread, its errors in our words."""
+    """`call` runs an act of docker-py in a thread, its errors in our words. Every `tidy_every`
+    seconds networks without an owner are looked for."""
 
-    def __init__(self, call: Call, label: str) -> None:
+    def __init__(self, call: Call, label: str, tidy_every: float = _TIDY_SECONDS) -> None:
         self._call = call
         self._label = label
+        self._tidy_every = tidy_every
         self._api: Any = None
         self._of_run: dict[str, str] = {}
         self._giving: dict[str, asyncio.Task[None]] = {}
         self._spare: str | None = None
         self._making: asyncio.Task[None] | None = None
+        self._unanswered: set[str] = set()
+        """Names of networks that are being made for whoever asked."""
+        self._tidying: asyncio.Task[None] | None = None
         self._removing: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
 
     async def open(self, api: Any, used: Iterable[tuple[str, str]]) -> None:
-        """`used` are the (run, network) pairs that the containers name."""
+        """`used` are the (run, network) pairs that the containers name. A run may have two, one of
+        which was pruned from under its ended containers."""
         self._api = api
-        self._of_run = dict(used)
-        idle = await self._unused()
-        for name in idle[1:]:
-            await self._remove(name)
+        existing = await self._ours()
+        self._of_run = {run_id: name for run_id, name in used if name in existing}
+        idle = self._without_owner(existing)
         self._spare = idle[0] if idle else None
+        for name in idle[1:]:
+            await self._retire(name)
         self._idle.set()
         self._make_spare()
+        self._tidying = asyncio.create_task(self._tidy(), name="networks without a run")
 
     async def close(self) -> None:
         """Nothing is left of what no run has. Where that fails, the next life finds it without
         containers."""
-        making = {self._making} if self._making else set()
-        chores = {*self._removing, *self._giving.values(), *making}
+        beside = {task for task in (self._making, self._tidying) if task is not None}
+        chores = {*self._removing, *self._giving.values(), *beside}
         for chore in chores:
             chore.cancel()
         await asyncio.gather(*chores, return_exceptions=True)
-        if self._api is None:
-            return
+        self._spare = None
+        if self._api is not None:
+            await self._retire_all_without_owner()
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(self._tidy_every)
+            await self._retire_all_without_owner()
+
+    async def _retire_all_without_owner(self) -> None:
         try:
-            for name in await self._unused():
+            for name in self._without_owner(await self._ours()):
                 await self._retire(name)
         except EngineError as error:
             log.warning("networks may be left behind: %s", error)
 
-    async def _unused(self) -> list[str]:
+    async def _ours(self) -> set[str]:
         filters = {"label": self._label}
         found = await self._call(lambda: self._api.networks(filters=filters))
-        return sorted({network["Name"] for network in found} - set(self._of_run.values()))
+        return {network["Name"] for network in found}
+
+    def _without_owner(self, names: set[str]) -> list[str]:
+        """One that has none now gets none any more: names are never used twice."""
+        owned = {*self._of_run.values(), *self._unanswered, self._spare}
+        return sorted(names - owned)
 
     def name_of(self, run_id: str) -> str:
         """Raises EngineError when `ensure` was not called for the run."""
@@ -91,7 +117,7 @@ class RunNetworks:
         await asyncio.shield(giving)
 
     async def remove(self, run_id: str) -> None:
-        """It is gone soon after, or, should that fail, when the shim starts again."""
+        """It is gone soon after; should that fail, once networks without a run are looked for."""
         if giving := self._giving.get(run_id):
             await asyncio.wait({giving})
         name = self._of_run.pop(run_id, None)
@@ -116,14 +142,19 @@ class RunNetworks:
     async def _make(self) -> str:
         name = f"fairlead-{uuid.uuid4().hex[:12]}"
         key, _, value = self._label.partition("=")
-        await self._call(
-            lambda: self._api.create_network(name, driver="bridge", labels={key: value})
-        )
+        self._unanswered.add(name)
+        try:
+            await self._call(
+                lambda: self._api.create_network(name, driver="bridge", labels={key: value})
+            )
+        finally:
+            self._unanswered.discard(name)
         return name
 
     async def _remove(self, name: str) -> None:
         if await self._exists(name):
-            await self._call(lambda: self._api.remove_network(name))
+            with contextlib.suppress(NotFound):
+                await self._call(lambda: self._api.remove_network(name))
 
     async def _retire(self, name: str) -> None:
         try:

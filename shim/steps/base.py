@@ -37,7 +37,8 @@ class RunLocks:
 
 
 class StepContext(msgspec.Struct):
-    """What the steps of one task share. `run_is_used` says whether other tasks of the run exist."""
+    """What the steps of one task share. `run_is_used` says whether other tasks of the run exist
+    that have not left it."""
 
     task: TaskState
     engine: Engine

@@ -14,8 +14,10 @@ class Network:
                 await ctx.engine.ensure_network(run_id)
 
     async def undo(self, ctx: StepContext) -> None:
+        """Of tasks that are removed at the same time the last one to come here takes it away."""
         run_id = ctx.task.info.run_id
         async with ctx.run_locks.of(run_id):
+            ctx.task.left_run = True
             if not ctx.run_is_used():
                 await ctx.engine.remove_network(run_id)
         if not ctx.run_is_used():

@@ -20,10 +20,14 @@ class Api:
 
     def __init__(self) -> None:
         self.existing: set[str] = set()
+        self.attached: set[str] = set()
+        """Those that containers use: they cannot be removed."""
+        self.looks = 0
 
     def networks(
         self, names: list[str] | None = None, filters: dict[str, str] | None = None
     ) -> list[dict[str, str]]:
+        self.looks += 1
         wanted = None if names is None else {name.strip("^$") for name in names}
         return [{"Name": name} for name in self.existing if wanted is None or name in wanted]
 
@@ -31,13 +35,15 @@ class Api:
         self.existing.add(name)
 
     def remove_network(self, name: str) -> None:
+        if name in self.attached:
+            raise EngineError(f"{name} has active endpoints")
         self.existing.remove(name)
 
 
 class World:
     def __init__(self) -> None:
         self.api = Api()
-        self.networks = RunNetworks(self._call, "fairlead.install=i")
+        self.networks = RunNetworks(self._call, "fairlead.install=i", tidy_every=0.01)
         self.engine_goes_on = asyncio.Event()
         self.engine_goes_on.set()
         self.broken = False
@@ -116,3 +122,65 @@ async def test_an_engine_that_is_away_does_not_keep_it_from_its_end(
     world.broken = True
     await world.networks.close()
     assert "left behind: the engine is ill" in caplog.text
+
+
+async def test_a_network_that_could_not_be_removed_goes_later(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.networks.ensure("run")
+    name = world.networks.name_of("run")
+    world.api.attached.add(name)
+    await world.networks.remove("run")
+    await eventually(lambda: "has active endpoints" in caplog.text, DEADLINE)
+    world.api.attached.clear()
+    await eventually(lambda: name not in world.api.existing, DEADLINE)
+
+
+async def test_a_network_of_whose_making_nothing_was_heard_goes_later(world: World) -> None:
+    """The engine makes it, and its answer is lost; the run that wanted it gets another one."""
+    await eventually(lambda: len(world.api.existing) == 1, DEADLINE)
+    await world.networks.ensure("first")
+    before = set(world.api.existing)
+    world.broken = True
+    with pytest.raises(EngineError, match="ill"):
+        await world.networks.ensure("run")
+    (lost,) = world.api.existing - before
+    world.broken = False
+    await world.networks.ensure("run")
+    await eventually(lambda: lost not in world.api.existing, DEADLINE)
+    assert world.networks.name_of("run") in world.api.existing
+
+
+async def test_networks_that_are_being_made_or_lent_are_no_leftovers(world: World) -> None:
+    world.engine_goes_on.clear()
+    starting = [asyncio.create_task(world.networks.ensure(f"run-{number}")) for number in range(5)]
+    await eventually(lambda: len(world.api.existing) >= 5, DEADLINE)
+    world.engine_goes_on.set()
+    await asyncio.gather(*starting)
+    looked = world.api.looks
+    await eventually(lambda: world.api.looks >= looked + 5, DEADLINE)
+    names = {world.networks.name_of(f"run-{number}") for number in range(5)}
+    assert names <= world.api.existing
+
+
+async def test_of_two_networks_of_a_run_the_one_that_exists_is_its_own() -> None:
+    """One was pruned from under a container that had ended, and a later task got another one."""
+    for used in ([("run", "pruned"), ("run", "later")], [("run", "later"), ("run", "pruned")]):
+        world = World()
+        world.api.existing.add("later")
+        world.api.attached.add("later")
+        await world.networks.open(world.api, used)
+        await world.networks.ensure("other")
+        assert world.networks.name_of("run") == "later"
+        assert world.networks.name_of("other") != "later"
+        await world.networks.close()
+
+
+async def test_a_leftover_that_cannot_be_removed_does_not_keep_the_shim_from_starting() -> None:
+    world = World()
+    world.api.existing |= {"a", "b", "c"}
+    world.api.attached |= {"b", "c"}
+    await world.networks.open(world.api, ())
+    await world.networks.ensure("run")
+    assert world.networks.name_of("run") == "a"
+    await world.networks.close()

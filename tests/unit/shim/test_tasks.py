@@ -167,6 +167,21 @@ async def test_a_network_stays_while_another_task_of_the_run_uses_it(node: Node)
         assert node.host.networks == {RUN}
 
 
+async def test_the_network_goes_with_the_last_tasks_of_a_run_when_they_go_together(
+    node: Node,
+) -> None:
+    async with node.shim() as service:
+        for task_id in ("t1", "t2", "t3"):
+            await put(service, task_id, allocation_id=f"place-{task_id}")
+            await until(service, task_id, TaskStatus.RUNNING)
+            await service.supervisor.terminate(task_id, ABORT, SPEAKER)
+            await until(service, task_id, TaskStatus.TERMINATED)
+        removing = [service.supervisor.remove(task_id, SPEAKER) for task_id in ("t1", "t2", "t3")]
+        await asyncio.gather(*removing)
+        assert service.supervisor.infos == ()
+        assert node.host.networks == set()
+
+
 async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
