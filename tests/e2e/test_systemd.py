@@ -1,7 +1,9 @@
-"""The shim under systemd: the unit is right, and systemd hears what it waits for."""
+"""Units that are installed: systemd understands them, and hears from the shim what it waits for."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -16,28 +18,29 @@ from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
-UNIT = CHECKOUT / "packer" / "systemd" / "fairlead-shim.service"
+UNITS = sorted((CHECKOUT / "packer" / "systemd").glob("*.service"))
+SHIM = CHECKOUT / "packer" / "systemd" / "fairlead-shim.service"
+_PROGRAM = re.compile(r"^Exec\w+=(\S+)", re.MULTILINE)
 OWN_MOUNTS = ("ProtectSystem", "PrivateTmp", "ProtectHome", "ReadOnlyPaths", "PrivateDevices")
 
 
-def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_understands_every_line_of_the_unit(unit: Path, tmp_path: Path) -> None:
     units = tmp_path / "etc" / "systemd" / "system"
-    program = tmp_path / "opt/fairlead/venv/bin/fairlead-shim"
-    for folder in (units, program.parent):
-        folder.mkdir(parents=True)
-    program.touch(mode=0o755)
-    for name in ("docker.service", "sysinit.target", "basic.target", "shutdown.target"):
+    units.mkdir(parents=True)
+    for program in _PROGRAM.findall(unit.read_text()):
+        stand_in = tmp_path / program.lstrip("/")
+        stand_in.parent.mkdir(parents=True, exist_ok=True)
+        stand_in.touch(mode=0o755)
+    for name in ("sysinit.target", "basic.target", "shutdown.target"):
         (units / name).write_text("[Unit]\nDefaultDependencies=no\n")
-    (units / "docker.service").write_text(
-        "[Service]\nExecStart=/opt/fairlead/venv/bin/fairlead-shim\n"
-    )
-    (units / UNIT.name).write_text(UNIT.read_text())
-    said = run(["systemd-analyze", "verify", f"--root={tmp_path}", UNIT.name])
-    assert [line for line in said.splitlines() if UNIT.name in line] == []
+    shutil.copy(unit, units)
+    said = run(["systemd-analyze", "verify", f"--root={tmp_path}", unit.name])
+    assert [line for line in said.splitlines() if unit.name in line] == []
 
 
-def test_the_unit_shares_its_mounts_with_dockerd() -> None:
-    settings = {line.partition("=")[0] for line in UNIT.read_text().splitlines()}
+def test_the_shims_unit_shares_its_mounts_with_dockerd() -> None:
+    settings = {line.partition("=")[0] for line in SHIM.read_text().splitlines()}
     assert settings.isdisjoint(OWN_MOUNTS)
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.support.daemons import run
+from tests.support.daemons import inside, run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.ssh_daemon import TUNNEL_USER, SshDaemon
@@ -116,6 +116,10 @@ class Host:
         who = ["--user", TUNNEL_USER, "--host-key", self.sshd.host_key]
         socket = ["--socket", str(self.shim.socket)]
         controller.cli("node", "add", self.name, *where, *who, *socket).succeeded()
+
+    def in_its_network(self, *command: str | Path) -> list[str | Path]:
+        """A command line that runs this there."""
+        return [*inside(self._namespace), *command]
 
     def start(self) -> None:
         self.sshd.start()

@@ -1,7 +1,7 @@
 """What a stolen key of the controller is good for: the sockets of its group, and nothing else.
 
-sshd cannot refuse TCP from the node without refusing unix sockets too: that is left to a firewall
-rule by owner, and shown here so that nobody takes it for granted.
+sshd cannot refuse TCP from the node without refusing unix sockets too: that is left to the firewall
+by owner, see tests/e2e/test_firewall.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import RunLab
-from tests.support.ssh_daemon import SshDaemon
 
 pytestmark = pytest.mark.e2e
 
@@ -81,11 +80,3 @@ async def test_it_may_not_listen_on_the_node(
         await tunnel.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 9)
     with pytest.raises(asyncssh.ChannelListenError):
         await tunnel.forward_remote_path(str(lab.shim.socket.parent / "mine"), "/nowhere")
-
-
-async def test_tcp_from_the_node_is_left_to_its_firewall(
-    sshd: SshDaemon, tunnel: asyncssh.SSHClientConnection
-) -> None:
-    reader, writer = await tunnel.open_connection("127.0.0.1", sshd.port)
-    assert (await reader.readexactly(4)) == b"SSH-"
-    writer.close()
