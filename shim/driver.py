@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from shim import doors, safe_files, stopping
-from shim.engines.base import EngineError, EngineUnavailable, Exit
+from shim.engines.base import EngineError, EngineUnavailable, Exit, NodeFault
 from shim.records import StopOrder
 from shim.schemas import TaskStatus
 from shim.steps.base import Step, StepContext
@@ -56,7 +56,7 @@ async def drive(ctx: StepContext) -> None:
             await _watch(ctx)
     except Exception as error:
         log.exception("task %s: the shim failed", ctx.task.info.id)
-        await _give_up(ctx, "creating_container_error", f"the shim failed: {error}")
+        await _give_up(ctx, EngineError.reason, f"the shim failed: {error}")
 
 
 async def undo_all(ctx: StepContext) -> None:
@@ -84,13 +84,20 @@ async def _set_up(ctx: StepContext) -> bool:
     error = work.exception()
     if error is None:
         return True
+    await _give_up(ctx, _reason_of(ctx, error), str(error))
+    return False
+
+
+def _reason_of(ctx: StepContext, error: BaseException) -> str:
+    """What the disk refuses is the node's fault. A fault of our own may come again with each try,
+    and must not be tried forever."""
+    if isinstance(error, EngineError):
+        return error.reason
     if isinstance(error, OSError):
         log.error("task %s: setting up failed: %s", ctx.task.info.id, error)
-    reason = error.reason if isinstance(error, EngineError) else EngineError.reason
-    if not isinstance(error, EngineError | OSError):
-        log.error("task %s: setting up failed", ctx.task.info.id, exc_info=error)
-    await _give_up(ctx, reason, str(error))
-    return False
+        return NodeFault.reason
+    log.error("task %s: setting up failed", ctx.task.info.id, exc_info=error)
+    return EngineError.reason
 
 
 async def _do_all(ctx: StepContext) -> None:

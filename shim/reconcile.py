@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from shim import owners
-from shim.engines.base import ContainerState, Engine, Found
+from shim.engines.base import ContainerState, Engine, Found, NodeFault
 from shim.fences import KEPT_AFTER_LAST_TASK
 from shim.node import boot_id
 from shim.records import FenceRecord, Loaded, RecordBooks, TaskRecord
@@ -149,7 +149,7 @@ def _without_place(record: TaskRecord, losers: dict[str, str]) -> TaskRecord:
     message = losers.get(record.info.id)
     if message is None:
         return record
-    return _ended(record, "creating_container_error", message, gpus=())
+    return _ended(record, NodeFault.reason, message, gpus=())
 
 
 def _ended(record: TaskRecord, reason: str, message: str, **changes: Any) -> TaskRecord:

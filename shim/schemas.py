@@ -240,7 +240,8 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `reason` is one of LIFECYCLE.md's names when the shim has one to give (`image_pull_failed`,
     `creating_container_error`, `container_exited_with_error`, `out_of_memory`, `volume_error`,
-    `ports_binding_failed`, ...) or the reason given to `terminate`. `exit_record` is the text of
+    `ports_binding_failed`, `instance_unreachable` when the fault is the node's, ...) or the reason
+    given to `terminate`. `exit_record` is the text of
     the runner's exit record (JSON of `runner.schemas.ExitRecord`), which outlives the container;
     the job can have forged it, so it is never more than a claim about that job.
     """

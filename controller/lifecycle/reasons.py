@@ -243,7 +243,9 @@ ROWS: Mapping[Reason, Row] = {
     ),
     Reason.INSTANCE_ACCESS_REVOKED: _node_failure("The node does not let the controller in."),
     Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure("The provider took the node back."),
-    Reason.INSTANCE_UNREACHABLE: _node_failure("The node is gone or was silent for too long."),
+    Reason.INSTANCE_UNREACHABLE: _node_failure(
+        "The node is gone, was silent for too long, or could not run the job."
+    ),
     Reason.GPU_UNHEALTHY: _node_failure("A GPU of the job became unhealthy."),
     Reason.LOST_AFTER_REVIVAL: _node_failure("The node is there but no longer has the job."),
     Reason.NODE_DRAINED: Row(

@@ -30,13 +30,19 @@ class EngineError(Exception):
     reason = "creating_container_error"
 
 
+class NodeFault(EngineError):
+    """The node is not as it should be, which is no failure of the job's: it is tried again."""
+
+    reason = "instance_unreachable"
+
+
 class PortsTaken(EngineError):
     """No port of the node could be published for the container."""
 
     reason = "ports_binding_failed"
 
 
-class EngineUnavailable(EngineError):
+class EngineUnavailable(NodeFault):
     """The engine does not answer; the same act may succeed later."""
 
 
@@ -62,6 +68,8 @@ class ImageError(EngineError):
     def __init__(self, message: str, problem: ImageProblem = ImageProblem.OTHER) -> None:
         super().__init__(message)
         self.problem = problem
+        if problem is ImageProblem.NO_SPACE:
+            self.reason = NodeFault.reason
 
 
 class Storage(msgspec.Struct, frozen=True):

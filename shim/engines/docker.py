@@ -21,7 +21,7 @@ import docker.errors
 import requests.exceptions
 import urllib3.exceptions
 
-from shim.engines import docker_past, docker_request
+from shim.engines import docker_faults, docker_past, docker_request
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
@@ -30,10 +30,11 @@ from shim.engines.base import (
     Exit,
     Found,
     ImageInfo,
+    NodeFault,
     PortsTaken,
     Storage,
 )
-from shim.engines.docker_errors import Conflict, NotFound, unreachable
+from shim.engines.docker_errors import Conflict, NotFound, Refused, unreachable
 from shim.engines.docker_events import EventFollower
 from shim.engines.docker_images import DockerImages
 from shim.engines.docker_networks import RunNetworks
@@ -184,8 +185,10 @@ class DockerEngine:
             found = await self._call(lambda: self._api.inspect_container(name))
             labels = found["Config"].get("Labels") or {}
             if labels.get(_INSTALL) != self._install_id or labels.get(_TASK) != spec.task_id:
-                raise EngineError(f"a container named {name} exists that is not ours") from conflict
+                raise NodeFault(f"a container named {name} exists that is not ours") from conflict
             return str(found["Id"])
+        except EngineError as error:
+            raise docker_faults.of_create(error) from None
         container_id = str(made["Id"])
         self._never_started.add(container_id)
         return container_id
@@ -207,7 +210,8 @@ class DockerEngine:
                 raise
             except EngineError as error:
                 if "address already in use" not in str(error):
-                    raise EngineError(docker_request.explain_start(str(error))) from None
+                    self._networks.distrust(str(error))
+                    raise docker_faults.of_start(error) from None
                 if not left:
                     raise PortsTaken(str(error)) from None
             else:
@@ -397,7 +401,9 @@ class DockerEngine:
             raise NotFound(_text(error)) from None
         except docker.errors.APIError as error:
             status = error.response.status_code if error.response is not None else 0
-            raise (Conflict if status == 409 else EngineError)(_text(error)) from None
+            if status == 409:
+                raise Conflict(_text(error)) from None
+            raise Refused(_text(error), status) from None
         except _LOST as error:
             raise unreachable(self._url, error) from None
         except docker.errors.DockerException as error:

@@ -11,12 +11,22 @@ _SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
 _DENIED = "Permission denied"
 
 
-class NotFound(EngineError):
-    pass
+class Refused(EngineError):
+    """`status` is that of the engine's answer."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-class Conflict(EngineError):
-    pass
+class NotFound(Refused):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 404)
+
+
+class Conflict(Refused):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 409)
 
 
 def unreachable(url: str, error: Exception) -> EngineUnavailable:

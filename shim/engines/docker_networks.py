@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from shim.engines.base import EngineError
+from shim.engines.base import EngineError, NodeFault
 from shim.engines.docker_errors import NotFound
 
 log = logging.getLogger(__name__)
@@ -100,21 +100,26 @@ class RunNetworks:
         return sorted(names - owned)
 
     def name_of(self, run_id: str) -> str:
-        """Raises EngineError when `ensure` was not called for the run."""
+        """Raises NodeFault when `ensure` was not called for the run."""
         try:
             return self._of_run[run_id]
         except KeyError:
-            raise EngineError(f"run {run_id} has no network") from None
+            raise NodeFault(f"run {run_id} has no network") from None
 
     async def ensure(self, run_id: str) -> None:
         """Goes on when the caller is cancelled: a network that is being made must have an owner, or
-        nobody would remove it."""
+        nobody would remove it. Raises NodeFault: no job says anything about its network."""
         giving = self._giving.get(run_id)
         if giving is None:
             giving = asyncio.create_task(self._give(run_id), name=f"network of run {run_id}")
             self._giving[run_id] = giving
             giving.add_done_callback(lambda _: self._giving.pop(run_id, None))
-        await asyncio.shield(giving)
+        try:
+            await asyncio.shield(giving)
+        except NodeFault:
+            raise
+        except EngineError as error:
+            raise NodeFault(f"the run's network cannot be made: {error}") from None
 
     async def remove(self, run_id: str) -> None:
         """It is gone soon after; should that fail, once networks without a run are looked for."""
@@ -125,6 +130,14 @@ class RunNetworks:
             chore = asyncio.create_task(self._retire(name), name=f"removing network {name}")
             self._removing.add(chore)
             chore.add_done_callback(self._removing.discard)
+
+    def distrust(self, said: str) -> None:
+        """The engine named a run's network as it refused to start a container there: it has lost
+        the network, or what that is made of. The run's next container gets another one."""
+        for run_id, name in tuple(self._of_run.items()):
+            if name in said:
+                log.warning("network %s of run %s is given up: %s", name, run_id, said)
+                del self._of_run[run_id]
 
     async def _give(self, run_id: str) -> None:
         if run_id not in self._of_run and self._spare is not None:

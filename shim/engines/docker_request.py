@@ -16,7 +16,7 @@ from shim.engines.base import ContainerSpec, MountSpec
 from shim.schemas import NetworkMode, VolumeKind
 
 _RUNTIME = "/opt/fairlead/runtime"
-_ENTRYPOINT = f"{_RUNTIME}/bin/fairlead-entrypoint"
+ENTRYPOINT = f"{_RUNTIME}/bin/fairlead-entrypoint"
 _TASK_FOLDER = "/opt/fairlead/task"
 _RUN_FOLDER = "/opt/fairlead/run"
 _MOST_PROCESSES = 32768
@@ -41,7 +41,7 @@ def container(spec: ContainerSpec, node: Node, name: str, network: str) -> dict[
     return {
         "name": name,
         "image": spec.image,
-        "entrypoint": [_ENTRYPOINT],
+        "entrypoint": [ENTRYPOINT],
         "command": command,
         "user": spec.user,
         "hostname": spec.hostname if bridge else None,

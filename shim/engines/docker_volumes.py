@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shim.engines.base import EngineError, EngineUnavailable
-from shim.engines.docker_errors import NotFound
+from shim.engines.base import EngineError, EngineUnavailable, NodeFault
+from shim.engines.docker_errors import NotFound, Refused
 from shim.volumes.errors import VolumeError
 
 _PREFIX = "fairlead-"
@@ -25,6 +25,10 @@ async def ensure_volume(call: Any, api: Any, name: str) -> str:
             await call(lambda: api.create_volume(full))
     except EngineUnavailable:
         raise
+    except Refused as error:
+        if error.status >= 500:
+            raise NodeFault(f"volume {name}: {error}") from None
+        raise VolumeError(f"volume {name}: {error}") from None
     except EngineError as error:
         raise VolumeError(f"volume {name}: {error}") from None
     return full

@@ -32,6 +32,7 @@ from shim.engines.base import (
     Exit,
     Found,
     ImageInfo,
+    NodeFault,
     Storage,
 )
 from shim.engines.private_memory import VARIABLE, PrivateMemory
@@ -310,7 +311,7 @@ class ProcessEngine:
             await asyncio.wait([future])
             raise
         except OSError as error:
-            raise EngineError(f"the process engine failed: {error}") from error
+            raise NodeFault(f"the process engine failed: {error}") from error
 
 
 def _spawn_session(argv: list[str], env: dict[str, str], output: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from shim.engines.base import EngineError
+from shim.engines.base import EngineError, NodeFault
 from shim.schemas import GpuInfo
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ def means_of(info: dict[str, Any], dev: Path = Path("/dev")) -> Means:
 def hand_over(
     uuids: Sequence[str], units: Iterable[GpuInfo], infiniband: bool, means: Means
 ) -> Handover:
-    """Raises EngineError naming what the node does not have."""
+    """Raises NodeFault naming what the node does not have; EngineError for InfiniBand, by which no
+    node is chosen: the job asks for it in vain."""
     host: dict[str, Any] = {}
     devices = _infiniband(means.dev) if infiniband else []
     way = _way(uuids, {unit.uuid: unit for unit in units}, means)
@@ -113,11 +114,11 @@ def _gpu_files(uuids: Sequence[str], units: dict[str, GpuInfo], dev: Path) -> li
     for uuid in uuids:
         unit = units.get(uuid)
         if unit is None or not unit.devices:
-            raise EngineError(f"the device files of GPU {uuid} are not known on this node")
+            raise NodeFault(f"the device files of GPU {uuid} are not known on this node")
         paths += [path for path in unit.devices if path not in paths]
     missing = [path for path in paths if not _on_node(path, dev).exists()]
     if missing:
-        raise EngineError(
+        raise NodeFault(
             f"{', '.join(missing)} is not on this node: is NVIDIA's driver loaded? "
             "(install nvidia-container-toolkit to hand over GPUs with their libraries)"
         )

@@ -18,7 +18,7 @@ import msgspec
 
 from shim import safe_files
 from shim.durable import sync_folder
-from shim.engines.base import EngineError, EngineUnavailable
+from shim.engines.base import EngineError, EngineUnavailable, NodeFault
 from shim.schemas import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
 from shim.steps.base import StepContext
 
@@ -38,7 +38,7 @@ _MOST_KEY = 1 << 12
 _SECONDS = 20.0
 
 
-class _NoKeygen(EngineError):
+class _NoKeygen(NodeFault):
     """Where nobody asked for SSH by name, a job goes on without it."""
 
 
@@ -129,9 +129,9 @@ def _generate(path: Path) -> None:
             "openssh-client, or say `ssh: off`"
         ) from None
     except subprocess.TimeoutExpired:
-        raise EngineError(f"ssh-keygen did not end in {_SECONDS:.0f} s") from None
+        raise NodeFault(f"ssh-keygen did not end in {_SECONDS:.0f} s") from None
     if done.returncode != 0:
-        raise EngineError(f"ssh-keygen failed: {done.stderr.decode(errors='replace').strip()}")
+        raise NodeFault(f"ssh-keygen failed: {done.stderr.decode(errors='replace').strip()}")
 
 
 def _write_settings(ctx: StepContext, asked: SshRequest) -> None:

@@ -7,12 +7,13 @@ path, but a mount of what was checked.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from shim.engines.base import EngineError, MountSpec
+from shim.engines.base import EngineError, MountSpec, NodeFault
 from shim.schemas import EngineKind, VolumeKind, VolumeMount
 from shim.settings import Settings
 from shim.steps.base import StepContext
@@ -21,6 +22,9 @@ from shim.volumes.errors import VolumeError
 from shim.volumes.kernel import Mounter
 
 log = logging.getLogger(__name__)
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Of the node, whatever is to be mounted."""
 
 
 class Volumes:
@@ -65,7 +69,8 @@ class Volumes:
         try:
             is_there = await _in_thread(ctx, mount)
         except OSError as error:
-            raise VolumeError(f"{volume.source} cannot be mounted: {error}") from error
+            kind = NodeFault if error.errno in _FULL else VolumeError
+            raise kind(f"{volume.source} cannot be mounted: {error}") from error
         if not is_there and not volume.optional:
             raise VolumeError(f"there is no {volume.source} on this node")
         if not is_there:

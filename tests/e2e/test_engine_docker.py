@@ -13,10 +13,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from shim.engines.base import ContainerSpec, Engine, EngineUnavailable, ImageError
+from shim.engines.base import (
+    ContainerSpec,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    ImageError,
+    MountSpec,
+    NodeFault,
+)
 from shim.engines.docker import DockerEngine
-from shim.schemas import NetworkMode
+from shim.schemas import ContainerOptions, GpuInfo, NetworkMode, Ulimit, VolumeKind
 from shim.settings import Settings
+from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
 from tests.support.waiting import wait_until
@@ -156,6 +165,96 @@ async def test_a_spare_network_that_was_pruned_is_made_again(
     container_id = await engine.create(_bridged(docker_world, "t1", "run-1"))
     await engine.start(container_id)
     assert (await engine.wait(container_id)).exit_code == 0
+
+
+@pytest.mark.parametrize("lost", ["network", "bridge"])
+async def test_a_run_whose_network_is_lost_is_not_blamed_and_gets_another(
+    docker_world: DockerWorld, dockerd: DockerDaemon, lost: str
+) -> None:
+    """Lost between the making of its container and its start, as with a killed engine."""
+    engine = docker_world.engine
+    await engine.ensure_network("run-1")
+    container_id = await engine.create(_bridged(docker_world, "t1", "run-1"))
+    network = await _network_of(dockerd, "t1")
+    if lost == "network":
+        await asyncio.to_thread(dockerd.docker, "network", "rm", network)
+    else:
+        look = ("network", "inspect", "-f", "{{.Id}}", network)
+        bridge = f"br-{(await asyncio.to_thread(dockerd.docker, *look))[:12]}"
+        await asyncio.to_thread(run, ["ip", "link", "delete", bridge])
+    with pytest.raises(NodeFault, match=network):
+        await engine.start(container_id)
+    await engine.remove("t1")
+    await engine.ensure_network("run-1")
+    again = await engine.create(_bridged(docker_world, "t2", "run-1"))
+    await engine.start(again)
+    assert (await engine.wait(again)).exit_code == 0
+
+
+Wish = Callable[[ContainerSpec], ContainerSpec]
+
+
+def _no_image(wanted: ContainerSpec) -> ContainerSpec:
+    return msgspec.structs.replace(wanted, image=f"sha256:{'0' * 64}")
+
+
+def _no_task_folder(wanted: ContainerSpec) -> ContainerSpec:
+    return msgspec.structs.replace(wanted, job_folder="/nonexistent/job")
+
+
+def _no_gpu(wanted: ContainerSpec) -> ContainerSpec:
+    gone = GpuInfo(uuid="GPU-1", index=0, name="H100", memory=1, devices=("/dev/nvidia77",))
+    return msgspec.structs.replace(wanted, gpus=("GPU-1",), gpu_units=(gone,))
+
+
+def _mount_in_proc(wanted: ContainerSpec) -> ContainerSpec:
+    mount = MountSpec(kind=VolumeKind.HOST, source="/tmp", target="/proc/x")
+    return msgspec.structs.replace(wanted, mounts=(mount,))
+
+
+def _folder_over_file(wanted: ContainerSpec) -> ContainerSpec:
+    mount = MountSpec(kind=VolumeKind.HOST, source="/tmp", target="/bin/busybox")
+    return msgspec.structs.replace(wanted, mounts=(mount,))
+
+
+def _no_such_user(wanted: ContainerSpec) -> ContainerSpec:
+    return msgspec.structs.replace(wanted, user="nemo")
+
+
+def _too_high_limit(wanted: ContainerSpec) -> ContainerSpec:
+    limits = (Ulimit(name="nofile", soft=1 << 31, hard=1 << 31),)
+    return msgspec.structs.replace(wanted, options=ContainerOptions(ulimits=limits))
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        (_no_image, "instance_unreachable"),
+        (_no_task_folder, "instance_unreachable"),
+        (_no_gpu, "instance_unreachable"),
+        (_mount_in_proc, "creating_container_error"),
+        (_folder_over_file, "creating_container_error"),
+        (_no_such_user, "creating_container_error"),
+        (_too_high_limit, "creating_container_error"),
+    ],
+)
+async def test_whose_fault_it_is_that_a_container_cannot_run(
+    docker_world: DockerWorld, wish: Wish, reason: str
+) -> None:
+    wanted = wish(spec(docker_world, "t1", "exit 0"))
+    with pytest.raises(EngineError) as caught:
+        await docker_world.engine.start(await docker_world.engine.create(wanted))
+    assert caught.value.reason == reason
+
+
+async def test_a_runtime_that_is_missing_is_the_nodes_fault(docker_world: DockerWorld) -> None:
+    container_id = await docker_world.engine.create(spec(docker_world, "t1", "exit 0"))
+    (docker_world.settings.runtime / "bin/fairlead-entrypoint").unlink()
+    with pytest.raises(NodeFault, match="fairlead-entrypoint"):
+        await docker_world.engine.start(container_id)
+    shutil.rmtree(docker_world.settings.runtime)
+    with pytest.raises(NodeFault, match="bind source path does not exist"):
+        await docker_world.engine.create(spec(docker_world, "t2", "exit 0"))
 
 
 def _bridged(world: DockerWorld, task_id: str, run_id: str) -> ContainerSpec:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shim.engines.base import EngineError
+from shim.engines.base import EngineError, NodeFault
 from shim.engines.docker_networks import RunNetworks
 from tests.support.waiting import eventually
 
@@ -102,11 +102,25 @@ async def test_an_engine_that_fails_is_said_and_the_next_start_gets_a_network(
     world: World,
 ) -> None:
     world.broken = True
-    with pytest.raises(EngineError, match="ill"):
+    with pytest.raises(NodeFault, match="the run's network cannot be made: the engine is ill"):
         await world.networks.ensure("run")
     world.broken = False
     await world.networks.ensure("run")
     assert world.networks.name_of("run") in world.api.existing
+
+
+async def test_a_network_that_the_engine_has_lost_is_replaced_for_its_run_alone(
+    world: World,
+) -> None:
+    for run in ("run", "other"):
+        await world.networks.ensure(run)
+    lost, kept = world.networks.name_of("run"), world.networks.name_of("other")
+    world.networks.distrust(f"network {lost} not found")
+    with pytest.raises(NodeFault, match="run run has no network"):
+        world.networks.name_of("run")
+    await world.networks.ensure("run")
+    assert world.networks.name_of("run") not in (lost, kept)
+    assert world.networks.name_of("other") == kept
 
 
 async def test_its_end_leaves_the_networks_of_runs_and_no_other(world: World) -> None:

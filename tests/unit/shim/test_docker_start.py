@@ -9,7 +9,7 @@ import docker.errors
 import pytest
 import requests
 
-from shim.engines.base import EngineError, PortsTaken
+from shim.engines.base import NodeFault, PortsTaken
 from shim.engines.docker import DockerEngine
 from tests.unit.shim.parts import settings
 
@@ -59,8 +59,8 @@ async def test_a_node_without_a_free_port_is_said_to_be_so(tmp_path: Path) -> No
     assert (caught.value.reason, api.starts) == ("ports_binding_failed", 5)
 
 
-async def test_any_other_refusal_is_final(tmp_path: Path) -> None:
+async def test_any_other_refusal_is_final_and_told_as_whose_fault_it_is(tmp_path: Path) -> None:
     api = Api(1, "no such device")
-    with pytest.raises(EngineError, match="no such device"):
+    with pytest.raises(NodeFault, match="no such device"):
         await start_on(api, tmp_path)
     assert api.starts == 1

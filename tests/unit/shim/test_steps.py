@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shim import driver
-from shim.engines.base import ContainerState, ImageInfo
+from shim.engines.base import ContainerState, ImageInfo, NodeFault
 from shim.engines.memory import MemoryEngine, MemoryHost
 from shim.events import EventLog
 from shim.images import Images
@@ -211,6 +211,19 @@ async def test_a_disk_that_fails_is_a_volume_error_and_a_release_is_asked_for_ag
             await Volumes().do(made.ctx)
         with pytest.raises(OSError, match="busy"):
             await Volumes().undo(made.ctx)
+
+
+class FullMounter(MemoryMounter):
+    """On a node whose disk is full."""
+
+    def bind(self, allowed: Path, relative: str, target: Path) -> bool:
+        raise OSError(28, "No space left on device", str(target))
+
+
+async def test_a_full_disk_is_the_nodes_fault_whatever_is_to_be_mounted(tmp_path: Path) -> None:
+    async with bench(tmp_path, FullMounter("/mnt/d/a")) as made:
+        with pytest.raises(NodeFault, match="No space left on device"):
+            await Volumes().do(made.ctx)
 
 
 class WatchedMounter(MemoryMounter):

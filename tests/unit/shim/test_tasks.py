@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from shim import stopping
-from shim.engines.base import EngineError, ImageInfo
+from shim.engines.base import (
+    EngineError,
+    EngineUnavailable,
+    ImageError,
+    ImageInfo,
+    ImageProblem,
+    NodeFault,
+)
 from shim.engines.memory import FailingEngine, MemoryEngine
 from shim.errors import ShimProblem
 from shim.gpus import MemoryGpus
@@ -331,6 +338,42 @@ async def test_an_engine_that_refuses_ends_the_task_and_leaves_no_container(
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (ended.reason, ended.message) == ("creating_container_error", "refused by the engine")
     assert node.host.containers == {}
+
+
+@pytest.mark.parametrize("act", ["ensure_network", "create", "start"])
+@pytest.mark.parametrize(
+    "fault",
+    [NodeFault("network n1 not found"), OSError(28, "No space left on device")],
+    ids=["engine", "disk"],
+)
+async def test_a_task_that_its_node_cannot_create_is_not_charged_with_it(
+    node: Node, act: str, fault: Exception
+) -> None:
+    engine: Any = FailingEngine(MemoryEngine(node.host), act, fault)
+    async with node.shim(engine) as service:
+        await put(service)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert (ended.reason, ended.message) == ("instance_unreachable", str(fault))
+    assert node.host.containers == {}
+
+
+async def test_an_engine_that_stays_away_is_the_nodes_fault(node: Node) -> None:
+    node.settings = msgspec.structs.replace(node.settings, engine_patience=0.0)
+    away = EngineUnavailable("the engine does not answer")
+    engine: Any = FailingEngine(MemoryEngine(node.host), "create", away)
+    async with node.shim(engine) as service:
+        await put(service)
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == "instance_unreachable"
+
+
+async def test_an_image_that_finds_no_room_is_the_nodes_fault(node: Node) -> None:
+    full = ImageError("the node's disk is too full for big", ImageProblem.NO_SPACE)
+    engine: Any = FailingEngine(MemoryEngine(node.host), "pull", full)
+    async with node.shim(engine) as service:
+        await put(service, image="big")
+        ended = await until(service, "t1", TaskStatus.TERMINATED)
+    assert ended.reason == "instance_unreachable"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""Whose fault it is that a container cannot be made: in the words of real engines (20.10, 26.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shim.engines.base import EngineError, NodeFault
+from shim.engines.docker_errors import Conflict, NotFound, Refused
+from shim.engines.docker_faults import of_create, of_start
+from shim.engines.docker_volumes import ensure_volume
+from shim.volumes.errors import VolumeError
+
+RUNC = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
+INIT = f"{RUNC}container process: error during container init: "
+ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, "No such image: sha256:2fb4e1"),
+        (400, 'invalid mount config for type "bind": bind source path does not exist: /opt/x'),
+        (400, "Unknown runtime specified nvidia"),
+        (
+            500,
+            "error creating overlay mount to /var/lib/docker/overlay2/x: no space left on device",
+        ),
+        (500, "open /var/lib/docker/containers/x/.tmp-hostconfig.json: read-only file system"),
+        (503, "the engine is going away"),
+    ],
+)
+def test_what_the_node_lacks_when_a_container_is_created(status: int, said: str) -> None:
+    assert isinstance(of_create(answer(status, said)), NodeFault)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, "network fairlead-0123456789ab not found"),
+        (500, "failed to create endpoint f on network fairlead-1: adding interface veth1 to bridge "
+              "br-1 failed: could not find bridge br-1: no such network interface"),
+        (500, "driver failed programming external connectivity on endpoint f: iptables failed: "
+              "iptables: No chain/target/match by that name."),
+        (400, f'{RUNC}container process: exec: "{ENTRYPOINT}": stat {ENTRYPOINT}: no such file or '
+              "directory: unknown"),
+        (400, f'{RUNC}container process: exec: "{ENTRYPOINT}": permission denied: unknown'),
+        (500, f'{INIT}error mounting "/opt/fairlead/runtimes/1" to rootfs at '
+              '"/opt/fairlead/runtime": stat /opt/fairlead/runtimes/1: no such file or directory'),
+        (500, 'could not select device driver "" with capabilities: [[gpu]]'),
+        (500, 'could not select device driver "cdi" with capabilities: []'),
+        (500, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1"),
+        (500, 'error gathering device information while adding custom device "/dev/nvidia7": no '
+              "such file or directory"),
+        (500, f"{INIT}error running hook #0: exit status 1, stderr: nvidia-container-cli: "
+              "initialization error: nvml error: driver not loaded: unknown"),
+        (500, f"{INIT}error setting cgroup config for procHooks process: no such device: unknown"),
+        (409, "container is marked for removal and cannot be started"),
+    ],
+)  # fmt: skip
+def test_what_the_node_lacks_when_a_container_is_started(status: int, said: str) -> None:
+    found = of_start(answer(status, said))
+    assert isinstance(found, NodeFault)
+    assert found.reason == "instance_unreachable"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, "Duplicate mount point: /x"),
+        (400, "invalid mount config for type \"bind\": destination can't be '/'"),
+        (400, 'invalid CapAdd: unknown capability: "CAP_NOPE"'),
+        (400, "Minimum memory limit allowed is 6MB"),
+    ],
+)
+def test_what_a_job_cannot_have_when_its_container_is_created(status: int, said: str) -> None:
+    found = of_create(answer(status, said))
+    assert (type(found), found.reason) == (EngineError, "creating_container_error")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (500, f'{INIT}error mounting "/var/lib/fairlead/mounts/t/0" to rootfs at "/proc/x": '
+              "cannot be mounted because it is inside /proc: unknown"),
+        (400, f'{INIT}error mounting "/var/lib/fairlead/mounts/t/0" to rootfs at "/bin/sh": mount '
+              "/var/lib/fairlead/mounts/t/0:/bin/sh: not a directory: unknown: Are you trying to "
+              "mount a directory onto a file (or vice-versa)?"),
+        (500, "unable to find user anna: no matching entries in passwd file"),
+        (500, f"{INIT}error setting rlimits for ready process: error setting rlimit type 7: "
+              "operation not permitted: unknown"),
+        (500, f"{RUNC}container process: unable to apply caps: operation not permitted: unknown"),
+        (500, f"{INIT}error setting cgroup config for procHooks process: failed to write "
+              '"1000000000000": write /sys/fs/cgroup/pids/x/pids.max: invalid argument: unknown'),
+        (500, f"{RUNC}container process: container init was OOM-killed (memory limit too low?)"),
+        (500, f"{INIT}error running hook #0: exit status 1, stderr: nvidia-container-cli: "
+              "requirement error: unsatisfied condition: cuda>=12.4, please update your driver"),
+    ],
+)  # fmt: skip
+def test_what_a_job_cannot_have_when_its_container_is_started(status: int, said: str) -> None:
+    found = of_start(answer(status, said))
+    assert (type(found), found.reason) == (EngineError, "creating_container_error")
+
+
+def answer(status: int, said: str) -> Refused:
+    if status == 404:
+        return NotFound(said)
+    return Conflict(said) if status == 409 else Refused(said, status)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, NodeFault), (400, VolumeError), (409, VolumeError)]
+)
+async def test_a_named_volume_is_the_nodes_fault_where_the_engine_fails(
+    status: int, kind: type[EngineError]
+) -> None:
+    async def call(act: Any) -> Any:
+        raise answer(status, "refused")
+
+    with pytest.raises(kind, match="volume data: refused"):
+        await ensure_volume(call, None, "data")
