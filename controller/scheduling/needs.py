@@ -41,8 +41,9 @@ class Needs:
     def __init__(self) -> None:
         self._known: dict[tuple[Resources, Scope], Need] = {}
 
-    def of(self, spec: JobSpec) -> Need:
-        key = (spec.resources, (spec.fleets, spec.constraints))
+    def of(self, spec: JobSpec, besides: tuple[Constraint, ...] = ()) -> Need:
+        """`besides`: constraints that its user has not written."""
+        key = (spec.resources, (spec.fleets, spec.constraints + besides))
         found = self._known.get(key)
         if found is None:
             if len(self._known) > _MOST_SHAPES:

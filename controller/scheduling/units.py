@@ -10,7 +10,17 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle import gangs, startup
-from controller.lifecycle.model import Allocation, Attempt, Band, Job, Run, RunState
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Band,
+    Constraint,
+    Job,
+    Operator,
+    Run,
+    RunState,
+)
+from controller.lifecycle.reasons import ROWS, Budget, ReasonClass
 from controller.lifecycle.statuses import (
     FINAL_RUN_STATUSES,
     AllocationState,
@@ -19,6 +29,8 @@ from controller.lifecycle.statuses import (
 )
 from controller.scheduling.needs import Need, Needs
 
+_MOST_PASSED_OVER = 8
+"""Nodes that one job had better not go to."""
 BANDS = {Band.PRODUCTION: 0, Band.INTERACTIVE: 1, Band.BATCH: 2}
 
 
@@ -73,7 +85,7 @@ def is_placeable(run: Run) -> bool:
 def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     """Everything of this run that waits; a gang's ranked jobs before its reserved ones."""
     submitted = [
-        Member(job, job.attempts[-1], needs.of(job.spec))
+        Member(job, job.attempts[-1], needs.of(job.spec, tuple(_rather_elsewhere(job))))
         for job in state.jobs
         if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
     ]
@@ -92,6 +104,27 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
         later = tuple(one for one in submitted if one.attempt.id not in waiting)
         return (replace(together, later=later),)
     return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
+
+
+def _rather_elsewhere(job: Job) -> Iterator[Constraint]:
+    """The nodes that could not begin the job, one after the other until now: its next attempt had
+    better not go there, and may where no other node has room."""
+    last = job.attempts[-1]
+    names: dict[str, None] = {}
+    for attempt in reversed(job.attempts[:-1]):
+        if attempt.occurrence != last.occurrence or not _was_not_begun(attempt):
+            break
+        names[attempt.node_name or ""] = None
+    for name in sorted(list(names)[:_MOST_PASSED_OVER]):
+        yield Constraint(attribute="node", operator=Operator.NE, values=(name,), required=False)
+
+
+def _was_not_begun(attempt: Attempt) -> bool:
+    """Its node is to blame."""
+    if attempt.node_id is None or attempt.running_at is not None or attempt.reason is None:
+        return False
+    row = ROWS[attempt.reason]
+    return row.reason_class is ReasonClass.FAILURE and row.budget is Budget.PREEMPTION
 
 
 def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from runner.schemas.frames import Stream
+from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import RunLab
+from tests.support.ssh_daemon import SshDaemon
+from tests.support.testbed import ControllerFactory, ShimFactory
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -65,6 +70,33 @@ def test_a_program_that_is_not_in_the_image_is_named(lab: RunLab) -> None:
     assert result.status == 1
     assert "/no/such/program" in result.errors
     assert lab.attempts("missing")[0]["termination_reason"] == "executor_error"
+
+
+def test_a_job_that_its_node_cannot_begin_is_not_blamed_and_runs_once_the_node_is_repaired(
+    shim_process: ShimFactory,
+    controller_process: ControllerFactory,
+    dockerd: DockerDaemon,
+    sshd: SshDaemon,
+    busybox_image: str,
+    runtime: Path,
+    tmp_path: Path,
+) -> None:
+    controller = controller_process()
+    sshd.authorize(controller.public_key)
+    current = tmp_path / "current"
+    current.symlink_to(tmp_path / "nothing")
+    shim = shim_process("docker", "--cpus", "2", "--memory", "4GiB", "--runtime", current)
+    made = RunLab(controller, shim, dockerd, sshd, sshd.port, tmp_path, busybox_image)
+    made.add_node("n1", "--host-key", sshd.host_key).succeeded()
+    made.submit("early", commands=["echo at last"], retry=False)
+    wait_until(lambda: len(made.attempts("early")) > 1, what="a second attempt")
+    first = made.attempts("early")[0]
+    assert first["termination_reason"] == "instance_unreachable"
+    assert f"bind source path does not exist: {tmp_path}/nothing" in first["message"]
+    current.unlink()
+    current.symlink_to(runtime)
+    assert made.wait_for("early")["status"] == "done"
+    assert made.log("early") == b"at last\n"
 
 
 def test_a_stopped_job_may_clean_up(lab: RunLab) -> None:
