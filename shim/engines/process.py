@@ -263,7 +263,8 @@ class ProcessEngine:
         if left:
             names = ", ".join(procfs.command(pid) for pid in sorted(left))
             raise EngineError(
-                f"these processes outlived a kill, it goes on until they end: {names}"
+                f"these processes did not end when they were killed: {names}; the task ends when "
+                "they do, so end them by hand"
             )
 
     def _reaper(self, state: ProcessState) -> procfs.Process | None:

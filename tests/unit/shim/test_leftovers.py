@@ -210,7 +210,7 @@ async def test_a_task_is_not_told_to_have_ended_while_a_process_of_it_lives(
     await task.start("echo $$ > first; ready; wait_forever")
     with monkeypatch.context() as short:
         short.setattr(process, "PATIENCE", 0.05)
-        with pytest.raises(EngineError, match=rf"outlived a kill.*: .*\({task.pid('first')}\)"):
+        with pytest.raises(EngineError, match=rf"when they were killed: .*\({task.pid('first')}\)"):
             await task.kill()
     assert task.lives()
     os.kill(task.pid("first"), signal.SIGKILL)
