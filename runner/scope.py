@@ -48,10 +48,10 @@ class DescendantScope:
 
         def left(table: _Table) -> set[int]:
             found = {pid for pid, row in table.items() if row[1] == session}
-            parents = {me}
-            while parents:
-                parents = {pid for pid, row in table.items() if row[0] in parents} - found
-                found |= parents
+            new = found | {me}
+            while new:
+                new = {pid for pid, row in table.items() if row[0] in new} - found
+                found |= new
             return found - {me}
 
         _kill_until_none(left)
