@@ -5,16 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runner import terminal
 from runner.errors import CannotStart
 from runner.launch import Launch
 
 PIPE_SIZE = 1 << 20
-_JOB_UMASK = 0o022
+JOB_UMASK = 0o022
+"""Everybody's; ours lets the node's group into what we make in the task's folder."""
 
 
 class Spawned(NamedTuple):
@@ -63,7 +64,7 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
     """The new process's pid. Raises CannotStart."""
     identity = launch.identity
     try:
-        process = subprocess.Popen(
+        return execute(
             launch.argv,
             stdin=stdin,
             stdout=ends.their_stdout,
@@ -71,7 +72,7 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
             env=launch.env,
             cwd=launch.working_dir,
             start_new_session=True,
-            umask=_JOB_UMASK,
+            umask=JOB_UMASK,
             preexec_fn=terminal.take if launch.tty else None,
             user=None if identity is None else identity.uid,
             group=None if identity is None else identity.gid,
@@ -79,6 +80,11 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(_why_not(launch, error)) from error
+
+
+def execute(argv: Sequence[str], **options: Any) -> int:
+    """The pid of what `subprocess.Popen` starts, which the caller waits for."""
+    process = subprocess.Popen(argv, **options)
     process.returncode = 0  # Popen must neither wait for it nor complain that nobody did
     return process.pid
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from entrypoint import processes
 from runner.children import Children
+from runner.process import start_in_thread
 
 
 class EmbeddedServer:
@@ -26,7 +26,7 @@ class EmbeddedServer:
         if self._notice is not None:
             argv += ["--notice", self._notice]
         with (self._task / "ssh.log").open("ab") as log:
-            child = await processes.launch(
+            child = await start_in_thread(
                 argv,
                 self._children,
                 stdin=subprocess.DEVNULL,
@@ -37,7 +37,7 @@ class EmbeddedServer:
                 start_new_session=True,
             )
         try:
-            status = await child.wait()
+            status = (await child.wait()).code
         finally:
             if not child.ended.done():
                 child.kill()

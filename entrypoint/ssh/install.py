@@ -13,9 +13,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from entrypoint import processes
 from runner import environment
 from runner.children import Children
+from runner.process import start_in_thread
 
 _LIMIT_SECONDS = 600.0
 _TAIL = 4096
@@ -63,7 +63,7 @@ async def _run(command: str, env: dict[str, str], log: Path, children: Children)
     with log.open("ab") as output:
         argv = command.split()
         program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
-        child = await processes.launch(
+        child = await start_in_thread(
             argv,
             children,
             executable=program,
@@ -75,7 +75,7 @@ async def _run(command: str, env: dict[str, str], log: Path, children: Children)
             start_new_session=True,
         )
         try:
-            status = await child.wait()
+            status = (await child.wait()).code
         finally:
             if not child.ended.done():
                 child.signal_group(9)

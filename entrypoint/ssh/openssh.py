@@ -14,11 +14,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint import processes
 from entrypoint.ssh.logins import locked_users
 from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
 from runner import environment, session_environment
 from runner.children import Children
+from runner.process import start_in_thread
 
 _FOLDER = Path("/run/fairlead-ssh")
 _FALLBACK = "sshd"
@@ -75,7 +75,7 @@ class OpenSshServer:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             connection, _ = listener.accept()
             with connection, self._log.open("ab") as log:
-                await processes.launch(
+                await start_in_thread(
                     [*argv, "-i", "-e"],
                     self._children,
                     stdin=connection,
@@ -170,7 +170,7 @@ async def _check(argv: list[str], children: Children, inherited: Mapping[str, st
     with os.fdopen(read, "rb", 0) as said:
         os.set_blocking(read, False)
         try:
-            child = await processes.launch(
+            child = await start_in_thread(
                 [*argv, "-t"],
                 children,
                 stdin=subprocess.DEVNULL,
@@ -182,7 +182,7 @@ async def _check(argv: list[str], children: Children, inherited: Mapping[str, st
             os.close(write)
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
-                status = await child.wait()
+                status = (await child.wait()).code
         except TimeoutError:
             raise NotUsable("the image's sshd does not check its configuration") from None
         finally:

@@ -17,12 +17,11 @@ from typing import Any
 
 import asyncssh
 
-from entrypoint import processes
-from entrypoint.processes import Child
 from entrypoint.ssh.logins import Login, NothingToRun
 from entrypoint.ssh.terminal import Terminal
 from runner import environment, session_environment
 from runner.children import Children
+from runner.process import Child, Ending, start
 
 Process = asyncssh.SSHServerProcess[bytes]
 
@@ -105,7 +104,7 @@ class Sessions:
         if login.change:
             options |= {"user": identity.uid, "group": identity.gid}
             options["extra_groups"] = identity.groups
-        return processes.start(
+        return start(
             argv,
             self._children,
             executable=program,
@@ -197,13 +196,12 @@ async def _pump(pipe: int, writer: asyncssh.SSHWriter[bytes]) -> None:
             transport.close()
 
 
-def _say_end(process: Process, status: int) -> None:
+def _say_end(process: Process, ending: Ending) -> None:
     with contextlib.suppress(OSError, asyncssh.Error):
-        if status < 0:
-            name = signal.Signals(-status).name.removeprefix("SIG")
-            process.exit_with_signal(name)
+        if ending.signal is not None:
+            process.exit_with_signal(ending.signal.removeprefix("SIG"))
         else:
-            process.exit(status)
+            process.exit(ending.code)
 
 
 def _text(value: str | bytes) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import asyncssh
 
-from entrypoint.processes import Child
+from runner.process import Child, Ending
 
 _CHUNK = 1 << 16
 _END_OF_FILE = b"\x04"
@@ -65,7 +65,7 @@ class Terminal:
             feeding.cancel()
             await asyncio.wait({pumping, feeding})
 
-    async def _pump(self, writer: asyncssh.SSHWriter[bytes], ended: asyncio.Future[int]) -> None:
+    async def _pump(self, writer: asyncssh.SSHWriter[bytes], ended: asyncio.Future[Ending]) -> None:
         with contextlib.suppress(OSError, asyncssh.Error):
             while True:
                 try:
@@ -99,13 +99,13 @@ class Terminal:
             if not data:
                 return
 
-    async def _more_to_read(self, ended: asyncio.Future[int]) -> bool:
+    async def _more_to_read(self, ended: asyncio.Future[Ending]) -> bool:
         """False when the program has ended and nothing came after its last words."""
         loop = asyncio.get_running_loop()
         with _watched(loop.add_reader, loop.remove_reader, self._master) as readable:
             if not ended.done():
 
-                def wake(_: asyncio.Future[int]) -> None:
+                def wake(_: asyncio.Future[Ending]) -> None:
                     readable.set()
 
                 ended.add_done_callback(wake)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ async def test_an_exit_code_arrives_with_the_last_line_of_stderr(tmp_path: Path)
 async def test_a_signal_is_told_by_name(tmp_path: Path) -> None:
     record, _ = await outcome(tmp_path, "kill -SEGV $$")
     assert (record.exit_code, record.signal) == (139, "SIGSEGV")
+
+
+async def test_a_signal_without_a_name_of_its_own_is_told_by_its_number(tmp_path: Path) -> None:
+    async with asyncio.timeout(DEADLINE):
+        record, _ = await outcome(tmp_path, "kill -40 $$")
+    assert (record.exit_code, record.signal) == (168, f"SIGRTMIN+{40 - signal.SIGRTMIN}")
 
 
 async def test_secrets_are_not_in_the_exit_record_nor_the_runners_repr(tmp_path: Path) -> None:
