@@ -135,6 +135,8 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
             continue
         if report.limits_anew:
             attempt = _start_limits_anew(draft, attempt)
+        elif report.disconnected:
+            attempt = limits.pause_interruption(draft, attempt)
         if attempt.disconnected == report.disconnected:
             continue
         changes: dict[str, Any] = {"disconnected": report.disconnected}

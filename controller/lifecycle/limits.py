@@ -126,11 +126,10 @@ def _waiting_runner(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def _interruption(run: Run, attempt: Attempt) -> Deadline | None:
-    ends_at = interruption_ends_at(run, attempt)
-    if ends_at is None:
+    if attempt.interrupt_requested_at is None:
         return None
     return Deadline(
-        at=ends_at + _TOLD_WITHIN,
+        at=attempt.interrupt_told_by or _first_end(run, attempt) + _TOLD_WITHIN,
         reason=Reason.INTERRUPTED,
         name="interruption",
         message=f"it was asked to end and did not within {run.policy.stop_duration:g} s",
@@ -138,11 +137,53 @@ def _interruption(run: Run, attempt: Attempt) -> Deadline | None:
     )
 
 
-def interruption_ends_at(run: Run, attempt: Attempt) -> float | None:
-    """When a job that was asked to interrupt itself has had its time; None: it was not asked."""
+def interruption_ends_at(run: Run, attempt: Attempt, now: float) -> float | None:
+    """When a job that was asked to interrupt itself has had its time, if nothing is in its way from
+    now on; None: it was not asked."""
     if attempt.interrupt_requested_at is None:
         return None
-    return attempt.interrupt_requested_at + run.policy.stop_duration + attempt.limit_paused_total
+    paused_since = attempt.interrupt_paused_since
+    stood_still = 0.0 if paused_since is None else now - paused_since
+    return (attempt.interrupt_ends_at or _first_end(run, attempt)) + stood_still
+
+
+def _first_end(run: Run, attempt: Attempt) -> float:
+    assert attempt.interrupt_requested_at is not None
+    return attempt.interrupt_requested_at + run.policy.stop_duration
+
+
+def begin_interruption(draft: Draft, attempt: Attempt) -> Attempt:
+    """It has a time of its own: how long the job has run or its node was silent before does not
+    count."""
+    ends_at = draft.now + draft.run.policy.stop_duration
+    return draft.change_attempt(
+        attempt,
+        interrupt_requested_at=draft.now,
+        interrupt_ends_at=ends_at,
+        interrupt_paused_since=draft.now if attempt.disconnected else None,
+        interrupt_told_by=ends_at + _TOLD_WITHIN,
+    )
+
+
+def pause_interruption(draft: Draft, attempt: Attempt) -> Attempt:
+    """Its node is silent, or its run is suspended. A controller that was away pauses nothing: the
+    runner has kept the time meanwhile."""
+    if attempt.interrupt_requested_at is None or attempt.interrupt_paused_since is not None:
+        return attempt
+    return draft.change_attempt(attempt, interrupt_paused_since=draft.now)
+
+
+def _resume_interruption(draft: Draft, attempt: Attempt) -> Attempt:
+    """The runner may have something to tell from before."""
+    ends_at = interruption_ends_at(draft.run, attempt, draft.now)
+    if ends_at is None:
+        return attempt
+    return draft.change_attempt(
+        attempt,
+        interrupt_ends_at=ends_at,
+        interrupt_paused_since=None,
+        interrupt_told_by=max(ends_at, draft.now) + _TOLD_WITHIN,
+    )
 
 
 def stand_still(draft: Draft) -> None:
@@ -152,12 +193,15 @@ def stand_still(draft: Draft) -> None:
         its_turn = not startup.waits_for_its_turn(run, draft.jobs, attempt)
         if attempt.status is AttemptStatus.SUBMITTED and attempt.allocation_id is None:
             attempt = _tell_why_not_queued(draft, attempt)
+        if run.suspended:
+            attempt = pause_interruption(draft, attempt)
         pauses = attempt.disconnected or run.suspended or not its_turn
         since = attempt.limit_paused_since
         if pauses and since is None:
             draft.change_attempt(attempt, limit_paused_since=draft.now)
         elif not pauses and since is not None:
             total = attempt.limit_paused_total + draft.now - since
+            attempt = _resume_interruption(draft, attempt)
             draft.change_attempt(attempt, limit_paused_since=None, limit_paused_total=total)
 
 

@@ -384,6 +384,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float | None = None
     interrupt_requested_at: float | None = None
     """Since when a user wants the job to end by itself so that it can come back."""
+    interrupt_ends_at: float | None = None
+    """When its runner kills what is left of an interrupted job; None in older rows."""
+    interrupt_paused_since: float | None = None
+    """Since when that stands still: its node is silent or the run is suspended."""
+    interrupt_told_by: float | None = None
+    """Until when the runner has to tell how the interrupted job ended."""
     limit_paused_since: float | None = None
     """Since when its limit stands still: its node is not healthy, the run is suspended, or it waits
     for its turn by `startup_order`."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle import attempts, nominations, occurrences, terminating
+from controller.lifecycle import attempts, limits, nominations, occurrences, terminating
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs.reading import is_gang_run
 from controller.lifecycle.history import EventKind
@@ -250,12 +250,7 @@ def _interrupt(draft: Draft, job: Job, request: JobInterruptRequested) -> None:
         return
     if live.interrupt_requested_at is not None:
         return
-    asked = draft.change_attempt(
-        live,
-        interrupt_requested_at=draft.now,
-        limit_paused_since=None,
-        limit_paused_total=0.0,
-    )
+    asked = limits.begin_interruption(draft, live)
     draft.note(
         EventKind.REQUEST,
         asked,

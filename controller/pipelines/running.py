@@ -217,11 +217,12 @@ class JobInterrupter:
         self._clock = clock
 
     async def __call__(self, view: View, connection: NodeConnection) -> None:
-        ends_at = limits.interruption_ends_at(view.state.run, view.attempt)
+        now = self._clock.now()
+        ends_at = limits.interruption_ends_at(view.state.run, view.attempt, now)
         if ends_at is None:
             return
         runner = connection.runner(convert.runner_socket(view))
-        grace = max(0.0, ends_at - self._clock.now())
+        grace = max(0.0, ends_at - now)
         try:
             await runner.stop(signal=view.job.spec.stop_signal, grace=grace, interrupt=True)
         except RunnerError as error:

@@ -131,6 +131,7 @@ class Checks:
                 *orders.overspent(after),
                 *orders.misnamed(after),
                 *standstill.unlimited(after),
+                *(() if self.clock_jumped else standstill.too_far_away(after, EPOCH + self._now())),
                 *(() if self.clock_jumped else orders.out_of_order(before, after)),
             ):
                 self.violated(text)

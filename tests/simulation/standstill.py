@@ -15,6 +15,11 @@ from tests.simulation.node import SimulatedNode
 PATIENCE_SECONDS = 120.0
 """How long something may be as it should not be beside a node and a controller that are well."""
 
+NEARLY = 1.0
+"""Seconds; a decision is a little older than its commit."""
+TOLD_WITHIN_SECONDS = 10.0
+"""What the runner of an interrupted job has beyond `stop_duration`."""
+
 _ON_ITS_WAY = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
 
 
@@ -32,6 +37,23 @@ def unlimited(state: RunState) -> Iterator[str]:
             yield f"the limit of {attempt.id} stands still, and nothing is in its way"
         if not stands_still and limits.deadline(state.run, attempt) is None:
             yield f"{attempt.id} is {attempt.status} and has no deadline"
+
+
+def too_far_away(state: RunState, now: float) -> Iterator[str]:
+    """A deadline that is further away than its whole limit has been moved by what does not count.
+    `now` in Unix seconds."""
+    policy = state.run.policy
+    lengths = {
+        "scheduling_timeout": policy.scheduling_timeout or 0.0,
+        "waiting_instance": policy.limits.waiting_instance,
+        "waiting_container": policy.limits.waiting_container,
+        "waiting_runner": policy.limits.waiting_runner,
+        "interruption": policy.stop_duration + TOLD_WITHIN_SECONDS,
+    }
+    for attempt in _live(state):
+        limit = limits.deadline(state.run, attempt)
+        if limit is not None and limit.at - now > lengths[limit.name] + NEARLY:
+            yield f"{attempt.id} ends {limit.at - now:.0f} s from now by {limit.name}"
 
 
 def stuck(

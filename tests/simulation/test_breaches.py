@@ -169,3 +169,10 @@ def test_a_job_that_waits_for_words_of_the_scheduler_in_vain_is_found() -> None:
     assert found == "waits, and nobody says for what"
     told = changed(state, 0, pending_reason="all is full")
     assert standstill.stuck(told, told.jobs[0].attempts[0], None, None, 0.0) is None
+
+
+def test_a_deadline_that_is_further_away_than_its_limit_is_found() -> None:
+    state = changed(placed(a_gang(), 0), 0, provisioned_at=100.0)
+    assert list(standstill.too_far_away(state, 100.0)) == []
+    (found,) = standstill.too_far_away(state, 50.0)
+    assert found.endswith("ends 170 s from now by waiting_instance")

@@ -11,6 +11,7 @@ from controller.lifecycle.limits import interruption_ends_at
 from controller.lifecycle.model import JobSpec, OnParentEnd, RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
+    NodeDisconnected,
     Nominated,
     NotPlaced,
     ParentEnded,
@@ -25,6 +26,10 @@ from tests.unit.lifecycle.play import Play
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
 ON_ERROR = RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}))
 RESTART = 75
+
+
+def controller_restarted(play: Play) -> NodeDisconnected:
+    return NodeDisconnected(run_id=play.run_id, node_id="n1", disconnected=True, limits_anew=True)
 
 
 def _interruptible() -> tuple[Play, Ask]:
@@ -280,7 +285,7 @@ def test_a_running_job_is_asked_to_interrupt_itself_once() -> None:
     asked = play.state
     assert EffectKind.INTERRUPT_JOB in play.wanted()
     assert play.attempt().reason is None
-    assert interruption_ends_at(play.run, play.attempt()) == play.now + 60
+    assert interruption_ends_at(play.run, play.attempt(), play.now) == play.now + 60
     assert play.wait(1).send(ask.interrupt()).state is asked
 
 
@@ -337,6 +342,61 @@ def test_the_time_of_an_interruption_stands_still_while_the_node_is_away() -> No
     play.send(ask.interrupt()).send(play.link(down=True)).wait(500)
     assert play.attempt().reason is None
     play.send(play.link(down=False))
+    assert play.wake_at == play.now + 70
+
+
+def test_a_controllers_restart_does_not_move_the_end_of_an_interruption() -> None:
+    play, ask = _interruptible()
+    play.wait(36_000).send(ask.interrupt())
+    for seconds in (0, 20):
+        play.send(controller_restarted(play)).wait(seconds).send(play.link(down=False))
+    assert interruption_ends_at(play.run, play.attempt(), play.now) == play.now + 40
+    assert play.wake_at == play.now + 50
+
+
+def test_after_a_controllers_restart_an_interrupted_job_may_still_tell_how_it_ended() -> None:
+    play, ask = _interruptible()
+    play.send(ask.interrupt())
+    play.now += 500
+    play.send(controller_restarted(play)).wait(5).send(play.link(down=False))
+    assert play.attempt().reason is None
+    assert play.wake_at == play.now + 10
+    assert play.send(play.exited()).attempt().reason is Reason.DONE_BY_RUNNER
+
+
+def test_a_node_that_was_silent_before_an_interruption_gives_the_job_no_longer_for_it() -> None:
+    play, ask = _interruptible()
+    play.send(play.link(down=True)).wait(500).send(play.link(down=False))
+    assert play.send(ask.interrupt()).wake_at == play.now + 70
+
+
+def test_a_job_that_is_interrupted_while_its_node_is_away_has_all_of_its_time_afterwards() -> None:
+    play, ask = _interruptible()
+    play.send(play.link(down=True)).wait(100).send(ask.interrupt()).wait(500)
+    assert interruption_ends_at(play.run, play.attempt(), play.now) == play.now + 60
+    assert play.send(play.link(down=False)).wake_at == play.now + 70
+    assert interruption_ends_at(play.run, play.attempt(), play.now) == play.now + 60
+
+
+def test_a_node_that_stays_silent_after_a_controllers_restart_makes_an_interruption_wait() -> None:
+    play, ask = _interruptible()
+    play.send(ask.interrupt()).wait(10).send(controller_restarted(play))
+    play.wait(15).send(play.link(down=True)).wait(500).send(play.link(down=False))
+    assert play.wake_at == play.now + 45
+
+
+def test_the_time_of_an_interruption_stands_still_while_the_run_is_suspended() -> None:
+    play, ask = _interruptible()
+    play.send(ask.interrupt()).wait(20).send(ask.suspend()).wait(500).send(ask.resume())
+    assert play.wake_at == play.now + 50
+
+
+def test_an_interruption_of_an_earlier_version_ends_stop_duration_after_its_request() -> None:
+    play, ask = _interruptible()
+    play.send(ask.interrupt())
+    old = replace(play.attempt(), interrupt_ends_at=None, interrupt_told_by=None)
+    assert interruption_ends_at(play.run, old, play.now) == play.now + 60
+    play.change_job(0, attempts=(old,)).send()
     assert play.wake_at == play.now + 70
 
 
