@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from controller import identity
-from controller.api.app import make_app
+from controller.api.app import make_runner
 from controller.assembly import Machinery
 from controller.blobs import MOST_BYTES, BlobStore
 from controller.clock import SystemClock, system_chance
@@ -97,7 +97,7 @@ async def _controller(
             store, logs, SystemClock(), options.keep, lambda: tuple(machinery.turns.runs.values())
         )
         work = asyncio.create_task(_work(machinery, store, blobs, retention), name="controller")
-        api = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        api = make_runner(service, shutdown_timeout=SHUTDOWN_SECONDS)
         try:
             ready(await _listen(api, options))
             yield work

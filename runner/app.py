@@ -208,6 +208,9 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
         return _error(500, "log_damaged", "the log's files in the task's folder were changed")
     except ConnectionError:
         raise
+    except web.RequestPayloadError:
+        text = "the body does not match its Content-Length or Transfer-Encoding"
+        return _error(400, "invalid", text, "body")
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
         return _error(500, "internal", "the runner failed at this request; runner.log says why")

@@ -65,7 +65,11 @@ async def served(
     measure = metrics.measure if in_container else metrics.measure_own_processes
     app = make_app(runner, relay, patience=patience, measure=measure)
     app_runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_TIME
+        app,
+        access_log=None,
+        auto_decompress=False,
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_TIME,
     )
     await app_runner.setup()
     server_factory = app_runner.server

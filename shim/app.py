@@ -179,6 +179,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             response.headers["Allow"] = allowed
     except ConnectionResetError:
         raise
+    except web.RequestPayloadError:
+        text = "the body does not match its Content-Length or Transfer-Encoding"
+        return _error(invalid(text, "body"))
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         text = "the shim failed at this request; its log says why"
@@ -204,6 +207,16 @@ def make_app(service: Service) -> web.Application:
     app = web.Application(middlewares=[_errors, _hear(service)], client_max_size=_MOST_BODY)
     app.add_routes(Routes(service).table())
     return app
+
+
+def make_runner(service: Service, *, shutdown_timeout: float) -> web.AppRunner:
+    """Serves the application. Bodies are taken as they were sent, never unpacked."""
+    return web.AppRunner(
+        make_app(service),
+        access_log=None,
+        auto_decompress=False,
+        shutdown_timeout=shutdown_timeout,
+    )
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from shim import blocks, node, options, safe_files
 from shim.allocations import Capacity
-from shim.app import make_app
+from shim.app import make_runner
 from shim.engines.base import Engine, EngineError
 from shim.errors import StartError
 from shim.gpus import Gpus, NoGpus
@@ -166,7 +166,7 @@ async def _serve(
     service = await Service.open(
         settings, engine, gpus, capacity, identity, threads, blocks=split, systemd=systemd
     )
-    runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    runner = make_runner(service, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
         async with _listening(runner, settings):

@@ -6,6 +6,7 @@ It promises that every answer is what the OpenAPI document says, errors included
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from controller.api.bodies import decode_body, decode_query
-from controller.api.errors import as_response
+from controller.api.errors import as_response, encoded, is_our_failure
 from controller.api.openapi import document
 from controller.api.routes import JSON, Call, Instead, Route
 from controller.api.streams import STREAMS, end_streams
@@ -37,6 +38,18 @@ def make_app(service: ControllerService) -> web.Application:
     return app
 
 
+def make_runner(service: ControllerService, *, shutdown_timeout: float) -> web.AppRunner:
+    """Serves the application. Bodies arrive as they were sent: aiohttp would unpack compressed ones
+    before anybody can refuse them, and log those that are damaged as failures of ours."""
+    logging.getLogger("aiohttp.server").addFilter(is_our_failure)
+    return web.AppRunner(
+        make_app(service),
+        access_log=None,
+        auto_decompress=False,
+        shutdown_timeout=shutdown_timeout,
+    )
+
+
 def token_of(request: web.Request) -> str | None:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
@@ -45,7 +58,8 @@ def token_of(request: web.Request) -> str | None:
 @web.middleware
 async def _one_shape(request: web.Request, handler: _Endpoint) -> web.StreamResponse:
     try:
-        return await handler(request)
+        refused = encoded(request)
+        return await handler(request) if refused is None else refused
     except Exception as error:
         return as_response(request, error)
 

@@ -6,6 +6,7 @@ import logging
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from controller.configuration.parse import ConfigurationError
 from controller.service.errors import ServiceError
@@ -15,6 +16,24 @@ from shim.schemas import ErrorBody, ErrorDetail
 log = logging.getLogger(__name__)
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+def is_our_failure(record: logging.LogRecord) -> bool:
+    """For aiohttp's log: bytes that are no HTTP, and bodies that break off, come from any stranger
+    who can connect; they are told, in a 400."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+def encoded(request: web.Request) -> web.Response | None:
+    """The refusal of a body that is compressed: what is sent is what is meant, byte for byte."""
+    encoding = request.headers.get("Content-Encoding", "").strip()
+    if not request.body_exists or encoding.lower() in ("", "identity"):
+        return None
+    shown = "".join(char for char in encoding if char.isprintable())[:40]
+    return error_response(
+        400, "bad_body", f"the body has the Content-Encoding {shown}: send it as it is, without one"
+    )
 
 
 def error_response(status: int, code: str, message: str, field: str | None = None) -> web.Response:
@@ -52,7 +71,9 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
     if isinstance(error, ServiceError):
         return error_response(error.status, error.code, error.message, error.field)
     if isinstance(error, web.RequestPayloadError):
-        return error_response(400, "bad_body", "the body is not in the encoding that it is said in")
+        return error_response(
+            400, "bad_body", "the body does not match its Content-Length or Transfer-Encoding"
+        )
     if isinstance(error, ConfigurationError):
         return error_response(400, "invalid_configuration", error.sentence(), error.field or None)
     if isinstance(error, StoreRefused):

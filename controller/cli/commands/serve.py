@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import msgspec
 import uvloop
-from aiohttp.http_exceptions import HttpProcessingError
 from cyclopts import Parameter
 
 from controller import app
@@ -117,7 +116,6 @@ def _serve(options: app.Options, log_level: LogLevel) -> None:
     )
     for chatty in ("alembic", "asyncssh"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     os.umask(0o077)
     prepare_for_many_nodes()
     try:
@@ -139,12 +137,6 @@ def prepare_for_many_nodes() -> None:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)
-
-
-def is_our_failure(record: logging.LogRecord) -> bool:
-    """Bytes that are no HTTP come from any stranger who can connect; they are told, in a 400."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
 
 
 def parse_image(text: str) -> str:

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import asyncio
+import gzip
 import io
 import json
+import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.api.app import make_runner
+from controller.api.errors import is_our_failure
 from controller.store.base import StoreRefused, StoreUnavailable
-from tests.unit.api.conftest import Controller
+from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 
 LONG = b"k" * 201
 
@@ -37,10 +44,80 @@ async def test_a_body_that_is_too_large_is_refused(api: TestClient[Any, Any]) ->
         assert await shape_of(answer) == (413, "too_large", None)
 
 
-async def test_a_body_that_is_not_in_its_encoding_is_refused(api: TestClient[Any, Any]) -> None:
-    headers = {"Content-Encoding": "gzip"}
-    async with api.post("/v1/runs", data=b"{}", headers=headers) as answer:
-        assert await shape_of(answer) == (400, "bad_body", None)
+@pytest.fixture
+async def port(controller: Controller) -> AsyncIterator[int]:
+    """Of a server as the controller runs it."""
+    runner = make_runner(controller.service, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+async def answer_to(port: int, head: str, body: bytes) -> bytes:
+    """All that comes back until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    told = f"{head}\r\nHost: x\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\nConnection: close\r\n\r\n"
+    writer.write(told.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "x-gzip", "gzip, br"])
+@pytest.mark.parametrize(
+    ("request_line", "body"),
+    [
+        ("POST /v1/runs", b"{}"),
+        ("POST /v1/runs", gzip.compress(b"{}")),
+        ("POST /v1/runs", b"garbage" * 50),
+        ("GET /v1/runs", b"garbage" * 50),
+        (f"PUT /v1/blobs/{'a' * 64}", b"garbage" * 50_000),
+    ],
+    ids=["json", "gzip", "garbage", "get", "upload"],
+)
+async def test_a_body_that_says_that_it_is_encoded_is_refused_and_logged_by_nobody(
+    port: int, caplog: pytest.LogCaptureFixture, request_line: str, body: bytes, encoding: str
+) -> None:
+    head = f"{request_line} HTTP/1.1\r\nContent-Length: {len(body)}\r\nContent-Encoding: {encoding}"
+    answer = await answer_to(port, head, body)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"bad_body"' in answer
+    assert f"Content-Encoding {encoding}: send it as it is".encode() in answer
+    assert errors(caplog) == []
+
+
+async def test_a_body_whose_encoding_says_that_there_is_none_is_taken(port: int) -> None:
+    head = "POST /v1/runs HTTP/1.1\r\nContent-Length: 2\r\nContent-Encoding: identity"
+    assert b'"field":"configuration"' in await answer_to(port, head, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("POST /v1/runs HTTP/1.1\r\nTransfer-Encoding: chunked", b"ZZZ\r\nno\r\n"),
+        (f"PUT /v1/blobs/{'a' * 64} HTTP/1.1\r\nTransfer-Encoding: chunked", b"ZZZ\r\n"),
+        ("\x16\x03\x01", b""),
+        ("POST /v1/runs HTTP/9", b""),
+    ],
+)
+async def test_what_strangers_send_brings_no_traceback_into_the_log(
+    port: int, caplog: pytest.LogCaptureFixture, head: str, body: bytes
+) -> None:
+    assert b" 400 " in await answer_to(port, head, body)
+    assert errors(caplog) == []
+
+
+def test_a_failure_of_ours_stays_in_the_log() -> None:
+    error = ValueError("ours")
+    info = (ValueError, error, None)
+    assert is_our_failure(
+        logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "failed", (), info)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,20 @@
-"""What the controller's log says of strangers."""
+"""How a controller starts, and what it says when it cannot."""
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from pathlib import Path
 
 import pytest
 import uvloop
-from aiohttp.http_exceptions import BadStatusLine
 
 from controller import app
 from controller.cli.commands import serve
-from controller.cli.commands.serve import is_our_failure, read_config
+from controller.cli.commands.serve import read_config
 from controller.cli.errors import CliError
 from controller.store.base import LeaseLost, StoreError, StoreUnusable
 from tests.support.processes import run_cli
-
-
-@pytest.mark.parametrize(
-    ("error", "is_kept"), [(BadStatusLine("\x16\x03\x01"), False), (ValueError("ours"), True)]
-)
-def test_bytes_that_are_no_http_bring_no_traceback_into_the_log(
-    error: Exception, is_kept: bool
-) -> None:
-    info = (type(error), error, None)
-    record = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "failed", (), info)
-    assert is_our_failure(record) is is_kept
 
 
 def test_a_mistake_in_the_controllers_file_names_file_line_and_field(tmp_path: Path) -> None:

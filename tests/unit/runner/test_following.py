@@ -240,6 +240,21 @@ async def test_every_error_has_the_one_shape(
     assert error["message"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+async def test_a_body_with_an_encoding_is_no_failure_of_the_runner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, encoding: str
+) -> None:
+    headers = {"Content-Encoding": encoding}
+    async with (
+        a_runner(tmp_path),
+        a_session(tmp_path / "runner.sock") as session,
+        session.post("/v1/submit", data=b"x" * 99, headers=headers) as response,
+    ):
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (400, "invalid")
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

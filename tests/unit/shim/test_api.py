@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from shim.app import Routes, make_app
+from shim.app import Routes, make_runner
 from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
 from shim.schemas import (
     DrainRequest,
@@ -38,7 +38,7 @@ async def session(node: Node) -> AsyncIterator[aiohttp.ClientSession]:
     socket = node.settings.socket
     socket.parent.mkdir(parents=True)
     async with node.shim() as service:
-        runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=1.0)
+        runner = make_runner(service, shutdown_timeout=1.0)
         await runner.setup()
         await web.UnixSite(runner, str(socket)).start()
         connector = aiohttp.UnixConnector(str(socket))
@@ -218,6 +218,18 @@ async def test_a_body_that_is_wrong_names_the_field(
         answer = await response.json()
     assert (response.status, answer["error"]["code"]) == (400, "invalid")
     assert answer["error"]["field"] == field
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+async def test_a_body_with_an_encoding_is_no_failure_of_the_shim(
+    session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture, encoding: str
+) -> None:
+    headers = {"Fairlead-Fence": "1.1", "Fairlead-Incarnation": "0", "Fairlead-Run": RUN}
+    headers["Content-Encoding"] = encoding
+    async with session.put(f"{BASE_URL}/v1/tasks/t1", data=b"x" * 99, headers=headers) as response:
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (400, "invalid")
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
 
 
 async def test_every_error_has_the_one_shape(session: aiohttp.ClientSession) -> None:
