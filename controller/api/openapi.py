@@ -61,7 +61,8 @@ def _operation(route: Route, components: dict[str, Any]) -> dict[str, Any]:
 def _answer(route: Route) -> dict[str, Any]:
     schema = {"type": "string", "format": "binary"}
     content = _ref(route.answer) if route.answer is not None else schema
-    return {"description": route.summary, "content": {route.media: {"schema": content}}}
+    media = (route.media, *route.asked_for)
+    return {"description": route.summary, "content": {one: {"schema": content} for one in media}}
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:

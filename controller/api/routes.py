@@ -16,6 +16,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
 FRAMES = BYTES
+TEXT = "text/plain"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     public: bool = False
     also: Mapping[int, str] = {}
     """Other statuses under which an `answer` may come, and what each means."""
+    asked_for: tuple[str, ...] = ()
+    """Other media in which a caller gets the answer by an `Accept` that names them."""
 
     @property
     def operation(self) -> str:

@@ -7,6 +7,7 @@ at once; their readers come back and go on at their offset.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,15 +18,17 @@ from aiohttp import WSCloseCode, web
 from controller.api.bodies import LogsQuery
 from controller.api.documents import WatchLine
 from controller.api.handlers import shown_run
-from controller.api.routes import FRAMES, NDJSON, Call
+from controller.api.routes import FRAMES, NDJSON, TEXT, Call
 from controller.api.views import progress_view
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.service.logs import follow_log
 from runner.schemas import LogsHeader
+from runner.schemas.frames import Decoder, tail_from
 
 HEARTBEAT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
+_NEVER = re.compile(r"q\s*=\s*0(\.0*)?", re.ASCII)
 Ending = Callable[[], Awaitable[object]]
 STREAMS: web.AppKey[set[Ending]] = web.AppKey("streams", set)
 
@@ -98,20 +101,42 @@ def _watch_line(call: Call, state: RunState) -> bytes:
 
 
 async def read_logs(call: Call) -> web.StreamResponse:
-    """What is stored now, as raw frames; an attempt that has not begun has an empty log, one whose
-    log was removed none."""
+    """What is stored now, as raw frames or as text; an attempt that has not begun has an empty log,
+    one whose log was removed none."""
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
     await call.service.kept_logs.require(state, attempt)
-    response = web.StreamResponse(headers={"Content-Type": FRAMES, "Cache-Control": "no-store"})
+    as_text = wants_text(call.request.headers.get("Accept", ""))
+    headers = {"Content-Type": f"{TEXT}; charset=utf-8" if as_text else FRAMES}
+    headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Vary": "Accept"}
+    response = web.StreamResponse(headers=headers)
     await response.prepare(call.request)
     with registered(call.request, cancel_this()), reader_may_leave():
         if attempt is not None:
-            async for piece in call.service.logs.read(attempt.id, query.offset):
+            pieces = call.service.logs.read(attempt.id, query.offset)
+            async for piece in _texts(pieces, query.offset) if as_text else pieces:
                 await response.write(piece)
         await response.write_eof()
     return response
+
+
+def wants_text(accept: str) -> bool:
+    """Whether an `Accept` header names text, as that of a person does, and not frames."""
+    wanted = set()
+    for one in accept.lower().split(","):
+        media, *parameters = (part.strip() for part in one.split(";"))
+        if not any(_NEVER.fullmatch(parameter) for parameter in parameters):
+            wanted.add(media)
+    return FRAMES not in wanted and any(media.startswith("text/") for media in wanted)
+
+
+async def _texts(pieces: AsyncIterator[bytes], offset: int) -> AsyncIterator[bytes]:
+    """The output in these frames from `offset` on."""
+    decoder = Decoder()
+    async for piece in pieces:
+        tails = (tail_from(frame, offset) for frame in decoder.feed(piece))
+        yield b"".join(tail.payload for tail in tails if tail is not None)
 
 
 async def follow_logs(call: Call) -> web.StreamResponse:

@@ -29,7 +29,7 @@ from controller.api.inventory import INVENTORY
 from controller.api.metrics import METRICS
 from controller.api.paging import PageQuery
 from controller.api.people import PEOPLE
-from controller.api.routes import BYTES, FRAMES, NDJSON, Route
+from controller.api.routes import BYTES, FRAMES, NDJSON, TEXT, Route
 from controller.api.scheduling import SCHEDULING
 from controller.api.story import STORY
 from controller.service.nodes import NodeRequest
@@ -158,10 +158,11 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/logs",
-        summary="The log that is stored now, as raw frames",
+        summary="The log that is stored now, as raw frames, or as text for who asks for that",
         handler=streams.read_logs,
         query=LogsQuery,
         media=FRAMES,
+        asked_for=(TEXT,),
     ),
     Route(
         method="GET",

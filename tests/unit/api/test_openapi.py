@@ -50,6 +50,12 @@ def test_path_parameters_are_described() -> None:
             assert described == re.findall(r"{(\w+)}", path)
 
 
+def test_a_log_is_described_as_frames_and_as_text() -> None:
+    logs = document(ROUTES)["paths"]["/v1/runs/{run}/logs"]["get"]
+    answer = logs["responses"]["200"]
+    assert list(answer["content"]) == ["application/octet-stream", "text/plain"]
+
+
 def test_every_status_of_a_submission_is_described() -> None:
     answers = document(ROUTES)["paths"]["/v1/runs"]["post"]["responses"]
     assert answers.keys() == {"200", "201", "202", "default"}

@@ -210,6 +210,37 @@ async def test_the_stored_log_is_read_from_an_offset(
         assert payload(await answer.read()) == b"lo world"
 
 
+@pytest.mark.parametrize(
+    "accept", ["text/plain", "text/*;q=0.5", "text/html,application/xhtml+xml,*/*;q=0.8"]
+)
+async def test_a_reader_that_asks_for_text_gets_the_output_itself(
+    api: TestClient[Any, Any], controller: Controller, accept: str
+) -> None:
+    run = await submit(api, name="hello")
+    attempt_id = run["jobs"][0]["attempts"][0]["id"]
+    await write_log(controller, attempt_id, b"hello ", b"w\xffrld\n")
+    headers = {"Accept": accept}
+    for offset, text in ((0, b"hello w\xffrld\n"), (3, b"lo w\xffrld\n"), (99, b"")):
+        query = {"offset": str(offset)}
+        async with api.get("/v1/runs/hello/logs", params=query, headers=headers) as answer:
+            assert await answer.read() == text
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "accept", ["*/*", "application/octet-stream, text/plain", "text/plain;q=0", "text/plain; q=0.0"]
+)
+async def test_all_other_readers_get_frames(
+    api: TestClient[Any, Any], controller: Controller, accept: str
+) -> None:
+    run = await submit(api, name="hello")
+    await write_log(controller, run["jobs"][0]["attempts"][0]["id"], b"hello")
+    async with api.get("/v1/runs/hello/logs", headers={"Accept": accept}) as answer:
+        assert payload(await answer.read()) == b"hello"
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+
+
 async def test_a_followed_log_comes_whole_and_closes_normally(
     api: TestClient[Any, Any], controller: Controller
 ) -> None:
