@@ -5,6 +5,7 @@ Whatever happens, a person reads one sentence; `FAIRLEAD_DEBUG=1` shows the trac
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -139,6 +140,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit status."""
+    _tolerate_encodings()
     try:
         result = make_app(list(arguments))(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
@@ -169,6 +171,18 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _unforeseen(error)
     return result if isinstance(result, int) else 0
+
+
+def _tolerate_encodings() -> None:
+    """What PYTHONIOENCODING or the locale cannot write is written as its escape, and what they
+    cannot read is read as a mark: neither is worth losing the rest for."""
+    for stream, errors in (
+        (sys.stdin, "replace"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _unforeseen(error: Exception) -> int:

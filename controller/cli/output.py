@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,8 @@ from controller.cli.errors import OutputError
 
 if TYPE_CHECKING:
     from runner.schemas.frames import Frame
+
+_terminals = threading.RLock()
 
 STDOUT_FD = 1
 STDERR_FD = 2
@@ -102,12 +105,21 @@ def log_writer(name: str, *, alone: bool) -> Writer:
     return PlainWriter() if alone else LineWriter(name)
 
 
+@contextmanager
+def alone_on_terminals() -> Iterator[None]:
+    """Meanwhile what other threads write to a terminal waits, so that nothing comes over a question
+    and its answer."""
+    with _terminals:
+        yield
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Raises BrokenPipeError when nobody reads any more, OutputError when it cannot be written."""
     view = memoryview(data)
     try:
-        while view:
-            view = view[os.write(fd, view) :]
+        with _terminals if os.isatty(fd) else nullcontext():
+            while view:
+                view = view[os.write(fd, view) :]
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -188,15 +188,16 @@ def _follow(client: ControllerClient, run: RunView, json: bool) -> int:
 
 
 def _interrupted(client: ControllerClient, run: RunView) -> int:
-    output.write_all(output.STDERR_FD, b"\n")
-    if _wants_stop(run.name):
-        client.post(run_path(run.id, "stop"), {"abort": False})
-        output.note(f"{run.name} is being stopped")
-    else:
-        output.note(
-            f"detached; {run.name} goes on (`fairlead logs -f {run.name}`, "
-            f"`fairlead stop {run.name}`)"
-        )
+    with output.alone_on_terminals():
+        output.write_all(output.STDERR_FD, b"\n")
+        if _wants_stop(run.name):
+            client.post(run_path(run.id, "stop"), {"abort": False})
+            output.note(f"{run.name} is being stopped")
+        else:
+            output.note(
+                f"detached; {run.name} goes on (`fairlead logs -f {run.name}`, "
+                f"`fairlead stop {run.name}`)"
+            )
     return EXIT_INTERRUPTED
 
 

@@ -145,6 +145,18 @@ async def test_events_tell_what_happened(start: Fairlead, task: str) -> None:
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+async def test_what_a_terminal_cannot_show_is_written_in_its_letters(
+    start: Fairlead, task: str, encoding: str
+) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    told = await of(start, "events", "hello", PYTHONIOENCODING=encoding)
+    assert (told.status, told.err) == (0, "")
+    assert b"new \\u2192 submitted" in told.out
+    helped = await of(start, "--help", PYTHONIOENCODING=encoding)
+    assert (helped.status, b"apply" in helped.out) == (0, True)
+
+
 async def test_stored_logs_are_shown_from_an_offset(
     start: Fairlead, node: PlayedNode, task: str
 ) -> None:

@@ -1,8 +1,59 @@
+"""What commands write, and who waits while a person is asked something."""
+
 from __future__ import annotations
 
-from controller.cli.output import MOST_IN_A_CELL, shortened
+import os
+import threading
+import tty
+from collections.abc import Iterator
+
+import pytest
+
+from controller.cli.output import MOST_IN_A_CELL, alone_on_terminals, shortened, write_all
 
 
 def test_a_long_text_is_cut_with_a_mark_in_a_list_and_a_short_one_is_not() -> None:
     assert shortened("x" * MOST_IN_A_CELL) == "x" * MOST_IN_A_CELL
     assert shortened("x" * 20_000) == "x" * MOST_IN_A_CELL + "…"
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """What is written to the second comes out of the first."""
+    screen, own = os.openpty()
+    tty.setraw(own)
+    yield screen, own
+    os.close(screen)
+    os.close(own)
+
+
+def test_a_log_waits_while_somebody_is_asked_on_the_terminal(terminal: tuple[int, int]) -> None:
+    screen, own = terminal
+    begun = threading.Event()
+
+    def log() -> None:
+        begun.set()
+        write_all(own, b"log")
+
+    writer = threading.Thread(target=log)
+    with alone_on_terminals():
+        write_all(own, b"stop? ")
+        writer.start()
+        begun.wait()
+        assert os.read(screen, 6) == b"stop? "
+        for _ in range(1000):
+            write_all(own, b"yes ")
+            assert os.read(screen, 4) == b"yes "
+    writer.join()
+    assert os.read(screen, 3) == b"log"
+
+
+def test_what_goes_elsewhere_does_not_wait_for_the_answer() -> None:
+    ours, theirs = os.pipe()
+    with alone_on_terminals():
+        writer = threading.Thread(target=write_all, args=(theirs, b"log"))
+        writer.start()
+        writer.join()
+        assert os.read(ours, 3) == b"log"
+    os.close(ours)
+    os.close(theirs)
