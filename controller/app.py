@@ -55,6 +55,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Defaults = Defaults()
     most_upload: int = MOST_BYTES
     """Bytes of one upload."""
+    most_uploads_of_user: int | None = None
+    """Bytes of all uploads of one user; None: ten times those of one."""
     database: Database | None = None
     """None: a file in the folder."""
     keep: Keep = Keep()
@@ -87,7 +89,9 @@ async def _controller(
     data = options.data
     store = SqlStore(options.database or SqliteDatabase(data))
     logs = LogStore(data / "logs")
-    blobs = BlobStore(data / "blobs", most_bytes=options.most_upload)
+    blobs = BlobStore(
+        data / "blobs", most_bytes=options.most_upload, most_of_user=options.most_uploads_of_user
+    )
     try:
         try:
             machinery, service = await _open(store, logs, blobs, options)

@@ -1,8 +1,9 @@
 """What users upload with their runs: files named by the sha256 of their bytes, in the data folder.
 
 A blob appears under its name whole and checked, or not at all; the same blob again costs nothing.
-What no live run needs is removed once nobody has asked for it for a while, so that an upload is
-there when the run that it belongs to is submitted a little later.
+It is there for the users who sent its bytes, each of whom has a mark below `users`: to know a name
+is no right to what it names. What no live run needs is removed once nobody has asked for it for a
+while, so that an upload is there when the run that it belongs to is submitted a little later.
 """
 
 from __future__ import annotations
@@ -10,25 +11,37 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+from weakref import WeakValueDictionary
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 30
 """Of one blob, unless the controller is told otherwise."""
+MOST_TIMES_OF_USER = 10
+"""So many of the largest blobs may a user have, unless the controller is told otherwise."""
+LEAST_CHARGED = 4096
+"""Bytes: what a file takes on a disk, however small it is."""
 KEPT_SECONDS = 86400.0
 PIECE_BYTES = 1 << 20
 _ARRIVING = ".arriving"
+_USERS = "users"
 
 
 class BlobTooLarge(Exception):
     """The text says what is allowed."""
+
+
+class TooManyBlobs(Exception):
+    """The user has more than is allowed; the text says what to do."""
 
 
 class BlobDamaged(Exception):
@@ -36,26 +49,34 @@ class BlobDamaged(Exception):
 
 
 class BlobStore:
-    """Every method may raise OSError."""
+    """Every method may raise OSError. A user's name is one that a file may have."""
 
     def __init__(
         self,
         folder: Path,
         *,
         most_bytes: int = MOST_BYTES,
+        most_of_user: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
+        enough = MOST_TIMES_OF_USER * most_bytes
+        self._most_of_user = enough if most_of_user is None else most_of_user
         self._now = now
+        self._arriving: Counter[str] = Counter()
+        """Bytes that have come of blobs that are not whole yet, by user."""
+        self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def put(self, digest: str, pieces: AsyncIterable[bytes]) -> int:
-        """Its size. Raises BlobTooLarge, BlobDamaged."""
-        await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+    async def put(self, digest: str, pieces: AsyncIterable[bytes], *, user: str) -> int:
+        """Its size. Raises BlobTooLarge, TooManyBlobs, BlobDamaged."""
+        await asyncio.to_thread(self._marks(user).mkdir, mode=0o700, parents=True, exist_ok=True)
         arriving = self._folder / f"{secrets.token_hex(8)}{_ARRIVING}"
         try:
-            size = await self._receive(arriving, digest, pieces)
-            await asyncio.to_thread(_keep, arriving, self._path(digest))
+            size = await self._receive(arriving, digest, pieces, user)
+            turn = self._keeping.setdefault(user, asyncio.Lock())
+            async with turn:
+                await asyncio.to_thread(self._keep, arriving, digest, size, user)
         except BaseException:
             with suppress(OSError):
                 arriving.unlink(missing_ok=True)
@@ -66,6 +87,10 @@ class BlobStore:
         """None when it is not there. Asking keeps it for another while."""
         return await asyncio.to_thread(self._touch, digest)
 
+    async def size_for(self, digest: str, user: str) -> int | None:
+        """As `size`; None when this user has not sent it."""
+        return await asyncio.to_thread(self._touch_for, digest, user)
+
     async def read(self, digest: str) -> AsyncGenerator[bytes, None]:
         with await asyncio.to_thread(self._path(digest).open, "rb") as file:
             while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
@@ -75,22 +100,56 @@ class BlobStore:
         """How many were removed."""
         return await asyncio.to_thread(self._sweep, needed)
 
-    async def _receive(self, path: Path, digest: str, pieces: AsyncIterable[bytes]) -> int:
+    async def _receive(
+        self, path: Path, digest: str, pieces: AsyncIterable[bytes], user: str
+    ) -> int:
         found, size = hashlib.sha256(), 0
-        with await asyncio.to_thread(_create, path) as file:
-            async for piece in pieces:
-                size += len(piece)
-                if size > self._most_bytes:
-                    raise BlobTooLarge(
-                        f"an upload may have {self._most_bytes >> 20} MiB at most: leave out what "
-                        f"the job does not need, or put it into a volume or an image"
-                    )
-                found.update(piece)
-                await asyncio.to_thread(file.write, piece)
-            await asyncio.to_thread(_sync, file.fileno(), file.flush)
+        room = self._most_of_user - await asyncio.to_thread(self._used, user, digest)
+        try:
+            with await asyncio.to_thread(_create, path) as file:
+                async for piece in pieces:
+                    size += len(piece)
+                    self._arriving[user] += len(piece)
+                    self._check_size(size)
+                    self._check_room(room - self._arriving[user])
+                    found.update(piece)
+                    await asyncio.to_thread(file.write, piece)
+                await asyncio.to_thread(_sync, file.fileno(), file.flush)
+        finally:
+            self._arriving[user] -= size
         if found.hexdigest() != digest:
             raise BlobDamaged("what arrived is not what its sha256 says; upload it again")
         return size
+
+    def _check_size(self, size: int) -> None:
+        if size > self._most_bytes:
+            raise BlobTooLarge(
+                f"an upload may have {self._most_bytes >> 20} MiB at most: leave out what the job "
+                f"does not need, or put it into a volume or an image"
+            )
+
+    def _check_room(self, left: int) -> None:
+        if left < 0:
+            raise TooManyBlobs(
+                f"your uploads may have {self._most_of_user >> 20} MiB together, and with this one "
+                f"they have more: each goes a day after the last run that needs it, so end such "
+                f"runs, or ask the operator for more (--user-upload-limit)"
+            )
+
+    def _keep(self, arriving: Path, digest: str, size: int, user: str) -> None:
+        used = self._used(user, digest)
+        self._check_room(self._most_of_user - used - max(size, LEAST_CHARGED))
+        _rename(arriving, self._path(digest))
+        (self._marks(user) / digest).touch(mode=0o600)
+
+    def _used(self, user: str, but: str) -> int:
+        """Bytes of this user's other blobs."""
+        total = 0
+        for mark in self._marks(user).iterdir():
+            with suppress(FileNotFoundError):
+                if mark.name != but:
+                    total += max(self._path(mark.name).stat().st_size, LEAST_CHARGED)
+        return total
 
     def _touch(self, digest: str) -> int | None:
         path = self._path(digest)
@@ -100,15 +159,30 @@ class BlobStore:
         except FileNotFoundError:
             return None
 
+    def _touch_for(self, digest: str, user: str) -> int | None:
+        try:
+            os.utime(self._marks(user) / digest)
+        except FileNotFoundError:
+            return None
+        return self._touch(digest)
+
     def _sweep(self, needed: Collection[str]) -> int:
+        """A mark goes with its blob, and by itself once its user asks no more."""
         removed = 0
         oldest = self._now() - KEPT_SECONDS
-        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name not in needed and entry.stat().st_mtime < oldest:
-                    os.unlink(entry.path)
-                    removed += 1
+        for path in _files(self._folder):
+            if path.name not in needed and _last_asked(path) < oldest:
+                path.unlink(missing_ok=True)
+                removed += 1
+        for marks in _folders(self._folder / _USERS):
+            for mark in _files(marks):
+                old = mark.name not in needed and _last_asked(mark) < oldest
+                if old or not self._path(mark.name).exists():
+                    mark.unlink(missing_ok=True)
         return removed
+
+    def _marks(self, user: str) -> Path:
+        return self._folder / _USERS / user
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest
@@ -123,7 +197,25 @@ def _sync(fd: int, flush: Callable[[], None]) -> None:
     os.fsync(fd)
 
 
-def _keep(arriving: Path, path: Path) -> None:
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.is_file()]
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+
+
+def _last_asked(path: Path) -> float:
+    """Unix time; endless for what has gone meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+
+
+def _rename(arriving: Path, path: Path) -> None:
     os.replace(arriving, path)
     fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -104,12 +104,14 @@ async def find_ssh(call: Call) -> SshTarget:
 async def put_blob(call: Call) -> BlobAnswer:
     digest = call.path("blob")
     pieces = call.request.content.iter_chunked(PIECE_BYTES)
-    return BlobAnswer(sha256=digest, size=await call.service.blobs.put(digest, pieces))
+    size = await call.service.blobs.put(digest, pieces, user=call.caller)
+    return BlobAnswer(sha256=digest, size=size)
 
 
 async def get_blob(call: Call) -> BlobAnswer:
     digest = call.path("blob")
-    return BlobAnswer(sha256=digest, size=await call.service.blobs.size(digest))
+    size = await call.service.blobs.size(digest, user=call.caller)
+    return BlobAnswer(sha256=digest, size=size)
 
 
 async def list_events(call: Call) -> EventsAnswer:

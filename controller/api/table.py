@@ -183,7 +183,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/blobs/{blob}",
-        summary="Whether an upload is there; asking keeps it a day longer",
+        summary="Whether an upload of the caller is there; asking keeps it a day longer",
         handler=handlers.get_blob,
         answer=BlobAnswer,
     ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterable
 
-from controller.blobs import BlobDamaged, BlobStore, BlobTooLarge
+from controller.blobs import BlobDamaged, BlobStore, BlobTooLarge, TooManyBlobs
 from controller.service.errors import Invalid, NotFound, Refused, Unavailable
+from controller.store.users import User
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -15,24 +16,26 @@ class BlobService:
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
 
-    async def put(self, digest: str, pieces: AsyncIterable[bytes]) -> int:
+    async def put(self, digest: str, pieces: AsyncIterable[bytes], *, user: User) -> int:
         """Its size. Raises Invalid, Refused, Unavailable."""
         _check(digest)
         try:
-            return await self._blobs.put(digest, pieces)
+            return await self._blobs.put(digest, pieces, user=user.name)
         except BlobTooLarge as error:
             raise Refused(str(error), code="too_large") from None
+        except TooManyBlobs as error:
+            raise Refused(str(error), code="too_many_uploads") from None
         except BlobDamaged as error:
             raise Invalid(str(error), code="damaged") from None
         except OSError as error:
             raise Unavailable(f"the upload cannot be stored: {error.strerror}") from error
 
-    async def size(self, digest: str) -> int:
-        """Raises Invalid, NotFound."""
+    async def size(self, digest: str, *, user: User) -> int:
+        """Of what this user uploaded. Raises Invalid, NotFound."""
         _check(digest)
-        size = await self._blobs.size(digest)
+        size = await self._blobs.size_for(digest, user.name)
         if size is None:
-            raise NotFound(f"there is no upload {digest}")
+            raise NotFound(f"there is no upload {digest} of yours")
         return size
 
 

@@ -144,7 +144,7 @@ class SubmissionService:
         name = self._name(_wanted_name(submission, plan))
         order = _Order(plan=plan, user=user, submission=submission, parent=parent)
         self._require_place(self._new(name, order))
-        await self._require_blobs(plan)
+        await self._require_blobs(plan, user)
         owner = (user.name, submission.client_key)
         live_id = self._live_id(name)
         if self._takeovers.is_anothers(name, owner, live_id):
@@ -246,11 +246,12 @@ class SubmissionService:
             field, sentence = never
             raise Refused(sentence, code="cannot_fit", field=field)
 
-    async def _require_blobs(self, plan: Plan) -> None:
+    async def _require_blobs(self, plan: Plan, user: User) -> None:
         for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):
-            if await self._blobs.size(digest) is None:
+            if await self._blobs.size_for(digest, user.name) is None:
                 raise Conflict(
-                    f"the upload {digest} is not here (any more); apply the run again",
+                    f"the upload {digest} of {user.name} is not here (any more); apply the run "
+                    f"again",
                     code="not_uploaded",
                     field="repos" if any(spec.repos for spec in plan.specs) else "files",
                 )

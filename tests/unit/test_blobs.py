@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.blobs import KEPT_SECONDS, BlobDamaged, BlobStore, BlobTooLarge
+from controller.blobs import KEPT_SECONDS, BlobDamaged, BlobStore, BlobTooLarge, TooManyBlobs
 
 CONTENT = b"x" * 3000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -25,12 +26,24 @@ async def pieces(
         raise error
 
 
+def blobs_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
+
+
+def marks_in(folder: Path, user: str = "ada") -> list[str]:
+    return sorted(os.listdir(folder / "users" / user))
+
+
+def named(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 async def read(store: BlobStore, digest: str) -> bytes:
     return b"".join([piece async for piece in store.read(digest)])
 
 
 async def test_what_was_put_comes_back_also_from_another_controller(tmp_path: Path) -> None:
-    assert await BlobStore(tmp_path).put(DIGEST, pieces()) == len(CONTENT)
+    assert await BlobStore(tmp_path).put(DIGEST, pieces(), user="ada") == len(CONTENT)
     restarted = BlobStore(tmp_path)
     assert await restarted.size(DIGEST) == len(CONTENT)
     assert await read(restarted, DIGEST) == CONTENT
@@ -38,48 +51,50 @@ async def test_what_was_put_comes_back_also_from_another_controller(tmp_path: Pa
 
 async def test_it_may_come_twice(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
-    await store.put(DIGEST, pieces())
-    await store.put(DIGEST, pieces())
-    assert os.listdir(tmp_path) == [DIGEST]
+    await store.put(DIGEST, pieces(), user="ada")
+    await store.put(DIGEST, pieces(), user="ada")
+    assert (blobs_in(tmp_path), marks_in(tmp_path)) == ([DIGEST], [DIGEST])
 
 
 async def test_bytes_that_are_not_what_they_say_leave_nothing(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     with pytest.raises(BlobDamaged):
-        await store.put(DIGEST, pieces(CONTENT + b"!"))
-    assert (await store.size(DIGEST), os.listdir(tmp_path)) == (None, [])
+        await store.put(DIGEST, pieces(CONTENT + b"!"), user="ada")
+    assert (await store.size(DIGEST), blobs_in(tmp_path), marks_in(tmp_path)) == (None, [], [])
 
 
 async def test_what_is_too_large_is_refused_while_it_comes(tmp_path: Path) -> None:
     async with contextlib.aclosing(pieces()) as coming:
         with pytest.raises(BlobTooLarge, match="may have 0 MiB"):
-            await BlobStore(tmp_path, most_bytes=2999).put(DIGEST, coming)
-    assert os.listdir(tmp_path) == []
+            await BlobStore(tmp_path, most_bytes=2999).put(DIGEST, coming, user="ada")
+    assert (blobs_in(tmp_path), marks_in(tmp_path)) == ([], [])
 
 
 async def test_a_connection_that_breaks_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
-        await BlobStore(tmp_path).put(DIGEST, pieces(error=ConnectionError()))
-    assert os.listdir(tmp_path) == []
+        await BlobStore(tmp_path).put(DIGEST, pieces(error=ConnectionError()), user="ada")
+    assert (blobs_in(tmp_path), marks_in(tmp_path)) == ([], [])
 
 
 async def test_what_nobody_needs_any_more_is_removed(tmp_path: Path) -> None:
     now = 1_000_000.0
     store = BlobStore(tmp_path, now=lambda: now)
-    others = [hashlib.sha256(bytes([n])).hexdigest() for n in range(3)]
+    others = [named(bytes([n])) for n in range(3)]
     for number, digest in enumerate(others):
-        await store.put(digest, pieces(bytes([number])))
-        os.utime(tmp_path / digest, (now, now - KEPT_SECONDS - 1))
+        await store.put(digest, pieces(bytes([number])), user="ada")
+        for path in (tmp_path / digest, tmp_path / "users" / "ada" / digest):
+            os.utime(path, (now, now - KEPT_SECONDS - 1))
     os.utime(tmp_path / others[2], (now, now - KEPT_SECONDS + 1))
     (tmp_path / "0123.arriving").touch()
     os.utime(tmp_path / "0123.arriving", (now, now - KEPT_SECONDS - 1))
     assert await store.sweep({others[0]}) == 2
-    assert sorted(os.listdir(tmp_path)) == sorted([others[0], others[2]])
+    assert blobs_in(tmp_path) == sorted([others[0], others[2]])
+    assert marks_in(tmp_path) == [others[0]]
 
 
 async def test_asking_for_it_keeps_it(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
-    await store.put(DIGEST, pieces())
+    await store.put(DIGEST, pieces(), user="ada")
     os.utime(tmp_path / DIGEST, (0, 0))
     await store.size(DIGEST)
     assert await store.sweep(()) == 0
@@ -88,3 +103,120 @@ async def test_asking_for_it_keeps_it(tmp_path: Path) -> None:
 async def test_nothing_uploaded_yet_is_no_error(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "none")
     assert (await store.size(DIGEST), await store.sweep(())) == (None, 0)
+
+
+async def test_it_is_there_for_those_who_sent_its_bytes_and_for_nobody_else(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    await store.put(DIGEST, pieces(), user="ada")
+    assert await store.size_for(DIGEST, "ada") == len(CONTENT)
+    assert await store.size_for(DIGEST, "bob") is None
+    with pytest.raises(BlobDamaged):
+        await store.put(DIGEST, pieces(b"a guess"), user="bob")
+    assert await store.size_for(DIGEST, "bob") is None
+    await store.put(DIGEST, pieces(), user="bob")
+    assert await BlobStore(tmp_path).size_for(DIGEST, "bob") == len(CONTENT)
+    assert blobs_in(tmp_path) == [DIGEST]
+
+
+async def test_what_one_user_asks_for_is_not_kept_for_another(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    for user in ("ada", "bob"):
+        await store.put(DIGEST, pieces(), user=user)
+    os.utime(tmp_path / "users" / "bob" / DIGEST, (0, 0))
+    assert await store.size_for(DIGEST, "ada") == len(CONTENT)
+    await store.sweep(())
+    assert await store.size_for(DIGEST, "bob") is None
+    assert await store.size_for(DIGEST, "ada") == len(CONTENT)
+
+
+async def test_a_mark_without_its_blob_says_nothing_and_goes(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    await store.put(DIGEST, pieces(), user="ada")
+    (tmp_path / DIGEST).unlink()
+    assert await store.size_for(DIGEST, "ada") is None
+    await store.sweep({DIGEST})
+    assert marks_in(tmp_path) == []
+
+
+async def test_a_user_has_room_for_so_much_together_and_others_have_their_own(
+    tmp_path: Path,
+) -> None:
+    store = BlobStore(tmp_path, most_of_user=10_000)
+    first, second = b"1" * 6000, b"2" * 6000
+    await store.put(named(first), pieces(first), user="ada")
+    async with contextlib.aclosing(pieces(second)) as coming:
+        with pytest.raises(TooManyBlobs, match="your uploads may have 0 MiB together"):
+            await store.put(named(second), coming, user="ada")
+    assert blobs_in(tmp_path) == [named(first)]
+    await store.put(named(second), pieces(second), user="bob")
+    await store.put(named(first), pieces(first), user="ada")
+
+
+async def test_a_refused_upload_takes_no_room(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, most_of_user=10_000)
+    first = b"1" * 9000
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            await store.put(named(first), pieces(first, ConnectionError()), user="ada")
+    await store.put(named(first), pieces(first), user="ada")
+
+
+async def test_many_small_uploads_are_charged_what_files_take(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, most_of_user=10_000)
+    for content in (b"1", b"2"):
+        await store.put(named(content), pieces(content), user="ada")
+    with pytest.raises(TooManyBlobs):
+        await store.put(named(b"3"), pieces(b"3"), user="ada")
+
+
+class Slow:
+    """The first `before` bytes come at once, the others once it may go on."""
+
+    def __init__(self, content: bytes, before: int) -> None:
+        self._parts = (content[:before], content[before:])
+        self.began = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        yield self._parts[0]
+        self.began.set()
+        await self.may_go_on.wait()
+        yield self._parts[1]
+
+
+async def test_uploads_at_the_same_time_share_the_room_of_their_user(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, most_of_user=10_000)
+    first, second = b"1" * 6000, b"2" * 6000
+    slow = Slow(first, before=5000)
+    going = asyncio.create_task(store.put(named(first), slow.pieces(), user="ada"))
+    await slow.began.wait()
+    async with contextlib.aclosing(pieces(second)) as coming:
+        with pytest.raises(TooManyBlobs):
+            await store.put(named(second), coming, user="ada")
+    slow.may_go_on.set()
+    assert await going == 6000
+    assert marks_in(tmp_path) == [named(first)]
+
+
+async def test_what_another_upload_took_meanwhile_is_counted_at_the_end(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, most_of_user=10_000)
+    first, second = b"1" * 6000, b"2" * 6000
+    slow = Slow(first, before=1000)
+    going = asyncio.create_task(store.put(named(first), slow.pieces(), user="ada"))
+    await slow.began.wait()
+    await store.put(named(second), pieces(second), user="ada")
+    slow.may_go_on.set()
+    with pytest.raises(TooManyBlobs):
+        await going
+    assert (blobs_in(tmp_path), marks_in(tmp_path)) == ([named(second)], [named(second)])
+
+
+async def test_a_blob_of_a_controller_before_belongs_to_nobody_and_is_still_read(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / DIGEST).write_bytes(CONTENT)
+    store = BlobStore(tmp_path)
+    assert await store.size_for(DIGEST, "ada") is None
+    assert await read(store, DIGEST) == CONTENT
+    await store.put(DIGEST, pieces(), user="ada")
+    assert await store.size_for(DIGEST, "ada") == len(CONTENT)

@@ -43,6 +43,10 @@ SWITCH_SECONDS = 0.001
 
 DefaultImage = Annotated[str | None, Parameter(help="For runs that name none.")]
 UploadLimit = Annotated[str, Parameter(help="How large one upload (`repos`, `files`) may be.")]
+UserUploadLimit = Annotated[
+    str | None,
+    Parameter(help="How much one user's uploads may have together (default: ten of the largest)."),
+]
 ProjectKeys = Annotated[
     Path | None,
     Parameter(help="A file of public keys that get into every run by SSH, one on each line."),
@@ -61,6 +65,7 @@ def controller(
     config: Path | None = None,
     default_image: DefaultImage = None,
     upload_limit: UploadLimit = "1GiB",
+    user_upload_limit: UserUploadLimit = None,
     project_keys: ProjectKeys = None,
     database: str | None = None,
     database_file: DatabaseFile = None,
@@ -89,7 +94,12 @@ def controller(
         host=host,
         port=port,
         defaults=_defaults(operating, default_image, project_keys),
-        most_upload=parse_limit(upload_limit),
+        most_upload=parse_limit(upload_limit, "--upload-limit"),
+        most_uploads_of_user=(
+            None
+            if user_upload_limit is None
+            else parse_limit(user_upload_limit, "--user-upload-limit")
+        ),
         node_failure=operating.node_failure,
         cluster_networks=operating.cluster_networks,
         database=find_database(data, database, database_file, os.environ),
@@ -147,12 +157,12 @@ def parse_image(text: str) -> str:
         raise CliError(f"--default-image: {error}; give {IMAGE_ALLOWED}", EXIT_USAGE) from None
 
 
-def parse_limit(text: str) -> int:
+def parse_limit(text: str, option: str) -> int:
     """Raises CliError."""
     try:
         return parse_size(text)
     except ValueError as error:
-        raise CliError(f"--upload-limit: {error}; give {SIZE_ALLOWED}", EXIT_USAGE) from None
+        raise CliError(f"{option}: {error}; give {SIZE_ALLOWED}", EXIT_USAGE) from None
 
 
 def parse_keep(text: str, option: str) -> float:

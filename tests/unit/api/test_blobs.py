@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from tests.unit.api.conftest import Controller
+from controller.blobs import BlobStore
+from controller.service.blobs import BlobService
+from tests.unit.api.conftest import USER_TOKEN, Controller
 
 CONTENT = b"an archive"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -25,7 +28,7 @@ async def said(answer: Any) -> tuple[int, Any]:
     return answer.status, body["error"]["code"] if "error" in body else body
 
 
-async def test_an_upload_is_there_for_everybody_who_knows_its_name(api: Api) -> None:
+async def test_an_upload_is_there_once_it_was_sent(api: Api) -> None:
     stored = {"sha256": DIGEST, "size": len(CONTENT)}
     async with api.get(PLACE) as answer:
         assert await said(answer) == (404, "not_found")
@@ -42,6 +45,35 @@ async def test_a_run_whose_files_were_uploaded_is_taken(api: Api, controller: Co
         run = await answer.json()
     spec = controller.turns.runs[run["id"]].jobs[0].spec
     assert spec.blobs == (DIGEST,)
+
+
+async def test_an_upload_of_another_user_is_neither_told_nor_given(api: Api) -> None:
+    """Who knows the sha256 of a file need not have seen the file."""
+    ada = {"Authorization": f"Bearer {USER_TOKEN}"}
+    async with api.put(PLACE, data=CONTENT) as answer:
+        assert answer.status == 200
+    async with api.get(PLACE, headers=ada) as answer:
+        assert await said(answer) == (404, "not_found")
+    wish = {"configuration": TASK}
+    async with api.post("/v1/runs", json=wish, headers=ada) as answer:
+        assert await said(answer) == (409, "not_uploaded")
+    async with api.put(PLACE, data=CONTENT, headers=ada) as answer:
+        assert answer.status == 200
+    async with api.post("/v1/runs", json=wish, headers=ada) as answer:
+        assert answer.status == 201
+
+
+async def test_a_user_with_too_many_uploads_is_told_what_to_do(
+    api: Api, controller: Controller, tmp_path: Path
+) -> None:
+    controller.service.blobs = BlobService(BlobStore(tmp_path / "few", most_of_user=5000))
+    async with api.put(PLACE, data=CONTENT) as answer:
+        assert answer.status == 200
+    more = b"more"
+    async with api.put(f"/v1/blobs/{hashlib.sha256(more).hexdigest()}", data=more) as answer:
+        body = await answer.json()
+    assert (answer.status, body["error"]["code"]) == (422, "too_many_uploads")
+    assert "--user-upload-limit" in body["error"]["message"]
 
 
 async def test_a_run_whose_files_are_missing_is_refused(api: Api) -> None:

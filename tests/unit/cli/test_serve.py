@@ -49,7 +49,12 @@ def test_a_port_that_is_taken_is_told_in_a_few_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "form"),
-    [("--upload-limit", "a size with a unit"), ("--keep-runs", "30s"), ("--keep-logs", "30s")],
+    [
+        ("--upload-limit", "a size with a unit"),
+        ("--user-upload-limit", "a size with a unit"),
+        ("--keep-runs", "30s"),
+        ("--keep-logs", "30s"),
+    ],
 )
 def test_a_wrong_size_or_duration_is_refused_with_its_form(
     tmp_path: Path, option: str, form: str

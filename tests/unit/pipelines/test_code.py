@@ -43,7 +43,7 @@ async def _once(content: bytes) -> AsyncIterable[bytes]:
 async def blobs(tmp_path: Path) -> BlobStore:
     store = BlobStore(tmp_path / "blobs")
     for digest, content in BLOBS.items():
-        await store.put(digest, _once(content))
+        await store.put(digest, _once(content), user="ada")
     return store
 
 
