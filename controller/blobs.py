@@ -1,9 +1,9 @@
-"""What users upload with their runs: files named by the sha256 of their bytes, in the data folder.
+"""Uploads of users for their runs: files named by the sha256 of their bytes, in the data folder.
 
 A blob appears under its name whole and checked, or not at all; the same blob again costs nothing.
 It is there for the users who sent its bytes, each of whom has a mark below `users`: to know a name
-is no right to what it names. What no live run needs is removed once nobody has asked for it for a
-while, so that an upload is there when the run that it belongs to is submitted a little later.
+is no right to what it names. A blob that no live run needs is removed once no user has asked for it
+for a while, so that an upload is there when the run that it belongs to is submitted a little later.
 """
 
 from __future__ import annotations
@@ -139,8 +139,10 @@ class BlobStore:
     def _keep(self, arriving: Path, digest: str, size: int, user: str) -> None:
         used = self._used(user, digest)
         self._check_room(self._most_of_user - used - max(size, LEAST_CHARGED))
-        _rename(arriving, self._path(digest))
+        os.replace(arriving, self._path(digest))
+        _sync_folder(self._folder)
         (self._marks(user) / digest).touch(mode=0o600)
+        _sync_folder(self._marks(user))
 
     def _used(self, user: str, but: str) -> int:
         """Bytes of this user's other blobs."""
@@ -215,9 +217,8 @@ def _last_asked(path: Path) -> float:
         return math.inf
 
 
-def _rename(arriving: Path, path: Path) -> None:
-    os.replace(arriving, path)
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:

@@ -119,7 +119,7 @@ def _dstack(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
 
 
 def _ytsaurus(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
-    """What a job is there is an attempt here, and a task is a group."""
+    """A job there is an attempt here, and a task is a group."""
     names = {
         "YT_OPERATION_ID": "RUN_ID",
         "YT_OPERATION_INCARNATION": "INCARNATION",

@@ -101,8 +101,8 @@ def _watch_line(call: Call, state: RunState) -> bytes:
 
 
 async def read_logs(call: Call) -> web.StreamResponse:
-    """What is stored now, as raw frames or as text; an attempt that has not begun has an empty log,
-    one whose log was removed none."""
+    """Sends the log that is stored now, as raw frames or as text; an attempt that has not begun has
+    an empty log, one whose log was removed none."""
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)

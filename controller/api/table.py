@@ -158,7 +158,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/logs",
-        summary="The log that is stored now, as raw frames, or as text for who asks for that",
+        summary="The log that is stored now, as raw frames, or as text where `Accept` names text",
         handler=streams.read_logs,
         query=LogsQuery,
         media=FRAMES,

@@ -1,4 +1,4 @@
-"""What a run's document leaves out: the attempts of an earlier occurrence or incarnation."""
+"""The attempts that a run's document leaves out: those of an earlier occurrence or incarnation."""
 
 from __future__ import annotations
 

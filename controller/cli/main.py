@@ -174,8 +174,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tolerate_encodings() -> None:
-    """What PYTHONIOENCODING or the locale cannot write is written as its escape, and what they
-    cannot read is read as a mark: neither is worth losing the rest for."""
+    """Writes characters that PYTHONIOENCODING or the locale lacks as escapes, and reads bytes that
+    they do not know as marks: neither is worth losing the rest for."""
     for stream, errors in (
         (sys.stdin, "replace"),
         (sys.stdout, "backslashreplace"),

@@ -1,5 +1,5 @@
-"""What to write instead of a field that does not exist: known names of other systems, else the
-field that looks most alike. A wrong guess costs more than none, so only near ones are made.
+"""Advice about a field that does not exist: known names of other systems, else the field that
+looks most alike. A wrong guess costs more than none, so only near ones are made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 _ALIKE = 0.75
 
 _OWN_NODES = (
-    "nodes are machines that somebody added, not offers of a cloud; "
+    "nodes are machines that an operator added, not offers of a cloud; "
     "choose among them by fleets and constraints"
 )
 _OF_SERVICES = "is for services, which are not supported yet"
@@ -69,7 +69,7 @@ RENAMED: Mapping[str, str] = {
     "resources.disk_size": "resources.disk",
     "resources.shm": "resources.shm_size",
 }
-"""What dstack, YTsaurus, Iris and habit call our fields."""
+"""Names that dstack, YTsaurus, Iris and habit give our fields."""
 
 SAID: Mapping[str, str] = {
     "ports": _TUNNEL,
@@ -107,7 +107,7 @@ SAID: Mapping[str, str] = {
     "strip_prefix": _OF_SERVICES,
     "router": _OF_SERVICES,
 }
-"""What other systems have and a task of ours does not, or does otherwise."""
+"""Fields of other systems that a task of ours lacks, or has otherwise."""
 
 
 def not_a_field(path: str, names: Iterable[str], *, of_a_task: bool) -> str:

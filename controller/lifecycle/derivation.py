@@ -84,8 +84,8 @@ _COMES_BACK: Final = frozenset({Verdict.RETRY, Verdict.COMES_BACK})
 
 
 def state_of_job(run: Run, job: Job, jobs: Sequence[Job]) -> IrisState:
-    """What Iris calls a job: its last attempt's state, and pending as soon as that has ended and
-    another one will come; `jobs`: all of the run."""
+    """The name that Iris gives a job: its last attempt's state, and pending as soon as that has
+    ended and another one will come; `jobs`: all of the run."""
     ends = run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES
     lives_on = not (ends or job.scaled_down)
     if lives_on and verdict(run, job, jobs) in _COMES_BACK:

@@ -379,6 +379,6 @@ def run_reason_of(reason: Reason, limit: Limit | None = None) -> RunReason:
 
 
 def state_of(status: AttemptStatus, reason: Reason | None) -> IrisState:
-    """What Iris calls an attempt. It has ended there as soon as its reason is set, here once its
-    cleanup is confirmed: `status` tells that."""
+    """The name that Iris gives an attempt. It has ended there as soon as its reason is set, here
+    once its cleanup is confirmed: `status` tells that."""
     return STATES[status] if reason is None else ROWS[reason].iris

@@ -34,7 +34,7 @@ class RunStatus(StrEnum):
 
 
 class IrisState(StrEnum):
-    """What Iris calls the state of a task or of one attempt at it."""
+    """The states that Iris gives a task, or one attempt at it."""
 
     PENDING = "pending"
     ASSIGNED = "assigned"

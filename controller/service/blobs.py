@@ -31,7 +31,7 @@ class BlobService:
             raise Unavailable(f"the upload cannot be stored: {error.strerror}") from error
 
     async def size(self, digest: str, *, user: User) -> int:
-        """Of what this user uploaded. Raises Invalid, NotFound."""
+        """The bytes of an upload of this user. Raises Invalid, NotFound."""
         _check(digest)
         size = await self._blobs.size_for(digest, user.name)
         if size is None:

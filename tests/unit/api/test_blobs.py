@@ -48,7 +48,7 @@ async def test_a_run_whose_files_were_uploaded_is_taken(api: Api, controller: Co
 
 
 async def test_an_upload_of_another_user_is_neither_told_nor_given(api: Api) -> None:
-    """Who knows the sha256 of a file need not have seen the file."""
+    """A sha256 can be known without the file."""
     ada = {"Authorization": f"Bearer {USER_TOKEN}"}
     async with api.put(PLACE, data=CONTENT) as answer:
         assert answer.status == 200

@@ -77,7 +77,7 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
         (
             {"spot_policy": "auto"},
             "spot_policy",
-            "is not a field: nodes are machines that somebody",
+            "is not a field: nodes are machines that an operator",
         ),
         ({"port": 8080}, "port", "`fairlead port-forward RUN PORT`"),
         ({"memory": "1GB"}, "memory", "is not a field; write resources.memory"),
