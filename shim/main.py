@@ -44,11 +44,12 @@ _DEFAULT_GROUP = "fairlead"
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
     try:
+        asked = "debug" if arguments.verbose else arguments.log_level
+        logging.basicConfig(
+            level=options.log_level(asked, os.environ),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
         asyncio.run(_run(arguments))
     except (StartError, EngineError) as error:
         raise SystemExit(f"fairlead-shim: {error}") from None
@@ -89,7 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_permissions(add)
     add("--pull-stall", type=float, default=300.0, metavar="SECONDS", help=argparse.SUPPRESS)
-    add("--verbose", action="store_true", help="log more")
+    add(
+        "--log-level",
+        metavar="LEVEL",
+        help=f"{', '.join(options.LOG_LEVELS)}: from which level on to log, to standard error "
+        "(default: FAIRLEAD_LOG_LEVEL, else info)",
+    )
+    add("--verbose", action="store_true", help="the same as --log-level debug")
     return parser
 
 

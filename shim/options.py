@@ -8,7 +8,18 @@ from urllib.parse import urlsplit
 
 from shim.errors import StartError
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
+
+
+def log_level(asked: str | None, environ: Mapping[str, str]) -> str:
+    """As `logging` knows it. Raises StartError."""
+    source, text = "--log-level", asked
+    if text is None:
+        source, text = "FAIRLEAD_LOG_LEVEL", environ.get("FAIRLEAD_LOG_LEVEL") or "info"
+    if text not in LOG_LEVELS:
+        raise StartError(f"{source} {text!r}: expected one of {', '.join(LOG_LEVELS)}")
+    return text.upper()
 
 
 def watermarks(text: str) -> tuple[float, float] | None:

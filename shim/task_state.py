@@ -19,6 +19,8 @@ from shim.schemas import RegistryAuth, TaskInfo, TaskRequest, TaskStatus
 
 log = logging.getLogger(__name__)
 
+_LONGEST_WORDS = 500
+
 
 class TaskState:
     """`auth` is the pull's credentials; it lives in memory alone."""
@@ -60,6 +62,16 @@ class TaskState:
         """Move to `status` and note its time. Raises OSError when it cannot be made durable."""
         times = msgspec.structs.replace(self.info.times, **{f"{status.value}_at": time.time()})
         await self.change(status=status, times=times, **changes)
+        self._log_status()
+
+    def _log_status(self) -> None:
+        """For the operator: nothing of what the job was given but its image."""
+        info = self.info
+        about = {
+            TaskStatus.PULLING: f"image {info.image}",
+            TaskStatus.TERMINATED: _how_it_ended(info),
+        }.get(info.status)
+        log.info("task %s: %s%s", info.id, info.status, f": {_readable(about)}" if about else "")
 
     async def change(self, **changes: Any) -> None:
         self._apply(**changes)
@@ -78,6 +90,7 @@ class TaskState:
         try:
             await self.enter(status, **changes)
         except OSError as error:
+            self._log_status()
             log.error("cannot keep that task %s is %s: %s", self.info.id, status, error)
             self._events.task_changed(self.info)
             return False
@@ -119,3 +132,13 @@ class TaskState:
     def _apply(self, **changes: Any) -> None:
         info = msgspec.structs.replace(self.info, version=self.info.version + 1, **changes)
         self.record = msgspec.structs.replace(self.record, info=info)
+
+
+def _how_it_ended(info: TaskInfo) -> str:
+    code = None if info.exit_code is None else f"exit code {info.exit_code}"
+    return ", ".join(filter(None, (info.reason, code, info.message)))
+
+
+def _readable(text: str) -> str:
+    """One line of it: engines quote what a job asked for."""
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_WORDS]

@@ -167,6 +167,7 @@ class Supervisor:
                 ) from error
             async with self._deciding:
                 await kept(self._forget(task))
+            log.info("task %s: removed", task_id)
             self.events.task_removed(task_id)
 
     async def release(self, allocation_id: str, speaker: Speaker) -> None:
@@ -300,6 +301,9 @@ class Supervisor:
         self.ledger.hold(allocation)
         task = self._track(record, request)
         self.events.task_changed(task.info)
+        log.info(
+            "task %s of run %s: accepted, allocation %s", task_id, request.run_id, allocation.id
+        )
         self._drive(task)
         return task.info
 

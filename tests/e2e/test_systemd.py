@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 import socket
+import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from shim.systemd import ALIVE, READY, STOPPING
-from tests.support.daemons import run
+from tests.support.daemons import Daemon, run
 from tests.support.processes import ShimProcess
-from tests.support.ssh_daemon import CHECKOUT
+from tests.support.ssh_daemon import CHECKOUT, free_port
 from tests.support.waiting import LONG
 
 pytestmark = pytest.mark.e2e
 
 UNITS = sorted((CHECKOUT / "packer" / "systemd").glob("*.service"))
 SHIM = CHECKOUT / "packer" / "systemd" / "fairlead-shim.service"
+CONTROLLER = SHIM.with_name("fairlead-controller.service")
+PROGRAMS = Path(sys.executable).parent
 _PROGRAM = re.compile(r"^Exec\w+=(\S+)", re.MULTILINE)
+_COMMAND = re.compile(r"^ExecStart=(.*)$", re.MULTILINE)
+_OPTIONS = re.compile(r"\$FAIRLEAD_\w+_OPTIONS")
 OWN_MOUNTS = ("ProtectSystem", "PrivateTmp", "ProtectHome", "ReadOnlyPaths", "PrivateDevices")
 
 
@@ -37,6 +44,45 @@ def test_systemd_understands_every_line_of_the_unit(unit: Path, tmp_path: Path) 
     shutil.copy(unit, units)
     said = run(["systemd-analyze", "verify", f"--root={tmp_path}", unit.name])
     assert [line for line in said.splitlines() if unit.name in line] == []
+
+
+def _command(unit: Path, paths: dict[str, Path], options: str) -> list[str]:
+    """What systemd would run, with other paths and with these options in the unit's variable."""
+    (line,) = _COMMAND.findall(unit.read_text().replace("\\\n", " "))
+    text = _OPTIONS.sub(options, line)
+    for installed, ours in paths.items():
+        assert installed in text
+        text = text.replace(installed, str(ours))
+    return shlex.split(text)
+
+
+def test_the_controllers_command_serves_with_the_options_of_its_file(testbed_folder: Path) -> None:
+    folder, port = testbed_folder / "controller-unit", free_port()
+    folder.mkdir()
+    paths = {"/opt/fairlead/venv/bin": PROGRAMS, "/var/lib/fairlead-controller": folder / "data"}
+    argv = _command(CONTROLLER, paths, f"--listen 127.0.0.1:{port} --keep-logs 10d")
+    daemon = Daemon(argv, folder / "log")
+    daemon.spawn()
+    daemon.wait_ready(lambda: f"the controller serves on http://127.0.0.1:{port}" in daemon.tail())
+    assert daemon.stop() == 0
+
+
+def test_the_shims_command_lends_jump_keys_where_its_file_says_so(testbed_folder: Path) -> None:
+    folder = testbed_folder / "shim-unit"
+    folder.mkdir()
+    keys = folder / "jump" / "authorized_keys"
+    keys.parent.mkdir()
+    paths = {
+        "/opt/fairlead/venv/bin": PROGRAMS,
+        "/var/lib/fairlead": folder / "data",
+        "/run/fairlead/shim.sock": folder / "run" / "shim.sock",
+    }
+    argv = _command(SHIM, paths, f"--engine memory --jump-keys {keys}")
+    daemon = Daemon(argv, folder / "log")
+    daemon.spawn()
+    daemon.wait_ready((folder / "run" / "shim.sock").exists)
+    assert daemon.stop() == 0
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o644
 
 
 def test_the_shims_unit_shares_its_mounts_with_dockerd() -> None:

@@ -71,7 +71,7 @@ def controller(
     database_file: DatabaseFile = None,
     keep_runs: KeepRuns = "90d",
     keep_logs: KeepLogs = "30d",
-    log_level: Annotated[LogLevel, Parameter(show=False)] = "info",
+    log_level: Annotated[LogLevel, Parameter(env_var="FAIRLEAD_LOG_LEVEL")] = "info",
 ) -> int:
     """Start a controller and serve until it is stopped.
 
@@ -86,6 +86,8 @@ def controller(
     database
         postgresql://USER@HOST/DATABASE, without a password; default: FAIRLEAD_DATABASE_URL, else a
         file in the folder.
+    log_level
+        From which level on it logs, to standard error.
     """
     host, port = parse_listen(listen)
     operating = Operating() if config is None else read_config(config)

@@ -36,6 +36,14 @@ def test_a_level_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path
     assert "should not have happened" not in done.errors
 
 
+def test_a_level_from_the_environment_is_named_by_its_variable(tmp_path: Path) -> None:
+    env = {"FAIRLEAD_LOG_LEVEL": "loud"}
+    done = run_cli("controller", "--data", tmp_path / "c", env=env)
+    assert done.status == 2
+    assert "FAIRLEAD_LOG_LEVEL" in done.errors
+    assert '"warning"' in done.errors
+
+
 def test_a_port_that_is_taken_is_told_in_a_few_words(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"

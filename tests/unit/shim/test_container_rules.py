@@ -109,3 +109,34 @@ def test_marks_are_percent() -> None:
 def test_prefixes_that_are_no_places_are_refused(text: str) -> None:
     with pytest.raises(StartError, match="--volume-prefix"):
         options.volume_prefixes([text])
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "level"),
+    [
+        (None, None, "INFO"),
+        (None, "", "INFO"),
+        (None, "debug", "DEBUG"),
+        ("error", "debug", "ERROR"),
+    ],
+)
+def test_the_level_of_the_log_is_the_options_else_the_variables(
+    asked: str | None, variable: str | None, level: str
+) -> None:
+    environ = {} if variable is None else {"FAIRLEAD_LOG_LEVEL": variable}
+    assert options.log_level(asked, environ) == level
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ", "named"),
+    [
+        ("loud", {}, "--log-level 'loud'"),
+        ("", {"FAIRLEAD_LOG_LEVEL": "debug"}, "--log-level ''"),
+        (None, {"FAIRLEAD_LOG_LEVEL": "INFO"}, "FAIRLEAD_LOG_LEVEL 'INFO'"),
+    ],
+)
+def test_a_level_that_is_not_known_is_refused_by_its_source(
+    asked: str | None, environ: dict[str, str], named: str
+) -> None:
+    with pytest.raises(StartError, match=f"^{named}: expected one of debug, info, warning, error$"):
+        options.log_level(asked, environ)

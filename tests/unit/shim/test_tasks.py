@@ -68,6 +68,32 @@ async def test_a_task_goes_through_its_states_and_ends_with_its_exit_code(node: 
     assert running.version < ended.version
 
 
+async def test_a_tasks_life_is_in_the_log_without_its_secrets(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "shim")
+    node.host.registry["private"] = (ImageInfo(id="sha256:private"), "hush-hush")
+    auth = RegistryAuth(username="ada", password="hush-hush")
+    async with node.shim() as service:
+        await put(service, image="private", registry_auth=auth)
+        await until(service, "t1", TaskStatus.RUNNING)
+        order = TerminateRequest(grace=0.0, reason="aborted_by_user", message="by\nada")
+        await service.supervisor.terminate("t1", order, SPEAKER)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await service.supervisor.remove("t1", SPEAKER)
+    told = [line for line in caplog.messages if line.startswith("task t1")]
+    assert told == [
+        f"task t1 of run {RUN}: accepted, allocation place-1",
+        "task t1: preparing",
+        "task t1: pulling: image private",
+        "task t1: creating",
+        "task t1: running",
+        "task t1: terminated: aborted_by_user, exit code 137, by ada",
+        "task t1: removed",
+    ]
+    assert "hush-hush" not in caplog.text
+
+
 async def test_the_exit_record_takes_the_place_of_a_reason(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
