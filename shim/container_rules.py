@@ -6,8 +6,11 @@ so such wishes are granted only where the node's operator says so.
 
 from __future__ import annotations
 
+import msgspec
+
 from shim.errors import ShimProblem, invalid
-from shim.schemas import ContainerOptions
+from shim.schemas import ContainerOptions, HostNetwork, NetworkMode, TaskRequest
+from shim.settings import Settings
 
 HARMLESS = frozenset(
     {
@@ -37,6 +40,7 @@ LEAST_PROCESSES = 8
 MOST_PROCESSES = 4_194_304
 _MOST_LIMIT = (1 << 63) - 1
 """What an engine's number holds."""
+_RAW = "NET_RAW"
 _CHANGES_USERS = ("ALL", "SETUID", "SETGID")
 
 
@@ -56,6 +60,41 @@ def check(options: ContainerOptions, *, allow_privileged: bool) -> None:
     most = options.pids_limit
     if most is not None and not LEAST_PROCESSES <= most <= MOST_PROCESSES:
         raise invalid("pids_limit must be from 8 to 4194304", "container.pids_limit")
+
+
+def check_network(request: TaskRequest, settings: Settings) -> None:
+    """Raises ShimProblem: 409 `no_host_network`, or 403 for a capability that is harmless only in a
+    network of the container's own."""
+    if request.needs_host_network and settings.host_network is HostNetwork.NEVER:
+        raise ShimProblem(
+            409,
+            "no_host_network",
+            "the job's peers reach it at its node's address, and this node gives no job its "
+            "network (--host-network never)",
+            "needs_host_network",
+        )
+    allowed = settings.allow_raw_sockets or settings.allow_privileged
+    if is_in_host_network(request, settings) and _RAW in request.container.cap_add and not allowed:
+        raise ShimProblem(
+            403,
+            "not_allowed",
+            f"the capability {_RAW} is not allowed in this node's network (its operator may start "
+            "the shim with --allow-raw-sockets)",
+            "container.cap_add",
+        )
+
+
+def is_in_host_network(request: TaskRequest, settings: Settings) -> bool:
+    return request.resources.whole_node and settings.host_network is HostNetwork.WHOLE_NODE
+
+
+def granted(options: ContainerOptions, mode: NetworkMode, settings: Settings) -> ContainerOptions:
+    """What the container gets: in the node's network a raw socket reads what other software of the
+    node says to itself, so the engine's usual right to them goes."""
+    asked = {_RAW, "ALL"}.intersection(options.cap_add) or options.privileged
+    if mode is not NetworkMode.HOST or settings.allow_raw_sockets or asked:
+        return options
+    return msgspec.structs.replace(options, cap_drop=(*options.cap_drop, _RAW))
 
 
 def first_user(options: ContainerOptions, of_image: str) -> str:

@@ -29,7 +29,7 @@ from shim.engines.base import Engine, EngineError
 from shim.errors import StartError
 from shim.gpus import Gpus, NoGpus
 from shim.gpus.exclude import Exclusion
-from shim.schemas import EngineKind
+from shim.schemas import EngineKind, HostNetwork
 from shim.service import Identity, Service, disk_threads
 from shim.settings import Settings
 from shim.steps.folders import make_shared
@@ -134,6 +134,18 @@ def _add_permissions(add: Callable[..., object]) -> None:
         help="tasks may ask for privileged containers and any capability (root of the node)",
     )
     add(
+        "--host-network",
+        choices=[each.value for each in HostNetwork],
+        default=HostNetwork.WHOLE_NODE.value,
+        help="which tasks share the node's network: those that hold the whole node, or none "
+        "(default: %(default)s)",
+    )
+    add(
+        "--allow-raw-sockets",
+        action="store_true",
+        help="tasks in the node's network keep CAP_NET_RAW: they can read all of its traffic",
+    )
+    add(
         "--container-proxy",
         action="store_true",
         help="hand the shim's own HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY to containers",
@@ -207,6 +219,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         image_gc=options.watermarks(arguments.image_gc),
         volume_prefixes=options.volume_prefixes(arguments.volume_prefix),
         allow_privileged=arguments.allow_privileged,
+        host_network=options.host_network(arguments.host_network, EngineKind(arguments.engine)),
+        allow_raw_sockets=arguments.allow_raw_sockets,
         proxy_variables=options.proxy_variables(os.environ) if arguments.container_proxy else {},
     )
     settings.check_paths()

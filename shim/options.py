@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shim.errors import StartError
+from shim.schemas import EngineKind, HostNetwork
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
@@ -38,6 +39,17 @@ def volume_prefixes(texts: Sequence[str]) -> tuple[Path, ...]:
         if not text.startswith("/") or ".." in Path(text).parts:
             raise StartError(f"--volume-prefix {text!r}: expected an absolute path without '..'")
     return tuple(Path(text) for text in texts)
+
+
+def host_network(text: str, engine: EngineKind) -> HostNetwork:
+    """Raises StartError where it could not be kept."""
+    asked = HostNetwork(text)
+    if asked is HostNetwork.NEVER and engine is EngineKind.PROCESS:
+        raise StartError(
+            "--host-network never: the tasks of the process engine have no network but the node's; "
+            "use --engine docker"
+        )
+    return asked
 
 
 def proxy_variables(environment: Mapping[str, str]) -> dict[str, str]:

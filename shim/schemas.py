@@ -77,6 +77,14 @@ class NetworkMode(StrEnum):
     BRIDGE = "bridge"
 
 
+class HostNetwork(StrEnum):
+    """Which tasks the node's operator lets have the node's network."""
+
+    NEVER = "never"
+    WHOLE_NODE = "whole-node"
+    """Those that hold the whole node."""
+
+
 class PullPolicy(StrEnum):
     ALWAYS = "always"
     IF_NOT_PRESENT = "if-not-present"
@@ -104,7 +112,8 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What the allocation takes from the node; `whole_node` also means host networking."""
+    """What the allocation takes from the node; `whole_node` also means host networking, where the
+    node's operator gives it."""
 
     cpu: float
     memory: int
@@ -182,6 +191,9 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     container: ContainerOptions = ContainerOptions()
     stop_when_unheard_seconds: float | None = None
     """The shim stops the task when no controller was heard for so long."""
+    needs_host_network: bool = False
+    """Its peers on other nodes reach it at its node's address: refused with 409 `no_host_network`
+    where the node's operator gives no task the node's network."""
 
 
 class SshMode(StrEnum):
@@ -344,6 +356,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str | None
     isolation: bool
     """False for the process engine: for development only."""
+    host_network: HostNetwork = HostNetwork.WHOLE_NODE
     cpu: float
     memory: int
     disk: int

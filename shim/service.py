@@ -242,6 +242,7 @@ class Service:
             engine=engine.kind,
             engine_version=version,
             isolation=engine.isolation,
+            host_network=self.settings.host_network,
             cpu=ledger.capacity.cpu,
             memory=ledger.capacity.memory,
             disk=ledger.capacity.disk,

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from shim.errors import StartError, invalid
+from shim.schemas import HostNetwork
 
 _MOST_SOCKET_PATH = 107
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -28,6 +29,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     volume_prefixes: tuple[Path, ...] = ()
     """Below them lies what tasks may have as volumes: folders, files, block devices."""
     allow_privileged: bool = False
+    host_network: HostNetwork = HostNetwork.WHOLE_NODE
+    allow_raw_sockets: bool = False
+    """Tasks in the node's network keep CAP_NET_RAW, with which they read all of its traffic."""
     proxy_variables: dict[str, str] = {}
     """What containers are told about the node's way out."""
     engine_patience: float = 60.0

@@ -139,6 +139,7 @@ class Supervisor:
             if known is not None:
                 return await self._same_again(known, request, speaker), False
             self.fences.check_revival(task_id, speaker)
+            container_rules.check_network(request, self.settings)
             return await self._accept(task_id, request, speaker), True
 
     async def terminate(self, task_id: str, order: TerminateRequest, speaker: Speaker) -> TaskInfo:
@@ -345,7 +346,9 @@ class Supervisor:
     def _new_record(
         self, task_id: str, request: TaskRequest, speaker: Speaker, gpus: tuple[str, ...]
     ) -> TaskRecord:
-        alone = request.resources.whole_node or self.engine.kind is EngineKind.PROCESS
+        in_host_network = container_rules.is_in_host_network(request, self.settings)
+        if self.engine.kind is EngineKind.PROCESS:
+            in_host_network = True
         return TaskRecord(
             request=without_secrets(request),
             body_hash=hash_of(request),
@@ -360,7 +363,7 @@ class Supervisor:
                 status=TaskStatus.PENDING,
                 image=request.image,
                 incarnation=speaker.incarnation,
-                network_mode=NetworkMode.HOST if alone else NetworkMode.BRIDGE,
+                network_mode=NetworkMode.HOST if in_host_network else NetworkMode.BRIDGE,
                 runner_socket=self.settings.runner_socket(task_id),
                 gpus=gpus,
                 version=self._first_version,

@@ -239,6 +239,7 @@ class NodeView(_View, frozen=True):
     attributes: dict[str, str]
     engine: str
     isolation: bool
+    host_network: bool
     cpu: float
     cpu_allocated: float
     memory: int

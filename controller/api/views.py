@@ -290,6 +290,7 @@ def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
         attributes=node.attributes,
         engine=capacity.engine,
         isolation=capacity.isolation,
+        host_network=capacity.host_network,
         cpu=capacity.cpu,
         cpu_allocated=use.cpu,
         memory=capacity.memory,

@@ -93,6 +93,8 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Equal shares of CPU, memory and GPUs; a job takes whole ones."""
     engine: str = ""
     isolation: bool = True
+    host_network: bool = True
+    """A job that holds the whole node gets the node's network: its operator may say no."""
     addresses: tuple[str, ...] = ()
 
 

@@ -152,6 +152,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuNeed = GpuNeed()
     infiniband: bool = False
     whole_node: bool = False
+    host_network: bool = False
+    """The run's jobs on other nodes reach it at its node's address."""
 
 
 class RegistryCredentials(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from shim.schemas import (
     GpuInfo,
     GpuLink,
     GpuRequest,
+    HostNetwork,
     NodeInfo,
     PullPolicy,
     RegistryAuth,
@@ -224,6 +225,7 @@ def task_request(view: View, cluster_key: str | None = None) -> TaskRequest:
         ),
         container=_container(spec),
         stop_when_unheard_seconds=spec.stop_when_unheard,
+        needs_host_network=need.host_network,
     )
 
 
@@ -307,6 +309,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
         blocks=info.blocks,
         engine=info.engine.value,
         isolation=info.isolation,
+        host_network=info.host_network is not HostNetwork.NEVER,
         addresses=tuple(one for one in info.addresses if _is_address(one)),
     )
 

@@ -85,11 +85,13 @@ class TaskSubmitter:
         self, error: ShimError, attempt: Attempt, connection: NodeConnection
     ) -> Reason | None:
         """Why the attempt needs another place than the one that it was given before its node
-        drained, or its GPU broke or was split anew. None where the refusal can pass: also of a shim
-        that has not heard yet that it may work again, and for a GPU whose memory is still being
-        freed.
+        drained or kept its network to itself, or its GPU broke or was split anew. None where the
+        refusal can pass: also of a shim that has not heard yet that it may work again, and for a
+        GPU whose memory is still being freed.
 
         Raises ShimUnavailable, TryAgain."""
+        if error.code == "no_host_network":
+            return Reason.INSTANCE_UNREACHABLE
         if error.code == "draining":
             node = self._turns.nodes.get(attempt.node_id or "")
             return Reason.NODE_DRAINED if node is not None and node.draining else None

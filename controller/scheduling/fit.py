@@ -40,6 +40,13 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
 
 
+_NO_HOST_NETWORK = Shortfall(
+    need="the node's network, in which its peers reach it (`share_nodes: true` does without)",
+    has="a shim that gives no job its network (--host-network never)",
+    ratio=0.0,
+)
+
+
 class Room(msgspec.Struct, frozen=True, kw_only=True):
     """What a node has free now."""
 
@@ -120,6 +127,8 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
         _bytes("disk", need.disk, free.disk, total.disk),
         _gpus(need.gpu, free.gpus, total.gpus),
     ]
+    if need.host_network and not total.host_network:
+        found.append(_NO_HOST_NETWORK)
     if need.whole_node and not free.empty:
         found.append(Shortfall(need="the whole node", has="other jobs on it", ratio=0.0))
     if is_busy(free):

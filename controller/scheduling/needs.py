@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from controller.lifecycle.model import Constraint, JobSpec, NodeGpu, Resources
 from controller.scheduling.fit import Room, is_busy, shortfalls
 
@@ -41,9 +43,14 @@ class Needs:
     def __init__(self) -> None:
         self._known: dict[tuple[Resources, Scope], Need] = {}
 
-    def of(self, spec: JobSpec, besides: tuple[Constraint, ...] = ()) -> Need:
+    def of(
+        self, spec: JobSpec, besides: tuple[Constraint, ...] = (), *, host_network: bool = False
+    ) -> Need:
         """`besides`: constraints that its user has not written."""
-        key = (spec.resources, (spec.fleets, spec.constraints + besides))
+        resources = spec.resources
+        if host_network:
+            resources = replace(resources, host_network=True)
+        key = (resources, (spec.fleets, spec.constraints + besides))
         found = self._known.get(key)
         if found is None:
             if len(self._known) > _MOST_SHAPES:
@@ -65,7 +72,11 @@ class Shapes:
             kind = self._number(_kind(gpu))
             kinds[kind] = kinds.get(kind, 0) + 1
         every = tuple(map(_kind, capacity.gpus))
-        whole = (capacity.cpu, capacity.memory, capacity.disk, capacity.blocks, every)
+        whole = (
+            *(capacity.cpu, capacity.memory, capacity.disk, capacity.blocks),
+            capacity.host_network,
+            every,
+        )
         return (
             len(room.gpus),
             room.starts,

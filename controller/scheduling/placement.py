@@ -37,7 +37,7 @@ from controller.scheduling.together import (
     roomiest_first,
     whole_of,
 )
-from controller.scheduling.units import Kind, Member, Unit
+from controller.scheduling.units import Kind, Member, Unit, member_of
 
 MOST_NEWS = 100
 """Waiting jobs whose sentence changes in one round; `explain` always knows the present one."""
@@ -213,7 +213,7 @@ class Round:
             return False
         ranked = {attempt.id for attempt in gangs.ranked_attempts(state.run, state.jobs)}
         whole = [
-            Member(job, job.attempts[-1], self._index.needs.of(job.spec))
+            member_of(state, job, self._index.needs)
             for job in state.jobs
             if job.attempts and job.attempts[-1].id in ranked
         ]

@@ -85,7 +85,7 @@ def is_placeable(run: Run) -> bool:
 def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     """Everything of this run that waits; a gang's ranked jobs before its reserved ones."""
     submitted = [
-        Member(job, job.attempts[-1], needs.of(job.spec, tuple(_rather_elsewhere(job))))
+        member_of(state, job, needs)
         for job in state.jobs
         if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
     ]
@@ -104,6 +104,19 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
         later = tuple(one for one in submitted if one.attempt.id not in waiting)
         return (replace(together, later=later),)
     return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
+
+
+def member_of(state: RunState, job: Job, needs: Needs) -> Member:
+    """The job with its latest attempt."""
+    elsewhere = tuple(_rather_elsewhere(job))
+    need = needs.of(job.spec, elsewhere, host_network=_is_reached_by_peers(state, job))
+    return Member(job, job.attempts[-1], need)
+
+
+def _is_reached_by_peers(state: RunState, job: Job) -> bool:
+    """At its node's address; a job that shares its node is not reached from others."""
+    together = gangs.is_gang_run(state.run) or state.run.policy.same_placement
+    return together and len(state.jobs) > 1 and job.spec.resources.whole_node
 
 
 def _rather_elsewhere(job: Job) -> Iterator[Constraint]:

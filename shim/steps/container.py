@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shim.container_rules import first_user
+from shim.container_rules import first_user, granted
 from shim.engines.base import ContainerSpec
 from shim.schemas import TaskStatus
 from shim.steps.base import StepContext
@@ -34,7 +34,7 @@ class Container:
                 publish=published_port(ctx),
                 gpus=info.gpus,
                 mounts=ctx.mounts,
-                options=task.request.container,
+                options=granted(task.request.container, info.network_mode, ctx.settings),
                 user=first_user(task.request.container, ctx.image.user),
                 gpu_units=tuple(gpu for gpu in ctx.gpus() if gpu.uuid in info.gpus),
                 infiniband=resources.infiniband,

@@ -129,6 +129,8 @@ def _cells(node: NodeView) -> tuple[str, ...]:
         f"tasks of nobody here: {node.quarantined}" if node.quarantined else "",
     ]
     about += [f"GPU {gpu.uuid}: {gpu.message}" for gpu in node.gpus if gpu.message]
+    if not node.host_network:
+        about.append("no job gets its network (--host-network never)")
     if not node.isolation:
         about.append("no isolation: for development only")
     return (

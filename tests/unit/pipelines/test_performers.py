@@ -26,7 +26,7 @@ from controller.pipelines.terminating import (
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import Fence, GpuInfo, TaskStatus
+from shim.schemas import Fence, GpuInfo, HostNetwork, TaskStatus
 from tests.unit.pipelines.fakes import FakeConnection, status
 from tests.unit.pipelines.parts import (
     ALONE,
@@ -36,6 +36,7 @@ from tests.unit.pipelines.parts import (
     NotedTurns,
     a_node,
     attempt_of,
+    node_info,
     placed,
     task_of,
     view_of,
@@ -132,6 +133,37 @@ async def test_a_job_whose_gpu_was_split_anew_before_its_node_took_it_loses_its_
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not on this node)")
+
+
+async def test_a_job_whose_node_keeps_its_network_to_itself_loses_its_place(
+    node: FakeConnection,
+) -> None:
+    """Its operator said so after the place was given."""
+    turns = NotedTurns()
+    node.shim.refusal = ShimError("no_host_network", "(--host-network never)", 409)
+    await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    (refused,) = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert (refused.reason, refused.message) == (
+        Reason.INSTANCE_UNREACHABLE,
+        "(--host-network never)",
+    )
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_the_node_is_told_whether_peers_reach_the_job_at_its_address(reached: bool) -> None:
+    state = placed(AttemptStatus.PROVISIONING)
+    (place,) = state.allocations
+    resources = msgspec.structs.replace(place.resources, host_network=reached)
+    place = msgspec.structs.replace(place, resources=resources)
+    state = msgspec.structs.replace(state, allocations=(place,))
+    assert convert.task_request(view_of(state)).needs_host_network is reached
+
+
+@pytest.mark.parametrize("said", list(HostNetwork))
+def test_what_a_node_says_of_its_network_is_known(said: HostNetwork) -> None:
+    known = convert.capacity(node_info(host_network=said)).host_network
+    assert known is (said is HostNetwork.WHOLE_NODE)
 
 
 async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
