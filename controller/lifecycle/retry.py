@@ -265,6 +265,11 @@ def _stop_siblings(draft: Draft, replica: Sequence[Job]) -> None:
 
 def _bring_back(draft: Draft, replica: Sequence[Job]) -> None:
     returning = _returning(draft.run, replica)
+    coming = {job.id for job in returning}
+    for job in replica:
+        if job.id not in coming:
+            # It waits for others of its replica now; all of them then wait once more, together.
+            draft.set_retry_at(job, None)
     if not returning:
         return
     if any(job.retry_at is None for job in returning):

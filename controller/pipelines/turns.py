@@ -22,6 +22,7 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.pipelines.absent import news_of, none_reached
 from controller.pipelines.around import World
 from controller.pipelines.aside import SetAside
+from controller.pipelines.brake import Brake
 from controller.pipelines.bynode import RunsByNode, nodes_of
 from controller.pipelines.callers import Callers
 from controller.pipelines.deciding import Placer, TurnInProgress
@@ -111,6 +112,7 @@ class Turns:
         self._admitted: dict[str, RunState] = {}
         self._inventory = Inventory()
         self._aside = SetAside()
+        self._brake = Brake()
         self._waiters: list[_Waiter] = []
         self.callers = Callers()
         self._deadlines: list[tuple[float, str]] = []
@@ -333,7 +335,7 @@ class Turns:
             refusal = error if isinstance(error, StoreError) else None
             self._resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
             raise
-        self._adopt(turn)
+        self._adopt(turn, now)
         self._resolve(waiters, None)
         await self._tell(turn, inventory.nodes)
 
@@ -403,9 +405,13 @@ class Turns:
         del self._names[state.run.name]
         self._families.remove(state)
 
-    def _adopt(self, turn: TurnInProgress) -> None:
+    def _adopt(self, turn: TurnInProgress, now: float) -> None:
         for run_id, state in turn.states.items():
-            fresh = self._by_node.moved(self._known.get(run_id), state)
+            before = self._known.get(run_id)
+            fresh = self._by_node.moved(before, state)
+            wake_at = self._brake.next_look(
+                state.run, turn.deadlines.get(run_id), now, changed=state is not before
+            )
             state = self._trimmed(state)
             if state.run.status in FINAL_RUN_STATUSES:
                 self._retire(state)
@@ -413,7 +419,7 @@ class Turns:
                 self.runs[run_id] = state
                 for news in news_of(run_id, fresh, self.nodes, self._removed):
                     self.post(news)
-            self._set_deadline(run_id, turn.deadlines.get(run_id))
+            self._set_deadline(run_id, wake_at)
         self._aside.stored(turn.states.keys())
         for report in turn.held:
             self.post(report)

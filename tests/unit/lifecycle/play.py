@@ -123,6 +123,8 @@ class Play:
         decision = decide(
             self.state, reports, self.now, self.new_id, lambda: self._jitter, self.around
         )
+        has_come = decision.wake_at is not None and decision.wake_at <= self.now
+        assert not has_come or decision.state is not self.state, "asks to be asked again at once"
         self.state = decision.state
         self.events.extend(decision.events)
         self.wake_at = decision.wake_at

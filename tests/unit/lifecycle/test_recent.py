@@ -182,10 +182,11 @@ def test_a_new_occurrence_begins_with_nothing_counted() -> None:
         retry=RetryPolicy(on_events=ALL_EVENTS, max_failures=25),
         limits=NO_WAIT,
     )
+    play.around = Surroundings(next_trigger=START + 100_000.0)
+    play.send()
     for occurrence in (1, 2):
-        play.around = Surroundings(next_trigger=START + occurrence * 100_000.0)
-        play.send()
         assert play.run.next_triggered_at is not None
+        play.around = Surroundings(next_trigger=START + (occurrence + 1) * 100_000.0)
         play.wait(play.run.next_triggered_at - play.now)
         for _ in range(25):
             play.live_and_end(reason=FAILED)

@@ -250,6 +250,22 @@ def test_two_failed_jobs_of_a_replica_wait_for_each_other_to_be_final() -> None:
     assert play.attempt(0, 0).later_reasons == play.attempt(1, 0).later_reasons == ()
 
 
+def test_a_job_whose_wait_is_over_waits_on_for_what_ends_of_its_replica_without_asking_again() -> (
+    None
+):
+    play = Play(jobs=2, one_replica=True, retry=RetryPolicy(on_events=ERROR)).to_running(1, "n2")
+    for _ in range(2):
+        play.to_provisioning(0, "n1").send(play.node_gone("n1", confirmed=True))
+    assert play.job(0).retry_at == play.now + 15
+    play.send(play.exited(1, FAILED))
+    assert play.job(0).retry_at is None
+    play.wait(15).clean(1)
+    assert [play.job(n).retry_at for n in (0, 1)] == [play.now + 15] * 2
+    assert [attempts(play, n) for n in (0, 1)] == [2, 1]
+    play.wait(15)
+    assert [attempts(play, n) for n in (0, 1)] == [3, 2]
+
+
 def test_a_failed_job_of_an_independent_group_leaves_the_others_alone() -> None:
     play = Play(jobs=2, retry=RetryPolicy(on_events=ERROR)).to_running(1)
     fail(play, 0)

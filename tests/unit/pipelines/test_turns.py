@@ -23,12 +23,14 @@ from controller.lifecycle.statuses import AttemptStatus, IllegalMove, RunStatus
 from controller.lifecycle.turn import Decision
 from controller.pipelines import deciding
 from controller.pipelines import turns as turns_module
+from controller.pipelines.brake import Brake
 from controller.pipelines.turns import NameTaken
 from controller.store.base import Changes, LeaseLost, Store, StoreUnavailable
 from controller.store.failing import DiskFull, SlowCommit, TakenOver
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import until_committed, working
 from tests.unit.pipelines.parts import (
+    NOW,
     SOCKET,
     Clock,
     a_node,
@@ -362,6 +364,45 @@ async def test_a_run_that_reports_much_keeps_one_deadline(database: Kept) -> Non
             turns._inbox.setdefault(state.run.id, [])
             await turns.settled()
         assert len(turns._deadlines) == 1
+
+
+async def test_a_run_that_always_asks_to_be_looked_at_now_is_slowed_and_told_as_an_error(
+    database: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, asked = Clock(), 0
+
+    def restless(state: RunState, *rest: Any) -> Decision:
+        nonlocal asked
+        asked += 1
+        return Decision(state, (), clock.time)
+
+    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    async with working(database) as (turns, _, _loop):
+        state = submitted()
+        await turns.admit(state)
+        monkeypatch.setattr(deciding, "decide", restless)
+        turns.post(Tick(run_id=state.run.id))
+        for _ in range(20):
+            await turns.settled()
+        assert asked == 1
+        for seconds, looks in ((1.0, 2), (1.0, 2), (1.0, 3), (4.0, 4)):
+            clock.time += seconds
+            await turns.settled()
+            await turns.settled()
+            assert asked == looks
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [message.rpartition("again in ")[2] for message in told] == ["1 s", "2 s", "4 s", "8 s"]
+    assert told[0].startswith(f"internal error: run hello ({state.run.id}) asks to be looked at")
+
+
+def test_a_run_that_something_changes_is_slowed_no_longer() -> None:
+    brake, run = Brake(), submitted().run
+    for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+        assert brake.next_look(run, NOW, NOW, changed=False) == NOW + wait
+    assert brake.next_look(run, NOW, NOW, changed=True) == NOW
+    assert brake.next_look(run, NOW, NOW, changed=False) == NOW + 1.0
+    assert brake.next_look(run, NOW + 5.0, NOW, changed=False) == NOW + 5.0
+    assert brake.next_look(run, None, NOW, changed=False) is None
 
 
 # -- the end --------------------------------------------------------------------------------

@@ -457,6 +457,7 @@ def test_a_new_occurrence_begins_without_the_waits_and_failures_of_the_last_one(
     assert play.phase() is Phase.OVER
     assert [one.status for one in play.run.occurrences] == [RunStatus.FAILED]
     assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
+    play.around = Surroundings(next_trigger=START + 900)
     play.wait(400).send()
     assert play.statuses() == [SUBMITTED] * 4
     assert play.ranks() == [0, 1, 2, None]
