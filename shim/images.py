@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from shim.engines.base import Engine, EngineError, ImageError, ImageInfo, ImageProblem
-from shim.records import Records
+from shim.image_access import ImageAccess, pinned
+from shim.records import MemoryRecords, Records
 from shim.schemas import PullProgress, RegistryAuth
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,9 @@ class Images:
         stall: float,
         watermarks: Watermarks | None = None,
         now: Callable[[], float] = time.time,
+        access: ImageAccess | None = None,
     ) -> None:
+        self.access = access or ImageAccess(engine, MemoryRecords())
         self._engine = engine
         self._records = records
         self._stall = stall
@@ -87,6 +90,7 @@ class Images:
 
     async def open(self) -> None:
         self._ours = (await self._records.load()).records
+        await self.access.open()
         self.collect_soon()
 
     async def close(self) -> None:
@@ -162,17 +166,29 @@ class Images:
 
     async def _pull(self, reference: str, auth: RegistryAuth | None, tell: Progress) -> ImageInfo:
         was_here = await self._engine.local_image(reference) is not None
-        try:
-            image = await self._pull_once(reference, auth, tell)
-        except ImageError as error:
-            if error.problem is not ImageProblem.NO_SPACE or not await self._make_room():
-                raise
-            image = await self._pull_once(reference, auth, tell)
+        if auth is None:
+            image = await self._pull_with_room(reference, auth, tell)
+        else:
+            await self.access.pull_begins(reference)
+            try:
+                image = await self._pull_with_room(reference, auth, tell)
+            finally:
+                await self.access.pull_ended(reference)
         with contextlib.suppress(OSError):
             if not was_here:
                 await self._note(reference)
         self.collect_soon()
         return image
+
+    async def _pull_with_room(
+        self, reference: str, auth: RegistryAuth | None, tell: Progress
+    ) -> ImageInfo:
+        try:
+            return await self._pull_once(reference, auth, tell)
+        except ImageError as error:
+            if error.problem is not ImageProblem.NO_SPACE or not await self._make_room():
+                raise
+            return await self._pull_once(reference, auth, tell)
 
     async def _pull_once(
         self, reference: str, auth: RegistryAuth | None, tell: Progress
@@ -215,6 +231,8 @@ class Images:
             self._settled.set()
         if image is not None:
             log.info("image %s is removed: the disk is nearly full", record.reference)
+            if await self._engine.local_image(image.id) is None:
+                await self.access.forget(image.id)
         self._ours.pop(_key(record.reference), None)
         await self._records.delete(_key(record.reference))
         return image is not None
@@ -243,15 +261,6 @@ class Images:
                 log.warning("images could not be collected: %s", error)
             if not self._wanted_again:
                 return
-
-
-def pinned(reference: str, digest: str | None) -> str:
-    """The reference by its digest, when there is one: a tag may have moved meanwhile."""
-    if digest is None:
-        return reference
-    name = reference.partition("@")[0]
-    folder, slash, last = name.rpartition("/")
-    return f"{folder}{slash}{last.partition(':')[0]}@{digest}"
 
 
 def _key(reference: str) -> str:

@@ -88,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
         help="at HIGH percent of the disk remove images that were pulled here and are not used, "
         "down to LOW; or 'off' (default: %(default)s)",
     )
+    add(
+        "--private-images",
+        choices=["ask", "open"],
+        default="ask",
+        help="before a run uses an image that was pulled here with credentials, ask the image's "
+        "registry with the run's own; or let every run use it (default: %(default)s)",
+    )
     _add_permissions(add)
     add("--pull-stall", type=float, default=300.0, metavar="SECONDS", help=argparse.SUPPRESS)
     add(
@@ -217,6 +224,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         pull_stall=arguments.pull_stall,
         jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
         image_gc=options.watermarks(arguments.image_gc),
+        private_images_open=arguments.private_images == "open",
         volume_prefixes=options.volume_prefixes(arguments.volume_prefix),
         allow_privileged=arguments.allow_privileged,
         host_network=options.host_network(arguments.host_network, EngineKind(arguments.engine)),

@@ -30,6 +30,7 @@ from shim.gpus.health import Fault
 from shim.gpus.roll import Entry, Roll
 from shim.gpus.watch import GpuWatch
 from shim.hearing import Hearing
+from shim.image_access import ImageAccess, PrivateImage
 from shim.images import ImageRecord, Images, Watermarks
 from shim.keys import JumpKeys
 from shim.reconcile import leftovers_of, reconcile
@@ -98,7 +99,9 @@ def _life(identity: Identity, tasks: tuple[TaskRecord, ...]) -> int:
 async def _images(settings: Settings, engine: Engine, executor: Executor) -> Images:
     records = DiskRecords(settings.data / "records" / "images", ImageRecord, executor)
     marks = Watermarks(*settings.image_gc) if settings.image_gc else None
-    images = Images(engine, records, settings.pull_stall, marks)
+    private = DiskRecords(settings.data / "records" / "private-images", PrivateImage, executor)
+    access = ImageAccess(engine, private, is_open=settings.private_images_open)
+    images = Images(engine, records, settings.pull_stall, marks, access=access)
     await images.open()
     return images
 

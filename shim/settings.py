@@ -26,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     image_gc: tuple[float, float] | None = None
     """Above the first share (0 to 1) of the images' disk, images that nothing uses go, until the
     second share is reached."""
+    private_images_open: bool = False
+    """Images that were pulled with credentials are for everybody once they are here."""
     volume_prefixes: tuple[Path, ...] = ()
     """Below them lies what tasks may have as volumes: folders, files, block devices."""
     allow_privileged: bool = False

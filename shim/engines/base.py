@@ -84,6 +84,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     digest: str | None = None
+    by_id: bool = False
+    """It was named by its id, which no registry knows it by."""
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     user: str = ""
@@ -192,6 +194,12 @@ class Engine(Protocol):
         progress: Callable[[PullProgress], None],
     ) -> ImageInfo:
         """Raises ImageError. Cancelling aborts the download."""
+
+    async def ask_registry(
+        self, reference: str, digest: str | None, auth: RegistryAuth | None
+    ) -> None:
+        """Raises ImageError unless the registry gives the image (by its digest, where it has one)
+        to whoever has these credentials (None: to everybody). Nothing is pulled."""
 
     async def remove_image(self, reference: str) -> bool:
         """False when a container uses it; true also when it was not there."""

@@ -162,6 +162,11 @@ class DockerEngine:
     ) -> ImageInfo:
         return await self._images.pull(reference, auth, progress)
 
+    async def ask_registry(
+        self, reference: str, digest: str | None, auth: RegistryAuth | None
+    ) -> None:
+        await self._images.ask(reference, digest, auth)
+
     async def remove_image(self, reference: str) -> bool:
         return await self._images.remove(reference)
 

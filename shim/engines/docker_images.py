@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shim.engines import docker_pull
-from shim.engines.base import EngineError, EngineUnavailable, ImageInfo, Storage
+from shim.engines.base import EngineError, EngineUnavailable, ImageError, ImageInfo, Storage
 from shim.engines.docker_errors import Conflict, NotFound
+from shim.engines.own_thread import in_own_thread
+from shim.image_access import pinned, repository_of
 from shim.schemas import PullProgress, RegistryAuth
 
 T = TypeVar("T")
@@ -74,6 +77,17 @@ class DockerImages:
             raise docker_pull.explain(reference, auth, "it is gone again right after the pull")
         return image
 
+    async def ask(self, reference: str, digest: str | None, auth: RegistryAuth | None) -> None:
+        """In a thread of its own, as a pull: a registry may never answer."""
+        act = partial(docker_pull.ask, self._connect, pinned(reference, digest), auth)
+        try:
+            with self._in_our_words():
+                await in_own_thread(act, "shim-ask")
+        except (EngineUnavailable, ImageError):
+            raise
+        except EngineError as error:
+            raise docker_pull.explain(reference, auth, str(error)) from None
+
     async def remove(self, reference: str) -> bool:
         """The engine itself refuses what a container uses, also one that has ended."""
         try:
@@ -100,9 +114,12 @@ class DockerImages:
 
 def _image_info(reference: str, found: dict[str, Any]) -> ImageInfo:
     config = found.get("Config") or {}
+    digests = _by_repository(found.get("RepoDigests"))
+    repository = repository_of(reference)
     return ImageInfo(
         id=found["Id"],
-        digest=_digest(reference, tuple(found.get("RepoDigests") or ())),
+        digest=digests.get(repository, "").partition("@")[2] or None,
+        by_id=repository not in {*digests, *_by_repository(found.get("RepoTags"))},
         entrypoint=tuple(config.get("Entrypoint") or ()),
         cmd=tuple(config.get("Cmd") or ()),
         user=config.get("User") or "",
@@ -110,12 +127,7 @@ def _image_info(reference: str, found: dict[str, Any]) -> ImageInfo:
     )
 
 
-def _digest(reference: str, digests: tuple[str, ...]) -> str | None:
-    """The one under which the reference's own repository has the image; another repository may
-    have compressed the same image into another manifest."""
-    repository = docker_pull.repository_of(reference)
-    for each in digests:
-        name, _, digest = each.partition("@")
-        if name == repository:
-            return digest
-    return None
+def _by_repository(names: list[str] | None) -> dict[str, str]:
+    """Another repository may have compressed the same image into another manifest. The first name
+    of a repository counts."""
+    return {repository_of(name): name for name in reversed(names or ())}

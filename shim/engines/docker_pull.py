@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import requests.exceptions
 from docker.auth import encode_header
 from docker.types import CancellableStream
 from docker.utils import parse_repository_tag
@@ -16,7 +17,8 @@ from shim.engines.own_thread import in_own_thread
 from shim.schemas import PullProgress, RegistryAuth
 
 _LONGEST_DETAIL = 300
-_HUB = ("docker.io/", "index.docker.io/", "library/")
+ASK_SECONDS = 30.0
+"""A registry that takes longer to say whose image it is has not said yes."""
 
 
 class Pull:
@@ -65,14 +67,10 @@ class Pull:
 
     def _post(self, api: Any, report: Callable[[PullProgress], None]) -> None:
         repository, tag = parse_repository_tag(self._reference)
-        headers = {}
-        if self._auth is not None:
-            login = {"username": self._auth.username, "password": self._auth.password}
-            headers["X-Registry-Auth"] = encode_header(login).decode()
         response = api._post(
             api._url("/images/create"),
             params={"fromImage": repository, "tag": tag or "latest"},
-            headers=headers,
+            headers=_login(self._auth),
             stream=True,
             timeout=None,
         )
@@ -123,13 +121,33 @@ class Pull:
         )
 
 
-def repository_of(reference: str) -> str:
-    """As the engine shortens it: without tag, digest, and what stands for Docker's own hub."""
-    folder, slash, last = reference.partition("@")[0].rpartition("/")
-    name = f"{folder}{slash}{last.partition(':')[0]}"
-    for prefix in _HUB:
-        name = name.removeprefix(prefix)
-    return name
+def ask(connect: Callable[[], Any], reference: str, auth: RegistryAuth | None) -> None:
+    """The engine asks the registry for the image's manifest, with these credentials or none, and
+    pulls nothing. Raises ImageError, docker-py's and requests' errors. Blocks."""
+    api = connect()
+    try:
+        response = api._get(
+            api._url("/distribution/{0}/json", reference),
+            headers=_login(auth),
+            timeout=ASK_SECONDS,
+        )
+        api._raise_for_status(response)
+    except requests.exceptions.ReadTimeout:
+        raise ImageError(
+            f"the registry of {reference} did not say within {ASK_SECONDS} s whether this run may "
+            "have the image",
+            ImageProblem.STALLED,
+        ) from None
+    finally:
+        api.close()
+
+
+def _login(auth: RegistryAuth | None) -> dict[str, str]:
+    """docker-py itself would take what it finds in the home folder of the shim's user."""
+    if auth is None:
+        return {}
+    login = {"username": auth.username, "password": auth.password}
+    return {"X-Registry-Auth": encode_header(login).decode()}
 
 
 def explain(reference: str, auth: RegistryAuth | None, detail: str) -> ImageError:

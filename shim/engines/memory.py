@@ -18,6 +18,7 @@ from shim.engines.base import (
     Found,
     ImageError,
     ImageInfo,
+    ImageProblem,
     Storage,
 )
 from shim.schemas import EngineKind, PullProgress, RegistryAuth
@@ -92,14 +93,16 @@ class MemoryEngine:
         self.host.log.append(f"pull {reference}")
         progress(PullProgress(downloaded=0, total=100))
         await self.host.pull_gate.wait()
-        if reference not in self.host.registry:
-            raise ImageError(f"image {reference} does not exist")
-        image, password = self.host.registry[reference]
-        if password is not None and (auth is None or auth.password != password):
-            raise ImageError(f"the registry refused the credentials for {reference}")
+        image = self._check_access(reference, auth)
         progress(PullProgress(downloaded=100, total=100))
         self.host.local[reference] = image
         return image
+
+    async def ask_registry(
+        self, reference: str, digest: str | None, auth: RegistryAuth | None
+    ) -> None:
+        self.host.log.append(f"ask {reference}")
+        self._check_access(reference, auth)
 
     async def remove_image(self, reference: str) -> bool:
         image = self.host.local.get(reference)
@@ -177,6 +180,16 @@ class MemoryEngine:
             )
             for key, container in self.host.containers.items()
         )
+
+    def _check_access(self, reference: str, auth: RegistryAuth | None) -> ImageInfo:
+        if reference not in self.host.registry:
+            raise ImageError(f"image {reference} does not exist", ImageProblem.MISSING)
+        image, password = self.host.registry[reference]
+        if password is not None and (auth is None or auth.password != password):
+            raise ImageError(
+                f"the registry refused the credentials for {reference}", ImageProblem.REFUSED
+            )
+        return image
 
     def _get(self, container_id: str) -> MemoryContainer:
         try:

@@ -104,6 +104,11 @@ class ProcessEngine:
     ) -> ImageInfo:
         return ImageInfo(id=reference)
 
+    async def ask_registry(
+        self, reference: str, digest: str | None, auth: RegistryAuth | None
+    ) -> None:
+        return None
+
     async def remove_image(self, reference: str) -> bool:
         return True
 

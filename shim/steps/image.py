@@ -9,7 +9,7 @@ import msgspec
 
 from shim import safe_files
 from shim.engines.base import ImageError, ImageInfo, ImageProblem
-from shim.images import pinned
+from shim.image_access import pinned
 from shim.schemas import PullPolicy, PullProgress, TaskStatus
 from shim.steps.base import StepContext
 
@@ -46,7 +46,25 @@ class Image:
                 f"image {reference} is not on this node and pull_policy is 'never'",
                 ImageProblem.NOT_HERE,
             )
+        if image is not None and not await self._may_use(ctx, reference, image):
+            return None
         return image
+
+    async def _may_use(self, ctx: StepContext, reference: str, image: ImageInfo) -> bool:
+        """False where the registry has lost it, and may have another by the same name."""
+        task, access = ctx.task, ctx.images.access
+        if not access.must_ask(task.info.run_id, reference, image):
+            return True
+        await task.enter(TaskStatus.PULLING, pull=PullProgress())
+        await _credentials(ctx)
+        try:
+            await access.ask(task.info.run_id, reference, image, task.auth)
+        except ImageError as error:
+            may_pull = task.request.pull_policy is PullPolicy.IF_NOT_PRESENT
+            if error.problem is not ImageProblem.MISSING or not may_pull:
+                raise
+            return False
+        return True
 
     async def _pull(self, ctx: StepContext, reference: str) -> ImageInfo:
         task = ctx.task
@@ -60,7 +78,9 @@ class Image:
                 shown_at = time.monotonic()
                 task.show(pull=now)
 
-        return await ctx.images.pull(reference, task.auth, task.info.id, progress)
+        image = await ctx.images.pull(reference, task.auth, task.info.id, progress)
+        ctx.images.access.grant(task.info.run_id, image)
+        return image
 
 
 def _reference(ctx: StepContext) -> str:

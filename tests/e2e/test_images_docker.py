@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -115,6 +116,41 @@ async def test_a_private_image_is_pulled_with_its_password(
     assert by_digest == image
     assert await engine.remove_image(reference)
     assert await engine.local_image(reference) is None
+
+
+async def test_the_registry_is_asked_with_the_credentials_that_are_given_and_no_others(
+    engine: DockerEngine, private: DockerRegistry
+) -> None:
+    reference = f"{private.address}/team/tool:1"
+    image = await engine.pull(reference, RIGHT, nothing)
+    assert (image.by_id, image.digest is None) == (False, False)
+    await engine.ask_registry(reference, image.digest, RIGHT)
+    for auth, digest, problem in (
+        (None, image.digest, ImageProblem.REFUSED),
+        (WRONG, image.digest, ImageProblem.REFUSED),
+        (RIGHT, f"sha256:{'0' * 64}", ImageProblem.MISSING),
+    ):
+        with pytest.raises(ImageError, match=f"{private.address}/team/tool:1") as caught:
+            await engine.ask_registry(reference, digest, auth)
+        assert caught.value.problem is problem
+    by_id = await engine.local_image(image.id)
+    assert by_id is not None
+    assert (by_id.by_id, by_id.digest) == (True, None)
+    assert await engine.remove_image(reference)
+    with pytest.raises(ImageError) as silent:
+        await engine.ask_registry("127.0.0.1:9/tool:1", None, RIGHT)
+    assert silent.value.problem is ImageProblem.UNREACHABLE
+
+
+async def test_a_registry_that_never_answers_is_no_yes(
+    engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shim.engines.docker_pull.ASK_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        reference = f"127.0.0.1:{silent.getsockname()[1]}/tool:1"
+        with pytest.raises(ImageError, match=r"did not say within 0.5 s") as caught:
+            await engine.ask_registry(reference, None, None)
+    assert caught.value.problem is ImageProblem.STALLED
 
 
 async def test_five_ways_to_fail_have_five_names_and_sentences(

@@ -11,7 +11,7 @@ from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry
 from tests.support.images import busybox_root
 from tests.support.lab import UNTIL_ASKED, RunLab
-from tests.support.testbed import ProxyFactory
+from tests.support.testbed import ControllerFactory, ProxyFactory, ShimFactory
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -52,6 +52,48 @@ def test_a_private_image_runs_with_the_users_password(
     assert result.succeeded().output == "first\n"
     digest = lab.dockerd.docker("inspect", "-f", "{{index .RepoDigests 0}}", image)
     assert digest.startswith(f"{private.address}/team/tool@sha256:")
+
+
+def test_what_one_run_pulled_with_a_password_another_gets_only_from_the_registry(
+    lab: RunLab, private: DockerRegistry, words: dict[str, str]
+) -> None:
+    """By its tag, its digest or its id; what the operator has brought is open to all."""
+    image = private.push(lab.dockerd, words["second"], "team/shared:1")
+    show = {"commands": ["cat /word"]}
+    lab.apply("first", image=image, registry_auth=login(PASSWORD), **show).succeeded()
+    by_digest = lab.dockerd.docker("inspect", "-f", "{{index .RepoDigests 0}}", image)
+    by_id = lab.dockerd.docker("inspect", "-f", "{{.Id}}", image)
+    for number, name in enumerate((image, by_digest, by_id, by_id[7:19])):
+        for policy in ("if-not-present", "never"):
+            refused = lab.apply(f"none{number}-{policy}", image=name, pull_policy=policy, **show)
+            assert (refused.status, refused.output) == (1, "")
+            assert lab.attempts(f"none{number}-{policy}")[0]["termination_reason"] == (
+                "image_pull_failed"
+            )
+    wrong = lab.apply("wrong2", image=image, registry_auth=login("hunter2"), **show)
+    assert wrong.status == 1
+    assert f"user name or password of registry_auth for {image}" in wrong.errors
+    right = lab.apply("right", image=image, registry_auth=login(PASSWORD), **show)
+    assert right.succeeded().output == "second\n"
+    assert lab.apply("own", image=words["second"], **show).succeeded().output == "second\n"
+
+
+def test_an_operator_may_open_private_images_to_all(
+    shim_process: ShimFactory,
+    controller_process: ControllerFactory,
+    lab: RunLab,
+    private: DockerRegistry,
+    words: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    controller = controller_process()
+    lab.sshd.authorize(controller.public_key)
+    shim = shim_process("docker", "--cpus", "1", "--memory", "2GiB", "--private-images", "open")
+    made = RunLab(controller, shim, lab.dockerd, lab.sshd, lab.sshd.port, tmp_path, lab.image)
+    made.add_node("n1", "--host-key", lab.sshd.host_key).succeeded()
+    image = private.push(lab.dockerd, words["first"], "team/open:1")
+    made.apply("one", image=image, commands=["true"], registry_auth=login(PASSWORD)).succeeded()
+    assert made.apply("two", image=image, commands=["cat /word"]).succeeded().output == "first\n"
 
 
 def test_a_wrong_password_is_said_and_shown_nowhere(

@@ -11,7 +11,8 @@ import pytest
 
 from shim.engines.base import ContainerSpec, ImageError, ImageInfo, ImageProblem
 from shim.engines.memory import MemoryContainer, MemoryEngine, MemoryHost
-from shim.images import ImageRecord, Images, Watermarks, pinned
+from shim.image_access import pinned
+from shim.images import ImageRecord, Images, Watermarks
 from shim.records import MemoryRecords
 from shim.schemas import NetworkMode, PullProgress, RegistryAuth
 from tests.simulation.virtual import VirtualLoop

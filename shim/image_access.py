@@ -1,0 +1,153 @@
+"""Who may use an image that lies on the node already.
+
+A registry that asks for a password decides who gets an image; a node that has it must not give it
+to everybody else. So an image that was pulled with credentials is used by another run only after
+its registry has said yes to that run: to its credentials, or to nobody's when it has none. What the
+operator has brought to the node (loaded, tagged, pulled by hand) is open to all.
+
+Which images those are is on disk before the images are: a shim that is killed during a pull knows
+it later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+
+import msgspec
+
+from shim.engines.base import Engine, EngineError, ImageError, ImageInfo, ImageProblem
+from shim.records import Records
+from shim.schemas import RegistryAuth
+
+log = logging.getLogger(__name__)
+
+_HUB = ("docker.io/", "index.docker.io/", "library/")
+_MOST_GRANTS = 10_000
+
+
+class PrivateImage(msgspec.Struct, frozen=True, kw_only=True):
+    """What `reference`'s repository gave for credentials. `image_id` None: the pull has begun, and
+    nobody has noted its end; `before` is what the reference stood for then."""
+
+    reference: str
+    image_id: str | None = None
+    before: str | None = None
+
+
+class ImageAccess:
+    """`is_open`: the operator lets every run use what is there."""
+
+    def __init__(
+        self, engine: Engine, records: Records[PrivateImage], *, is_open: bool = False
+    ) -> None:
+        self._engine = engine
+        self._records = records
+        self._is_open = is_open
+        self._pulls: dict[str, PrivateImage] = {}
+        """Those that are going on, or whose end could not be noted, by key."""
+        self._private: set[tuple[str, str]] = set()
+        """Repository and image."""
+        self._granted: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Run and image: the registry is asked once for each."""
+
+    async def open(self) -> None:
+        """Raises EngineError, OSError."""
+        for key, record in (await self._records.load()).records.items():
+            if record.image_id is not None:
+                self._private.add((repository_of(record.reference), record.image_id))
+            else:
+                self._pulls[key] = record
+        for record in tuple(self._pulls.values()):
+            await self._settle(record)
+
+    async def pull_begins(self, reference: str) -> None:
+        """With credentials. Raises OSError: what could not be noted is not pulled."""
+        known = await self._engine.local_image(reference)
+        record = PrivateImage(reference=reference, before=None if known is None else known.id)
+        key = _key(reference)
+        self._pulls.setdefault(key, record)
+        await self._records.save(key, self._pulls[key])
+
+    async def pull_ended(self, reference: str) -> None:
+        """Well or badly; what cannot be found out or noted now is when the shim starts again."""
+        record = self._pulls.get(_key(reference))
+        if record is None:
+            return
+        try:
+            await self._settle(record)
+        except (EngineError, OSError) as error:
+            log.warning("image %s counts as private for now: %s", reference, error)
+
+    def must_ask(self, run_id: str, reference: str, image: ImageInfo) -> bool:
+        """Whether its registry has to say yes before the run may use this image of the node."""
+        if self._is_open or (run_id, image.id) in self._granted:
+            return False
+        if image.by_id:
+            return any(image.id == private for _, private in self._private)
+        repository = repository_of(reference)
+        return (repository, image.id) in self._private or any(
+            repository_of(pull.reference) == repository and pull.before != image.id
+            for pull in self._pulls.values()
+        )
+
+    async def ask(
+        self, run_id: str, reference: str, image: ImageInfo, auth: RegistryAuth | None
+    ) -> None:
+        """Raises ImageError: the run may not use the image, or nobody can say."""
+        if image.by_id:
+            raise ImageError(
+                f"image {reference} was pulled with credentials: name it as its registry does, "
+                "which is asked whether this run may have it",
+                ImageProblem.REFUSED,
+            )
+        await self._engine.ask_registry(reference, image.digest, auth)
+        self.grant(run_id, image)
+
+    def grant(self, run_id: str, image: ImageInfo) -> None:
+        """The registry gave the image to this run."""
+        self._granted[run_id, image.id] = None
+        if len(self._granted) > _MOST_GRANTS:
+            self._granted.popitem(last=False)
+
+    async def forget(self, image_id: str) -> None:
+        """The image is not on the node any more. Raises OSError."""
+        for repository, private in tuple(self._private):
+            if private == image_id:
+                self._private.discard((repository, private))
+                await self._records.delete(_key(repository, private))
+
+    async def _settle(self, record: PrivateImage) -> None:
+        """Raises EngineError, OSError."""
+        reference = record.reference
+        image = await self._engine.local_image(reference)
+        if image is not None and image.id != record.before:
+            repository = repository_of(reference)
+            self._private.add((repository, image.id))
+            done = msgspec.structs.replace(record, image_id=image.id)
+            await self._records.save(_key(repository, image.id), done)
+        await self._records.delete(_key(reference))
+        self._pulls.pop(_key(reference), None)
+
+
+def pinned(reference: str, digest: str | None) -> str:
+    """The reference by its digest, when there is one: a tag may have moved meanwhile."""
+    return reference if digest is None else f"{_name(reference)}@{digest}"
+
+
+def repository_of(reference: str) -> str:
+    """As an engine shortens it: without tag, digest, and what stands for Docker's own hub."""
+    name = _name(reference)
+    for prefix in _HUB:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _name(reference: str) -> str:
+    folder, slash, last = reference.partition("@")[0].rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}"
+
+
+def _key(name: str, image_id: str = "") -> str:
+    return hashlib.sha256(f"{name}\n{image_id}".encode()).hexdigest()
