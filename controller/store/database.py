@@ -43,5 +43,10 @@ class Database(Protocol):
     def landed(self, connection: sa.Connection, ticket: str) -> bool:
         """Whether that transaction was committed. Raises StoreUnavailable: ask again."""
 
+    def scrub(self, writer: sa.Engine) -> bool:
+        """Take out of the database's own files what is overwritten or removed, as far as that is in
+        its power. False: somebody reads at this moment, ask again. Called by the writing thread,
+        outside of transactions."""
+
     def leave(self) -> None:
         """May be called twice, and after a failed `enter`."""

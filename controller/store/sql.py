@@ -36,6 +36,7 @@ from controller.store.database import Database
 from controller.store.failures import as_store_error, is_about_values, sentence
 from controller.store.folderlock import Life
 from controller.store.lease import LEASE_SECONDS, Lease
+from controller.store.scrubbing import Scrubber
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -65,15 +66,27 @@ class SqlStore:
         self._reader_thread: ThreadPoolExecutor | None = None
         self._writer: sa.Engine | None = None
         self._reader: sa.Engine | None = None
+        self._scrubber: Scrubber | None = None
 
     async def open(self) -> Boot:
         self._writer_thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         try:
-            return await self._in(self._writer_thread, self._open)
+            boot = await self._in(self._writer_thread, self._open)
         except BaseException:
             await self.close()
             raise
+        self._scrubber = Scrubber(self._scrub)
+        self._scrub_soon()  # a controller that was killed had no time for it
+        return boot
+
+    def _scrub_soon(self) -> None:
+        if self._scrubber is not None:
+            self._scrubber.soon()
+
+    async def _scrub(self) -> bool:
+        thread = self._opened(self._writer_thread)
+        return await self._in(thread, lambda: self._database.scrub(self._opened(self._writer)))
 
     def _open(self) -> Boot:
         self._database.enter(self._lease.holder)
@@ -120,6 +133,8 @@ class SqlStore:
             await self._write(lambda connection: writing.write(connection, changes))
         except StoreRefused as error:
             raise await self._blame(changes, str(error)) from error.__cause__
+        if writing.drops_values(changes):
+            self._scrub_soon()
 
     async def _blame(self, changes: Changes, message: str) -> StoreRefused:
         def blame() -> StoreRefused:
@@ -137,6 +152,8 @@ class SqlStore:
             removed[:] = forgetting.runs(connection, finished_before, limit)
 
         await self._write(forget)
+        if removed:
+            self._scrub_soon()
         return len(removed)
 
     async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
@@ -146,6 +163,8 @@ class SqlStore:
             removed[:] = forgetting.attempts(connection, finished_before, limit)
 
         await self._write(forget)
+        if removed:
+            self._scrub_soon()
         return len(removed)
 
     async def renew_lease(self) -> None:
@@ -213,6 +232,9 @@ class SqlStore:
         return await self._read(read)
 
     async def close(self) -> None:
+        scrubber, self._scrubber = self._scrubber, None
+        if scrubber is not None:
+            await scrubber.close()
         writer_thread, self._writer_thread = self._writer_thread, None
         reader_thread, self._reader_thread = self._reader_thread, None
         if writer_thread is None or reader_thread is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from controller.store.base import LeaseHeld, StoreUnusable
+from controller.store.base import LeaseHeld, StoreUnavailable, StoreUnusable
 from controller.store.folderlock import FolderLock, Life
 
 DATABASE_NAME = "controller.db"
@@ -110,6 +110,24 @@ class SqliteDatabase:
     def landed(self, connection: sa.Connection, ticket: str) -> bool:
         raise NotImplementedError("no transaction was given a ticket")
 
+    def scrub(self, writer: sa.Engine) -> bool:
+        """What is gone from the file is still in the write-ahead log until that is cut off, which
+        needs a moment in which nobody reads."""
+        pooled = writer.raw_connection()
+        try:
+            connection = pooled.driver_connection
+            assert isinstance(connection, sqlite3.Connection)
+            connection.execute("PRAGMA busy_timeout=0")
+            try:
+                busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_SECONDS * 1000:.0f}")
+        except sqlite3.OperationalError as error:
+            raise StoreUnavailable(f"the write-ahead log cannot be cut off: {error}") from error
+        finally:
+            pooled.close()
+        return not busy
+
     def leave(self) -> None:
         engines, self._engines = self._engines, []
         for engine in engines:
@@ -121,5 +139,6 @@ def _pragmas(read_only: bool) -> tuple[str, ...]:
     common = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
     if read_only:
         return (*common, "PRAGMA query_only=ON")
-    # A run that has ended keeps no secrets: nor does the file, in places that are free again.
-    return (*common, "PRAGMA secure_delete=ON")
+    # A run that has ended keeps no secrets: nor does the file, in places that are free again, and
+    # nothing of them is put into other files meanwhile.
+    return (*common, "PRAGMA secure_delete=ON", "PRAGMA temp_store=MEMORY")

@@ -16,6 +16,16 @@ from controller.store.rows import RowCodec
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+def drops_values(changes: Changes) -> bool:
+    """Whether something that may be secret is overwritten: what a job needs for its start."""
+    return any(
+        new_job.spec is not old_job.spec
+        for old, new in changes.runs.values()
+        if old is not None
+        for old_job, new_job in zip(old.jobs, new.jobs, strict=False)
+    )
+
+
 class _Batch:
     """The rows of one table that a transaction adds and changes."""
 

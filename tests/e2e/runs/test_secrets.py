@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -176,3 +177,21 @@ def test_what_the_controller_keeps_is_its_own(lab: RunLab) -> None:
 
 def _files(lab: RunLab) -> list[Path]:
     return [path for path in lab.controller.data.iterdir() if path.is_file()]
+
+
+def test_what_a_run_had_to_keep_secret_leaves_the_controllers_files_soon_after_its_end(
+    lab: RunLab, canary: str
+) -> None:
+    fields = {
+        "env": {"TOKEN": canary},
+        "registry_auth": {"username": "anna", "password": canary},
+        "commands": [f"{UNTIL_ASKED}; exit 3"],
+    }
+    for name, killed in (("ended-canary", False), ("killed-canary", True)):
+        lab.start(name, **fields)
+        assert list(_in_files(lab.controller.data, canary))
+        lab.let_go(name)
+        lab.wait_for(name, "failed")
+        if killed:
+            lab.controller.restart()
+        wait_until(lambda: not list(_in_files(lab.controller.data, canary)), what="clean files")

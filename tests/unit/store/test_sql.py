@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -18,7 +19,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import RunStatus
-from controller.store import tables
+from controller.store import scrubbing, tables
 from controller.store.base import (
     Changes,
     LeaseHeld,
@@ -30,6 +31,7 @@ from controller.store.base import (
 from controller.store.lease import Lease
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from tests.support.waiting import eventually, wait_until
 from tests.unit.store.samples import a_run, an_event, change, submission, with_status
 
 SECRET = "hunter2-is-secret"
@@ -176,6 +178,115 @@ async def test_what_is_no_longer_stored_is_nowhere_in_the_file(folder: Path, tim
 
 def everything_in(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+def with_secret(run: RunState, secret: str = SECRET) -> RunState:
+    spec = msgspec.structs.replace(run.jobs[0].spec, secrets={"S": secret})
+    job = msgspec.structs.replace(run.jobs[0], spec=spec)
+    return msgspec.structs.replace(run, jobs=(job, *run.jobs[1:]))
+
+
+@pytest.fixture
+def quick_scrubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(scrubbing, "MOST_PAUSE_SECONDS", 0.02)
+
+
+async def is_anywhere(folder: Path, secret: str = SECRET) -> bool:
+    return secret.encode() in await asyncio.to_thread(everything_in, folder)
+
+
+async def until_nowhere(folder: Path) -> None:
+    secret = SECRET.encode()
+    await asyncio.to_thread(wait_until, lambda: secret not in everything_in(folder))
+
+
+@pytest.mark.usefixtures("quick_scrubs")
+@pytest.mark.parametrize("times", [1, 1000])
+async def test_what_is_no_longer_stored_leaves_the_files_of_a_working_controller(
+    folder: Path, times: int
+) -> None:
+    """Beside others that live and grow, so that pages are split and joined."""
+    store = SqlStore(SqliteDatabase(folder))
+    await store.open()
+    ending = [a_run(f"ending{number}") for number in range(30)]
+    for number, run in enumerate(ending):
+        live = with_secret(a_run(f"live{number}"), f"live {number} " * times)
+        await store.commit(submission(with_secret(run, SECRET * times), live))
+    assert await is_anywhere(folder)
+    for run in ending:
+        await store.commit(change(with_secret(run, SECRET * times), run))
+    await until_nowhere(folder)
+    assert await is_anywhere(folder, "live 29 ")
+    await store.close()
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from controller.store.sql import SqlStore
+from controller.store.sqlite import SqliteDatabase
+from tests.unit.store.samples import a_run, change, submission
+from tests.unit.store.test_sql import with_secret
+
+async def main():
+    store = SqlStore(SqliteDatabase(Path(sys.argv[1])))
+    await store.open()
+    await store.commit(submission(with_secret(a_run())))
+    await store.commit(change(with_secret(a_run()), a_run()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.usefixtures("quick_scrubs")
+async def test_what_a_killed_controller_had_dropped_leaves_the_files_when_the_next_one_starts(
+    folder: Path,
+) -> None:
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, str(folder))
+    assert await killed.wait() == -signal.SIGKILL
+    assert await is_anywhere(folder)
+    store = SqlStore(SqliteDatabase(folder))
+    await store.open()
+    await until_nowhere(folder)
+    await store.close()
+
+
+@pytest.mark.usefixtures("quick_scrubs")
+async def test_a_reader_of_the_file_delays_its_scrubbing_and_nothing_else(folder: Path) -> None:
+    store, run = SqlStore(SqliteDatabase(folder)), a_run()
+    await store.open()
+    await store.commit(submission(with_secret(run)))
+    reader = a_connection(folder)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM runs").fetchone()
+    await store.commit(change(with_secret(run), run))
+    for number in range(20):
+        await store.commit(submission(a_run(f"beside{number}")))
+    assert await is_anywhere(folder)
+    reader.execute("ROLLBACK")
+    reader.close()
+    await until_nowhere(folder)
+    await store.close()
+
+
+@pytest.mark.usefixtures("quick_scrubs")
+async def test_a_scrub_that_fails_is_told_and_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: SqliteDatabase, writer: sa.Engine) -> bool:
+        raise StoreUnavailable("the write-ahead log cannot be cut off: disk I/O error")
+
+    store, run = SqlStore(SqliteDatabase(folder)), a_run()
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteDatabase, "scrub", broken)
+        await store.open()
+        await store.commit(submission(with_secret(run)))
+        await store.commit(change(with_secret(run), run))
+        await eventually(lambda: "disk I/O error" in caplog.text)
+    await until_nowhere(folder)
+    await store.close()
 
 
 async def test_a_full_disk_is_unavailable_and_loses_nothing(store: SqlStore, folder: Path) -> None:
