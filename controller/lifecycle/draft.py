@@ -80,6 +80,12 @@ class Draft:
     def allocations(self) -> list[Allocation]:
         return list(self._allocations.values())
 
+    def released_in_this_turn(self) -> list[Allocation]:
+        """What was held when the turn began."""
+        held = (one.id for one in self._before.allocations if one.state is AllocationState.HELD)
+        now = (self._allocations[allocation_id] for allocation_id in held)
+        return [one for one in now if one.state is AllocationState.RELEASED]
+
     def result(self) -> RunState:
         """The state after the turn; the very object it was made from when nothing changed."""
         before = self._before
@@ -257,6 +263,33 @@ class Draft:
         self._allocations[allocation.id] = replace(allocation, state=state, released_at=released_at)
         self.note(
             EventKind.ALLOCATION, attempt, cause, from_status=allocation.state, to_status=state
+        )
+
+    def end_nomination(self, place: Allocation, cause: str) -> None:
+        """Of a place that is nominated for the run, not for an attempt."""
+        state = move_allocation(place.state, AllocationState.RELEASED)
+        self._allocations[place.id] = replace(place, state=state, released_at=self.now)
+        self._note_of_place(place, cause, from_status=place.state, to_status=state)
+
+    def nominate(self, place: Allocation, cause: str) -> None:
+        """Keep a place for the run, not for an attempt."""
+        self._allocations[place.id] = place
+        self._note_of_place(place, cause, from_status=None, to_status=place.state)
+
+    def _note_of_place(
+        self, place: Allocation, cause: str, *, from_status: str | None, to_status: str
+    ) -> None:
+        self.events.append(
+            Event(
+                run_id=self.run.id,
+                job_id=place.job_id,
+                at=self.now,
+                kind=EventKind.ALLOCATION,
+                from_status=from_status,
+                to_status=to_status,
+                message=f"on node {place.node_name or place.node_id}",
+                cause=cause,
+            )
         )
 
     def tell(

@@ -11,10 +11,12 @@ from typing import Any
 
 from controller.lifecycle import limits, nominations, places
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs import freed
 from controller.lifecycle.gangs.monitoring import with_descriptor
 from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reports import (
+    FreedPlaceLost,
     LogsComplete,
     NodeDisconnected,
     Nominated,
@@ -44,6 +46,7 @@ _ORDER: dict[type, int] = {
     LogsComplete: 8,
     TaskRemoved: 9,
     PlaceReleased: 10,
+    FreedPlaceLost: 10,
     NominationEnded: 11,
     Nominated: 12,
 }
@@ -90,6 +93,8 @@ def _apply_one(draft: Draft, report: Report) -> None:
             _placed_attempt_fact(draft, report)
         case PlaceReleased():
             places.released_by_shim(draft, report.allocation_id)
+        case FreedPlaceLost():
+            freed.give_up(draft, report.allocation_id, report.cause)
         case _:
             pass
 
@@ -162,6 +167,8 @@ def _placed(draft: Draft, report: Placed) -> None:
     assert job is not None, "an attempt belongs to a job"
     allocation = with_descriptor(draft.run, job, attempt.rank, report.allocation, draft.new_id)
     draft.hold(attempt, allocation, "Placed")
+    for freed_id in report.instead_of:
+        freed.give_up(draft, freed_id, "a job of its run has it")
     draft.move_attempt(
         attempt,
         AttemptStatus.PROVISIONING,

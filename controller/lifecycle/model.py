@@ -324,6 +324,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     victims: tuple[str, ...] = ()
     """While NOMINATED: the allocations of others that must be gone before it can be held. Kept by
     a nomination that ended, so that what was never held is told from what was."""
+    freed: bool = False
+    """A switch of its gang freed it: NOMINATED for the run, not for an attempt, in the place of its
+    one victim, until the gang is whole again or gives up (`gangs.freed`)."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -119,6 +119,15 @@ class Placed(_AttemptReport, frozen=True, kw_only=True):
     """The scheduler holds this allocation for the attempt."""
 
     allocation: Allocation
+    instead_of: tuple[str, ...] = ()
+    """The places that a switch had freed, and that this one uses up."""
+
+
+class FreedPlaceLost(_Report, frozen=True, kw_only=True):
+    """The node of a place that a switch had freed takes no work any more."""
+
+    allocation_id: str
+    cause: str
 
 
 class NotPlaced(_AttemptReport, frozen=True, kw_only=True):
@@ -248,6 +257,7 @@ Report = (
     | GangTooLarge
     | Placed
     | NotPlaced
+    | FreedPlaceLost
     | TaskAccepted
     | TaskRefused
     | TaskSeen

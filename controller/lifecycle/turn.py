@@ -22,7 +22,7 @@ from controller.lifecycle import (
 )
 from controller.lifecycle.derivation import derive
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.gangs import offers, restarts, switches, whole
+from controller.lifecycle.gangs import freed, offers, restarts, switches, whole
 from controller.lifecycle.gangs.reading import is_gang_run
 from controller.lifecycle.history import Event, EventKind
 from controller.lifecycle.model import Attempt, RunState
@@ -69,6 +69,7 @@ def decide(
         limits.stand_still(draft)
     else:
         terminating.settle(draft)
+    freed.settle(draft)
     return Decision(draft.result(), tuple(draft.events), wake_at(draft))
 
 

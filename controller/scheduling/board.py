@@ -25,7 +25,9 @@ class Board:
         self._journal: list[tuple[str, Room, Shape]] = []
         self._given: list[Allocation] = []
         self._given_on: dict[str, list[Allocation]] = {}
-        self._seen_by: str | None = None
+        self._seen_by: Unit | None = None
+        self._hidden: frozenset[str] = frozenset()
+        self._used_up: set[str] = set()
 
     def best(self, need: Need, where: Where = None) -> Room | None:
         return self.sorted(need.scope, where).best(need, self.rooms)
@@ -45,37 +47,48 @@ class Board:
         self._given.append(allocation)
         self._given_on.setdefault(node_id, []).append(allocation)
         free = _less(self.rooms[node_id], allocation)
-        if allocation.run_id == self._seen_by:
+        if self._seen_by is not None and allocation.run_id == self._seen_by.run.id:
             free = replace(free, own_starts=free.own_starts + 1)
         self._change(node_id, free)
 
     @contextmanager
     def seen_by(self, unit: Unit) -> Iterator[None]:
-        """As the unit sees it: what is placed together is not delayed by what its own run starts.
-        What is given meanwhile stays given."""
-        if unit.kind is not Kind.TOGETHER:
-            yield
-            return
-        self._seen_by = unit.run.id
-        for node_id, starting in unit.starting:
-            if node_id in self.rooms:
-                self._change(node_id, replace(self.rooms[node_id], own_starts=starting))
+        """As the unit sees it: what is kept for its run is free, and what is placed together is not
+        delayed by what its own run starts. What is given or used up meanwhile stays so."""
+        own = dict(unit.starting)
+        self._seen_by = unit if unit.kind is Kind.TOGETHER else None
+        self._hidden = frozenset(place.id for place in unit.freed)
+        touched = dict.fromkeys((*own, *(place.node_id for place in unit.freed)))
+        for node_id in touched:
+            self._refresh(node_id, own.get(node_id, 0))
         given = len(self._given)
         try:
             yield
         finally:
-            self._seen_by = None
-            fresh = (allocation.node_id for allocation in self._given[given:])
-            for node_id in dict.fromkeys((*fresh, *(node_id for node_id, _ in unit.starting))):
-                if node_id in self.rooms:
-                    self._change(node_id, replace(self.rooms[node_id], own_starts=0))
+            self._seen_by, self._hidden = None, frozenset()
+            touched.update(dict.fromkeys(one.node_id for one in self._given[given:]))
+            for node_id in touched if unit.kind is Kind.TOGETHER or unit.freed else ():
+                self._refresh(node_id, 0)
+
+    def use_up(self, freed_ids: Iterable[str]) -> None:
+        """These kept places are no more: their run has others instead."""
+        self._used_up.update(freed_ids)
+
+    def _refresh(self, node_id: str, own_starts: int) -> None:
+        before = self.rooms.get(node_id)
+        if before is not None:
+            free = room(before.node, self.taken_on(node_id), before.starts)
+            self._change(node_id, replace(free, own_starts=own_starts))
 
     def taken_on(self, node_id: str) -> list[Allocation]:
         """What occupies the node, what this round has given out included."""
-        return [
+        taken = [
             *self.index.taken.get(node_id, {}).values(),
             *self._given_on.get(node_id, ()),
         ]
+        if not (self._hidden or self._used_up):
+            return taken
+        return [one for one in taken if one.id not in self._hidden and one.id not in self._used_up]
 
     def vacate(self, node_id: str, gone: Iterable[str]) -> None:
         """As if these allocations were no longer there."""

@@ -76,7 +76,7 @@ def explain(index: Index, run_id: str, now: float, name_of: NameOf) -> tuple[Wai
     board = Board(index)
     same: dict[Hashable, list[Waiting]] = {}
     ahead: dict[str, str] = {}
-    answers = _Answers(board)
+    answers = _Answers(board, run_id, name_of)
     for position, unit in enumerate(every, 1):
         if unit.run.id == run_id:
             before = tuple(ahead.values())[-MOST_AHEAD:]
@@ -91,19 +91,29 @@ def explain(index: Index, run_id: str, now: float, name_of: NameOf) -> tuple[Wai
 class _Answers:
     """What each node says to a need of one run; asked once, however many jobs have it."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, run_id: str, name_of: NameOf) -> None:
         self._board = board
         self._nodes = sorted(board.index.nodes.values(), key=lambda node: node.name)
+        self._kept: dict[str, list[str]] = {}
+        for place in board.index.nominations.values():
+            if place.freed and place.run_id != run_id:
+                name = name_of(board.index.states[place.run_id].run)
+                self._kept.setdefault(place.node_id, []).append(
+                    f"a place there is kept for {name}, whose gang begins anew"
+                )
         self._known: dict[tuple[Need, Where, Kind], tuple[NodeAnswer, ...]] = {}
 
     def to(self, need: Need, where: Where, kind: Kind) -> tuple[NodeAnswer, ...]:
         key = (need, where, kind)
         if key not in self._known:
-            self._known[key] = tuple(
-                NodeAnswer(node=node.name, why=tuple(_in_the_way(self._board, node, need, where)))
-                for node in self._nodes
-            )
+            self._known[key] = tuple(self._answer(node, need, where) for node in self._nodes)
         return self._known[key]
+
+    def _answer(self, node: Node, need: Need, where: Where) -> NodeAnswer:
+        why = _in_the_way(self._board, node, need, where)
+        if why:
+            why += dict.fromkeys(self._kept.get(node.id, ()))
+        return NodeAnswer(node=node.name, why=tuple(why))
 
 
 def _of_unit(

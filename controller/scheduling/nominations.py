@@ -3,7 +3,7 @@ no longer be (LIFECYCLE.md section 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from controller.lifecycle.reports import NominationEnded, NotPlaced, Placed
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.fit import room
 from controller.scheduling.index import Index
+from controller.scheduling.kept import is_overdrawn, used_up, why_lost
 from controller.scheduling.units import Unit
 
 
@@ -36,20 +37,26 @@ def review(
         return list(_told(unit, f"waiting for node {away.name} to be connected again"))
     if not all(_fits(index, node, unit.nominated) for node in nodes):
         return list(_ended(unit, "a nominated place no longer fits"))
-    by_id = {place.id: place for place in unit.nominated}
+    held = {
+        place.id: replace(place, state=AllocationState.HELD, victims=(), created_at=now)
+        for place in unit.nominated
+    }
+    used = used_up(index, unit, list(held.values()), lambda node_id: _beside(index, node_id, held))
+    places = [(member, held[member.attempt.allocation_id or ""]) for member in unit.members]
     return [
         Placed(
             run_id=unit.run.id,
             attempt_id=member.attempt.id,
-            allocation=replace(
-                by_id[member.attempt.allocation_id or ""],
-                state=AllocationState.HELD,
-                victims=(),
-                created_at=now,
-            ),
+            allocation=place,
+            instead_of=used.get(place.id, ()),
         )
-        for member in unit.members
+        for member, place in places
     ]
+
+
+def _beside(index: Index, node_id: str, held: Mapping[str, Allocation]) -> list[Allocation]:
+    """What is on the node when these are held."""
+    return [held.get(one.id, one) for one in index.taken.get(node_id, {}).values()]
 
 
 def orphans(index: Index) -> Iterator[NominationEnded]:
@@ -80,13 +87,7 @@ def _victims_left(index: Index, unit: Unit) -> int:
 def _broken(index: Index, unit: Unit) -> str | None:
     if len(unit.nominated) < len(unit.members):
         return "one of its places is gone"
-    for place in unit.nominated:
-        node = index.nodes.get(place.node_id)
-        if node is None or node.status is NodeStatus.LOST:
-            return "a nominated node is lost"
-        if node.draining or node.cordoned or node.unfit is not None:
-            return f"node {node.name} takes no work any more"
-    return None
+    return next(filter(None, (why_lost(index, place) for place in unit.nominated)), None)
 
 
 def _fits(index: Index, node: Node, own: tuple[Allocation, ...]) -> bool:
@@ -99,7 +100,7 @@ def _fits(index: Index, node: Node, own: tuple[Allocation, ...]) -> bool:
         return not held and {g.uuid for g in free.gpus} >= {u for a in mine for u in a.gpus}
     rest = room(node, (*held, *mine))
     has_gpus = {gpu.uuid for gpu in free.gpus} >= {uuid for a in mine for uuid in a.gpus}
-    return rest.cpu >= -1e-6 and rest.memory >= 0 and rest.disk >= 0 and has_gpus
+    return has_gpus and not is_overdrawn(rest)
 
 
 def _ended(unit: Unit, cause: str) -> Iterator[NominationEnded]:

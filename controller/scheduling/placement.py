@@ -6,7 +6,7 @@ No job blocks another behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from controller.lifecycle import gangs
 from controller.lifecycle.reports import (
@@ -20,6 +20,8 @@ from controller.lifecycle.reports import (
 )
 from controller.scheduling.board import Board
 from controller.scheduling.index import Index, Where
+from controller.scheduling.kept import lost as lost_places
+from controller.scheduling.kept import used_up
 from controller.scheduling.needs import Need
 from controller.scheduling.nominations import orphans, review, waiting_for
 from controller.scheduling.preemption import Nomination, Preemption
@@ -28,6 +30,7 @@ from controller.scheduling.sentences import RANKS_FIRST, why_all_wait, why_one_w
 from controller.scheduling.together import (
     Place,
     allocate,
+    best_kept,
     by_need,
     could_ever_hold,
     domains_for,
@@ -56,7 +59,7 @@ class Round:
         self._preemption: Preemption | None = None
         self._told: Told = {}
         self._victims: Told = {}
-        self._full: set[tuple[Need, Where]] = set()
+        self._full: set[tuple[object, ...]] = set()
         self._in_vain: set[tuple[object, ...]] = set()
         self._sentences: dict[tuple[object, ...], str] = {}
         self._incomplete: set[str] = set()
@@ -72,6 +75,9 @@ class Round:
         """`units`: those that may have a chance; None: all. `without`: runs that have none."""
         for ended in orphans(self._index):
             self._tell(ended)
+        for lost in lost_places(self._index):
+            self._tell(lost)
+            self.left_over[lost.run_id] = None
         if units is None:
             units = [unit for waiting in self._index.units.values() for unit in waiting]
         chosen = (unit for unit in units if unit.run.id not in without)
@@ -145,13 +151,15 @@ class Round:
     def _place_one(self, unit: Unit) -> None:
         (member,) = unit.members
         where = self._bound_to(unit)
-        key = (member.need, where)
-        free = None if key in self._full else self.board.best(member.need, where)
+        key = (member.need, where, unit.view)
+        free = None
+        if key not in self._full:
+            free = best_kept(self.board, unit, member, where) or self.board.best(member.need, where)
         if free is not None:
             domain = self._index.domain(free.node.id)
             allocation = allocate(unit, member, free, domain, self._now, self._new_id)
             self.board.give(allocation)
-            self._placed(unit, Place(member, allocation))
+            self._placed(unit, [Place(member, allocation)])
             return
         self._full.add(key)
         preemption = self._preempting(unit)
@@ -179,7 +187,7 @@ class Round:
         whole = whole_of(unit)
         counted = by_need(whole.members)
         needs = tuple((id(need), count) for need, count in counted.items())
-        key = (needs, tuple(domains), unit.starting)
+        key = (needs, tuple(domains), unit.view)
         if key not in self._in_vain:
             for domain in roomiest_first(self.board, unit, domains):
                 if any(
@@ -189,8 +197,7 @@ class Round:
                 places = place_first(self.board, unit, domain, self._now, self._new_id)
                 if places is not None:
                     self._went_to[unit.run.id] = domain
-                    for place in places:
-                        self._placed(unit, place)
+                    self._placed(unit, places)
                     return
             self._in_vain.add(key)
         self._incomplete.add(unit.run.id)
@@ -229,14 +236,20 @@ class Round:
 
     # -- what is told -----------------------------------------------------------------------
 
-    def _placed(self, unit: Unit, place: Place) -> None:
-        self._tell(
-            Placed(
-                run_id=unit.run.id,
-                attempt_id=place.member.attempt.id,
-                allocation=place.allocation,
+    def _placed(self, unit: Unit, places: Sequence[Place]) -> None:
+        new = [place.allocation for place in places]
+        used = used_up(self._index, unit, new, self.board.taken_on) if unit.freed else {}
+        for place in places:
+            instead_of = used.get(place.allocation.id, ())
+            self.board.use_up(instead_of)
+            self._tell(
+                Placed(
+                    run_id=unit.run.id,
+                    attempt_id=place.member.attempt.id,
+                    allocation=place.allocation,
+                    instead_of=instead_of,
+                )
             )
-        )
 
     def _sentence(self, key: tuple[object, ...], make: Callable[[], str]) -> str:
         if key not in self._sentences:

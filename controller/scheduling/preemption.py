@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from controller.lifecycle.gangs.freed import kept
 from controller.lifecycle.limits import scheduling_ends_at
 from controller.lifecycle.model import Allocation
 from controller.lifecycle.statuses import AllocationState
@@ -58,7 +59,7 @@ class Preemption:
         self._now = now
         self._new_id = new_id
         self._victims = Victims(board, now)
-        self._evictions: dict[tuple[Need, Claimant, Where], Evictions] = {}
+        self._evictions: dict[tuple[object, ...], Evictions] = {}
         self._in_vain: set[tuple[object, ...]] = set()
         self._searches = 0
 
@@ -76,7 +77,7 @@ class Preemption:
         """Where: the domain it is bound to, if it is."""
         (member,) = unit.members
         claimant = _claimant(unit)
-        key = (member.need, claimant, where)
+        key = (member.need, claimant, where, unit.view)
         if key in self._in_vain:
             return None
         if key not in self._evictions:
@@ -96,7 +97,7 @@ class Preemption:
     def for_all(self, unit: Unit, domains: Sequence[Domain]) -> Nomination | None:
         wanted = tuple(sorted(id(one.need) for one in unit.members))
         claimant = _claimant(unit)
-        key = (wanted, claimant, tuple(domains), unit.starting)
+        key = (wanted, claimant, tuple(domains), unit.view)
         if key in self._in_vain:
             return None
         self._searches += 1
@@ -120,8 +121,10 @@ class Preemption:
             if tried >= _MOST_GANGS:
                 return None
             mark = self._board.mark
-            for victim in gang:
-                self._vacate(victim.allocation.node_id, [victim])
+            gone = [victim.allocation for victim in gang]
+            gone += kept(self._index.states[gang[0].run.id].allocations)
+            for node_id in dict.fromkeys(place.node_id for place in gone):
+                self._vacate(node_id, {place.id for place in gone})
             places = place_all(self._board, unit, domain, self._now, self._new_id)
             self._board.undo(mark)
             if places is not None:
@@ -143,7 +146,7 @@ class Preemption:
                 if plan is None:
                     break
                 trial.victims.update({one.allocation.id: one for one in plan.victims})
-                self._vacate(plan.node_id, plan.victims)
+                self._vacate(plan.node_id, {one.allocation.id for one in plan.victims})
                 self._victims.claimed.update(one.allocation.id for one in plan.victims)
                 free = plan.freed
             place = allocate(unit, member, free, domain, self._now, self._new_id)
@@ -153,10 +156,9 @@ class Preemption:
         self._victims.claimed = claimed
         return trial if len(trial.places) == len(unit.members) and trial.victims else None
 
-    def _vacate(self, node_id: str, victims: Sequence[Victim]) -> None:
+    def _vacate(self, node_id: str, gone: set[str]) -> None:
         if node_id in self._board.rooms:
-            gone = {one.allocation.id for one in victims} | self._victims.claimed
-            self._board.vacate(node_id, gone)
+            self._board.vacate(node_id, gone | self._victims.claimed)
 
     def _nodes(self, need: Need, where: Where) -> list[str]:
         scope = self._board.sorted(need.scope, where)

@@ -21,6 +21,7 @@ from controller.scheduling.fit import (
 )
 from controller.scheduling.gpus import choose, is_instance, is_named
 from controller.scheduling.index import Index, Where
+from controller.scheduling.kept import in_order_for
 from controller.scheduling.needs import Need
 from controller.scheduling.units import Member, Unit
 
@@ -59,11 +60,21 @@ def allocate(
 def place_all(
     board: Board, unit: Unit, where: Where, now: float, new_id: NewId
 ) -> list[Place] | None:
-    """Gives every member a place in this domain, or nobody one."""
+    """Gives every member a place in this domain, or nobody one; what is kept for the run first."""
+    places = _place_all(board, unit, where, now, new_id, kept_first=bool(unit.freed))
+    if places is None and unit.freed:
+        return _place_all(board, unit, where, now, new_id, kept_first=False)
+    return places
+
+
+def _place_all(
+    board: Board, unit: Unit, where: Where, now: float, new_id: NewId, *, kept_first: bool
+) -> list[Place] | None:
     mark = board.mark
     places: list[Place] = []
     for member in hardest_first(unit.members):
-        free = board.best(member.need, where)
+        free = best_kept(board, unit, member, where) if kept_first else None
+        free = free or board.best(member.need, where)
         if free is None:
             board.undo(mark)
             return None
@@ -71,6 +82,18 @@ def place_all(
         board.give(allocation)
         places.append(Place(member, allocation))
     return places
+
+
+def best_kept(board: Board, unit: Unit, member: Member, where: Where) -> Room | None:
+    """Where the job has room in a place that is kept for its run."""
+    allowed = board.sorted(member.need.scope, where) if unit.freed else ()
+    for place in in_order_for(member, unit):
+        free = board.rooms.get(place.node_id)
+        if free is None or place.node_id not in allowed:
+            continue
+        if not shortfalls(member.need.resources, free):
+            return free
+    return None
 
 
 def whole_of(unit: Unit) -> Unit:

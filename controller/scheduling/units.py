@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle import gangs, startup
+from controller.lifecycle.gangs import freed
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -55,7 +56,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     `nominated`: those that are nominated for its members; `later`: jobs that wait for their turn
     (`startup_order`) and will be bound to the placement value of these members; `reserved`: those
     of the gang, which will be bound to it too and may find no room there; `starting`: how many jobs
-    of the run are starting on which node."""
+    of the run are starting on which node; `freed`: places that are kept for the run since a switch
+    freed them."""
 
     run: Run
     kind: Kind
@@ -66,6 +68,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     later: tuple[Member, ...] = ()
     reserved: tuple[Member, ...] = ()
     starting: tuple[tuple[str, int], ...] = ()
+    freed: tuple[Allocation, ...] = ()
 
     @property
     def band(self) -> int:
@@ -75,6 +78,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     def is_replacement(self) -> bool:
         """It makes a gang whole again whose other places are held."""
         return self.gang and self.kind is Kind.TOGETHER and bool(self.anchors)
+
+    @property
+    def view(self) -> tuple[object, ...]:
+        """What the unit sees otherwise than others do: two of equal views find the same."""
+        return (self.starting, tuple(place.id for place in self.freed))
 
 
 def is_placeable(run: Run) -> bool:
@@ -189,4 +197,5 @@ def _unit(
         nominated=nominated,
         gang=gang,
         starting=_starting(state) if kind is Kind.TOGETHER else (),
+        freed=tuple(freed.kept(state.allocations)) if gang else (),
     )

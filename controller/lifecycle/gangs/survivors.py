@@ -43,6 +43,11 @@ def survivors(draft: Draft) -> Mapping[str, Allocation]:
     return found
 
 
+def may_survive(draft: Draft) -> bool:
+    """Whether a place of the old incarnation is left in which the new one could begin."""
+    return any(_kept_place(draft, job) is not None for job in draft.jobs)
+
+
 def are_undecided(draft: Draft) -> bool:
     """A link that is just being made again decides soon whether a place survives."""
     nodes = draft.surroundings.undecided_nodes

@@ -108,13 +108,17 @@ class Cluster:
                     ids = {"run_id": run_id, "attempt_id": attempt.id}
                     self.tell(run_id, TaskAccepted(**ids), RunnerStarted(at=self.now, **ids))
 
-    def leave(self, run_id: str) -> None:
+    def leave(self, run_id: str, at_most: int | None = None) -> None:
         """What is ending there has ended, and is cleaned up."""
-        for attempt in attempts(self.states[run_id]):
-            if attempt.status is AttemptStatus.TERMINATING and attempt.node_id:
-                ids = {"run_id": run_id, "attempt_id": attempt.id}
-                gone = not is_kept(self.states[run_id].run, attempt)
-                self.tell(run_id, TaskRemoved(place_released=gone, **ids))
+        ending = [
+            attempt
+            for attempt in attempts(self.states[run_id])
+            if attempt.status is AttemptStatus.TERMINATING and attempt.node_id
+        ]
+        for attempt in ending[:at_most]:
+            ids = {"run_id": run_id, "attempt_id": attempt.id}
+            gone = not is_kept(self.states[run_id].run, attempt)
+            self.tell(run_id, TaskRemoved(place_released=gone, **ids))
 
     def _set(self, state: RunState) -> None:
         self.states[state.run.id] = state

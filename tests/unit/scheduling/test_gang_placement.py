@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import Band, Group, RetryPolicy, RunPolicy, StartupOrder
+from controller.lifecycle.model import (
+    Band,
+    Group,
+    NodeStatus,
+    RetryPolicy,
+    RunPolicy,
+    StartupOrder,
+)
 from controller.lifecycle.reasons import Reason, RetryEvent
 from controller.lifecycle.reports import (
     GangTooLarge,
@@ -387,4 +396,200 @@ def container_runs(run_id: str, attempt_id: str) -> TaskSeen:
         container_started=True,
         terminated=False,
         runner_socket="/run/r",
+    )
+
+
+# -- what a switch frees --------------------------------------------------------------------
+
+
+def running_gang(cluster: Cluster, nodes: int, **more: Any) -> str:
+    again = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)), priority=90)
+    run = cluster.submit("gang", gang(nodes), policy=again, **more)
+    cluster.settle()
+    cluster.start_all()
+    return run
+
+
+def reboot(cluster: Cluster, run: str, name: str) -> None:
+    lose(cluster, run, name)
+    silent = replace(cluster.node(name), cordoned=False, status=NodeStatus.UNREACHABLE)
+    cluster.set_node(silent)
+
+
+def test_the_place_of_the_rank_that_ended_goes_to_nobody_while_the_others_are_stopped() -> None:
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"))
+    run = running_gang(cluster, 2, whole_node=True)
+    others = [cluster.submit(f"other{n}", gpus=8, policy=RunPolicy(priority=1)) for n in (0, 1)]
+    fail_ranks(cluster, run, 0)
+    cluster.leave(run, at_most=1)
+    cluster.settle()
+    assert [cluster.places(other) for other in others] == [{}, {}]
+    cluster.leave(run)
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n0", "main/1": "n1"}
+    assert cluster.attempt(run, 0).number == 1
+    cluster.start_all()
+    assert cluster.nominated(run) == []
+
+
+def test_of_several_freed_places_none_is_given_away_while_there_are_too_few_for_the_gang() -> None:
+    """What is left would do for others."""
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
+    run = running_gang(cluster, 3, whole_node=True)
+    other = cluster.submit("other", gpus=8)
+    fail_ranks(cluster, run, 0)
+    reboot(cluster, run, "n1")
+    cluster.leave(run)
+    cluster.settle()
+    assert cluster.places(run) == {"main/2": "n2"}
+    assert cluster.places(other) == {}
+    cluster.set_node(gpu_node("n1"))
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n0", "main/1": "n1", "main/2": "n2"}
+    assert cluster.nominated(run) == []
+
+
+def test_a_freed_place_stays_the_run_s_until_every_rank_is_there() -> None:
+    """The job that had it goes elsewhere; others get its room when the gang is whole."""
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"), gpu_node("n2"))
+    run = running_gang(cluster, 2, whole_node=True)
+    before = cluster.places(run)
+    fail_ranks(cluster, run, 0)
+    cluster.leave(run, at_most=1)
+    cluster.set_node(replace(cluster.node(before["main/0"]), status=NodeStatus.UNREACHABLE))
+    cluster.leave(run)
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n2", "main/1": before["main/1"]}
+    other = cluster.submit("other", gpus=8)
+    cluster.set_node(replace(cluster.node(before["main/0"]), status=NodeStatus.CONNECTED))
+    cluster.settle()
+    assert cluster.places(other) == {}
+    cluster.start_all()
+    cluster.settle()
+    assert cluster.places(other) == {"main/0": before["main/0"]}
+
+
+def test_a_gang_that_gives_up_gives_back_what_its_switch_had_freed() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
+    run = running_gang(cluster, 3, whole_node=True)
+    other = cluster.submit("other", gpus=8)
+    fail_ranks(cluster, run, 0)
+    reboot(cluster, run, "n1")
+    cluster.leave(run)
+    cluster.settle()
+    assert cluster.places(other) == {}
+    cluster.tell(run, accepted(run, cluster.attempt(run, 2).id))
+    cluster.now += 600.0
+    cluster.tell(run)
+    assert cluster.states[run].run.switches[-1].whole
+    cluster.settle()
+    assert cluster.places(other) == {"main/0": "n0"}
+
+
+def test_where_no_place_survived_none_is_kept() -> None:
+    """Then the gang queues whole, among all others."""
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"))
+    run = running_gang(cluster, 2, whole_node=True)
+    other = cluster.submit("other", gpus=8, policy=RunPolicy(priority=100))
+    fail_ranks(cluster, run, 0, 1)
+    cluster.leave(run, at_most=1)
+    cluster.settle()
+    assert cluster.places(other) == {"main/0": "n0"}
+    cluster.leave(run)
+    cluster.settle()
+    assert cluster.places(run) == {}
+
+
+@pytest.mark.parametrize("change", [{"draining": True}, {"cordoned": True}, {"unfit": "no disk"}])
+def test_a_freed_place_is_lost_with_its_node_and_the_others_stay(change: dict[str, Any]) -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(5)))
+    blocker = cluster.submit("blocker", gpus=8)
+    run = running_gang(cluster, 4, whole_node=True)
+    other = cluster.submit("other", gpus=8)
+    assert cluster.places(blocker) == {"main/0": "n4"}
+    fail_ranks(cluster, run, 0, 1)
+    reboot(cluster, run, "n2")
+    cluster.leave(run)
+    cluster.settle()
+    assert {place.node_id for place in cluster.nominated(run)} == {"n0", "n1", "n2"}
+    cluster.set_node(gpu_node("n0", **change))
+    cluster.settle()
+    assert {place.node_id for place in cluster.nominated(run)} == {"n1", "n2"}
+    assert cluster.places(run) == {"main/3": "n3"}
+    assert cluster.places(other) == {}
+
+
+def test_a_freed_place_waits_for_its_node_to_be_connected_again() -> None:
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"))
+    run = running_gang(cluster, 2, whole_node=True)
+    other = cluster.submit("other", gpus=8)
+    fail_ranks(cluster, run, 0)
+    cluster.leave(run)
+    cluster.set_node(gpu_node("n0", status=NodeStatus.UNREACHABLE))
+    cluster.settle()
+    assert cluster.places(run) == {"main/1": "n1"}
+    cluster.set_node(gpu_node("n0"))
+    cluster.settle()
+    assert cluster.places(run) == {"main/0": "n0", "main/1": "n1"}
+    assert cluster.places(other) == {}
+
+
+def test_a_place_on_which_a_nomination_lies_goes_to_its_preemptor() -> None:
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"))
+    run = cluster.submit("gang", gang(3, size=2), gpus=4, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    strong = cluster.submit("strong", gang(2), whole_node=True, band=Band.PRODUCTION)
+    cluster.settle()
+    cluster.leave(run)
+    cluster.settle()
+    assert set(cluster.places(strong).values()) == {"n0", "n1"}
+    assert cluster.nominated(run) == []
+
+
+def test_on_a_shared_node_a_replacement_uses_up_one_freed_place_and_no_more() -> None:
+    cluster = Cluster(gpu_node("n0"), gpu_node("n1"))
+    run = running_gang(cluster, 4, gpus=4)
+    fail_ranks(cluster, run, 0, 1)
+    cluster.leave(run)
+    cluster.settle()
+    assert sorted(cluster.places(run).values()) == ["n0", "n0", "n1", "n1"]
+    assert cluster.nominated(run) == []
+
+
+def test_explain_counts_what_is_kept_for_the_run_as_free_for_it() -> None:
+    cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
+    run = running_gang(cluster, 3, whole_node=True)
+    other = cluster.submit("other", gpus=8)
+    fail_ranks(cluster, run, 0)
+    reboot(cluster, run, "n1")
+    cluster.leave(run)
+    cluster.settle()
+    (waiting,) = cluster.pipeline.explain(run, cluster.now, lambda one: one.name)
+    assert waiting.why.startswith("needs 2 whole nodes in one fleet; best fleet default has 1")
+    answers = {answer.node: answer.why for answer in waiting.nodes}
+    assert answers["n0"] == ()
+    assert "needs the whole node, it has other jobs on it" in answers["n2"]
+    (waits,) = cluster.pipeline.explain(other, cluster.now, lambda one: one.name)
+    assert {answer.node: answer.why for answer in waits.nodes}["n0"] == (
+        "needs 1 CPU, it has 0 free of 64",
+        "needs 1 GiB memory, it has 0 B free of 1 TiB",
+        "needs 8 GPU, it has 0 such GPU free of 8",
+        "a place there is kept for gang, whose gang begins anew",
+    )
+
+
+def fail_ranks(cluster: Cluster, run: str, *indices: int) -> None:
+    """All in one turn."""
+    cluster.tell(
+        run,
+        *(
+            RunnerExited(
+                run_id=run,
+                attempt_id=cluster.attempt(run, index).id,
+                reason=Reason.CONTAINER_EXITED_WITH_ERROR,
+                exit_code=1,
+            )
+            for index in indices
+        ),
     )

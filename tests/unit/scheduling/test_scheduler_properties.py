@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from controller.lifecycle import gangs
-from controller.lifecycle.model import Band, Group, NodeStatus
+from controller.lifecycle.model import Band, Group, NodeStatus, RetryEvent, RetryPolicy, RunPolicy
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     Report,
@@ -55,7 +55,8 @@ class Scheduling(RuleBasedStateMachine):
     @rule(band=_bands, size=st.integers(1, 3), reserved=st.integers(0, 1), whole=st.booleans())
     def submit_gang(self, band: Band, size: int, reserved: int, whole: bool) -> None:
         group = Group(name="main", nodes=size + reserved, gang_size=size)
-        self.cluster.submit(self._name(), group, band=band, gpus=2, whole_node=whole)
+        again = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)))
+        self.cluster.submit(self._name(), group, band=band, gpus=2, whole_node=whole, policy=again)
         self.settled = False
 
     @rule()
@@ -84,6 +85,20 @@ class Scheduling(RuleBasedStateMachine):
             run_id, attempt = running[pick % len(running)]
             ids = {"run_id": run_id, "attempt_id": attempt.id}
             self.cluster.tell(run_id, RunnerExited(reason=reason, exit_code=code, **ids))
+            self.settled = False
+
+    @rule(seconds=st.sampled_from([20.0, 200.0]))
+    def wait(self, seconds: float) -> None:
+        self.cluster.now += seconds
+        for run_id in list(self.cluster.states):
+            self.cluster.tell(run_id)
+        self.settled = False
+
+    @rule(pick=_pick)
+    def one_leaves(self, pick: int) -> None:
+        run_id = self._run(pick)
+        if run_id:
+            self.cluster.leave(run_id, at_most=1)
             self.settled = False
 
     @rule(pick=_pick)
@@ -138,6 +153,25 @@ class Scheduling(RuleBasedStateMachine):
             assert not [uuid for uuid, count in owners.items() if count > 1]
             free = room(self.cluster.node(name), held)
             assert whole or (free.cpu >= 0 and free.memory >= 0)
+
+    @invariant()
+    def what_a_switch_freed_goes_to_nobody_else(self) -> None:
+        for name in (f"n{n}" for n in range(NODES)):
+            taken = [
+                a
+                for state in self.cluster.states.values()
+                for a in state.allocations
+                if a.node_id == name
+                and (a.state is AllocationState.HELD or a.freed)
+                and a.state is not AllocationState.RELEASED
+            ]
+            if not any(a.freed for a in taken):
+                continue
+            assert not any(a.resources.whole_node for a in taken) or len(taken) == 1
+            owners = Counter(uuid for a in taken for uuid in a.gpus)
+            assert not [uuid for uuid, count in owners.items() if count > 1]
+            free = room(self.cluster.node(name), taken)
+            assert len(taken) == 1 or (free.cpu >= 0 and free.memory >= 0)
 
     @invariant()
     def a_gang_is_placed_whole_or_not_at_all(self) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.lifecycle.effects import releases
+from controller.lifecycle.gangs import freed, incarnations
 from controller.lifecycle.gangs.incarnations import PHASE_MOVES, Phase
 from controller.lifecycle.gangs.reading import is_current, is_held
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
@@ -178,9 +179,23 @@ def _check_state(state: RunState) -> None:
         size = group.nodes if group.gang_size is None else group.gang_size
         assert carried == list(range(size))
     held = {a.id for a in state.allocations if is_held(a)}
+    _check_kept(state)
     users = [last.allocation_id for last in live if last.allocation_id is not None]
     assert set(users) <= held
     assert len(users) == len(set(users)), "two live attempts in one place"
+
+
+def _check_kept(state: RunState) -> None:
+    """What a switch freed: one place for each, and none once nothing waits for it."""
+    kept = freed.kept(state.allocations)
+    states = {place.id: place.state for place in state.allocations}
+    former = [victim for place in kept for victim in place.victims]
+    assert len(former) == len(kept) == len(set(former))
+    assert {states[one] for one in former} <= {AllocationState.RELEASED}
+    if kept:
+        assert incarnations.phase(state.run, state.jobs) not in (Phase.WHOLE, Phase.OVER)
+        assert not state.run.suspended
+        assert not state.run.switches[-1].whole
 
 
 def _check_change(before: RunState, after: RunState) -> None:

@@ -1,0 +1,99 @@
+"""What a switch frees stays nominated for its run until the gang is whole again or gives up.
+
+An attempt that ended by itself loses its allocation, and the gang's new attempts are made only when
+the last survivor is gone: meanwhile whoever waits could take the room that the gang needs. So a
+NOMINATED place follows the allocation. It is the run's, not an attempt's: the scheduler gives it to
+no other run, says which of them a new place uses up, and when the node takes no work any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.gangs import whole
+from controller.lifecycle.gangs.incarnations import Phase, phase
+from controller.lifecycle.gangs.reading import is_gang_run
+from controller.lifecycle.gangs.survivors import may_survive
+from controller.lifecycle.model import Allocation, Attempt
+from controller.lifecycle.statuses import AllocationState
+
+
+def kept(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """The places that a switch of their run freed, and that are still nominated for it."""
+    return [one for one in allocations if one.freed and one.state is AllocationState.NOMINATED]
+
+
+def settle(draft: Draft) -> None:
+    """To be asked last in a turn: what that has freed is kept, what nothing waits for goes."""
+    if not is_gang_run(draft.run):
+        return
+    if _is_waited_for(draft):
+        _keep(draft)
+        return
+    for place in kept(draft.allocations()):
+        draft.end_nomination(place, "the gang is whole or gave up")
+
+
+def give_up(draft: Draft, allocation_id: str, cause: str) -> None:
+    for place in kept(draft.allocations()):
+        if place.id == allocation_id:
+            draft.end_nomination(place, cause)
+
+
+def _is_waited_for(draft: Draft) -> bool:
+    """The gang is going on in places of its own, and within `reincarnation_timeout` whole again or
+    not. Where none of them survives it queues whole, as any other."""
+    run = draft.run
+    if run.suspended or not run.switches or run.switches[-1].whole:
+        return False
+    match phase(run, draft.jobs):
+        case Phase.STOPPING | Phase.WAITING:
+            return may_survive(draft)
+        case Phase.GATHERING:
+            return whole.since(run, draft.jobs) is not None
+        case _:
+            return False
+
+
+def _keep(draft: Draft) -> None:
+    released = {place.id: place for place in draft.released_in_this_turn()}
+    if not released:
+        return
+    around = draft.surroundings
+    for job in draft.jobs:
+        last = _last_of_old_incarnation(draft, job.attempts)
+        place = None if last is None else released.get(last.allocation_id or "")
+        if place is None or job.abandoned:
+            continue
+        if place.id not in around.nominated and place.node_id not in around.draining_nodes:
+            draft.nominate(_nomination(draft, place), "freed by a switch")
+
+
+def _last_of_old_incarnation(draft: Draft, attempts: tuple[Attempt, ...]) -> Attempt | None:
+    """A job may have an attempt of the new one already."""
+    now = draft.run.incarnation
+    for attempt in reversed(attempts):
+        own = attempt.incarnation
+        if own is None or now is None or attempt.occurrence != draft.run.occurrence:
+            return None
+        if own.number < now.number:
+            return attempt if own.number == now.number - 1 else None
+    return None
+
+
+def _nomination(draft: Draft, place: Allocation) -> Allocation:
+    return replace(
+        place,
+        id=draft.new_id(),
+        state=AllocationState.NOMINATED,
+        created_at=draft.now,
+        released_at=None,
+        monitoring_descriptor=None,
+        releasing=False,
+        taken_over=False,
+        victims=(place.id,),
+        freed=True,
+    )
