@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.gangs.freed import kept
 from controller.lifecycle.limits import scheduling_ends_at
 from controller.lifecycle.model import Allocation
 from controller.lifecycle.statuses import AllocationState
@@ -121,10 +120,8 @@ class Preemption:
             if tried >= _MOST_GANGS:
                 return None
             mark = self._board.mark
-            gone = [victim.allocation for victim in gang]
-            gone += kept(self._index.states[gang[0].run.id].allocations)
-            for node_id in dict.fromkeys(place.node_id for place in gone):
-                self._vacate(node_id, {place.id for place in gone})
+            for node_id in dict.fromkeys(victim.allocation.node_id for victim in gang):
+                self._vacate(node_id, {victim.allocation.id for victim in gang})
             places = place_all(self._board, unit, domain, self._now, self._new_id)
             self._board.undo(mark)
             if places is not None:

@@ -35,6 +35,7 @@ from runner.schemas.frames import Decoder, Stream
 from shim.schemas import TaskInfo
 from tests.simulation import gangs, orders, placing, standstill
 from tests.simulation.container import Container
+from tests.simulation.kept import FreedPlaces
 from tests.simulation.node import SimulatedNode
 from tests.simulation.verdicts import Circumstances, could_preempt, undeserved
 from tests.simulation.virtual import EPOCH
@@ -102,6 +103,7 @@ class Checks:
         self._overlaps: dict[str, float] = {}
         self._stuck_since: dict[tuple[str, str], float] = {}
         self._committed_nodes: dict[str, Node] = {}
+        self._freed = FreedPlaces()
         self._going_on: Counter[str] = Counter()
         self._calm_since: dict[str, float] = {}
 
@@ -120,6 +122,7 @@ class Checks:
             for name, node in {**nodes, **changes.nodes}.items()
             if name not in changes.removed_nodes
         }
+        known = dict(self.runs)
         for run_id, after in self._arriving.items():
             before = self.runs.get(run_id)
             self._check_moves(before, after)
@@ -136,7 +139,11 @@ class Checks:
             ):
                 self.violated(text)
             self.runs[run_id] = after
-        for text in (*placing.names_taken_twice(self.runs), *self._overlong()):
+        for text in (
+            *placing.names_taken_twice(self.runs),
+            *self._overlong(),
+            *self._freed.breaches(known, self.runs, self._committed_nodes),
+        ):
             self.violated(text)
         self.look()
         self._check_capacity()
@@ -182,6 +189,7 @@ class Checks:
                 self.rewound |= {job.id, attempt.id}
         self.runs = dict(runs)
         self._committed_nodes = dict(nodes)
+        self._freed.forget()
 
     @contextlib.contextmanager
     def disturbed(self, names: Iterable[str]) -> Iterator[None]:
