@@ -144,7 +144,8 @@ class RunView(_View, frozen=True):
     """`allocations` are the places that are not given back yet, `children` the live runs submitted
     with this one as their parent, `occurrences` the latest ones of a scheduled run that are over.
     `triggered_at`: when the present one began; `next_triggered_at`: null while nothing triggers it,
-    such as a suspension."""
+    such as a suspension. `gathering`: what a gang that holds places and is not whole waits for, and
+    `gives_up_at` when it gives them up, unless a pull or a placement goes on."""
 
     id: str
     name: str
@@ -154,6 +155,8 @@ class RunView(_View, frozen=True):
     termination_reason: RunReason | None
     message: str | None
     incarnation: IncarnationView | None
+    gathering: str | None
+    gives_up_at: str | None
     occurrence: int
     next_triggered_at: str | None
     suspended: bool

@@ -34,7 +34,7 @@ class UnderWayView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
-    """`about`: why none of its jobs waits for a place, when `waiting` is empty."""
+    """`about`: what it waits for beside places; always there when `waiting` is empty."""
 
     run: str
     name: str

@@ -26,6 +26,7 @@ from controller.api.documents import (
     SwitchView,
 )
 from controller.lifecycle.derivation import state_of_job
+from controller.lifecycle.gangs import whole
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -64,6 +65,7 @@ def run_view(
 ) -> RunView:
     """`node_names`: by node id."""
     run = state.run
+    gathers = whole.gathering(run, state.jobs)
     return RunView(
         id=run.id,
         name=run.name,
@@ -73,6 +75,8 @@ def run_view(
         termination_reason=run.reason,
         message=run.message,
         incarnation=_incarnation(run.incarnation),
+        gathering=None if gathers is None else str(gathers),
+        gives_up_at=None if gathers is None else iso(gathers.gives_up_at),
         occurrence=run.occurrence,
         next_triggered_at=iso_or_none(next_trigger_at(run)),
         suspended=run.suspended,

@@ -243,7 +243,9 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
 
 def _progressed(draft: Draft, attempt: Attempt, report: TaskSeen) -> Attempt:
     """A pull that begins anew gets further too, so any other number counts, not only a greater."""
-    step = draft.run.policy.limits.waiting_container / _STEPS_OF_PROGRESS
+    allowed = draft.run.policy.limits
+    shortest = min(allowed.waiting_container, allowed.reincarnation_timeout)
+    step = (allowed.waiting_container if attempt.rank is None else shortest) / _STEPS_OF_PROGRESS
     since = limits.start_limit_began_at(attempt) or 0.0
     further = report.progress != attempt.progress and draft.now - since >= step
     if not further and (attempt.creating_seen or not report.creating):

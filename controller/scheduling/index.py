@@ -38,6 +38,16 @@ def keeps_its_places(node: Node) -> bool:
     return not node.draining and node.unfit is None and node.status is NodeStatus.CONNECTED
 
 
+def why_given_up(node: Node | None) -> str | None:
+    """Why nothing waits for this node to take work again; None: one that is only silent is waited
+    for."""
+    if node is None or node.status is NodeStatus.LOST:
+        return "a nominated node is lost"
+    if node.draining or node.cordoned or node.unfit is not None:
+        return f"node {node.name} takes no work any more"
+    return None
+
+
 class Index:
     def __init__(self, past_use: Iterable[Use] = ()) -> None:
         self.nodes: dict[str, Node] = {}
@@ -284,4 +294,5 @@ def index_of(
 
 def _as_seen(node: Node) -> tuple[object, ...]:
     held = tuple((task.id, task.cpu, task.memory, task.disk, task.gpus) for task in node.quarantine)
-    return (is_usable(node), node.name, node.fleet, node.attributes, node.capacity, held)
+    works = (is_usable(node), why_given_up(node) is None)
+    return (works, node.name, node.fleet, node.attributes, node.capacity, held)

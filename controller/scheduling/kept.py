@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from controller.lifecycle.model import Allocation, Node, NodeStatus
+from controller.lifecycle.model import Allocation, Node
 from controller.lifecycle.reports import FreedPlaceLost
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.fit import Room, room
-from controller.scheduling.index import Index
+from controller.scheduling.index import Index, why_given_up
 from controller.scheduling.units import Member, Unit
 
 TakenOn = Callable[[str], Sequence[Allocation]]
@@ -62,17 +62,6 @@ def is_overdrawn(free: Room) -> bool:
 def lost(index: Index) -> Iterator[FreedPlaceLost]:
     """Those on nodes that take no work any more."""
     for place in index.nominations.values():
-        cause = why_lost(index, place) if place.freed else None
+        cause = why_given_up(index.nodes.get(place.node_id)) if place.freed else None
         if cause is not None:
             yield FreedPlaceLost(run_id=place.run_id, allocation_id=place.id, cause=cause)
-
-
-def why_lost(index: Index, place: Allocation) -> str | None:
-    """Why a nominated place can no longer be held; None: it can, also once its node is connected
-    again."""
-    node = index.nodes.get(place.node_id)
-    if node is None or node.status is NodeStatus.LOST:
-        return "a nominated node is lost"
-    if node.draining or node.cordoned or node.unfit is not None:
-        return f"node {node.name} takes no work any more"
-    return None

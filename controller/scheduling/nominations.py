@@ -11,8 +11,8 @@ from controller.lifecycle.model import Allocation, Node, NodeStatus
 from controller.lifecycle.reports import NominationEnded, NotPlaced, Placed
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.fit import room
-from controller.scheduling.index import Index
-from controller.scheduling.kept import is_overdrawn, used_up, why_lost
+from controller.scheduling.index import Index, why_given_up
+from controller.scheduling.kept import is_overdrawn, used_up
 from controller.scheduling.units import Unit
 
 
@@ -87,7 +87,8 @@ def _victims_left(index: Index, unit: Unit) -> int:
 def _broken(index: Index, unit: Unit) -> str | None:
     if len(unit.nominated) < len(unit.members):
         return "one of its places is gone"
-    return next(filter(None, (why_lost(index, place) for place in unit.nominated)), None)
+    nodes = (index.nodes.get(place.node_id) for place in unit.nominated)
+    return next((why for node in nodes if (why := why_given_up(node)) is not None), None)
 
 
 def _fits(index: Index, node: Node, own: tuple[Allocation, ...]) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.lifecycle.awaited import Awaited, awaited
+from controller.lifecycle.gangs import whole
 from controller.lifecycle.model import RunState
 from controller.lifecycle.occurrences import waits_for_trigger
 from controller.lifecycle.reasons import Reason
@@ -31,7 +32,7 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """`about`: why none of its jobs waits for a place, when `waiting` is empty."""
+    """`about`: what it waits for beside places; always there when `waiting` is empty."""
 
     state: RunState
     about: str | None
@@ -48,8 +49,9 @@ class ExplainService:
     async def explain(self, key: str, user: User) -> Explanation:
         """Raises NotFound, Forbidden, StoreUnavailable."""
         state = await self._runs.seen(key, user)
-        found = self._turns.scheduler.explain(state.run.id, self._clock.now(), names_for(user))
-        about = None if found else why_nothing_waits(state)
+        now = self._clock.now()
+        found = self._turns.scheduler.explain(state.run.id, now, names_for(user))
+        about = why_not_whole(state, now) or (None if found else why_nothing_waits(state))
         queued = {label for waiting in found for label in waiting.jobs}
         return Explanation(
             state=state, about=about, waiting=tuple(found), under_way=under_way(state, queued)
@@ -78,6 +80,15 @@ def _as_one(same: list[tuple[str, AttemptStatus, Awaited]]) -> UnderWay:
         until=min(untils, default=None),
         ends_as=first.ends_as,
     )
+
+
+def why_not_whole(state: RunState, now: float) -> str | None:
+    """Of a gang that holds places; None: it is whole, or waits for all of them."""
+    gathers = whole.gathering(state.run, state.jobs)
+    if gathers is None:
+        return None
+    left = max(0.0, gathers.gives_up_at - now)
+    return f"{gathers}; it gives its places up in {left:.0f} s unless a pull or a placement goes on"
 
 
 def why_nothing_waits(state: RunState) -> str:

@@ -177,6 +177,11 @@ def _facts(run: RunView) -> Iterator[str]:
             f"({occurrence.message or occurrence.termination_reason}), "
             f"{occurrence.started_at} to {occurrence.finished_at}"
         )
+    if run.gathering is not None:
+        yield (
+            f"{run.gathering}; the gang gives its places up at {run.gives_up_at} unless a pull or "
+            f"a placement goes on"
+        )
     if run.parent_id is not None:
         yield f"child of {run.parent_id}"
     for child in run.children:

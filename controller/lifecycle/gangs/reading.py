@@ -112,10 +112,11 @@ def is_whole(run: Run, jobs: Sequence[Job]) -> bool:
     that is replaced later makes it no less whole."""
     ranked = {one.job_id for one in ranked_attempts(run, jobs)}
     wanted = (job for job in jobs if job.id in ranked and not job.abandoned)
-    return bool(ranked) and all(_was_there(run, job) for job in wanted)
+    return bool(ranked) and all(was_there(run, job) for job in wanted)
 
 
-def _was_there(run: Run, job: Job) -> bool:
+def was_there(run: Run, job: Job) -> bool:
+    """In the present incarnation."""
     own = (one for one in job.attempts if is_current(run, one))
     return any(is_there(one) or one.status is AttemptStatus.DONE for one in own)
 

@@ -43,7 +43,7 @@ SWITCHES: Final = (
     (
         SwitchReason.REINCARNATION_TIMEOUT,
         True,
-        "not every rank was there within `reincarnation_timeout`",
+        "not every rank was there, and nothing came further for `reincarnation_timeout`",
     ),
     (
         SwitchReason.PLACEMENT_TOO_SMALL,
@@ -154,11 +154,11 @@ def _too_large(draft: Draft, reports: Sequence[Report]) -> Cause | None:
 
 
 def _not_whole_in_time(draft: Draft) -> Cause | None:
-    at = whole.deadline(draft.run, draft.jobs)
-    if at is None or at > draft.now:
+    gathers = whole.gathering(draft.run, draft.jobs)
+    if gathers is None or gathers.gives_up_at > draft.now:
         return None
     limit = draft.run.policy.limits.reincarnation_timeout
-    message = f"the gang was not whole within {limit:g} s"
+    message = f"not whole, and nothing came further for {limit:g} s: {gathers}"
     return Cause(reason=SwitchReason.REINCARNATION_TIMEOUT, message=message, whole=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from controller.api.views import iso
-from controller.lifecycle.model import NodeStatus
+from controller.lifecycle.model import Allocation, NodeStatus, Resources, RunState
+from controller.lifecycle.reports import Placed, TaskSeen
+from controller.lifecycle.statuses import AllocationState
 from controller.service.explaining import why_nothing_waits
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.api.test_inventory import hold
@@ -192,3 +195,58 @@ async def test_a_run_that_has_ended_waits_for_nothing(api: TestClient[Any, Any])
         assert response.status == 200
     found = await explain(api, "a")
     assert (found["about"], found["waiting"]) == ("it has ended: terminated", [])
+
+
+async def place_gang(controller: Controller) -> RunState:
+    """The only run there is: what the scheduler would say, in one turn."""
+    (state,) = controller.turns.runs.values()
+    for job in state.jobs:
+        place = Allocation(
+            id=f"place-of-{job.id}",
+            run_id=state.run.id,
+            job_id=job.id,
+            node_id="n1",
+            state=AllocationState.HELD,
+            resources=Resources(),
+            created_at=0.0,
+        )
+        attempt = job.attempts[0]
+        placed = Placed(run_id=state.run.id, attempt_id=attempt.id, allocation=place)
+        controller.turns.post(placed)
+    await controller.turns.settled()
+    return state
+
+
+def looked_at(state: RunState, job: int, **more: Any) -> TaskSeen:
+    return TaskSeen(
+        run_id=state.run.id,
+        attempt_id=state.jobs[job].attempts[0].id,
+        container_started=False,
+        terminated=False,
+        runner_socket="",
+        **more,
+    )
+
+
+async def test_explain_and_inspect_tell_what_a_gang_that_is_not_whole_waits_for(
+    api: TestClient[Any, Any], nodes: Controller
+) -> None:
+    await submit(api, "a", nodes=2, gang={}, share_nodes=True)
+    state = await place_gang(nodes)
+    await nodes.turns.report(looked_at(state, 0))
+    found = await explain(api, "a")
+    waits = (
+        "0 of 2 ranks are there: main/0 pulls its image; "
+        "main/1 has a place, whose node is being asked"
+    )
+    told = re.escape(f"{waits}; it gives its places up in ") + r"\d+ s unless .* goes on"
+    assert found["waiting"] == []
+    assert re.fullmatch(told, found["about"])
+    async with api.get("/v1/runs/a") as response:
+        run = await response.json()
+    assert (run["gathering"], run["gives_up_at"] is None) == (waits, False)
+    for n in (0, 1):
+        await nodes.turns.report(looked_at(state, n, creating=True))
+    async with api.get("/v1/runs/a") as response:
+        run = await response.json()
+    assert (run["gathering"], run["gives_up_at"]) == (None, None)

@@ -112,6 +112,8 @@ GOLDEN: dict[str, Any] = {
     "termination_reason": "job_failed",
     "message": "a sentence",
     "incarnation": {"number": 2, "id": "i2"},
+    "gathering": None,
+    "gives_up_at": None,
     "occurrence": 1,
     "next_triggered_at": "1970-01-01T00:01:00.000Z",
     "suspended": False,

@@ -216,7 +216,8 @@ class PlayedNode:
             created_at=0.0,
         )
         turns = self._controller.turns
-        await turns.report(Placed(allocation=allocation, **ids))
+        placed = Placed(run_id=run_id, attempt_id=attempt.id, allocation=allocation)
+        await turns.report(placed)
         await turns.report(TaskAccepted(**ids))
         await turns.report(self._seen(run_id, attempt.id, terminated=False, gpus=gpus))
         await turns.report(RunnerStarted(at=1.0, **ids))

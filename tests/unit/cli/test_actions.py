@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.api.conftest import Controller
+from tests.unit.api.test_scheduling import place_gang
 from tests.unit.cli.conftest import Fairlead, PlayedNode, Result
 
 PAIR = "type: task\nname: pair\nnodes: 2\ngang: false\nshare_nodes: true\ncommands: [work]\n"
@@ -65,6 +67,18 @@ async def test_a_gang_is_not_scaled_and_says_why(start: Fairlead, tmp_path: Path
     assert (refused.status, "is a gang" in refused.err) == (1, True)
     shown = (await of(start, "inspect", "gang")).out.decode()
     assert "INCARNATION" in shown
+
+
+async def test_a_gang_that_is_not_whole_says_when_it_gives_up(
+    start: Fairlead, controller: Controller, tmp_path: Path
+) -> None:
+    path = tmp_path / "gang.yml"
+    path.write_text("type: task\nname: gang\nnodes: 2\nshare_nodes: true\ncommands: [work]\n")
+    await of(start, "apply", "-f", str(path), "-d")
+    await place_gang(controller)
+    shown = (await of(start, "inspect", "gang")).out.decode()
+    assert "0 of 2 ranks are there: main/0 has a place" in shown
+    assert "; the gang gives its places up at 20" in shown
 
 
 async def test_a_job_is_aborted_and_interrupted_by_name(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -188,6 +190,23 @@ def test_a_nomination_ends_on_suspend() -> None:
     run = cluster.submit("a", gpus=8)
     cluster.settle()
     cluster.tell(run, SuspendRequested(run_id=run, abort_running=False, by="ada"))
+    cluster.settle()
+    assert cluster.nominated(run) == []
+
+
+@pytest.mark.parametrize("change", [{"draining": True}, {"status": NodeStatus.LOST}])
+def test_a_nomination_ends_also_when_its_node_was_silent_before(change: dict[str, Any]) -> None:
+    cluster = Cluster(gpu_node("n1"))
+    cluster.submit("weak", gpus=8, band=Band.BATCH)
+    cluster.settle()
+    cluster.start_all()
+    run = cluster.submit("a", gpus=8)
+    cluster.settle()
+    silent = replace(cluster.node("n1"), status=NodeStatus.UNREACHABLE)
+    cluster.set_node(silent)
+    cluster.settle()
+    assert len(cluster.nominated(run)) == 1
+    cluster.set_node(replace(silent, **change))
     cluster.settle()
     assert cluster.nominated(run) == []
 

@@ -206,6 +206,84 @@ def test_the_timeout_counts_from_the_first_placement_not_from_the_queue() -> Non
     assert play.run.switches[-1].reason == SwitchReason.REINCARNATION_TIMEOUT
 
 
+def pulling(play: GangPlay, n: int, pulled: int) -> GangPlay:
+    play.send(play.seen(n, started=False, progress=pulled, version=pulled))
+    return play
+
+
+def begun() -> GangPlay:
+    """All placed, two run, the third pulls a large image."""
+    play = GangPlay().place_waiting()
+    for n in (0, 1):
+        play.send(play.accepted(n), play.seen(n), play.started(n))
+    play.send(play.accepted(2), play.seen(2, started=False))
+    return play
+
+
+def test_a_gang_whose_pull_goes_on_is_waited_for_however_long_it_takes() -> None:
+    play = begun()
+    for n in range(1, 20):
+        play.wait(300)
+        pulling(play, 2, n << 30)
+    assert (play.number, play.phase()) == (1, Phase.GATHERING)
+    assert play.wake_at == play.now + 600
+    play.send(play.seen(2))
+    assert play.phase() is Phase.WHOLE
+
+
+def test_a_pull_that_stands_still_is_not_waited_for() -> None:
+    play = begun()
+    play.wait(300)
+    pulling(play, 2, 5 << 30)
+    for _ in range(6):
+        play.wait(99)
+        pulling(play, 2, 5 << 30)
+    assert play.number == 1
+    play.wait(6)
+    assert play.run.switches[-1].reason == SwitchReason.REINCARNATION_TIMEOUT
+    assert play.run.switches[-1].message == (
+        "not whole, and nothing came further for 600 s: "
+        "2 of 3 ranks are there: train/2 pulls its image"
+    )
+
+
+def test_a_shim_that_was_started_anew_and_pulls_from_the_beginning_comes_further() -> None:
+    play = begun()
+    pulling(play, 2, 5 << 30).wait(590)
+    pulling(play, 2, 1 << 20).wait(590)
+    assert play.number == 1
+
+
+def test_the_placement_of_a_rank_is_progress_too() -> None:
+    play = GangPlay().run_all().fail(1).clean_all()
+    for n in (0, 2):
+        play.send(play.accepted(n), play.seen(n, started=False, creating=True))
+    play.wait(500).send(play.placed_in(1)).send(play.accepted(1))
+    play.wait(599)
+    assert play.number == 2
+    play.wait(1)
+    assert play.number == 3
+
+
+def test_bytes_are_noted_only_as_often_as_the_timeout_needs() -> None:
+    """They come twice a second, from every rank, and each note is a commit."""
+    play = begun()
+    noted = 0
+    for n in range(1, 241):
+        before = play.state
+        play.now += 0.5
+        pulling(play, 2, n << 20)
+        noted += play.state is not before
+    assert noted == 4
+
+
+def test_the_pull_of_a_reserved_job_is_nobody_s_progress() -> None:
+    play = GangPlay(gang(3, 2)).place_waiting()
+    play.send(*(play.seen(n, started=False) for n in range(3)))
+    before = play.state
+    assert pulling(play, 2, 1 << 30).state is before
+
+
 def test_there_means_that_the_shim_reported_creating_or_later() -> None:
     play = GangPlay().place_waiting()
     for n in range(3):
