@@ -22,6 +22,7 @@ from controller.pipelines.effects import EffectRunner, Performer
 from controller.pipelines.running import (
     JobInterrupter,
     JobStarter,
+    LimitHolder,
     LogCollector,
     RunnerFollower,
     TaskSubmitter,
@@ -81,6 +82,8 @@ class Machinery:
             EffectKind.FOLLOW_RUNNER: RunnerFollower(self.turns, clock),
             EffectKind.COLLECT_LOGS: collector,
             EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
+            EffectKind.SUSPEND_LIMIT: LimitHolder(suspended=True),
+            EffectKind.RESUME_LIMIT: LimitHolder(suspended=False),
             EffectKind.STOP_JOB: JobStopper(clock),
             EffectKind.TERMINATE_TASK: TaskTerminator(self.turns, fence),
             EffectKind.REMOVE_TASK: TaskRemover(self.turns, fence),

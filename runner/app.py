@@ -25,6 +25,7 @@ from runner.schemas import (
     NoticeRequest,
     StopRequest,
     SubmitRequest,
+    SuspendRequest,
 )
 from runner.schemas.frames import BadFrame
 from runner.status import HEARTBEAT
@@ -66,6 +67,7 @@ def make_app(
             web.get("/v1/logs/ws", api.follow),
             web.post("/v1/notices", api.notice),
             web.post("/v1/stop", api.stop),
+            web.post("/v1/suspend", api.suspend),
             web.get("/v1/metrics", api.metrics),
         ]
     )
@@ -107,6 +109,10 @@ class _Api:
 
     async def stop(self, request: web.Request) -> web.StreamResponse:
         return _json(self._runner.stop(await _body(request, StopRequest)))
+
+    async def suspend(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, SuspendRequest)
+        return _json(self._runner.suspend(body.suspended))
 
     async def metrics(self, _: web.Request) -> web.StreamResponse:
         return _json(await asyncio.to_thread(self._measure, relayed=self._relay.open))

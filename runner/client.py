@@ -36,6 +36,7 @@ from runner.schemas import (
     StatusEvent,
     StopRequest,
     SubmitRequest,
+    SuspendRequest,
 )
 
 BASE_URL = "http://runner"
@@ -137,6 +138,11 @@ class RunnerClient:
         `interrupt`: see StopRequest."""
         body = StopRequest(signal=signal, grace=grace, interrupt=interrupt)
         return await self._call("POST", "/v1/stop", StatusEvent, body)
+
+    async def suspend(self, suspended: bool) -> None:
+        """The job's run is suspended, or goes on. RunnerError 404: a runner of before knows no
+        such thing."""
+        await self._call("POST", "/v1/suspend", StatusEvent, SuspendRequest(suspended=suspended))
 
     async def ack(self, offset: int) -> int:
         """All before `offset` is stored. Acknowledging the end of an ended job, 0 included, lets

@@ -17,6 +17,7 @@ import msgspec
 
 from runner import oom
 from runner.children import Children
+from runner.countdown import Countdown
 from runner.launch import Launch
 from runner.output import Output
 from runner.process import Ending, JobProcess, spawn
@@ -69,6 +70,7 @@ class Execution:
         self._main_killed = False
         self._interrupted = False
         self._enforced: Verdict | None = None
+        self._countdown = self._max_duration()
 
     async def run(
         self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
@@ -97,7 +99,7 @@ class Execution:
         self._process = process
         pump = OutputPump(output)
         stop_listening = self._children.on_reaped(self._look_for_the_group)
-        limit_timer = self._start_limit(loop)
+        self._countdown.start(loop)
         try:
             self._deliver()
             ending = await process.wait()
@@ -110,9 +112,9 @@ class Execution:
         finally:
             self._over = True
             stop_listening()
-            for timer in (limit_timer, self._kill_timer):
-                if timer is not None:
-                    timer.cancel()
+            self._countdown.stop()
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
             await asyncio.to_thread(self._scope.kill_all, process.pid)
             pump.close()
         return ending, await self._judged(ending, output, kills_before)
@@ -168,11 +170,13 @@ class Execution:
         self._main_killed = not self._main_ended
         self._killed.set()
 
-    def _start_limit(self, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
+    def _max_duration(self) -> Countdown:
         seconds = self._limits.max_duration
-        if seconds is None:
-            return None
-        return loop.call_later(seconds, self.enforce, of_max_duration(seconds))
+        return Countdown(seconds, lambda: self.enforce(of_max_duration(seconds or 0.0)))
+
+    def hold_limit(self, held: bool) -> None:
+        """`max_duration` stands still, or goes on."""
+        self._countdown.hold(held)
 
     async def _rest_ends(self, pump: OutputPump, patience: float | None) -> bool:
         """Whether, before the time is over, the pipes have ended and, after a stop, the group is

@@ -75,6 +75,7 @@ class Runner:
         self._job: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[Launch] | None = None
         self._stopped = False
+        self._suspended = False
         self._hurried = False
         self._syncs: set[asyncio.Future[None]] = set()
         self._acked = 0
@@ -177,6 +178,13 @@ class Runner:
         if request.grace < 0:
             raise Refused(400, "invalid", "grace must be 0 or more seconds", "grace")
         self._stop(number, request.grace, interrupt=request.interrupt)
+        return self.status.latest
+
+    def suspend(self, suspended: bool) -> StatusEvent:
+        """The job's run is suspended, or goes on: `max_duration` stands still meanwhile."""
+        self._suspended = suspended
+        if self._execution is not None:
+            self._execution.hold_limit(suspended)
         return self.status.latest
 
     def shut_down(self) -> None:
@@ -295,7 +303,9 @@ class Runner:
             restart_exit_code=job.restart_exit_code,
         )
         secrets = tuple(request.secrets.values())
-        return Execution(self.log, self._scope, self._children, limits, secrets)
+        execution = Execution(self.log, self._scope, self._children, limits, secrets)
+        execution.hold_limit(self._suspended)
+        return execution
 
     async def _to_the_end(
         self, started_at: float, execute: Callable[[MainEnded], Awaitable[tuple[Ending, Verdict]]]

@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from controller.lifecycle import startup
-from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.model import Attempt, Run, RunState
 from controller.lifecycle.places import OCCUPIED, holders
 from controller.lifecycle.statuses import AttemptStatus
 
@@ -29,6 +29,10 @@ class EffectKind(StrEnum):
     """Store and acknowledge the log → LogsComplete."""
     INTERRUPT_JOB = "interrupt_job"
     """Ask the runner to let the job end by itself, so that it can come back."""
+    SUSPEND_LIMIT = "suspend_limit"
+    """Tell the runner that its run is suspended: its own `max_duration` stands still."""
+    RESUME_LIMIT = "resume_limit"
+    """Tell the runner that its run goes on."""
     STOP_JOB = "stop_job"
     """Ask the runner to stop the commands, with the grace left until `remove_at`."""
     TERMINATE_TASK = "terminate_task"
@@ -65,7 +69,8 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
         case AttemptStatus.PULLING:
             return _starting_kinds(state, attempt)
         case AttemptStatus.RUNNING:
-            return (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
+            following = (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
+            return (*following, *_suspending(state.run, attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
             return _stopping_kinds(attempt, now)
         case AttemptStatus.TERMINATING:
@@ -83,6 +88,17 @@ def _starting_kinds(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]
 
 def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:
     return () if attempt.interrupt_requested_at is None else (EffectKind.INTERRUPT_JOB,)
+
+
+def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:
+    """Its runner is the backstop of `max_duration`, and cannot know that no limit counts now. What
+    began after the last suspension has never heard of one."""
+    if run.policy.max_duration is None:
+        return ()
+    if run.suspended:
+        return (EffectKind.SUSPEND_LIMIT,)
+    heard = run.resumed_at is not None and (attempt.running_at or 0.0) <= run.resumed_at
+    return (EffectKind.RESUME_LIMIT,) if heard else ()
 
 
 def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:

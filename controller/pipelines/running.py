@@ -231,6 +231,21 @@ class JobInterrupter:
             raise TryAgain(str(error)) from error
 
 
+class LimitHolder:
+    """Tell the runner that its run is suspended, or goes on."""
+
+    def __init__(self, *, suspended: bool) -> None:
+        self._suspended = suspended
+
+    async def __call__(self, view: View, connection: NodeConnection) -> None:
+        runner = connection.runner(convert.runner_socket(view))
+        try:
+            await runner.suspend(self._suspended)
+        except RunnerError as error:
+            if error.status != 404:  # a runner of before has no limit that stands still
+                raise TryAgain(str(error)) from error
+
+
 class LogCollector:
     """Store the log as it comes, acknowledge what is durable, read the rest from the shim when the
     container is gone. Ends with the log complete."""

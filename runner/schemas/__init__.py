@@ -213,6 +213,13 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     interrupt: bool = False
 
 
+class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/suspend`: the job's run is suspended, or goes on. `max_duration` stands
+    still while it is."""
+
+    suspended: bool
+
+
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
     """`stop.json` in the task's folder, written before SIGTERM by who stops the container, so that
     the job ends in time for its exit record. Without it the job has no limit but the container's

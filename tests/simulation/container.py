@@ -146,6 +146,10 @@ class Container:
             self._kill_job_by(self._clock.now() + grace)
         return self._states[-1]
 
+    async def suspend(self) -> None:
+        """Simulated jobs have no limit of their own that could stand still."""
+        self._answer()
+
     async def notice(self, id: str, text: str) -> None:
         self._answer()
 

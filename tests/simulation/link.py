@@ -223,6 +223,9 @@ class SimulatedRunner:
             lambda container: container.stop(signal=signal, grace=grace, interrupt=interrupt)
         )
 
+    async def suspend(self, suspended: bool) -> None:
+        await self._ask(lambda container: container.suspend())
+
     def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
         return self._wire.stream(lambda: self._container().status_events(after), RunnerUnavailable)
 

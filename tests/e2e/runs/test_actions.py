@@ -164,6 +164,23 @@ def test_a_suspended_run_keeps_its_jobs_and_gets_no_others(lab: ActionLab) -> No
     assert lab.wait_for("calm")["status"] == "done"
 
 
+def test_no_limit_ends_a_job_of_a_suspended_run_not_its_runner_s_either(lab: ActionLab) -> None:
+    """Another job is the clock. What the controller counts is over then, too: it says so once the
+    run goes on."""
+    lab.small("slow", max_duration=6, stop_duration=1)
+    first = lab.begun("slow")
+    lab.cli("suspend", "slow").succeeded()
+    lab.small("clock", commands=lab.patient(before="sleep 9"))
+    lab.begun("clock")
+    assert lab.inspect("slow")["status"] == "running"
+    lab.cli("resume", "slow").succeeded()
+    assert lab.wait_for("slow")["status"] == "failed"
+    assert reasons(lab.job("slow")) == ["max_duration_exceeded"]
+    assert lab.job("slow")["attempts"][0]["message"].startswith("the run was running for its")
+    assert lab.job("slow")["attempts"][0]["id"] == first
+    lab.end(lab.begun("clock"))
+
+
 def test_jobs_that_a_suspension_ends_come_back_uncharged(lab: ActionLab) -> None:
     lab.small("paused")
     lab.begun("paused")

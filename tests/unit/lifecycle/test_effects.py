@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind, wanted
 from controller.lifecycle.reasons import Reason
+from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import Play
 
 
@@ -118,3 +119,28 @@ def test_an_effect_names_its_run_attempt_and_node() -> None:
         play.attempt().id,
         "n7",
     )
+
+
+def test_a_runner_is_told_that_its_limit_stands_still_while_its_run_is_suspended() -> None:
+    play = Play(max_duration=600.0).to_running()
+    following = play.wanted()
+    ask = Ask(play)
+    play.wait(10).send(ask.suspend())
+    assert play.wanted() == (*following, EffectKind.SUSPEND_LIMIT)
+    play.wait(10).send(ask.resume())
+    assert play.wanted() == (*following, EffectKind.RESUME_LIMIT)
+    play.wait(10).send(ask.suspend())
+    assert play.wanted() == (*following, EffectKind.SUSPEND_LIMIT)
+
+
+def test_a_runner_without_a_limit_is_told_of_no_suspension() -> None:
+    play = Play().to_running()
+    before = play.wanted()
+    assert play.send(Ask(play).suspend()).wanted() == before
+
+
+def test_what_began_after_a_suspension_is_told_of_none() -> None:
+    play = Play(max_duration=600.0)
+    ask = Ask(play)
+    play.send(ask.suspend()).wait(10).send(ask.resume()).wait(10).to_running()
+    assert play.wanted() == (EffectKind.FOLLOW_RUNNER, EffectKind.COLLECT_LOGS)

@@ -277,6 +277,9 @@ class FakeRunner:
         self.stops.append((signal, grace))
         return answer
 
+    async def suspend(self, suspended: bool) -> None:
+        self._note("suspend" if suspended else "go on")
+
     async def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
         for event in self.statuses:
             if isinstance(event, Exception):

@@ -388,6 +388,28 @@ class TestStopping:
         assert record.reason == "max_duration_exceeded"
         assert record.message == "stopped after max_duration (0.1 s)"
 
+    async def test_max_duration_stands_still_while_its_run_is_suspended(
+        self, tmp_path: Path
+    ) -> None:
+        async with a_runner(tmp_path) as (_, client):
+            await client.submit(a_job("sleep 0.5", max_duration=0.1))
+            await client.suspend(True)
+            await client.run()
+            record = await exit_of(client)
+        assert record.reason == "done_by_runner"
+
+    async def test_a_job_whose_run_goes_on_again_has_what_was_left_of_its_max_duration(
+        self, tmp_path: Path
+    ) -> None:
+        async with a_runner(tmp_path) as (_, client):
+            await client.submit(a_job("echo begun; sleep 3600", max_duration=0.1))
+            await client.suspend(True)
+            await client.run()
+            await until_output(client, b"begun")
+            await client.suspend(False)
+            record = await exit_of(client)
+        assert record.reason == "max_duration_exceeded"
+
 
 async def test_what_the_job_leaves_behind_is_heard_and_then_killed(tmp_path: Path) -> None:
     async with a_runner(tmp_path) as (_, client):

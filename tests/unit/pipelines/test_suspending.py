@@ -1,0 +1,34 @@
+"""LimitHolder: the runner's own limit stands still while its run is suspended."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.lifecycle.statuses import AttemptStatus
+from controller.pipelines.performing import TryAgain
+from controller.pipelines.running import LimitHolder
+from runner.client import RunnerError
+from tests.unit.pipelines.fakes import FakeConnection
+from tests.unit.pipelines.parts import placed, view_of
+
+RUNNING = view_of(placed(AttemptStatus.RUNNING))
+
+
+@pytest.mark.parametrize(("suspended", "told"), [(True, "suspend"), (False, "go on")])
+async def test_the_runner_is_told(node: FakeConnection, suspended: bool, told: str) -> None:
+    await LimitHolder(suspended=suspended)(RUNNING, node)
+    assert node.the_runner.asked == [told]
+
+
+async def test_a_runner_of_before_that_knows_no_suspension_is_left_alone(
+    node: FakeConnection,
+) -> None:
+    node.the_runner.failures.append(RunnerError("not_found", "no such path", 404))
+    await LimitHolder(suspended=True)(RUNNING, node)
+    assert node.the_runner.asked == []
+
+
+async def test_a_runner_that_cannot_do_it_now_is_asked_again(node: FakeConnection) -> None:
+    node.the_runner.failures.append(RunnerError("internal", "no memory", 500))
+    with pytest.raises(TryAgain, match="no memory"):
+        await LimitHolder(suspended=True)(RUNNING, node)
