@@ -85,13 +85,19 @@ def _place_all(
 
 
 def best_kept(board: Board, unit: Unit, member: Member, where: Where) -> Room | None:
-    """Where the job has room in a place that is kept for its run."""
-    allowed = board.sorted(member.need.scope, where) if unit.freed else ()
+    """Where the job has room in a place that is kept for its run, and no other node that has room
+    is liked better."""
+    if not unit.freed:
+        return None
+    scope = member.need.scope
+    best = board.best(member.need, where)
+    least = None if best is None else board.index.tier(best.node, scope)
+    allowed = board.sorted(scope, where)
     for place in in_order_for(member, unit):
-        free = board.rooms.get(place.node_id)
-        if free is None or place.node_id not in allowed:
+        free = board.rooms.get(place.node_id) if place.node_id in allowed else None
+        if free is None or shortfalls(member.need.resources, free):
             continue
-        if not shortfalls(member.need.resources, free):
+        if board.index.tier(free.node, scope) == least:
             return free
     return None
 
