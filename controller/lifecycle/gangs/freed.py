@@ -1,9 +1,9 @@
 """What a switch frees stays nominated for its run until the gang is whole again or gives up.
 
 An attempt that ended by itself loses its allocation, and the gang's new attempts are made only when
-the last survivor is gone: meanwhile whoever waits could take the room that the gang needs. So a
+the last survivor is gone: meanwhile another run could take the room that the gang needs. So a
 NOMINATED place follows the allocation. It is the run's, not an attempt's: the scheduler gives it to
-no other run, says which of them a new place uses up, and when the node takes no work any more.
+no other run, and says when a new place uses it up or its node takes no work any more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def kept(allocations: Iterable[Allocation]) -> list[Allocation]:
 
 
 def settle(draft: Draft) -> None:
-    """To be asked last in a turn: what that has freed is kept, what nothing waits for goes."""
+    """Keep what this turn has freed, and end what nothing waits for; to be asked last in it."""
     if not is_gang_run(draft.run):
         return
     if _is_waited_for(draft):
