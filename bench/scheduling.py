@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
+from controller.lifecycle.decide import decide
 from controller.lifecycle.model import (
     Band,
     GpuNeed,
@@ -21,9 +22,8 @@ from controller.lifecycle.model import (
     RunState,
 )
 from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.lifecycle.turn import decide
-from controller.pipelines.submitted import JobSubmittedPipeline
 from controller.scheduling.placement import Told
+from controller.scheduling.scheduler import JobSubmittedPipeline
 
 NODES = 5_000
 JOBS = 5_000

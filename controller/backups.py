@@ -21,9 +21,9 @@ import sqlalchemy as sa
 
 from controller.identity import ADMIN_TOKEN_NAME, IDENTITY_NAME, write_private
 from controller.store import schema
-from controller.store.database import Database
-from controller.store.failures import as_store_error
+from controller.store.base import as_store_error
 from controller.store.lease import LEASE_SECONDS, Lease
+from controller.store.sql import Database
 from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
 
 _BESIDE = (IDENTITY_NAME, ADMIN_TOKEN_NAME)

@@ -1,14 +1,16 @@
-"""The only source of time and of fresh ids, so that simulation and tests can replace both."""
+"""The only source of time, calendars and fresh ids, so that simulation and tests can replace it."""
 
 from __future__ import annotations
 
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
+from cronsim import CronSim
 
 
 class Clock(Protocol):
@@ -32,3 +34,11 @@ class Chance(msgspec.Struct, frozen=True):
 
 def system_chance() -> Chance:
     return Chance(new_id=lambda: secrets.token_hex(8), jitter=lambda: random.uniform(-1.0, 1.0))
+
+
+def next_trigger(expressions: Sequence[str], after: float) -> float | None:
+    """The first time after `after` (both Unix seconds) at which any expression fires; None when
+    none does within 50 years. The expressions were checked when the run was submitted."""
+    start = datetime.fromtimestamp(after, UTC)
+    times = (next(CronSim(expression, start), None) for expression in expressions)
+    return min((time.timestamp() for time in times if time is not None), default=None)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import asyncssh
 
-from controller.store import tokens
-from controller.store.base import Changes, Snapshot, Store
-from controller.store.users import Role, StoredToken, User
+from controller.store import base
+from controller.store.base import Changes, Role, Snapshot, Store, StoredToken, User
 
 IDENTITY_NAME = "id_ed25519"
 ADMIN_TOKEN_NAME = "admin-token"
@@ -73,7 +72,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
     path = data / ADMIN_TOKEN_NAME
     if snapshot.users and path.exists():
         return snapshot
-    token = tokens.new_token(secrets.token_bytes)
+    token = base.new_token(secrets.token_bytes)
     try:
         written = await asyncio.to_thread(_write_beside, path, f"{token}\n".encode())
     except OSError as error:
@@ -82,7 +81,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
     stored = StoredToken(
         id=secrets.token_hex(8),
         user=ADMIN if ADMIN in admins or not admins else admins[0],
-        digest=tokens.digest(token),
+        digest=base.digest(token),
         created_at=now,
         label="made on first start",
     )

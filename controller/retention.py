@@ -1,4 +1,4 @@
-"""What ended long ago is forgotten (LIFECYCLE.md section 9): runs, earlier occurrences of those
+"""What ended long ago is forgotten (docs/rules.md 9): runs, earlier occurrences of those
 that live, their events, and logs.
 
 Never what is live, nor what still occupies a place on a node. Each transaction is small, so that

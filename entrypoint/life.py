@@ -16,10 +16,10 @@ import sys
 from entrypoint.init import adopt_orphans
 from entrypoint.ssh.door import Door
 from entrypoint.ssh.port import OpenPort
-from runner.children import Children
 from runner.early import Early
+from runner.job.spawning import Children
 from runner.options import Options, complain
-from runner.serving import log_to, serve
+from runner.server import log_to, serve
 from runner.sockets import SocketUnusable
 
 __all__ = ["live", "parts", "run"]

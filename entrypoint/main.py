@@ -32,7 +32,7 @@ PARTS = (
     "aiohttp.http",
     "aiohttp.web_app",
     "aiohttp.web",
-    "runner.lifecycle",
+    "runner.runner",
     "entrypoint.life",
 )
 """The larger part in pieces, each a few milliseconds; who waits is looked after between them."""
@@ -51,8 +51,8 @@ def main() -> None:
     from importlib import import_module
 
     from entrypoint.ssh.port import open_early
-    from runner.children import Children
     from runner.early import Early
+    from runner.job.spawning import Children
     from runner.options import UMASK, parse
     from runner.sockets import opened
 

@@ -1,4 +1,4 @@
-"""The runner's HTTP and WebSocket API on its unix socket; a thin shell over `lifecycle.Runner`."""
+"""The runner's HTTP and WebSocket API on its unix socket; a thin shell over `runner.Runner`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from aiohttp import web
 
 from runner.errors import Refused
-from runner.following import FOLLOWER_PATIENCE, LogFollower
-from runner.lifecycle import Runner
+from runner.logs.followers import FOLLOWER_PATIENCE, LogFollower
+from runner.logs.segments import next_page
 from runner.metrics import measure
-from runner.paging import next_page
 from runner.relay import Relay
+from runner.runner import Runner
 from runner.schemas import (
     AckRequest,
     ErrorBody,

@@ -1,5 +1,7 @@
-"""Where the kernel counts for us: the files of our own cgroup, version 1 or 2, in or out of a
-container. Blocking, but never on more than a file of /sys or /proc.
+"""The files of our own cgroup, version 1 or 2, in or out of a container: what the kernel counts for
+us.
+
+Reading blocks, but never on more than a file of /sys or /proc.
 """
 
 from __future__ import annotations
@@ -59,3 +61,11 @@ def _memberships(path: Path) -> dict[str, str]:
         for controller in controllers.split(","):
             found[controller] = group.lstrip("/")
     return found
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Kills by the kernel's memory limit in our cgroup since it exists; 0 when nobody counts."""
+    cgroup = Cgroup(root)
+    places = ((UNIFIED, "memory.events"), ("memory", "memory.oom_control"))
+    counts = (cgroup.field(controller, name, "oom_kill") for controller, name in places)
+    return next((count for count in counts if count is not None), 0)

@@ -1,4 +1,4 @@
-"""The client of the runner's API, for whoever has a way to its socket.
+"""The client of the runner's API, for callers with a way to its socket.
 
 The caller owns the `aiohttp.ClientSession`, whose connector leads to the socket (base URL
 `http://runner`). Every call may be repeated. Errors are two: the runner said no (`RunnerError`), or
@@ -8,20 +8,15 @@ it could not be asked (`RunnerUnavailable`), after which nothing is known about 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.http_exceptions import HttpProcessingError
 
-from runner import port_client
-from runner.port_client import Dial as Dial
-from runner.port_client import PortStream as PortStream
-from runner.port_client import StreamReader as StreamReader
-from runner.port_client import StreamWriter as StreamWriter
 from runner.schemas import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
@@ -39,6 +34,67 @@ from runner.schemas import (
     SuspendRequest,
 )
 
+_MAX_HEAD = 8192
+_MAX_BODY = 64 << 10
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class StreamReader(Protocol):
+    """What `asyncio` and `asyncssh` readers have in common."""
+
+    async def read(self, n: int = -1, /) -> bytes: ...
+
+
+class StreamWriter(Protocol):
+    def write(self, data: bytes, /) -> None: ...
+    async def drain(self) -> None: ...
+    def write_eof(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class PortStream(msgspec.Struct, frozen=True):
+    """A connection to a port of the job. `writer.write_eof` ends one direction only."""
+
+    reader: StreamReader
+    writer: StreamWriter
+    first: bytes = b""
+    """What the job said before it was first read from `reader`."""
+
+
+Dial = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
+"""A fresh stream to the runner's socket. Raises OSError."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    status: int
+    rest: bytes
+
+
+async def ask(reader: StreamReader, writer: StreamWriter, port: int) -> Answer:
+    """`rest` is what came after the head: the body of an error, or the job's first bytes. Raises
+    OSError, ValueError for an answer that is none."""
+    writer.write(f"CONNECT /v1/ports/{port} HTTP/1.1\r\nHost: runner\r\n\r\n".encode())
+    await writer.drain()
+    received = await _read_to(reader, b"", _END_OF_HEAD, _MAX_HEAD)
+    head, end, rest = received.partition(_END_OF_HEAD)
+    words = head.split(b"\r\n", 1)[0].split(b" ", 2)
+    if not end or len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise ValueError("not an answer of a runner")
+    status = int(words[1])
+    if status != 200:
+        rest = await _read_to(reader, rest, None, _MAX_BODY)
+    return Answer(status, rest)
+
+
+async def _read_to(reader: StreamReader, data: bytes, end: bytes | None, most: int) -> bytes:
+    while (end is None or end not in data) and len(data) < most:
+        more = await reader.read(most)
+        if not more:
+            break
+        data += more
+    return data
+
+
 BASE_URL = "http://runner"
 REQUEST_TIMEOUT = 30.0
 STATUS_HEARTBEAT = 60
@@ -48,7 +104,6 @@ FIRST_PAGE_WAIT = 20.0
 """Seconds for the first output of a job that is followed from its beginning."""
 SILENCE = 150.0
 """Seconds without a byte after which a status stream counts as lost."""
-
 _CODE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=300.0)
 """Of a large blob every piece may take its time; the answer comes when it lies on the disk."""
 _MAX_MESSAGE = 8 << 20
@@ -216,7 +271,7 @@ class RunnerClient:
         with self._transport():
             reader, writer = await self._dial()
             try:
-                answer = await port_client.ask(reader, writer, port)
+                answer = await ask(reader, writer, port)
                 _raise_for_error(answer.status, answer.rest)
             except ValueError as error:
                 writer.close()

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import msgspec
 
 from runner import head_start, plain_http
-from runner.children import Children
 from runner.errors import CannotStart, Refused
 from runner.head_start import HeadStart
+from runner.job.spawning import Children
+from runner.logs.segments import next_page
 from runner.options import Options
-from runner.paging import next_page
 from runner.plain_http import NotPlain, Request
 from runner.schemas import SubmitRequest
 from runner.sockets import is_welcome

@@ -2,7 +2,7 @@
 
 Most jobs need nothing but their process and its pipes, and those need neither asyncio nor an HTTP
 library, which take most of the time until a runner serves. Here is what a job has when it begins
-like that; the `lifecycle.Runner` that comes later takes it over.
+like that; the `runner.Runner` that comes later takes it over.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from runner import oom
-from runner.children import Children
+from runner import cgroup
 from runner.durable import sync_and_close
-from runner.groundwork import Groundwork
+from runner.job.setup import Groundwork
+from runner.job.spawning import Children, Spawned, spawn
+from runner.logs.output import Output
+from runner.logs.segments import SegmentLog
 from runner.options import Settings
-from runner.output import Output
 from runner.schemas import EXIT_RECORD_NAME, LOGS_FOLDER_NAME, RunnerState, SubmitRequest
-from runner.segments import SegmentLog
-from runner.spawning import Spawned, spawn
 from runner.status import StatusLog
 
 
@@ -56,7 +55,7 @@ def begin(task: Path, request: SubmitRequest, settings: Settings, children: Chil
         log.limit(request.job.log_quota or settings.log_quota, None)
         groundwork = Groundwork(task, request)
         launch = groundwork.launch()
-        oom_kills = oom.oom_kills()
+        oom_kills = cgroup.oom_kills()
         started_at = time.time()
         with children.starting():
             spawned = spawn(launch)

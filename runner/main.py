@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from runner.options import Options, complain, parse
-from runner.serving import log_to, serve
+from runner.server import log_to, serve
 from runner.sockets import SocketUnusable
 
 

@@ -1,19 +1,118 @@
-"""What the job uses, as the kernel counts it: CPU time and memory of its cgroup, or where it has
-none of its own of its processes, and who is connected to it.
+"""Metrics of a job: CPU time, memory, and how many connections it has. Blocking: call in a thread.
 
-Blocking: call `measure` in a thread.
+In a container the cgroup counts; on a shared machine the runner's own processes and their
+descendants are counted. A connection counts if its peer is outside of the container, which tells
+whether a dev environment is idle.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from runner.cgroup import UNIFIED, Cgroup
-from runner.connections import count_visitors
-from runner.oom import oom_kills
+import msgspec
+import psutil
+
+from runner.cgroup import UNIFIED, Cgroup, oom_kills
 from runner.schemas import JobMetrics
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory` in bytes: what several of the processes share counts once."""
+
+    pids: frozenset[int]
+    cpu_seconds: float
+    memory: int
+
+
+def measure_own_use() -> Use:
+    """The time of those that have ended is with whoever waited for them."""
+    pids, seconds, memory = set[int](), 0.0, 0
+    for process in _living():
+        try:
+            times = process.cpu_times()
+            memory += _memory(process)
+        except psutil.Error:
+            continue
+        seconds += times.user + times.system + times.children_user + times.children_system
+        pids.add(process.pid)
+    return Use(pids=frozenset(pids), cpu_seconds=seconds, memory=memory)
+
+
+def _living() -> Iterator[psutil.Process]:
+    """Also zombies, whose time nobody has yet."""
+    own = psutil.Process()
+    yield own
+    yield from own.children(recursive=True)
+
+
+def _memory(process: psutil.Process) -> int:
+    """Another user's process shows only what it shares with everybody."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.ZombieProcess:
+        return 0
+    except psutil.AccessDenied:
+        return int(process.memory_info().rss)
+
+
+_ESTABLISHED, _LISTENING = "01", "0A"
+_SOCKET = "socket:["
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """Of /proc/net/tcp; the ends are `address:port` in hex, as the kernel writes them."""
+
+    local: str
+    remote: str
+    state: str
+    inode: str
+
+    @property
+    def port(self) -> str:
+        return self.local.rpartition(":")[2]
+
+
+def count_visitors(root: Path = Path("/"), pids: Collection[int] | None = None) -> int:
+    """`pids`: whose sockets count; None: those of all processes that we can see, which are the
+    container's."""
+    ours = _inodes(root / "proc", pids)
+    rows = [row for row in _rows(root / "proc/net") if row.inode in ours]
+    ports = {row.port for row in rows if row.state == _LISTENING}
+    ends = {row.local for row in rows}
+    return sum(
+        row.state == _ESTABLISHED and row.port in ports and row.remote not in ends for row in rows
+    )
+
+
+def _rows(net: Path) -> Iterator[_Row]:
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (net / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if len(words) > 9:
+                yield _Row(words[1], words[2], words[3], words[9])
+
+
+def _inodes(proc: Path, pids: Collection[int] | None) -> set[str]:
+    """Of the processes' sockets."""
+    found: set[str] = set()
+    for process in proc.iterdir():
+        if not process.name.isdecimal() or (pids is not None and int(process.name) not in pids):
+            continue
+        try:
+            with os.scandir(process / "fd") as descriptors:
+                targets = [os.readlink(descriptor.path) for descriptor in descriptors]
+        except OSError:
+            continue
+        found.update(t[len(_SOCKET) : -1] for t in targets if t.startswith(_SOCKET))
+    return found
+
 
 _UNLIMITED = 1 << 60
 """Version 1 says "no limit" by a number near 2⁶³."""
@@ -39,9 +138,9 @@ def measure(*, relayed: int = 0, root: Path = Path("/")) -> JobMetrics:
 
 def measure_own_processes(*, relayed: int = 0) -> JobMetrics:
     """As `measure`, without a container. Nobody limits the job there, nor keeps its peak."""
-    from runner import own_processes  # here alone: a container's runner need not load it
+    from runner import metrics  # here alone: a container's runner need not load it
 
-    used = own_processes.measure()
+    used = metrics.measure_own_use()
     return JobMetrics(
         at=time.time(),
         cpu_seconds=used.cpu_seconds,

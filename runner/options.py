@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from runner.segments import QUOTA, SEGMENT_SIZE
+from runner.logs.segments import QUOTA, SEGMENT_SIZE
 from runner.sockets import Peers
 
 USAGE_ERROR = 2

@@ -1,11 +1,39 @@
-"""The history of the runner's states, replayable from any point and followable to the end."""
+"""The history of the runner's states, replayable from any point and followable to the end.
+
+A waiter looks at the state, takes a ticket before it looks if it may miss a change, and waits;
+ringing the bell with nobody waiting costs one attribute read and needs no asyncio (see `early`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
-from runner.bell import Bell
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Bell:
+    def __init__(self) -> None:
+        self._next: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Wake all who wait now."""
+        if self._next is not None:
+            waiting, self._next = self._next, None
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def wait(self) -> None:
+        """Until the next ring. One waiter's cancellation does not disturb the others."""
+        import asyncio
+
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next)
+
 
 HEARTBEAT = 10.0
 

@@ -1,13 +1,20 @@
-"""What a submitted job must be like beyond its types, each complaint naming its field. Pure."""
+"""The rules for a submitted job beyond its types; each complaint names its field. Pure."""
 
 from __future__ import annotations
 
 import re
 import signal
 
-from runner.code.wanted import wanted_blobs
 from runner.errors import Refused
 from runner.schemas import ClusterInfo, JobSpec, SubmitRequest
+
+
+def wanted_blobs(job: JobSpec) -> tuple[str, ...]:
+    """In the order in which they are needed, each once."""
+    of_repos = (blob for repo in job.repos for blob in (repo.archive, repo.diff))
+    all_blobs = (*of_repos, *(files.archive for files in job.files))
+    return tuple(dict.fromkeys(blob for blob in all_blobs if blob is not None))
+
 
 LEAST_LOG_QUOTA = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)

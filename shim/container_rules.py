@@ -1,16 +1,110 @@
-"""What a container may be given on this node: checked before a task is accepted.
+"""The rules that decide what a container may have: options, capabilities, limits, volumes. Pure.
 
-A container that has a capability of the host's, or all of them, is the host's root in another coat;
-so such wishes are granted only where the node's operator says so.
+They look at the request and the operator's settings alone, never at the disk, so a wrong request is
+refused before anything is mounted; the controller applies the same rules at submit. A container
+with a capability of the host's is the host's root, so such wishes need the operator's permission.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
 import msgspec
 
+from shim.engines.base import EngineError
 from shim.errors import ShimProblem, invalid
-from shim.schemas import ContainerOptions, HostNetwork, NetworkMode, TaskRequest
+from shim.schemas import (
+    ContainerOptions,
+    HostNetwork,
+    NetworkMode,
+    TaskRequest,
+    VolumeKind,
+    VolumeMount,
+)
 from shim.settings import Settings
+
+
+class VolumeError(EngineError):
+    """The volume cannot be had; the text names it and what to do."""
+
+    reason = "volume_error"
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_OURS = PurePosixPath("/opt/fairlead")
+_NOT_FOR_VOLUMES = (_OURS, "/proc", "/sys", "/dev")
+_DEVICES = "/dev"
+_SHARED_MEMORY = PurePosixPath("/dev/shm")
+MOST_VOLUMES = 64
+
+
+class HostPlace(msgspec.Struct, frozen=True):
+    """A path on the node as the prefix that allows it, and the rest."""
+
+    prefix: Path
+    relative: str
+
+
+def check_volumes(volumes: Sequence[VolumeMount]) -> None:
+    """Raises VolumeError for what no node would accept."""
+    if len(volumes) > MOST_VOLUMES:
+        raise VolumeError(f"{len(volumes)} volumes are too many: {MOST_VOLUMES} at most")
+    seen: set[PurePosixPath] = set()
+    for volume in volumes:
+        target = _target(volume)
+        if target in seen:
+            raise VolumeError(f"two volumes are to be mounted at {target}")
+        seen.add(target)
+        if volume.kind is VolumeKind.NAMED and not _NAME.fullmatch(volume.source):
+            raise VolumeError(
+                f"{volume.source!r} is no name of a volume: small letters, digits, '_', '.' and "
+                "'-' make one"
+            )
+        if volume.kind in (VolumeKind.HOST, VolumeKind.DEVICE):
+            _check_source(volume.source)
+        if volume.size is not None and (volume.kind is not VolumeKind.TMPFS or volume.size <= 0):
+            raise VolumeError(f"the volume at {target} cannot have the size {volume.size}")
+
+
+def allowed_place(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPlace:
+    """Raises VolumeError unless the operator allows a prefix of the path; the longest counts. Of a
+    device it must lie below /dev, where jobs put no links."""
+    source = volume.source
+    path = Path(source)
+    fitting = [prefix for prefix in prefixes if path.is_relative_to(prefix)]
+    if volume.kind is VolumeKind.DEVICE:
+        fitting = [prefix for prefix in fitting if prefix.is_relative_to(_DEVICES)]
+    if not fitting:
+        allowed = ", ".join(map(str, prefixes)) or "none"
+        raise VolumeError(
+            f"{source} may not be a volume on this node (its operator allows: {allowed})"
+        )
+    prefix = max(fitting, key=lambda each: len(each.parts))
+    return HostPlace(prefix, str(path.relative_to(prefix)))
+
+
+def _target(volume: VolumeMount) -> PurePosixPath:
+    target = PurePosixPath(re.sub("^/+", "/", volume.target))  # "//proc" is "/proc" to an engine
+    is_path = target.is_absolute() and ".." not in target.parts and "\0" not in volume.target
+    if not is_path or len(target.parts) < 2:
+        raise VolumeError(f"{volume.target!r} is no absolute path below / in the container")
+    hidden = any(target.is_relative_to(folder) for folder in _NOT_FOR_VOLUMES)
+    if hidden and not target.is_relative_to(_SHARED_MEMORY):
+        raise VolumeError(f"no volume can be mounted at {target}")
+    if volume.read_only and _OURS.is_relative_to(target):
+        raise VolumeError(
+            f"a volume at {target} must not be read only, since {_OURS} has to be made there; "
+            f"mount what you need of it below, such as {target}/NAME"
+        )
+    return target
+
+
+def _check_source(source: str) -> None:
+    if not source.startswith("/") or ".." in PurePosixPath(source).parts or "\0" in source:
+        raise VolumeError(f"{source!r} is no absolute path without '..' on the node")
+
 
 HARMLESS = frozenset(
     {
@@ -44,7 +138,7 @@ _RAW = "NET_RAW"
 _CHANGES_USERS = ("ALL", "SETUID", "SETGID")
 
 
-def check(options: ContainerOptions, *, allow_privileged: bool) -> None:
+def check_options(options: ContainerOptions, *, allow_privileged: bool) -> None:
     """Raises ShimProblem: 400 for what is wrong anywhere, 403 for what this node does not allow."""
     if options.privileged and not allow_privileged:
         raise _forbidden("privileged containers are not allowed", "container.privileged")
@@ -89,8 +183,8 @@ def is_in_host_network(request: TaskRequest, settings: Settings) -> bool:
 
 
 def granted(options: ContainerOptions, mode: NetworkMode, settings: Settings) -> ContainerOptions:
-    """What the container gets: in the node's network a raw socket reads what other software of the
-    node says to itself, so the engine's usual right to them goes."""
+    """The options that the container gets: in the node's network a raw socket reads the traffic of
+    the node's other software, so the engine's usual right to raw sockets is taken away there."""
     asked = {_RAW, "ALL"}.intersection(options.cap_add) or options.privileged
     if mode is not NetworkMode.HOST or settings.allow_raw_sockets or asked:
         return options

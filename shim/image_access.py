@@ -1,12 +1,12 @@
-"""Who may use an image that lies on the node already.
+"""Decides which runs may use an image that is on the node already.
 
 A registry that asks for a password decides who gets an image; a node that has it must not give it
 to everybody else. So an image that was pulled with credentials is used by another run only after
-its registry has said yes to that run: to its credentials, or to nobody's when it has none. What the
-operator has brought to the node (loaded, tagged, pulled by hand) is open to all.
+its registry has said yes to that run: to its credentials, or to none when it has none. Images that
+the operator has brought to the node (loaded, tagged, pulled by hand) are open to all runs.
 
-Which images those are is on disk before the images are: a shim that is killed during a pull knows
-it later.
+The record of a private image is on disk before the image is: a shim that is killed during a pull
+knows of it later.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections import OrderedDict
 import msgspec
 
 from shim.engines.base import Engine, EngineError, ImageError, ImageInfo, ImageProblem
-from shim.records import Records
 from shim.schemas import RegistryAuth
+from shim.state.records import Records
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _MOST_GRANTS = 10_000
 
 
 class PrivateImage(msgspec.Struct, frozen=True, kw_only=True):
-    """What `reference`'s repository gave for credentials. `image_id` None: the pull has begun, and
-    nobody has noted its end; `before` is what the reference stood for then."""
+    """An image that was pulled with credentials as `reference`. `image_id` None: the pull has begun
+    and its end is not noted; `before` is the image that the reference stood for then."""
 
     reference: str
     image_id: str | None = None
@@ -46,7 +46,7 @@ class ImageAccess:
         self._records = records
         self._is_open = is_open
         self._pulls: dict[str, PrivateImage] = {}
-        """Those that are going on, or whose end could not be noted, by key."""
+        """Pulls with credentials that go on, or whose end could not be noted, by key."""
         self._private: set[tuple[str, str]] = set()
         """Repository and image."""
         self._granted: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -63,7 +63,7 @@ class ImageAccess:
             await self._settle(record)
 
     async def pull_begins(self, reference: str) -> None:
-        """With credentials. Raises OSError: what could not be noted is not pulled."""
+        """Note a pull with credentials. Raises OSError: without the note there must be no pull."""
         known = await self._engine.local_image(reference)
         record = PrivateImage(reference=reference, before=None if known is None else known.id)
         key = _key(reference)
@@ -71,7 +71,8 @@ class ImageAccess:
         await self._records.save(key, self._pulls[key])
 
     async def pull_ended(self, reference: str) -> None:
-        """Well or badly; what cannot be found out or noted now is when the shim starts again."""
+        """Note what a pull has brought, however it ended. If that fails, the image counts as
+        private until the shim starts again and finds it out."""
         record = self._pulls.get(_key(reference))
         if record is None:
             return
@@ -95,7 +96,7 @@ class ImageAccess:
     async def ask(
         self, run_id: str, reference: str, image: ImageInfo, auth: RegistryAuth | None
     ) -> None:
-        """Raises ImageError: the run may not use the image, or nobody can say."""
+        """Raises ImageError when the registry refuses the image to the run, or does not answer."""
         if image.by_id:
             raise ImageError(
                 f"image {reference} was pulled with credentials: name it as its registry does, "

@@ -19,8 +19,8 @@ import msgspec
 
 from shim.engines.base import Engine, EngineError, ImageError, ImageInfo, ImageProblem
 from shim.image_access import ImageAccess, pinned
-from shim.records import MemoryRecords, Records
 from shim.schemas import PullProgress, RegistryAuth
+from shim.state.records import MemoryRecords, Records
 
 log = logging.getLogger(__name__)
 

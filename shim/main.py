@@ -1,4 +1,5 @@
-"""The shim's command: read the arguments, take the data folder, serve until told to stop.
+"""The shim's command reads its arguments, takes the data folder and serves until it is told to
+stop.
 
 SIGTERM ends the shim, never a task. A second shim on the same data folder or socket is refused.
 """
@@ -16,28 +17,96 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shim import blocks, node, options, safe_files
-from shim.allocations import Capacity
-from shim.app import make_runner
+from shim import safe_files
+from shim.api.app import make_runner
+from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine, EngineError
 from shim.errors import StartError
 from shim.gpus import Gpus, NoGpus
-from shim.gpus.exclude import Exclusion
+from shim.gpus.selection import Exclusion
+from shim.node import ledger, machine
+from shim.node.ledger import Capacity
+from shim.node.watchdog import READY, STOPPING, Systemd
 from shim.schemas import EngineKind, HostNetwork
-from shim.service import Identity, Service, disk_threads
 from shim.settings import Settings
-from shim.steps.folders import make_shared
-from shim.systemd import READY, STOPPING, Systemd
+from shim.tasks.steps.folders import make_shared
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
+
+
+def log_level(asked: str | None, environ: Mapping[str, str]) -> str:
+    """As `logging` knows it. Raises StartError."""
+    source, text = "--log-level", asked
+    if text is None:
+        source, text = "FAIRLEAD_LOG_LEVEL", environ.get("FAIRLEAD_LOG_LEVEL") or "info"
+    if text not in LOG_LEVELS:
+        raise StartError(f"{source} {text!r}: expected one of {', '.join(LOG_LEVELS)}")
+    return text.upper()
+
+
+def watermarks(text: str) -> tuple[float, float] | None:
+    """Shares of `90:70`; None for `off`. Raises StartError."""
+    if text == "off":
+        return None
+    high, colon, low = text.partition(":")
+    if not (colon and high.isdecimal() and low.isdecimal() and 0 <= int(low) <= int(high) <= 100):
+        raise StartError(f"--image-gc {text!r}: expected HIGH:LOW in percent (90:70), or off")
+    return int(high) / 100, int(low) / 100
+
+
+def volume_prefixes(texts: Sequence[str]) -> tuple[Path, ...]:
+    """Raises StartError."""
+    for text in texts:
+        if not text.startswith("/") or ".." in Path(text).parts:
+            raise StartError(f"--volume-prefix {text!r}: expected an absolute path without '..'")
+    return tuple(Path(text) for text in texts)
+
+
+def host_network(text: str, engine: EngineKind) -> HostNetwork:
+    """Raises StartError where it could not be kept."""
+    asked = HostNetwork(text)
+    if asked is HostNetwork.NEVER and engine is EngineKind.PROCESS:
+        raise StartError(
+            "--host-network never: the tasks of the process engine have no network but the node's; "
+            "use --engine docker"
+        )
+    return asked
+
+
+def proxy_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """In both spellings. Raises StartError for one with a password: whoever may look at a container
+    would see it."""
+    found: dict[str, str] = {}
+    for name in _PROXY:
+        value = environment.get(name) or environment.get(name.lower())
+        if not value:
+            continue
+        if urlsplit(value).password is not None:
+            raise StartError(f"--container-proxy: {name} holds a password, which tasks would see")
+        found |= {name: value, name.lower(): value}
+    return found
+
+
+def make_data_folder(path: Path) -> None:
+    """Raises StartError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileExistsError, NotADirectoryError):
+        raise StartError(f"--data {path}: it, or what it lies in, is not a folder") from None
+    except OSError as error:
+        raise StartError(f"--data {path}: cannot be made: {error.strerror}") from None
+
 
 lean.settle()
 log = logging.getLogger("shim")
-
 _SHUTDOWN_SECONDS = 2.0
 _DEFAULT_GROUP = "fairlead"
 
@@ -47,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         asked = "debug" if arguments.verbose else arguments.log_level
         logging.basicConfig(
-            level=options.log_level(asked, os.environ),
+            level=log_level(asked, os.environ),
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
         asyncio.run(_run(arguments))
@@ -100,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--log-level",
         metavar="LEVEL",
-        help=f"{', '.join(options.LOG_LEVELS)}: from which level on to log, to standard error "
+        help=f"{', '.join(LOG_LEVELS)}: from which level on to log, to standard error "
         "(default: FAIRLEAD_LOG_LEVEL, else info)",
     )
     add("--verbose", action="store_true", help="the same as --log-level debug")
@@ -187,9 +256,9 @@ async def _serve(
     identity = await Identity.load(settings, threads, _install_finder(kind))
     engine = _engine(kind, settings, identity.record.install_id, threads)
     gpus = _gpus(kind, [Exclusion.parse(text) for text in arguments.exclude_gpu])
-    split = None if arguments.blocks is None else blocks.parse(arguments.blocks)
+    split = None if arguments.blocks is None else ledger.parse(arguments.blocks)
     systemd = Systemd()
-    service = await Service.open(
+    service = await Daemon.open(
         settings, engine, gpus, capacity, identity, threads, blocks=split, systemd=systemd
     )
     runner = make_runner(service, shutdown_timeout=_SHUTDOWN_SECONDS)
@@ -207,11 +276,11 @@ async def _serve(
 
 
 def _capacity(arguments: argparse.Namespace, settings: Settings) -> Capacity:
-    return node.capacity(
+    return machine.capacity(
         settings.data,
         _positive(arguments.cpus),
-        arguments.memory and node.parse_memory(arguments.memory, "--memory"),
-        arguments.disk and node.parse_size(arguments.disk, "--disk"),
+        arguments.memory and machine.parse_memory(arguments.memory, "--memory"),
+        arguments.disk and machine.parse_size(arguments.disk, "--disk"),
     )
 
 
@@ -223,18 +292,18 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         runtime=arguments.runtime.absolute(),
         pull_stall=arguments.pull_stall,
         jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
-        image_gc=options.watermarks(arguments.image_gc),
+        image_gc=watermarks(arguments.image_gc),
         private_images_open=arguments.private_images == "open",
-        volume_prefixes=options.volume_prefixes(arguments.volume_prefix),
+        volume_prefixes=volume_prefixes(arguments.volume_prefix),
         allow_privileged=arguments.allow_privileged,
-        host_network=options.host_network(arguments.host_network, EngineKind(arguments.engine)),
+        host_network=host_network(arguments.host_network, EngineKind(arguments.engine)),
         allow_raw_sockets=arguments.allow_raw_sockets,
-        proxy_variables=options.proxy_variables(os.environ) if arguments.container_proxy else {},
+        proxy_variables=proxy_variables(os.environ) if arguments.container_proxy else {},
     )
     settings.check_paths()
     if not safe_files.is_supported():
         raise StartError("the kernel has no openat2 (Linux 5.6 or newer is needed)")
-    options.make_data_folder(settings.data)
+    make_data_folder(settings.data)
     _make_folders_of_sockets(settings)
     return settings
 
@@ -330,7 +399,7 @@ def _refuse_taken(path: Path) -> None:
 
 def _install_finder(kind: EngineKind) -> Callable[[Path], str | None]:
     if kind is EngineKind.DOCKER:
-        from shim.engines.docker_installs import find_install
+        from shim.engines.docker.api import find_install
 
         return find_install
     return lambda data: None
@@ -341,7 +410,7 @@ def _engine(
 ) -> Engine:
     """Engines are imported when they are used: docker-py alone costs ten megabytes."""
     if kind is EngineKind.DOCKER:
-        from shim.engines.docker import DockerEngine
+        from shim.engines.docker.engine import DockerEngine
 
         return DockerEngine(settings, install_id)
     if kind is EngineKind.PROCESS:

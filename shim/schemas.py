@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 FENCE_HEADER = "Fairlead-Fence"
-"""`<epoch>.<token>`: who is allowed to speak for a run (DESIGN.md 5)."""
+"""`<epoch>.<token>`: who is allowed to speak for a run."""
 INCARNATION_HEADER = "Fairlead-Incarnation"
 """A number; 0 for a run that is not a gang."""
 RUN_HEADER = "Fairlead-Run"
@@ -250,7 +250,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One task as the shim knows it.
 
-    `reason` is one of LIFECYCLE.md's names when the shim has one to give (`image_pull_failed`,
+    `reason` is one of docs/rules.md's names when the shim has one to give (`image_pull_failed`,
     `creating_container_error`, `container_exited_with_error`, `out_of_memory`, `volume_error`,
     `ports_binding_failed`, `instance_unreachable` when the fault is the node's, ...) or the reason
     given to `terminate`. `exit_record` is the text of
@@ -379,7 +379,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine_error: str | None = None
     """Why the engine does not answer, for a person."""
     unlabelled: tuple[str, ...] = ()
-    """Leftovers that the shim found and did not touch (DESIGN.md 6)."""
+    """Leftovers that the shim found and did not touch."""
 
 
 class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.socket.with_suffix(".d")
 
     def runner_socket(self, task_id: str) -> str:
-        """What callers get; see `shim.doors`."""
+        """What callers get; see `shim.access.runner_socket`."""
         return str(self.doors_folder / f"{task_id}.sock")
 
     def check_paths(self) -> None:

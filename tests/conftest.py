@@ -83,6 +83,8 @@ def pytest_sessionstart() -> None:
     """Without a word about it, asyncio would make a loop for whoever asks for the main thread's;
     pytest-asyncio asks, and nobody closes it."""
     asyncio.set_event_loop(None)
+    # Where the tests were started by nohup, children would ignore the hang-up that they are sent.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.parts import running_parts
 from bench.proofs._table import conclude
-from controller.links.local import LocalConnection
+from controller.links.clients import LocalConnection
 from runner.client import RunnerError, RunnerUnavailable
 from runner.schemas import JobSpec, SubmitRequest
 from shim.engines import procfs

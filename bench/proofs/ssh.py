@@ -21,7 +21,7 @@ import psutil
 
 from bench.parts import Parts, running_parts
 from bench.proofs._table import conclude
-from controller.cli.sshconfig import CIPHERS
+from controller.cli.openssh import CIPHERS
 from tests.support import images
 from tests.support.ssh_daemon import CHECKOUT, free_port
 from tests.support.waiting import wait_until

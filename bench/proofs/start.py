@@ -22,7 +22,7 @@ import psutil
 
 from bench.parts import IMAGE, NETWORK, Parts, running_parts
 from bench.proofs._table import conclude
-from controller.links.local import LocalConnection
+from controller.links.clients import LocalConnection
 from runner.client import RunnerUnavailable
 from runner.schemas import JobSpec, SubmitRequest
 from runner.schemas.frames import Decoder

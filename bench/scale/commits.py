@@ -13,8 +13,8 @@ from bench.scheduling import JOBS, NODES, new_job, new_node
 from controller.cli.commands.serve import prepare_for_many_nodes
 from controller.clock import SystemClock, system_chance
 from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 
@@ -33,7 +33,7 @@ def measure() -> list[Row]:
 async def _placed(folder: Path) -> tuple[float, float]:
     store, chance = SqlStore(SqliteDatabase(folder)), system_chance()
     await store.open()
-    turns = Turns(store, SystemClock(), chance, JobSubmittedPipeline(chance.new_id))
+    turns = RunPipeline(store, SystemClock(), chance, JobSubmittedPipeline(chance.new_id))
     turns.restore((), [new_node(number) for number in range(NODES)])
     states = [new_job(8) for _ in range(JOBS)]
     loop = asyncio.create_task(turns.run())

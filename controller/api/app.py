@@ -20,7 +20,7 @@ from controller.api.routes import JSON, Call, Instead, Route
 from controller.api.streams import STREAMS, end_streams
 from controller.api.table import ROUTES
 from controller.service import ControllerService
-from controller.store.users import StoredToken
+from controller.store.base import StoredToken
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"

@@ -13,7 +13,7 @@ import msgspec
 
 from controller.api.documents import EventView, NodeView, PastAttemptView, RunSummary
 from controller.service.errors import Invalid
-from controller.service.submitting import IfExists
+from controller.service.submissions import IfExists
 
 T = TypeVar("T")
 

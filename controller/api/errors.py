@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from controller.configuration.parse import ConfigurationError
+from controller.configuration.convert import ConfigurationError
 from controller.service.errors import ServiceError
 from controller.store.base import StoreError, StoreRefused
 from shim.schemas import ErrorBody, ErrorDetail

@@ -34,7 +34,7 @@ from controller.blobs import PIECE_BYTES
 from controller.lifecycle.model import Node, RunState
 from controller.service.errors import Unavailable
 from controller.service.nodes import NodeRequest, NodeUse
-from controller.service.submitting import Submission
+from controller.service.submissions import Submission
 
 
 async def health(call: Call) -> HealthAnswer:

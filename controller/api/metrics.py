@@ -8,7 +8,7 @@ from controller.api.bodies import JobQuery
 from controller.api.documents import JobUseView, MetricsAnswer
 from controller.api.routes import Call, Route
 from controller.api.views import iso, node_name
-from controller.service.metrics import JobUse
+from controller.service.job_access import JobUse
 
 
 async def run_metrics(call: Call) -> MetricsAnswer:

@@ -10,7 +10,7 @@ from controller.api.routes import Call, Route
 from controller.api.views import iso
 from controller.lifecycle.model import Band
 from controller.service.users import NewToken
-from controller.store.users import Role, StoredToken, User
+from controller.store.base import Role, StoredToken, User
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from controller.api.bodies import NoQuery
 from controller.service import ControllerService
-from controller.store.users import User
+from controller.store.base import User
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

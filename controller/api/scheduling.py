@@ -11,8 +11,8 @@ from controller.api.views import iso_or_none
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.scheduling.explain import PlannedPlace, Waiting
-from controller.service.explaining import UnderWay
-from controller.service.submitting import Submission
+from controller.service.runs import UnderWay
+from controller.service.submissions import Submission
 
 
 class PlanBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from controller.api.documents import SshTarget
 from controller.lifecycle.model import Attempt, Job, Node, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from controller.service.errors import Conflict
-from controller.service.logs import find_job
+from controller.service.job_access import find_job
 
 PORT_NAME = "ssh"
 

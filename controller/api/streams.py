@@ -22,7 +22,7 @@ from controller.api.routes import FRAMES, NDJSON, TEXT, Call
 from controller.api.views import progress_view
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
-from controller.service.logs import follow_log
+from controller.service.job_access import follow_log
 from runner.schemas import LogsHeader
 from runner.schemas.frames import Decoder, tail_from
 

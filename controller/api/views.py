@@ -25,8 +25,7 @@ from controller.api.documents import (
     RunView,
     SwitchView,
 )
-from controller.lifecycle.derivation import state_of_job
-from controller.lifecycle.gangs import whole
+from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -41,10 +40,11 @@ from controller.lifecycle.model import (
     RunState,
     Switch,
 )
-from controller.lifecycle.occurrences import next_trigger_at
 from controller.lifecycle.reasons import state_of
+from controller.lifecycle.run_status import state_of_job
+from controller.lifecycle.schedules import next_trigger_at
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.links.hostkeys import fingerprint
+from controller.links.ssh import fingerprint
 from controller.service.nodes import NodeUse
 from controller.store.base import StoredEvent
 from shim.schemas import PullProgress
@@ -65,7 +65,7 @@ def run_view(
 ) -> RunView:
     """`node_names`: by node id."""
     run = state.run
-    gathers = whole.gathering(run, state.jobs)
+    gathers = incarnation.gathering(run, state.jobs)
     return RunView(
         id=run.id,
         name=run.name,

@@ -1,4 +1,4 @@
-"""The one client of the REST API. It blocks: a command has nothing else to do meanwhile.
+"""The client of the REST API that the command uses. It blocks: a command has nothing else to do.
 
 HTTP is the standard library's: a command is over before a larger client would be imported. For the
 same reason, what only an answer needs is imported while the controller works on it.
@@ -7,6 +7,7 @@ same reason, what only an answer needs is imported while the controller works on
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator
@@ -18,14 +19,33 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from controller.cli.errors import EXIT_USAGE, ApiError, CliError, ConnectionLost
-from controller.cli.losses import why_lost
+
+
+def why_lost(error: Exception) -> str:
+    """Of what sockets, TLS, HTTP and WebSocket clients raise."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not trusted ({error.verify_message})"
+        case ssl.SSLError():
+            return "no secure connection can be made with it"
+        case socket.gaierror():
+            return "its name cannot be looked up"
+        case TimeoutError():
+            return "it does not answer"
+        case ConnectionResetError() | BrokenPipeError() | http.client.IncompleteRead():
+            return "the connection was cut"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case OSError():
+            return "the connection failed"
+        case _:
+            return "it does not answer as a Fairlead controller does"
+
 
 if TYPE_CHECKING:
     from controller.api.documents import EventView, RunView, WatchLine
     from runner.schemas.frames import Frame
-
 T = TypeVar("T")
-
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 UPLOAD_SECONDS = 300.0

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.store.base import StoreUnusable
-from controller.store.database import Database
+from controller.store.sql import Database
 from controller.store.sqlite import SqliteDatabase
 
 VARIABLE = "FAIRLEAD_DATABASE_URL"

@@ -1,7 +1,8 @@
-"""Following over connections that break: the same stream goes on where it stopped.
+"""Following a run or a log until its end, over connections that break.
 
-A lost connection is told once and tried again, with growing jittered waits, until the controller
-has been away for a quarter of an hour; a refusal ends it at once.
+A lost connection is told once and tried again with growing jittered waits, until the controller has
+been away for a quarter of an hour; a refusal ends it at once. Threads wait (one on the run, one on
+each job's log) and the main thread decides, so Ctrl-C always works.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from controller.api.documents import AttemptView, JobView, RunView, WatchLine
+from controller.cli import output
 from controller.cli.client import ControllerClient
 from controller.cli.errors import ApiError, CliError, ConnectionLost
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.cli.progress import Display, display, job_name, step_of
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
 
 if TYPE_CHECKING:
     from controller.api.documents import EventView, WatchLine
     from runner.schemas.frames import Frame
-
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 10.0
 GIVE_UP_SECONDS = 15 * 60.0
-
+LONGEST_DEAFNESS_SECONDS = 0.5
 Tell = Callable[[str], None]
 T = TypeVar("T")
 
@@ -103,6 +109,16 @@ class Patience:
         return False
 
 
+def next_of(queue: SimpleQueue[T]) -> T:
+    """The next of what other threads put in, for the main thread.
+
+    Ctrl-C in the very moment in which a wait begins is only seen when that wait ends, so none is
+    long."""
+    while True:
+        with suppress(Empty):
+            return queue.get(timeout=LONGEST_DEAFNESS_SECONDS)
+
+
 def follow_run(client: ControllerClient, run_id: str, news: News) -> Iterator[WatchLine]:
     """The run now and after each change; the last one is final. Raises ApiError, ConnectionLost."""
     patience = Patience(news)
@@ -177,3 +193,118 @@ def unread(frames: Iterator[Frame], offset: int) -> Iterator[Frame]:
         if fresh is not None:
             offset = fresh.end
             yield fresh
+
+
+MOST_JOBS = 256
+"""Whose output is carried here, a connection each; `fairlead logs` shows any other's."""
+
+
+class _Failed:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _LogEnded:
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+
+
+_Told = WatchLine | _LogEnded | _Failed
+
+
+def attach(client: ControllerClient, run: RunView) -> RunView:
+    """The final state. Raises CliError when the controller refuses to go on."""
+    return _Attachment(client, run, display()).until_final()
+
+
+class _Attachment:
+    def __init__(self, client: ControllerClient, run: RunView, shown: Display) -> None:
+        self._client = client
+        self._run = run
+        self._display = shown
+        self._inbox: SimpleQueue[_Told] = SimpleQueue()
+        self._news = News(self._tell)
+        self._followed: set[str] = set()
+        self._following: set[str] = set()
+        """Ids of the jobs whose attempt is followed now."""
+        self._wrote: set[str] = set()
+        self._incarnation = 0 if run.incarnation is None else run.incarnation.number
+
+    def until_final(self) -> RunView:
+        self._in_thread(self._watch)
+        self._take_up(WatchLine(run=self._run))
+        try:
+            while not self._is_over():
+                told = next_of(self._inbox)
+                if isinstance(told, _Failed):
+                    raise told.error
+                if isinstance(told, _LogEnded):
+                    self._following.discard(told.job_id)
+                    self._wrote.discard(told.job_id)
+                    told = WatchLine(run=self._run)
+                self._take_up(told)
+        finally:
+            self._display.pause()
+        return self._run
+
+    def _is_over(self) -> bool:
+        return self._run.status in FINAL_RUN_STATUSES and not self._following
+
+    def _take_up(self, told: WatchLine) -> None:
+        assert told.run is not None
+        self._run = told.run
+        self._tell_switches()
+        for job in self._run.jobs[:MOST_JOBS]:
+            self._follow_next(job)
+        if self._run.status not in FINAL_RUN_STATUSES:
+            flows = bool(self._following & self._wrote)
+            self._display.show(step_of(self._run, told.progress), output_flows=flows)
+
+    def _tell_switches(self) -> None:
+        fresh = [one for one in self._run.switches if one.incarnation > self._incarnation]
+        for switch in fresh:
+            because = f"{switch.reason}: {switch.message}" if switch.message else switch.reason
+            self._tell(f"incarnation {switch.incarnation} begins: {because}")
+            self._incarnation = switch.incarnation
+
+    def _follow_next(self, job: JobView) -> None:
+        """The logs of a job's attempts, one after the other, none left out."""
+        if job.id in self._following:
+            return
+        for attempt in job.attempts:
+            if attempt.id not in self._followed and not _never_ran(attempt):
+                self._followed.add(attempt.id)
+                self._following.add(job.id)
+                writer = output.log_writer(job_name(job), alone=len(self._run.jobs) == 1)
+                self._in_thread(partial(self._carry, job.id, attempt.id, writer))
+                return
+
+    def _watch(self) -> None:
+        for told in follow_run(self._client, self._run.id, self._news):
+            self._inbox.put(told)
+
+    def _carry(self, job_id: str, attempt_id: str, writer: output.Writer) -> None:
+        frames = follow_log(self._client, self._run.id, attempt_id, 0, self._news)
+        for frame in of_what_is_kept(frames, self._tell):
+            self._wrote.add(job_id)
+            self._display.pause()
+            writer.write(frame)
+        writer.close()
+        self._inbox.put(_LogEnded(job_id))
+
+    def _tell(self, text: str) -> None:
+        self._display.pause()
+        output.note(text)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._inbox.put(_Failed(error))
+
+        threading.Thread(target=guarded, daemon=True).start()
+
+
+def _never_ran(attempt: AttemptView) -> bool:
+    return attempt.status in FINAL_ATTEMPT_STATUSES and attempt.running_at is None

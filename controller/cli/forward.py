@@ -14,10 +14,9 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from controller.cli.client import CONNECT_SECONDS, ControllerClient, run_path
+from controller.cli.client import CONNECT_SECONDS, ControllerClient, run_path, why_lost
 from controller.cli.errors import ApiError, CliError, ConnectionLost
 from controller.cli.follow import FIRST_WAIT_SECONDS, News
-from controller.cli.losses import why_lost
 
 EOF = "eof"
 PIECE_BYTES = 256 << 10

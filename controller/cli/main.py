@@ -29,7 +29,7 @@ _COMMANDS = "controller.cli.commands"
 _ACTIONS = {
     "stop": "Stop a run.",
     "complete": "End a run as done now.",
-    "suspend": "Place, retry and trigger nothing of a run any more.",
+    "suspend": "Suspend a run: no placements, retries or triggers.",
     "resume": "Go on with a suspended run.",
     "scale": "Give a group that is no gang another number of jobs.",
 }
@@ -93,7 +93,7 @@ def _node_app() -> App:
     node.command(f"{nodes}:set_", name="set", help="Change a node's attributes or fleet.")
     node.command(f"{nodes}:drain", name="drain", help="Place nothing new on a node.")
     node.command(f"{nodes}:resume", name="resume", help="Place on a drained node again.")
-    node.command(f"{nodes}:cordon", name="cordon", help="Place nothing new, empty nothing.")
+    node.command(f"{nodes}:cordon", name="cordon", help="Stop new placements; running jobs stay.")
     node.command(f"{nodes}:uncordon", name="uncordon", help="Place on a cordoned node again.")
     node.command(f"{nodes}:tasks", name="tasks", help="List tasks that nobody here knows.")
     node.command(f"{nodes}:stop_task", name="stop-task", help="Stop such a task.")
@@ -189,9 +189,7 @@ def _unforeseen(error: Exception) -> int:
     if os.environ.get("FAIRLEAD_DEBUG"):
         raise error
     text = f"{type(error).__name__}: {error}".splitlines()[0]
-    return _fail(
-        f"this should not have happened: {text} (FAIRLEAD_DEBUG=1 shows where)", EXIT_FAILED
-    )
+    return _fail(f"internal error: {text}; set FAIRLEAD_DEBUG=1 for the traceback", EXIT_FAILED)
 
 
 def _fail(message: str, status: int) -> int:

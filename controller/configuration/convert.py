@@ -1,19 +1,79 @@
-"""msgspec checks structure and types; here its findings become sentences about fields."""
+"""Structure and types of a configuration are checked by msgspec; its findings become sentences
+here.
+
+A sentence names one field, and what would be right. What JSON, a database or an environment could
+not carry is refused before any field is looked at.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from controller.configuration.errors import ConfigurationError
 from controller.configuration.hints import not_a_field
 from controller.configuration.schema import ALLOWED
 
-T = TypeVar("T")
 
+class ConfigurationError(Exception):
+    """`field` is a path like `resources.memory` or `commands[2]` ("" for the whole); `allowed` says
+    what would be right. No message repeats a value that may be secret."""
+
+    def __init__(self, field: str, message: str, allowed: str | None = None) -> None:
+        super().__init__(field, message, allowed)
+        self.field = field
+        self.message = message
+        self.allowed = allowed
+
+    def sentence(self) -> str:
+        """The message without the field, for the `message` of an error answer."""
+        return f"{self.message} (allowed: {self.allowed})" if self.allowed else self.message
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.sentence()}" if self.field else self.sentence()
+
+
+MAX_DEPTH = 40
+
+
+def check_content(data: object, path: str = "", depth: int = 0) -> None:
+    """Raises ConfigurationError for the first text, number or nesting that can't be carried."""
+    if depth > MAX_DEPTH:
+        raise ConfigurationError(path, "is nested too deeply")
+    if isinstance(data, str):
+        _check_text(data, path)
+    elif isinstance(data, float) and not math.isfinite(data):
+        raise ConfigurationError(path, "is not a finite number")
+    elif isinstance(data, dict):
+        for name, content in data.items():
+            check_content(content, _named(path, name), depth + 1)
+    elif isinstance(data, list | tuple):
+        for number, content in enumerate(data):
+            check_content(content, f"{path}[{number}]", depth + 1)
+
+
+def _named(path: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise ConfigurationError(path, "the names of fields must be texts")
+    readable = name.encode("utf-8", "backslashreplace").decode()
+    field = f"{path}.{readable}" if path else readable
+    _check_text(name, field)
+    return field
+
+
+def _check_text(text: str, path: str) -> None:
+    if "\0" in text:
+        raise ConfigurationError(path, "holds a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(path, "holds half of a character (a lone surrogate)") from None
+
+
+T = TypeVar("T")
 _FINDING = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>(?:key in )?\$[^`]*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)

@@ -1,15 +1,12 @@
-"""What came as data (of YAML or JSON) as a checked configuration, or one sentence about one field.
+"""Parsing turns data of YAML or JSON into a checked configuration, or one sentence about one field.
 
-Only ConfigurationError ever leaves here, whatever the data is.
+Only ConfigurationError leaves this module, whatever the data is.
 """
 
 from __future__ import annotations
 
-from controller.configuration.content import check_content
-from controller.configuration.convert import convert
-from controller.configuration.errors import ConfigurationError
-from controller.configuration.groups import GroupPlan, check_groups, plan_groups
-from controller.configuration.limits import check_limits
+from controller.configuration.convert import ConfigurationError, check_content, convert
+from controller.configuration.groups import GroupPlan, check_groups, check_limits, plan_groups
 from controller.configuration.schema import ALLOWED, RetryFields, TaskConfiguration
 from controller.configuration.units import shown
 from controller.configuration.values import make

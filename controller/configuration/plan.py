@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.configuration.errors import ConfigurationError
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
 from controller.configuration.schema import (
     ALLOWED,
@@ -171,7 +171,7 @@ def _limits(configuration: TaskConfiguration, defaults: Limits) -> Limits:
 
 
 def _retry(written: bool | RetryFields | None, defaults: Defaults, *, gang: bool) -> RetryPolicy:
-    """LIFECYCLE.md section 3; a mapping without `on_events` means all of them. `gang`: the user
+    """docs/rules.md 3; a mapping without `on_events` means all of them. `gang`: the user
     asked for one."""
     if written is None and gang:
         events = frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION})

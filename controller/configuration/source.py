@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 import msgspec
 import yaml
 
-from controller.configuration.errors import ConfigurationError
+from controller.configuration.convert import ConfigurationError
 
 STANDARD_INPUT = Path("-")
 MAX_BYTES = 256 * 1024

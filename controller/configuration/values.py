@@ -10,9 +10,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from controller.configuration import code, groups, placing, schema, storage
-from controller.configuration.convert import convert
-from controller.configuration.errors import ConfigurationError
+from controller.configuration import fields, groups, schema
+from controller.configuration.convert import ConfigurationError, convert
 from controller.configuration.images import image_name
 from controller.configuration.names import is_run_name
 from controller.configuration.units import (
@@ -102,7 +101,7 @@ def _variable(name: object, content: object) -> tuple[str, str]:
             f"env.{name}", "is true or false for YAML; quote it to say which text is meant", allowed
         )
     if not isinstance(content, str | int | float):
-        raise ConfigurationError(f"env.{name}", "is neither a text nor a number", allowed)
+        raise ConfigurationError(f"env.{name}", "must be a string or a number", allowed)
     try:
         text = str(content)
     except ValueError:
@@ -216,15 +215,15 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.SignalName: _signal,
     schema.SshChoice: _ssh,
     schema.Gpu: _gpu,
-    schema.Repos: lambda value: code.repos(value, make),
-    schema.FileList: lambda value: code.files(value, make),
-    schema.Secrets: code.secrets,
-    schema.Volume: lambda value: storage.volume(value, make),
-    schema.Capability: storage.capability,
-    schema.Ulimits: storage.ulimits,
-    schema.Needs: lambda value: placing.needs(value, make),
-    schema.Names: placing.fleets,
-    schema.Schedule: placing.schedule,
+    schema.Repos: lambda value: fields.repos(value, make),
+    schema.FileList: lambda value: fields.files(value, make),
+    schema.Secrets: fields.secrets,
+    schema.Volume: lambda value: fields.volume(value, make),
+    schema.Capability: fields.capability,
+    schema.Ulimits: fields.ulimits,
+    schema.Needs: lambda value: fields.needs(value, make),
+    schema.Names: fields.fleets,
+    schema.Schedule: fields.schedule,
     schema.Groups: lambda value: groups.groups(value, make),
     schema.GroupName: lambda value: schema.GroupName(str(value)),
 }

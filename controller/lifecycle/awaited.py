@@ -1,4 +1,4 @@
-"""What each attempt that is not final waits for, and until when: LIFECYCLE.md section 2 promises
+"""What each attempt that is not final waits for, and until when: docs/rules.md 2 promises
 that every one of them has a deadline, or waits for something that can still come and is named.
 
 `explain` shows these sentences; the simulation checks after every commit that the promise holds.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle import limits, startup
-from controller.lifecycle.gangs.reading import is_gang_run, ranked_hold_places
+from controller.lifecycle import limits
+from controller.lifecycle.gangs.queries import is_gang_run, ranked_hold_places
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
@@ -66,11 +66,11 @@ def _container(attempt: Attempt) -> str:
 
 
 def _start(state: RunState, attempt: Attempt) -> str:
-    if not startup.waits_for_its_turn(state.run, state.jobs, attempt):
+    if not limits.waits_for_its_turn(state.run, state.jobs, attempt):
         return f"waits for its runner on node {_node(attempt)} to start the job"
     if is_gang_run(state.run) and not ranked_hold_places(state.run, state.jobs):
         return "waits until every rank has a place"
-    return startup.words_for_its_turn(state.run)
+    return limits.words_for_its_turn(state.run)
 
 
 def _end(attempt: Attempt) -> Awaited:

@@ -1,6 +1,6 @@
 """What the reports of one turn claim about why an attempt ended, and which claim is believed.
 
-LIFECYCLE.md section 2 ranks them: runner exit 0 > out_of_memory > runner exit code > shim error >
+docs/rules.md 2 ranks them: runner exit 0 > out_of_memory > runner exit code > shim error >
 node loss. The best one becomes the reason, the others are recorded. Who is believed must not depend
 on which report came first within a turn.
 """
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import msgspec
 
-from controller.lifecycle import attempts
+from controller.lifecycle import termination
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reasons import Reason
@@ -144,7 +144,7 @@ def _believe(draft: Draft, attempt_id: str, claim: Claim) -> None:
     attempt = draft.attempt(attempt_id)
     if attempt is None or (claim.inferred and attempt.reason is not None):
         return
-    attempts.end(draft, attempt, claim.reason, claim.cause, claim.message)
+    termination.end(draft, attempt, claim.reason, claim.cause, claim.message)
 
 
 def _collect(draft: Draft, report: Report, claims: Claims) -> None:

@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from controller.lifecycle import occurrences
-from controller.lifecycle.gangs.incarnations import PHASE_MOVES, Phase
-from controller.lifecycle.gangs.switches import SWITCHES
+from controller.lifecycle import schedules
+from controller.lifecycle.gangs.incarnation import PHASE_MOVES, Phase
+from controller.lifecycle.gangs.switching import SWITCHES
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
     ENDS_NO_RUN,
@@ -151,7 +151,7 @@ def _occurrence_page() -> str:
         [
             "# Occurrence of a scheduled run\n",
             _NOTE,
-            mermaid(occurrences.PHASE_MOVES, (occurrences.Phase.WAITING,)),
+            mermaid(schedules.PHASE_MOVES, (schedules.Phase.WAITING,)),
             "A phase is read off the run, never stored. A trigger that comes while it is going is "
             "skipped and recorded.\n",
         ]

@@ -1,18 +1,19 @@
-"""One turn's working copy of a run, so that rules can be small functions.
+"""A draft is one turn's working copy of a run, so that rules can be small functions.
 
-A draft never touches the state it was made from. What no rule changed keeps its identity, so that
-whoever compares the states before and after can do so with `is`. Every move goes through the tables
-of `statuses` and leaves its event.
+A draft never touches the state it was made from. What no rule changed keeps its identity, so states
+before and after can be compared with `is`. Every move goes through the tables of `statuses` and
+leaves its event. `DecisionContext` is what the decision must know of the world next to the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.history import Event, EventKind
+from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import Allocation, Attempt, Job, Run, RunState
 from controller.lifecycle.reasons import RunReason
 from controller.lifecycle.statuses import (
@@ -25,7 +26,25 @@ from controller.lifecycle.statuses import (
     move_attempt,
     move_run,
 )
-from controller.lifecycle.surroundings import NOTHING_ELSE, Surroundings
+
+
+class DecisionContext(msgspec.Struct, frozen=True, kw_only=True):
+    unusable_nodes: frozenset[str] = frozenset()
+    """Not connected, draining, cordoned, unfit or unknown: no place there outlives its attempt."""
+    draining_nodes: frozenset[str] = frozenset()
+    """Those of the unusable nodes that are to become empty: a place there is kept for nobody."""
+    undecided_nodes: frozenset[str] = frozenset()
+    """Nodes of this run's places to which a link is just being made: nobody knows yet whether they
+    are usable."""
+    broken_places: frozenset[str] = frozenset()
+    """Allocations of this run of which a GPU is broken."""
+    nominated: frozenset[str] = frozenset()
+    """Allocations of this run on whose place another run's nomination lies."""
+    next_trigger: float | None = None
+    """When a cron expression of the run fires next after now; None: it has none, or never."""
+
+
+EMPTY_CONTEXT: Final = DecisionContext()
 
 
 class Draft:
@@ -35,10 +54,10 @@ class Draft:
         now: float,
         new_id: Callable[[], str],
         jitter: Callable[[], float],
-        surroundings: Surroundings = NOTHING_ELSE,
+        context: DecisionContext = EMPTY_CONTEXT,
     ) -> None:
         self.now = now
-        self.surroundings = surroundings
+        self.context = context
         self.new_id = new_id
         self.jitter = jitter
         self.run: Run = state.run

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 import msgspec
 
-from controller.lifecycle import startup
+from controller.lifecycle import limits
+from controller.lifecycle.allocations import OCCUPIED, holders
 from controller.lifecycle.model import Attempt, Run, RunState
-from controller.lifecycle.places import OCCUPIED, holders
 from controller.lifecycle.statuses import AttemptStatus
 
 
@@ -82,7 +82,7 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
 def _starting_kinds(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
     if not attempt.container_started:
         return () if attempt.credentials_asked is None else (EffectKind.SUBMIT_TASK,)
-    ready = startup.may_start(state.run, state.jobs, attempt)
+    ready = limits.may_start(state.run, state.jobs, attempt)
     return (EffectKind.START_JOB,) if ready else ()
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from controller.lifecycle import limits, nominations, places
+from controller.lifecycle import allocations, limits
 from controller.lifecycle.draft import Draft
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
-from controller.lifecycle.gangs.monitoring import with_descriptor
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.gangs.incarnation import with_descriptor
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reports import (
     FreedPlaceLost,
@@ -84,15 +84,15 @@ def _apply_one(draft: Draft, report: Report) -> None:
             if attempt is not None and attempt.status is AttemptStatus.SUBMITTED:
                 draft.change_attempt(attempt, pending_reason=report.pending_reason)
         case Nominated():
-            nominations.nominate(draft, report)
+            allocations.nominate(draft, report)
         case NominationEnded():
-            nominations.end(draft, report)
+            allocations.end_nomination(draft, report)
         case TaskMissing() | TaskAccepted() | RunnerStarted() | RunnerExited():
             _placed_attempt_fact(draft, report)
         case TaskSeen() | LogsComplete() | TaskRemoved():
             _placed_attempt_fact(draft, report)
         case PlaceReleased():
-            places.released_by_shim(draft, report.allocation_id)
+            allocations.released_by_shim(draft, report.allocation_id)
         case FreedPlaceLost():
             freed.give_up(draft, report.allocation_id, report.cause)
         case _:

@@ -26,7 +26,7 @@ DEFAULT_FLEET: Final = Fleet(name="default", created_at=0.0)
 
 
 class NodeStatus(StrEnum):
-    """How the controller sees a node's link (LIFECYCLE.md section 7)."""
+    """How the controller sees a node's link (docs/rules.md 7)."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"

@@ -1,4 +1,4 @@
-"""The nouns of LIFECYCLE.md section 1 as immutable values.
+"""The nouns of docs/rules.md 1 as immutable values.
 
 Times are Unix seconds, durations seconds, sizes bytes, CPU is in cores. Nothing here can be counted
 from something else here: failures, preemptions, used resources are derived where they are needed.
@@ -52,7 +52,7 @@ class Band(StrEnum):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """LIFECYCLE.md section 3. `max_failures` None: unlimited when `error` is listed."""
+    """docs/rules.md 3. `max_failures` None: unlimited when `error` is listed."""
 
     on_events: frozenset[RetryEvent] = frozenset({RetryEvent.INTERRUPTION})
     duration: float | None = None
@@ -61,7 +61,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The configurable time limits and waits, LIFECYCLE.md sections 2, 3 and 7."""
+    """The configurable time limits and waits, docs/rules.md 2, 3 and 7."""
 
     waiting_instance: float = 120.0
     waiting_container: float = 1200.0
@@ -89,7 +89,7 @@ class Operator(StrEnum):
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's attribute must be, or had better be when not `required` (LIFECYCLE.md 6).
+    """What a node's attribute must be, or had better be when not `required` (docs/rules.md 6).
 
     `values` is empty for EXISTS and NOT_EXISTS, has one entry for all others but IN."""
 
@@ -100,7 +100,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of one kind in a run (LIFECYCLE.md section 5).
+    """Jobs of one kind in a run (docs/rules.md 5).
 
     `gang_size` None: no gang group; of its `nodes` jobs that many carry a rank, the rest are
     reserved."""

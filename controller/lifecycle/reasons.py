@@ -1,4 +1,4 @@
-"""Why attempts and runs end, as data: LIFECYCLE.md's reason table, one row each.
+"""Why attempts and runs end, as data: docs/rules.md's reason table, one row each.
 
 Everything that depends on a reason (final status, retry, budget, gang switch, what a person reads)
 is looked up here; no rule elsewhere lists reasons by name.

@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle import attempts, limits, nominations, occurrences, terminating
+from controller.lifecycle import allocations, limits, schedules, termination
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.gangs.reading import is_gang_run
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.gangs.queries import is_gang_run
 from controller.lifecycle.model import Attempt, Job, OnParentEnd
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
@@ -95,7 +95,7 @@ def _stop(draft: Draft, request: StopRequested) -> None:
     reason = RunReason.ABORTED_BY_USER if request.abort else RunReason.STOPPED_BY_USER
     message = f"{'aborted' if request.abort else 'stopped'} by {request.by}"
     if draft.run.status is RunStatus.TERMINATING:
-        terminating.mark_active(draft, reason, _cause(request), message)
+        termination.mark_active(draft, reason, _cause(request), message)
     _end_run(draft, reason, request, message)
 
 
@@ -108,10 +108,10 @@ def _follow_parent(draft: Draft, request: ParentEnded) -> None:
 def _end_run(draft: Draft, reason: RunReason, request: Report, message: str) -> None:
     """The first reason of a run stays; but a scheduled run whose occurrence is just ending is told
     not to wait for another."""
-    if occurrences.is_scheduled(draft.run) and draft.run.ends_as is None:
+    if schedules.is_scheduled(draft.run) and draft.run.ends_as is None:
         draft.change_run(ends_as=reason)
     if draft.run.status is not RunStatus.TERMINATING:
-        terminating.end_run(draft, reason, _cause(request), message)
+        termination.end_run(draft, reason, _cause(request), message)
 
 
 # -- the run goes on ------------------------------------------------------------------------
@@ -127,13 +127,13 @@ def _suspend(draft: Draft, request: SuspendRequested) -> None:
         draft.tell(EventKind.REQUEST, _cause(request), to_status="suspended", message=message)
     for attempt in draft.live():
         if attempt.status is AttemptStatus.SUBMITTED:
-            nominations.give_up(draft, attempt, _cause(request))
+            allocations.give_up_nomination(draft, attempt, _cause(request))
     if not request.abort_running:
         return
     for attempt in draft.live():
         queued = attempt.status is AttemptStatus.SUBMITTED
         if attempt.reason is None and (not queued or is_gang_run(draft.run)):
-            attempts.end(draft, attempt, Reason.SUSPENDED, _cause(request), message)
+            termination.end(draft, attempt, Reason.SUSPENDED, _cause(request), message)
 
 
 def _resume(draft: Draft, request: ResumeRequested) -> None:
@@ -148,7 +148,7 @@ def _resume(draft: Draft, request: ResumeRequested) -> None:
         to_status="resumed",
         message=f"resumed by {request.by}",
     )
-    occurrences.forget_missed_triggers(draft)
+    schedules.forget_missed_triggers(draft)
     for job in list(draft.jobs):
         draft.set_retry_at(job, None)
 
@@ -188,7 +188,7 @@ def _take_away(draft: Draft, job: Job, request: ScaleRequested) -> None:
     live = _live_attempt(job)
     if live is not None:
         message = f"scaled to {request.nodes} jobs by {request.by}"
-        attempts.end(draft, live, Reason.SCALED_DOWN, _cause(request), message)
+        termination.end(draft, live, Reason.SCALED_DOWN, _cause(request), message)
 
 
 def _new_slot(draft: Draft, group: str) -> Job:
@@ -210,7 +210,7 @@ def _begin(draft: Draft, job: Job, request: ScaleRequested) -> None:
     """What has been tried in this occurrence already is left to the rules of retrying."""
     last = job.attempts[-1] if job.attempts else None
     tried = last is not None and last.occurrence == draft.run.occurrence
-    if not (tried or job.abandoned or occurrences.waits_for_trigger(draft.run)):
+    if not (tried or job.abandoned or schedules.waits_for_trigger(draft.run)):
         draft.fresh_attempt(job, _cause(request))
 
 
@@ -233,14 +233,14 @@ def _abandon(draft: Draft, job: Job, request: JobAbandonRequested) -> None:
     draft.tell(EventKind.REQUEST, _cause(request), job=job, to_status="abandoned", message=message)
     live = _live_attempt(job)
     if live is not None:
-        attempts.end(draft, live, Reason.ABANDONED, _cause(request), message)
+        termination.end(draft, live, Reason.ABANDONED, _cause(request), message)
 
 
 def _abort(draft: Draft, job: Job, request: JobAbortRequested) -> None:
     live = _live_attempt(job)
     if live is not None:
         message = f"aborted by {request.by}"
-        attempts.end(draft, live, Reason.JOB_ABORTED_BY_USER, _cause(request), message)
+        termination.end(draft, live, Reason.JOB_ABORTED_BY_USER, _cause(request), message)
 
 
 def _interrupt(draft: Draft, job: Job, request: JobInterruptRequested) -> None:

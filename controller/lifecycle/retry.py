@@ -1,8 +1,8 @@
-"""Whether and when an ended job is tried again: LIFECYCLE.md section 3. A gang's ranks come back
-with their gang (`gangs.switches`), its reserved jobs each by itself.
+"""Retry decides whether and when an ended job is tried again (docs/rules.md 3).
 
-A verdict is derived from the attempts alone, with nothing counted beside them, and is reached as of
-the moment the attempt ended (its reason was set): later turns come to the same one.
+A gang's ranks come back with their gang (`gangs.switching`), its reserved jobs each on its own. A
+verdict is derived from the attempts alone, as of the moment the attempt ended, so later turns come
+to the same one.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
-from controller.lifecycle import attempts, waits
+from controller.lifecycle import termination
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.gangs.reading import (
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.gangs.queries import (
     in_gang_group,
     is_current,
     is_gang_run,
     is_held,
     is_reserved,
 )
-from controller.lifecycle.history import EventKind
 from controller.lifecycle.model import Allocation, Attempt, Job, Limits, Past, Run
 from controller.lifecycle.reasons import (
     PLACE_LOST,
@@ -30,9 +30,24 @@ from controller.lifecycle.reasons import (
     Reason,
     RetryEvent,
 )
-from controller.lifecycle.statuses import (
-    FINAL_ATTEMPT_STATUSES,
-)
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
+
+
+def seconds(limits: Limits, lives: int, event: object) -> float:
+    """Without jitter. `lives`: how many in a row, the last included, were short ones; `event`: the
+    retry event of the last end."""
+    if lives <= 1 and event is RetryEvent.NO_CAPACITY:
+        return limits.no_capacity_wait
+    if not limits.waits:
+        return 0.0
+    return limits.waits[min(max(lives, 1), len(limits.waits)) - 1]
+
+
+def jittered(draft: Draft, wait: float) -> float:
+    """Draws from the draft's jitter only where there is something to wait for."""
+    if not wait:
+        return 0.0
+    return max(0.0, wait * (1 + draft.run.policy.limits.jitter * draft.jitter()))
 
 
 class Verdict(StrEnum):
@@ -58,7 +73,6 @@ LIMITS: Mapping[Verdict, Limit] = {
     Verdict.ENDED_BY_DURATION: Limit.DURATION,
 }
 """Which limit of the retry policy a verdict stands for."""
-
 ENDED_FOR_GOOD = frozenset({Verdict.ENDED, *LIMITS})
 
 
@@ -202,10 +216,7 @@ def wait_before_successor(run: Run, job: Job) -> float:
     """Seconds, without jitter."""
     reason = job.attempts[-1].reason
     event = None if reason is None else ROWS[reason].event
-    return waits.seconds(run.policy.limits, short_lives(run, job), event)
-
-
-# -- carrying it out ------------------------------------------------------------------------
+    return seconds(run.policy.limits, short_lives(run, job), event)
 
 
 def may_be_needed(draft: Draft) -> bool:
@@ -260,7 +271,7 @@ def _stop_siblings(draft: Draft, replica: Sequence[Job]) -> None:
     for job in replica:
         last = job.attempts[-1] if job.attempts else None
         if last is not None and last.reason is None:
-            attempts.end(draft, last, Reason.SIBLING_FAILED, "retry in place", message)
+            termination.end(draft, last, Reason.SIBLING_FAILED, "retry in place", message)
 
 
 def _bring_back(draft: Draft, replica: Sequence[Job]) -> None:
@@ -300,7 +311,7 @@ def _is_final(job: Job) -> bool:
 def _start_wait(draft: Draft, returning: Sequence[Job]) -> list[Job]:
     """One wait for all of them, the longest that one of their own ends asks for."""
     wait = max(wait_before_successor(draft.run, job) for job in returning)
-    wait = waits.jittered(draft, wait)
+    wait = jittered(draft, wait)
     if wait:
         for job in returning:
             draft.note(
@@ -322,7 +333,7 @@ def _make_successor(draft: Draft, job: Job) -> None:
 
 
 def _can_be_reused(draft: Draft, place: Allocation) -> bool:
-    around = draft.surroundings
+    around = draft.context
     if place.node_id in around.unusable_nodes | around.undecided_nodes:
         return False
     return is_held(place) and place.id not in around.nominated | around.broken_places

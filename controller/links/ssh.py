@@ -1,21 +1,206 @@
-"""One asyncssh connection to a node, its host key pinned; every request is a channel in it."""
+"""The SSH link to a node: one connection, its host key pinned, and how host keys are read and
+shown.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 import asyncssh
+from asyncssh.constants import MSG_IGNORE
+from asyncssh.packet import SSHPacketLogger
 
+from controller.aio import make_small
 from controller.lifecycle.model import NodeAddress
-from controller.links import hostkeys
 from controller.links.base import HostKeyRefused, LinkError, why_unreachable
-from controller.links.channel import SshUnixConnector
 from controller.links.clients import SocketClients
-from controller.links.login import login_of
-from controller.links.streams import open_stream
+from controller.links.ssh_http import SshUnixConnector, open_stream
 from runner.client import RunnerClient
 from shim.client import ShimClient
+
+FETCH_TIMEOUT_SECONDS = 15.0
+_ALGORITHMS = (
+    ("ssh-ed25519",),
+    ("ecdsa-sha2-nistp256",),
+    ("ecdsa-sha2-nistp384",),
+    ("ecdsa-sha2-nistp521",),
+    ("rsa-sha2-512", "rsa-sha2-256"),
+)
+"""What OpenSSH signs with, one entry for each key that a server may have."""
+_TYPES = {
+    "ssh-ed25519": "ED25519",
+    "ecdsa-sha2-nistp256": "ECDSA",
+    "ecdsa-sha2-nistp384": "ECDSA",
+    "ecdsa-sha2-nistp521": "ECDSA",
+    "ssh-rsa": "RSA",
+}
+
+
+class BadHostKey(ValueError):
+    """The text is no OpenSSH public key line."""
+
+
+def parse(line: str) -> asyncssh.SSHKey:
+    """`line`: an OpenSSH public key (`ssh-ed25519 AAAA...`), or a known_hosts or ssh-keyscan line.
+
+    Raises BadHostKey."""
+    keys = [text for text in line.splitlines() if text.strip() and not text.startswith("#")]
+    words = keys[0].split() if len(keys) == 1 else []
+    for start in range(min(len(words), 2)):
+        try:
+            return asyncssh.import_public_key(" ".join(words[start : start + 2]))
+        except (asyncssh.KeyImportError, ValueError):
+            continue
+    raise BadHostKey("not one OpenSSH public key line such as 'ssh-ed25519 AAAA…'")
+
+
+def normalise(line: str) -> str:
+    """Algorithm and key, without comment or host. Raises BadHostKey."""
+    return public_line(parse(line))
+
+
+def public_line(key: asyncssh.SSHKey) -> str:
+    words = key.export_public_key("openssh").decode().split()
+    return " ".join(words[:2])
+
+
+def fingerprint(line: str) -> str:
+    """`SHA256:…` as ssh-keygen -l prints it. Raises BadHostKey."""
+    return parse(line).get_fingerprint()
+
+
+def describe(key: asyncssh.SSHKey) -> str:
+    """Fingerprint and key type, the two words of `ssh-keygen -l` that people compare."""
+    return f"{key.get_fingerprint()} ({key_type(key)})"
+
+
+def describe_all(keys: Iterable[asyncssh.SSHKey]) -> str:
+    return ", ".join(map(describe, keys))
+
+
+def key_type(key: asyncssh.SSHKey) -> str:
+    """ED25519, ECDSA or RSA, as `ssh-keygen -l` prints it."""
+    algorithm = key.algorithm.decode()
+    return _TYPES.get(algorithm, algorithm)
+
+
+async def fetch(host: str, port: int) -> tuple[str, ...]:
+    """All host keys of a server as public key lines, in the order in which to prefer them.
+
+    An SSH server shows one key a connection, that of the first algorithm which the client lists and
+    the server has; so each algorithm is asked for in a connection of its own. Raises LinkError when
+    the server shows none."""
+    answers = await asyncio.gather(*(_ask(host, port, names) for names in _ALGORITHMS))
+    found = tuple(answer for answer in answers if isinstance(answer, str))
+    if not found:
+        raise next(answer for answer in answers if isinstance(answer, LinkError))
+    return found
+
+
+async def _ask(host: str, port: int, algorithms: Sequence[str]) -> str | LinkError:
+    """The key with which the server signs when only these algorithms are offered, or why there is
+    none: a server without such a key hangs up."""
+    try:
+        async with asyncio.timeout(FETCH_TIMEOUT_SECONDS):
+            key = await asyncssh.get_server_host_key(
+                host, port, server_host_key_algs=algorithms, config=None
+            )
+    except TimeoutError:
+        return LinkError(f"{host}:{port} did not answer in {FETCH_TIMEOUT_SECONDS:.0f} s")
+    except (OSError, asyncssh.Error) as error:
+        return LinkError(f"cannot reach sshd at {host}:{port}: {why_unreachable(error)}")
+    if key is None:
+        return LinkError(f"{host}:{port} presented no host key")
+    return public_line(key)
+
+
+KEEPALIVE_SECONDS = 11
+"""Only where a shim's heartbeat, which comes every 10 s, did not say as much just before."""
+KEEPALIVE_COUNT = 3
+_FAST_CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "chacha20-poly1305@openssh.com",
+    "aes128-ctr",
+    "aes256-ctr",
+)
+_NOTHING: Any = frozenset()
+
+
+class _Connection(asyncssh.SSHClientConnection):
+    """asyncssh sends an empty packet before each one, against an attack on ciphers in CBC mode,
+    which ours are not: without it half as many are encrypted and sent."""
+
+    def send_packet(
+        self, pkttype: int, *args: bytes, handler: SSHPacketLogger | None = None
+    ) -> None:
+        if pkttype != MSG_IGNORE:
+            super().send_packet(pkttype, *args, handler=handler)
+
+
+class Login:
+    """Of one identity. A connection rekeys after as many bytes as OpenSSH says, not after a time:
+    those that were made together would all do so in the same moment."""
+
+    def __init__(self, identity: asyncssh.SSHKey) -> None:
+        self._identity = identity
+        self._options = asyncssh.SSHClientConnectionOptions(
+            client_keys=[identity],
+            config=None,
+            compression_algs=None,
+            encryption_algs=_FAST_CIPHERS,
+            preferred_auth="publickey",
+            keepalive_interval=KEEPALIVE_SECONDS,
+            keepalive_count_max=KEEPALIVE_COUNT,
+            rekey_seconds=0,
+            login_timeout=0,
+        )
+        self._options.agent_path = None
+
+    async def connect(
+        self, host: str, port: int, user: str, pinned: asyncssh.SSHKey, client: asyncssh.SSHClient
+    ) -> asyncssh.SSHClientConnection:
+        """`pinned`: the only host key that is trusted without asking `client`. Raises OSError,
+        asyncssh.Error."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def begin() -> asyncssh.SSHClientConnection:
+            options = self._options
+            options.host, options.port, options.username = host, port, user
+            options.known_hosts = ([pinned], [], [], [], [], [], [])
+            options.client_keys = asyncssh.load_keypairs([self._identity])
+            options.protocol_factory = lambda: client
+            options.waiter = ready
+            return _Connection(loop, options, wait="auth")
+
+        _, ssh = await loop.create_connection(begin, host, port)
+        try:
+            await ready
+        except BaseException:
+            ssh.abort()
+            await ssh.wait_closed()
+            raise
+        _let_go_of_login(ssh)
+        return ssh
+
+
+@lru_cache(maxsize=4)
+def login_of(identity: asyncssh.SSHKey) -> Login:
+    return Login(identity)
+
+
+def _let_go_of_login(ssh: asyncssh.SSHClientConnection) -> None:
+    """What a new exchange of keys needs, it makes anew; the pinned key stays, and is compared."""
+    ssh._client_kexinit = ssh._server_kexinit = b""
+    ssh._server_sig_algs = ssh._trusted_ca_keys = ssh._revoked_host_keys = _NOTHING
+    ssh._extra.clear()
+    make_small(ssh._close_event)
+    ssh._waiter = None
+
 
 CONNECT_SECONDS = 20.0
 _PIN_ANEW = "pin one with `fairlead node set NODE --accept-host-key SHA256:…`"
@@ -83,7 +268,7 @@ class SshLink:
             raise ValueError("an SSH node needs a host and a pinned host key")
         self._address = address
         self._host, self._port = address.host, address.port
-        self._pinned = hostkeys.parse(address.host_key)
+        self._pinned = parse(address.host_key)
         self._login = login_of(identity)
 
     async def connect(self) -> SshConnection:
@@ -114,7 +299,7 @@ class SshLink:
         if presented is not None:
             raise HostKeyRefused(self._changed(where, presented))
         try:
-            found = [hostkeys.parse(line) for line in await hostkeys.fetch(self._host, self._port)]
+            found = [parse(line) for line in await fetch(self._host, self._port)]
         except LinkError:
             return
         if self._pinned in found:
@@ -124,13 +309,13 @@ class SshLink:
                 raise HostKeyRefused(self._changed(where, key))
         raise HostKeyRefused(
             f"{where} has no host key of the pinned type: pinned is "
-            f"{hostkeys.describe(self._pinned)}, it has {hostkeys.describe_all(found)}; compare "
+            f"{describe(self._pinned)}, it has {describe_all(found)}; compare "
             f"these with the node's own, then {_PIN_ANEW}"
         )
 
     def _changed(self, where: str, presented: asyncssh.SSHKey) -> str:
         return (
-            f"{where} presented host key {hostkeys.describe(presented)}, but "
-            f"{hostkeys.describe(self._pinned)} is pinned; if the node was installed anew, "
+            f"{where} presented host key {describe(presented)}, but "
+            f"{describe(self._pinned)} is pinned; if the node was installed anew, "
             f"{_PIN_ANEW}; else another machine answers at this address"
         )

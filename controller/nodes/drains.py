@@ -13,11 +13,11 @@ import contextlib
 from controller.clock import Clock
 from controller.lifecycle.model import Node
 from controller.lifecycle.reports import NodeDrained, Tick
-from controller.pipelines.turns import ANY_NODE, Turns
+from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
 
 
 class DrainDeadlines:
-    def __init__(self, turns: Turns, clock: Clock) -> None:
+    def __init__(self, turns: RunPipeline, clock: Clock) -> None:
         self._turns = turns
         self._clock = clock
         self._told: dict[str, float] = {}
@@ -53,7 +53,7 @@ class DrainDeadlines:
 
     def _end_jobs(self, node: Node) -> None:
         why = f": {node.drain_reason}" if node.drain_reason else ""
-        message = f"node {node.name} was to be empty by now{why}"
+        message = f"node {node.name} reached its drain deadline{why}"
         for state in self._turns.runs_on(node.id):
             self._turns.post(NodeDrained(run_id=state.run.id, node_id=node.id, message=message))
 

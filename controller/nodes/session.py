@@ -1,8 +1,6 @@
-"""NodeSession: one node's link through its whole life.
+"""A session keeps one node connected: connect, greet, follow events, judge silence, connect again.
 
-Connect, take stock of what the node *has*, act on the difference to what it should have, then
-follow its events; when anything breaks or nothing is heard any more, begin again. Events hint,
-state decides.
+Handshakes of many nodes are made a few at a time, so that a return of all of them holds up nothing.
 """
 
 from __future__ import annotations
@@ -12,28 +10,40 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from controller.backoff import Backoff
+from controller.aio import Backoff, Flag, Slots
 from controller.clock import Chance, Clock
-from controller.flags import Flag
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node, NodeAddress, NodeStatus
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink, ShimApi
-from controller.nodes.handshakes import Handshakes
-from controller.nodes.silence import Silence, silent_before
-from controller.nodes.stock import SessionListener, ShimTaken, Stock, report_gone
-from controller.pipelines import convert
-from controller.pipelines.turns import Turns
+from controller.nodes.health import Silence, silent_before
+from controller.nodes.sync import NodeSync, SessionListener, ShimTaken, report_gone
+from controller.pipelines import from_node, to_node
+from controller.pipelines.run_pipeline import RunPipeline
 from controller.store.base import StoreError
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import DrainRequest, EventType, Fence
 
-log = logging.getLogger(__name__)
+AT_ONCE = 12
+LENT_SECONDS = 2.0
 
+
+class Handshakes:
+    def __init__(self, at_once: int = AT_ONCE, lent: float = LENT_SECONDS) -> None:
+        self._slots = Slots(lambda: at_once)
+        self._lent = lent
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """First come, first served."""
+        return self._slots.slot(self._lent)
+
+
+log = logging.getLogger(__name__)
 FIRST_WAIT_SECONDS = 0.5
 MOST_WAIT_SECONDS = 10.0
 SHORTEST_LOOK_SECONDS = 1.0
@@ -66,7 +76,7 @@ class NodeSession:
         self,
         node_id: str,
         make_link: Callable[[Node], NodeLink],
-        turns: Turns,
+        turns: RunPipeline,
         listener: SessionListener,
         clock: Clock,
         chance: Chance,
@@ -130,7 +140,7 @@ class NodeSession:
     async def _live(
         self, connection: NodeConnection, slot: contextlib.AsyncExitStack, address: NodeAddress
     ) -> None:
-        stock = Stock(
+        stock = NodeSync(
             self._node_id, self._turns, self._listener, self._clock, connection, self._fence
         )
         message = "the connection was lost"
@@ -154,7 +164,7 @@ class NodeSession:
         self._not_connected(message)
 
     async def _follow(
-        self, connection: NodeConnection, stock: Stock, slot: contextlib.AsyncExitStack
+        self, connection: NodeConnection, stock: NodeSync, slot: contextlib.AsyncExitStack
     ) -> None:
         async with contextlib.aclosing(connection.shim.events()) as events:
             if await anext(events, None) is None:
@@ -260,7 +270,7 @@ class NodeSession:
         return min(limits) / GREETINGS_PER_PATIENCE if limits else None
 
     async def _push_wishes(
-        self, connection: NodeConnection, stock: Stock, address: NodeAddress
+        self, connection: NodeConnection, stock: NodeSync, address: NodeAddress
     ) -> None:
         """What an admin wants of the node. The shim must know of a drain too: it answers whoever
         asks the node itself. Raises Readdressed: a connection is no longer trusted once another
@@ -278,14 +288,14 @@ class NodeSession:
                     await stock.end_quarantined(node)
                 await self._until_changed(changed, stock)
 
-    async def _until_changed(self, changed: asyncio.Event, stock: Stock) -> None:
+    async def _until_changed(self, changed: asyncio.Event, stock: NodeSync) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_SECONDS if stock.may_become_stray else None):
                 await changed.wait()
                 return
         await stock.look_again()
 
-    async def _drain(self, shim: ShimApi, stock: Stock, node: Node) -> None:
+    async def _drain(self, shim: ShimApi, stock: NodeSync, node: Node) -> None:
         try:
             await shim.drain(DrainRequest(draining=node.draining, reason=node.drain_reason))
         except ShimError as error:
@@ -311,7 +321,7 @@ class NodeSession:
         node = self._turns.nodes.get(self._node_id)
         if node is None:
             return
-        message = convert.readable(message)
+        message = from_node.readable(message)
         self._silence.probe_failed()
         self._report_disconnected(True)
         status = self._silence.verdict(node.status, refused=refused)
@@ -335,7 +345,7 @@ class NodeSession:
         return any(
             attempt.node_id == self._node_id and attempt.status not in FINAL_ATTEMPT_STATUSES
             for state in self._turns.runs_on(self._node_id)
-            for attempt in (view.attempt for view in convert.live_attempts(state))
+            for attempt in (view.attempt for view in to_node.live_attempts(state))
         )
 
     def _report_disconnected(self, disconnected: bool) -> None:

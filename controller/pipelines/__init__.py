@@ -1,0 +1,4 @@
+"""The stages that carry runs through their lives.
+
+`run_pipeline` decides in turns; `effects` makes the outside match what was committed, with the
+performers of `job_running` and `job_terminating`. `to_node` and `from_node` translate."""

@@ -1,8 +1,8 @@
-"""EffectRunner: makes the outside match the committed state, attempt by attempt.
+"""EffectRunner makes the outside match the committed state, attempt by attempt.
 
 After each commit it asks `lifecycle.effects.wanted`, starts what is wanted and not under way, and
 stops what is wanted no more. A performer that fails for want of a connection is repeated when there
-is one; what a performer reports goes into the next turn. Nothing here decides.
+is one; its reports go into the next turn. Nothing here decides.
 """
 
 from __future__ import annotations
@@ -14,30 +14,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from controller.backoff import Backoff
+from controller.aio import Backoff, Flag, Slots
 from controller.clock import Chance, Clock
-from controller.flags import Flag
 from controller.lifecycle.effects import Effect, EffectKind, releases, wanted
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
 from controller.logs.store import LogStore
-from controller.nodes.supervisor import Nodes
-from controller.pipelines import convert
-from controller.pipelines.convert import View
-from controller.pipelines.performing import TryAgain
-from controller.pipelines.turns import Turns
-from controller.slots import Slots
+from controller.pipelines import to_node
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext, RetryLater
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 
 log = logging.getLogger(__name__)
-
 FIRST_WAIT_SECONDS = 0.02
 MOST_WAIT_SECONDS = 2.0
 REFUSALS_UNTOLD = 10
 """A node often needs a few seconds; whose task never ends must find out why."""
-
 BEGINNINGS = frozenset(
     {
         EffectKind.SUBMIT_TASK,
@@ -58,22 +52,26 @@ RUSH = 8
 """So many callers that wait for decisions come before beginnings: what was submitted is answered
 and placed first. The event loop keeps up with fewer."""
 BEGUN_IN_A_RUSH = 2
-
 Key = tuple[str, EffectKind]
+
+
+class Connections(Protocol):
+    async def connection(self, node_id: str) -> NodeConnection:
+        """The live connection of this node, waited for as long as it takes."""
 
 
 class Performer(Protocol):
     """Performs one kind of effect. Must be repeatable; returns when the node has it or when what it
     follows has ended, having posted what it saw."""
 
-    async def __call__(self, view: View, connection: NodeConnection) -> None: ...
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None: ...
 
 
 class EffectRunner:
     def __init__(
         self,
-        turns: Turns,
-        nodes: Nodes,
+        turns: RunPipeline,
+        nodes: Connections,
         logs: LogStore,
         performers: Mapping[EffectKind, Performer],
         clock: Clock,
@@ -99,7 +97,7 @@ class EffectRunner:
         to_release = releases(state)
         for job in state.jobs:
             for attempt in job.attempts:
-                self._match(View(state, job, attempt), to_release.get(attempt.id))
+                self._match(AttemptContext(state, job, attempt), to_release.get(attempt.id))
 
     def repeat(self, node_id: str) -> None:
         """A node was reached anew: whatever is still wanted there is done once more."""
@@ -118,7 +116,7 @@ class EffectRunner:
 
     # -- matching ---------------------------------------------------------------------------
 
-    def _match(self, view: View, to_release: Effect | None) -> None:
+    def _match(self, view: AttemptContext, to_release: Effect | None) -> None:
         attempt = view.attempt
         known = self._keys_of.get(attempt.id)
         if attempt.status in FINAL_ATTEMPT_STATUSES:
@@ -174,13 +172,13 @@ class EffectRunner:
             try:
                 async with self._slot(effect.kind):
                     state = self._turns.known.get(effect.run_id)
-                    view = None if state is None else convert.find(state, effect.attempt_id)
+                    view = None if state is None else to_node.find(state, effect.attempt_id)
                     if view is not None:
                         await perform(view, connection)
                 return
             except (ShimUnavailable, RunnerUnavailable, LinkError) as error:
                 log.debug("%s of %s: %s", effect.kind, effect.attempt_id, error)
-            except TryAgain as error:
+            except RetryLater as error:
                 refusals += 1
                 if refusals >= REFUSALS_UNTOLD and str(error) != told:
                     told = str(error)

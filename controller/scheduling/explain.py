@@ -8,26 +8,23 @@ from collections.abc import Callable, Hashable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle import startup
+from controller.lifecycle import limits
 from controller.lifecycle.model import Job, Node, Run, RunState
 from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
-from controller.scheduling.attributes import attributes_of
-from controller.scheduling.board import Board
-from controller.scheduling.constraints import unmet, words
+from controller.scheduling.capacity import Need
+from controller.scheduling.constraints import attributes_of, unmet, words
 from controller.scheduling.fit import room, shortfalls
-from controller.scheduling.index import Index, Where
-from controller.scheduling.needs import Need
-from controller.scheduling.nominations import victims_of, waiting_for
-from controller.scheduling.placement import Round
-from controller.scheduling.queue import in_order
-from controller.scheduling.sentences import (
+from controller.scheduling.gang_placement import domains_for
+from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.pending_reasons import (
     RANKS_FIRST,
     why_all_wait,
     why_one_waits,
     why_unusable,
 )
-from controller.scheduling.together import domains_for
-from controller.scheduling.units import Kind, Member, Unit
+from controller.scheduling.placement import SchedulingPass
+from controller.scheduling.preemption import victims_of, waiting_for
+from controller.scheduling.queue import Kind, Member, Unit, in_order
 
 NameOf = Callable[[Run], str]
 """How a run is called to the user who asks."""
@@ -67,13 +64,13 @@ class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
     victims: tuple[str, ...] = ()
 
 
-def explain(index: Index, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
+def explain(index: CapacityIndex, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
     """Empty when no job of the run waits for a place."""
     index.refresh()
     if run_id not in index.units:
         return ()
     every = in_order((unit for units in index.units.values() for unit in units), index.use, now)
-    board = Board(index)
+    board = TrialCapacity(index)
     same: dict[Hashable, list[Waiting]] = {}
     ahead: dict[str, str] = {}
     answers = _Answers(board, run_id, name_of)
@@ -91,7 +88,7 @@ def explain(index: Index, run_id: str, now: float, name_of: NameOf) -> tuple[Wai
 class _Answers:
     """What each node says to a need of one run; asked once, however many jobs have it."""
 
-    def __init__(self, board: Board, run_id: str, name_of: NameOf) -> None:
+    def __init__(self, board: TrialCapacity, run_id: str, name_of: NameOf) -> None:
         self._board = board
         self._nodes = sorted(board.index.nodes.values(), key=lambda node: node.name)
         self._kept: dict[str, list[str]] = {}
@@ -117,7 +114,7 @@ class _Answers:
 
 
 def _of_unit(
-    board: Board, unit: Unit, position: int, ahead: tuple[str, ...], answers: _Answers
+    board: TrialCapacity, unit: Unit, position: int, ahead: tuple[str, ...], answers: _Answers
 ) -> Iterator[tuple[Hashable, Waiting]]:
     """With what units have in common that wait for the same thing."""
     by_need: dict[Need, list[Member]] = {}
@@ -152,11 +149,11 @@ def job_label(member: Member) -> str:
     return f"{member.job.group}/{member.job.cookie}"
 
 
-def _bound_to(index: Index, unit: Unit) -> Where:
+def _bound_to(index: CapacityIndex, unit: Unit) -> Where:
     return next(iter(domains_for(index, unit)), None) if unit.anchors else None
 
 
-def _why(board: Board, unit: Unit, need: Need, where: Where) -> str:
+def _why(board: TrialCapacity, unit: Unit, need: Need, where: Where) -> str:
     if unit.kind is Kind.TOGETHER:
         return why_all_wait(board, unit)
     if unit.kind is Kind.RESERVED and _ranks_wait(board.index, unit):
@@ -166,11 +163,11 @@ def _why(board: Board, unit: Unit, need: Need, where: Where) -> str:
     return why_one_waits(board, need, where)
 
 
-def _ranks_wait(index: Index, unit: Unit) -> bool:
+def _ranks_wait(index: CapacityIndex, unit: Unit) -> bool:
     return any(one.kind is Kind.TOGETHER for one in index.units[unit.run.id])
 
 
-def _in_the_way(board: Board, node: Node, need: Need, where: Where) -> list[str]:
+def _in_the_way(board: TrialCapacity, node: Node, need: Need, where: Where) -> list[str]:
     index, found = board.index, []
     unusable = why_unusable(node)
     if unusable is not None:
@@ -194,12 +191,12 @@ def _in_the_way(board: Board, node: Node, need: Need, where: Where) -> list[str]
 
 
 def preview(
-    index: Index, state: RunState, now: float, new_id: Callable[[], str], name_of: NameOf
+    index: CapacityIndex, state: RunState, now: float, new_id: Callable[[], str], name_of: NameOf
 ) -> tuple[PlannedPlace, ...]:
     """Where each job of this run would go now, were it submitted; in the order of its jobs."""
     index.run_changed(state.run.id, state)
     try:
-        told = Round(index, now, new_id).decide()
+        told = SchedulingPass(index, now, new_id).decide()
     finally:
         index.run_changed(state.run.id, None)
     names = {
@@ -220,7 +217,7 @@ def preview(
 
 
 def _planned(
-    index: Index,
+    index: CapacityIndex,
     run: Run,
     job: Job,
     report: Placed | Nominated | NotPlaced | None,
@@ -243,4 +240,4 @@ def _planned(
             )
         case NotPlaced():
             return PlannedPlace(job=label, node=None, why=report.pending_reason)
-    return PlannedPlace(job=label, node=None, why=startup.words_for_its_turn(run))
+    return PlannedPlace(job=label, node=None, why=limits.words_for_its_turn(run))

@@ -1,4 +1,4 @@
-"""Places that are kept for a run since a switch of its gang freed them (LIFECYCLE.md section 5):
+"""Places that are kept for a run since a switch of its gang freed them (docs/rules.md 5):
 where its jobs go first, and which of them a new place of its uses up."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from controller.lifecycle.model import Allocation, Node
 from controller.lifecycle.reports import FreedPlaceLost
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.fit import Room, room
-from controller.scheduling.index import Index, why_given_up
-from controller.scheduling.units import Member, Unit
+from controller.scheduling.index import CapacityIndex, why_given_up
+from controller.scheduling.queue import Member, Unit
 
 TakenOn = Callable[[str], Sequence[Allocation]]
 """What occupies a node."""
@@ -22,7 +22,7 @@ def in_order_for(member: Member, unit: Unit) -> list[Allocation]:
 
 
 def used_up(
-    index: Index, unit: Unit, placed: Sequence[Allocation], taken_on: TakenOn
+    index: CapacityIndex, unit: Unit, placed: Sequence[Allocation], taken_on: TakenOn
 ) -> dict[str, tuple[str, ...]]:
     """By the id of each new place of the unit the kept ones that it uses up: one of its size on its
     node, and what has no room beside it. The others stay kept until the gang is whole."""
@@ -59,7 +59,7 @@ def is_overdrawn(free: Room) -> bool:
     return free.cpu < -1e-6 or free.memory < 0 or free.disk < 0
 
 
-def lost(index: Index) -> Iterator[FreedPlaceLost]:
+def lost(index: CapacityIndex) -> Iterator[FreedPlaceLost]:
     """Those on nodes that take no work any more."""
     for place in index.nominations.values():
         cause = why_given_up(index.nodes.get(place.node_id)) if place.freed else None

@@ -1,7 +1,6 @@
-"""One round of the scheduler: gives what waits a place, a nomination, or the sentence that says why
-not. A pure function of the index: it changes nothing there.
+"""One scheduling pass gives each waiting unit an allocation, a nomination, or the reason why not.
 
-No job blocks another behind it.
+It is a pure function of the index and changes nothing there. No job blocks another behind it.
 """
 
 from __future__ import annotations
@@ -18,16 +17,8 @@ from controller.lifecycle.reports import (
     Preempted,
     Report,
 )
-from controller.scheduling.board import Board
-from controller.scheduling.index import Index, Where
-from controller.scheduling.kept import lost as lost_places
-from controller.scheduling.kept import used_up
-from controller.scheduling.needs import Need
-from controller.scheduling.nominations import orphans, review, waiting_for
-from controller.scheduling.preemption import Nomination, Preemption
-from controller.scheduling.queue import in_order
-from controller.scheduling.sentences import RANKS_FIRST, why_all_wait, why_one_waits
-from controller.scheduling.together import (
+from controller.scheduling.capacity import Need
+from controller.scheduling.gang_placement import (
     Place,
     allocate,
     best_kept,
@@ -40,22 +31,26 @@ from controller.scheduling.together import (
     roomiest_first,
     whole_of,
 )
-from controller.scheduling.units import Kind, Member, Unit, member_of
+from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.kept import lost as lost_places
+from controller.scheduling.kept import used_up
+from controller.scheduling.pending_reasons import RANKS_FIRST, why_all_wait, why_one_waits
+from controller.scheduling.preemption import Nomination, Preemption, orphans, review, waiting_for
+from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
 MOST_NEWS = 100
 """Waiting jobs whose sentence changes in one round; `explain` always knows the present one."""
-
 Told = dict[str, list[Report]]
 """What is to be told to each run, together; victims come after those they make room for."""
 
 
-class Round:
-    def __init__(self, index: Index, now: float, new_id: Callable[[], str]) -> None:
+class SchedulingPass:
+    def __init__(self, index: CapacityIndex, now: float, new_id: Callable[[], str]) -> None:
         index.refresh()
         self._index = index
         self._now = now
         self._new_id = new_id
-        self.board = Board(index)
+        self.board = TrialCapacity(index)
         self._preemption: Preemption | None = None
         self._told: Told = {}
         self._victims: Told = {}

@@ -1,12 +1,207 @@
-"""Who is placed first: LIFECYCLE.md section 6."""
+"""The queue: what waits, as units that are placed together, and the order of docs/rules.md 6.1."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
 from typing import TypeAlias
 
-from controller.scheduling.units import Unit
-from controller.scheduling.use import UseMeter
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle import gangs, limits
+from controller.lifecycle.gangs import freed
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Band,
+    Constraint,
+    Job,
+    Operator,
+    Run,
+    RunState,
+)
+from controller.lifecycle.reasons import ROWS, Budget, ReasonClass
+from controller.lifecycle.statuses import (
+    FINAL_RUN_STATUSES,
+    AllocationState,
+    AttemptStatus,
+    RunStatus,
+)
+from controller.scheduling.capacity import Need, Needs
+from controller.scheduling.fair_share import UseMeter
+
+_MOST_PASSED_OVER = 8
+"""Nodes that one job had better not go to."""
+BANDS = {Band.PRODUCTION: 0, Band.INTERACTIVE: 1, Band.BATCH: 2}
+
+
+class Kind(IntEnum):
+    TOGETHER = 0
+    """All or nothing, in one placement value."""
+    SOLO = 1
+    RESERVED = 2
+    """A gang's job without a rank: on its own, once all ranked ones have places."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A SUBMITTED attempt that waits for a place."""
+
+    job: Job
+    attempt: Attempt
+    need: Need
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """`anchors`: places that the run's other such jobs hold, whose placement value this must share;
+    `nominated`: those that are nominated for its members; `later`: jobs that wait for their turn
+    (`startup_order`) and will be bound to the placement value of these members; `reserved`: those
+    of the gang, which will be bound to it too and may find no room there; `starting`: how many jobs
+    of the run are starting on which node; `freed`: places that are kept for the run since a switch
+    freed them."""
+
+    run: Run
+    kind: Kind
+    members: tuple[Member, ...]
+    anchors: tuple[Allocation, ...] = ()
+    nominated: tuple[Allocation, ...] = ()
+    gang: bool = False
+    later: tuple[Member, ...] = ()
+    reserved: tuple[Member, ...] = ()
+    starting: tuple[tuple[str, int], ...] = ()
+    freed: tuple[Allocation, ...] = ()
+
+    @property
+    def band(self) -> int:
+        return BANDS[self.run.policy.band]
+
+    @property
+    def is_replacement(self) -> bool:
+        """It makes a gang whole again whose other places are held."""
+        return self.gang and self.kind is Kind.TOGETHER and bool(self.anchors)
+
+    @property
+    def view(self) -> tuple[object, ...]:
+        """What the unit sees otherwise than others do: two of equal views find the same."""
+        return (self.starting, tuple(place.id for place in self.freed))
+
+
+def is_placeable(run: Run) -> bool:
+    ending = run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES
+    return not ending and not run.suspended
+
+
+def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
+    """Everything of this run that waits; a gang's ranked jobs before its reserved ones."""
+    submitted = [
+        member_of(state, job, needs)
+        for job in state.jobs
+        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+    ]
+    waiting = {
+        member.attempt.id: member
+        for member in submitted
+        if limits.may_take_place(state.run, state.jobs, member.attempt)
+    }
+    if not waiting or not is_placeable(state.run):
+        return ()
+    if gangs.is_gang_run(state.run):
+        return tuple(_of_gang(state, waiting))
+    members = tuple(waiting.values())
+    if state.run.policy.same_placement and len(state.jobs) > 1:
+        together = _unit(state, Kind.TOGETHER, members, tuple(_held_places(state)))
+        later = tuple(one for one in submitted if one.attempt.id not in waiting)
+        return (replace(together, later=later),)
+    return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
+
+
+def member_of(state: RunState, job: Job, needs: Needs) -> Member:
+    """The job with its latest attempt."""
+    elsewhere = tuple(_rather_elsewhere(job))
+    need = needs.of(job.spec, elsewhere, host_network=_is_reached_by_peers(state, job))
+    return Member(job, job.attempts[-1], need)
+
+
+def _is_reached_by_peers(state: RunState, job: Job) -> bool:
+    """At its node's address; a job that shares its node is not reached from others."""
+    together = gangs.is_gang_run(state.run) or state.run.policy.same_placement
+    return together and len(state.jobs) > 1 and job.spec.resources.whole_node
+
+
+def _rather_elsewhere(job: Job) -> Iterator[Constraint]:
+    """The nodes that could not begin the job, one after the other until now: its next attempt had
+    better not go there, and may where no other node has room."""
+    last = job.attempts[-1]
+    names: dict[str, None] = {}
+    for attempt in reversed(job.attempts[:-1]):
+        if attempt.occurrence != last.occurrence or not _was_not_begun(attempt):
+            break
+        names[attempt.node_name or ""] = None
+    for name in sorted(list(names)[:_MOST_PASSED_OVER]):
+        yield Constraint(attribute="node", operator=Operator.NE, values=(name,), required=False)
+
+
+def _was_not_begun(attempt: Attempt) -> bool:
+    """Its node is to blame that it ended before it began."""
+    if attempt.node_id is None or attempt.running_at is not None or attempt.reason is None:
+        return False
+    row = ROWS[attempt.reason]
+    return row.reason_class is ReasonClass.FAILURE and row.budget is Budget.PREEMPTION
+
+
+def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
+    anchors = tuple(gangs.anchors(state))
+    ranked = tuple(waiting[a.id] for a in gangs.waiting_ranked(state) if a.id in waiting)
+    reserved = tuple(waiting[a.id] for a in gangs.waiting_reserved(state) if a.id in waiting)
+    if ranked:
+        together = _unit(state, Kind.TOGETHER, ranked, anchors, gang=True)
+        yield replace(together, reserved=reserved)
+    for member in reserved:
+        yield _unit(state, Kind.RESERVED, (member,), anchors, gang=True)
+
+
+def is_starting(attempt: Attempt) -> bool:
+    """Its container is still being built. One that only waits for its turn, or for its gang, must
+    not keep what it waits for from the node."""
+    building = attempt.status in (AttemptStatus.PROVISIONING, AttemptStatus.PULLING)
+    return building and not attempt.container_started
+
+
+def _starting(state: RunState) -> tuple[tuple[str, int], ...]:
+    lasts = (job.attempts[-1] for job in state.jobs if job.attempts)
+    return tuple(Counter(a.node_id for a in lasts if a.node_id and is_starting(a)).items())
+
+
+def _held_places(state: RunState) -> Iterator[Allocation]:
+    live = {job.attempts[-1].allocation_id for job in state.jobs if job.attempts}
+    return (a for a in state.allocations if a.id in live and gangs.queries.is_held(a))
+
+
+def _unit(
+    state: RunState,
+    kind: Kind,
+    members: tuple[Member, ...],
+    anchors: tuple[Allocation, ...] = (),
+    gang: bool = False,
+) -> Unit:
+    wanted = {member.attempt.allocation_id for member in members} - {None}
+    nominated = tuple(
+        a
+        for a in (state.allocations if wanted else ())
+        if a.id in wanted and a.state is AllocationState.NOMINATED
+    )
+    return Unit(
+        run=state.run,
+        kind=kind,
+        members=members,
+        anchors=anchors,
+        nominated=nominated,
+        gang=gang,
+        starting=_starting(state) if kind is Kind.TOGETHER else (),
+        freed=tuple(freed.kept(state.allocations)) if gang else (),
+    )
+
 
 Order: TypeAlias = tuple[bool, int, tuple[int, int], int, bool, float, str, int, int]
 

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from controller.lifecycle import attempts, gangs
+from controller.lifecycle import gangs, termination
 from controller.lifecycle.model import Allocation, Attempt, Job, Run
 from controller.lifecycle.reasons import SHORT_GRACE, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.scheduling.board import Board
+from controller.scheduling.capacity import Need
 from controller.scheduling.fit import Room, room, shortfalls
-from controller.scheduling.index import Where
-from controller.scheduling.needs import Need
-from controller.scheduling.units import BANDS
+from controller.scheduling.index import TrialCapacity, Where
+from controller.scheduling.queue import BANDS
 
 _LIVE = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING, AttemptStatus.RUNNING})
 CLEANUP_SECONDS = 10.0
@@ -72,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
 class Victims:
     """As one round of the scheduler sees them; `claimed` are those that it has chosen itself."""
 
-    def __init__(self, board: Board, now: float) -> None:
+    def __init__(self, board: TrialCapacity, now: float) -> None:
         self._board = board
         self._index = board.index
         self._now = now
@@ -178,7 +177,7 @@ class Victims:
             return True
         attempt = victim.attempt
         was_running = attempt.status is AttemptStatus.RUNNING
-        grace = attempts.grace(victim.run.policy, Reason.PREEMPTED, was_running=was_running)
+        grace = termination.grace(victim.run.policy, Reason.PREEMPTED, was_running=was_running)
         leaves_at = self._now + min(grace, longest)
         if victim.leaves_anyway:
             leaves_at = max(self._now, attempt.remove_at or 0.0)

@@ -10,23 +10,16 @@ import math
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
-from controller.pipelines.turns import Turns
-from controller.service.access import Gate
+from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
-from controller.service.blobs import BlobService
-from controller.service.explaining import ExplainService
 from controller.service.fleets import FleetService
-from controller.service.gpus import GpuService
-from controller.service.hostkeys import HostKeys
-from controller.service.logs import KeptLogs, Logs
-from controller.service.metrics import MetricsService
-from controller.service.nodes import NodeService
-from controller.service.planning import PlanService
-from controller.service.ports import Connect, PortService
+from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
+from controller.service.nodes import GpuService, NodeService
 from controller.service.progress import PullBoard
-from controller.service.runs import RunService
-from controller.service.submitting import SubmissionService
-from controller.service.users import UserService
+from controller.service.runs import ExplainService, PlanService, RunService
+from controller.service.ssh_keys import HostKeys
+from controller.service.submissions import BlobService, SubmissionService
+from controller.service.users import Gate, UserService
 from controller.store.base import Store
 
 
@@ -37,7 +30,7 @@ class ControllerService:
     def __init__(
         self,
         *,
-        turns: Turns,
+        turns: RunPipeline,
         store: Store,
         logs: Logs,
         gate: Gate,

@@ -22,11 +22,11 @@ from controller.lifecycle.reports import (
     SuspendRequested,
 )
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
-from controller.pipelines.turns import Turns
-from controller.service.access import require_control
+from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.errors import Conflict, Invalid, NotFound
-from controller.service.logs import find_job
-from controller.store.users import User
+from controller.service.job_access import find_job
+from controller.service.users import require_control
+from controller.store.base import User
 
 MOST_NODES = 10_000
 
@@ -39,7 +39,7 @@ class ActionService:
     """Every method raises NotFound, Forbidden, StoreUnavailable; but for `stop` also Conflict
     (`ended`, `ending`) for a run that is past it."""
 
-    def __init__(self, turns: Turns, runs: Runs) -> None:
+    def __init__(self, turns: RunPipeline, runs: Runs) -> None:
         self._turns = turns
         self._runs = runs
 
@@ -112,7 +112,7 @@ class ActionService:
         if attempt is None or attempt.status is not AttemptStatus.RUNNING:
             instead = "" if attempt is None else "; `fairlead job abort` ends it anyway"
             raise Conflict(
-                f"job {_name(job)} does not run ({_standing(job)}), so it cannot be asked to end"
+                f"job {_name(job)} is not running ({_standing(job)}), so it cannot be interrupted"
                 f"{instead}",
                 code="not_running",
                 field="job",

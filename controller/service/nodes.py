@@ -1,9 +1,11 @@
-"""What an admin can ask about nodes. A node's link and its jobs belong to `controller.nodes`."""
+"""What an admin can ask about nodes and their GPUs. Links and jobs belong to `controller.nodes`."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -25,13 +27,66 @@ from controller.lifecycle.statuses import (
     FINAL_RUN_STATUSES,
     AllocationState,
 )
-from controller.nodes.stock import report_gone
-from controller.pipelines.turns import Turns
-from controller.service.access import names_for, require_admin
-from controller.service.attributes import changed_attributes, check_attributes
-from controller.service.errors import Conflict, Invalid, NotFound
-from controller.service.hostkeys import HostKeys, trusted_key
-from controller.store.users import User
+from controller.links.base import ShimApi
+from controller.nodes.health import Reading, after_health_check, without_gpu
+from controller.nodes.sync import report_gone
+from controller.pipelines import from_node
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.errors import Conflict, Invalid, NotFound, Unavailable
+from controller.service.fleets import changed_attributes, check_attributes
+from controller.service.job_access import CONNECT_SECONDS, Connect
+from controller.service.ssh_keys import HostKeys, trusted_key
+from controller.service.users import names_for, require_admin
+from controller.store.base import User
+from shim.client import ShimError, ShimUnavailable
+
+
+class GpuService:
+    def __init__(self, nodes: NodeService, turns: RunPipeline, connect: Connect) -> None:
+        self._nodes = nodes
+        self._turns = turns
+        self._connect = connect
+
+    async def clear(self, key: str, uuid: str, *, user: User) -> Node:
+        """Offer a cordoned GPU again; forget one that is gone. Raises NotFound, Forbidden,
+        Unavailable."""
+        require_admin(user, "clear a GPU")
+        node = self._nodes.get(key)
+        missing = any(gpu.uuid == uuid and gpu.missing for gpu in node.capacity.gpus)
+        with _refusals(node):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                connection = await self._connect(node.id)
+            if missing:
+                return await self._forget(node, uuid, connection.shim)
+            info = await connection.shim.clear_gpu(uuid)
+            if all(uuid not in (gpu.uuid, gpu.mig_parent) for gpu in info.gpus):
+                return await self._forget(node, uuid, connection.shim)
+        return msgspec.structs.replace(node, capacity=from_node.capacity(info))
+
+    async def _forget(self, node: Node, uuid: str, shim: ShimApi) -> Node:
+        health, info = await shim.health(), await shim.node()
+        reading = Reading(health=health, info=info)
+        now = self._nodes.get(node.id)
+        changed = after_health_check(without_gpu(now, uuid), reading)
+        await self._turns.save_node(changed, node.id)
+        return changed
+
+
+@contextmanager
+def _refusals(node: Node) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise Unavailable(
+            f"node {node.name} is not connected at the moment", code="node_unreachable"
+        ) from None
+    except ShimUnavailable as error:
+        raise Unavailable(f"node {node.name} does not answer: {error}") from error
+    except ShimError as error:
+        if error.status == 404:
+            raise NotFound(error.message, field="gpu") from error
+        raise Unavailable(f"node {node.name} says: {error.message}") from error
+
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 LONGEST_REASON = 500
@@ -81,7 +136,9 @@ class _Names(Mapping[str, str]):
 
 
 class NodeService:
-    def __init__(self, turns: Turns, clock: Clock, chance: Chance, host_keys: HostKeys) -> None:
+    def __init__(
+        self, turns: RunPipeline, clock: Clock, chance: Chance, host_keys: HostKeys
+    ) -> None:
         self._turns = turns
         self._clock = clock
         self._chance = chance

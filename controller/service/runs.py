@@ -1,20 +1,163 @@
-"""What a user can ask about runs. Every answer that says "done" is committed before it is given."""
+"""What a user can ask about runs: their state, why they wait, and where a run would go now.
+
+Every answer that says "done" is committed before it is given.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Container
 from contextlib import asynccontextmanager
 
+import msgspec
+
+from controller.clock import Clock
+from controller.lifecycle.awaited import Awaited, awaited
+from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import Attempt, RunState
-from controller.pipelines.turns import Turns
-from controller.pipelines.watching import Watch
-from controller.service.access import require_sight, sees_all
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.schedules import waits_for_trigger
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
+from controller.pipelines.live_state import Watch
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.scheduling.explain import PlannedPlace, Waiting
+from controller.scheduling.feasibility import as_begun, why_queued
 from controller.service.errors import Invalid, NotFound
-from controller.service.logs import find_attempt, find_job
+from controller.service.job_access import find_attempt, find_job
 from controller.service.progress import ProgressWatch, PullBoard
-from controller.store.base import Store, StoredEvent
-from controller.store.users import User
+from controller.service.submissions import Submission, SubmissionService
+from controller.service.users import names_for, require_sight, sees_all
+from controller.store.base import Store, StoredEvent, User
+
+
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that are past the queue, or not in it yet, and wait for the same thing: `until` and
+    `ends_as` are those of the one that waits no longer than any other."""
+
+    jobs: tuple[str, ...]
+    status: AttemptStatus
+    what: str
+    until: float | None
+    ends_as: Reason | None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """`about`: what it waits for beside places; always there when `waiting` is empty."""
+
+    state: RunState
+    about: str | None
+    waiting: tuple[Waiting, ...]
+    under_way: tuple[UnderWay, ...]
+
+
+class ExplainService:
+    def __init__(self, turns: RunPipeline, runs: RunService, clock: Clock) -> None:
+        self._turns = turns
+        self._runs = runs
+        self._clock = clock
+
+    async def explain(self, key: str, user: User) -> Explanation:
+        """Raises NotFound, Forbidden, StoreUnavailable."""
+        state = await self._runs.seen(key, user)
+        now = self._clock.now()
+        found = self._turns.scheduler.explain(state.run.id, now, names_for(user))
+        about = why_not_whole(state, now) or (None if found else why_nothing_waits(state))
+        queued = {label for waiting in found for label in waiting.jobs}
+        return Explanation(
+            state=state, about=about, waiting=tuple(found), under_way=under_way(state, queued)
+        )
+
+
+def under_way(state: RunState, queued: Container[str] = ()) -> tuple[UnderWay, ...]:
+    """What every job with an attempt that is not final waits for, but for the `queued` ones."""
+    alike: dict[tuple[object, ...], list[tuple[str, AttemptStatus, Awaited]]] = {}
+    for job in state.jobs:
+        label = f"{job.group}/{job.cookie}"
+        found = awaited(state, job.attempts[-1]) if job.attempts else None
+        if found is not None and label not in queued:
+            status = job.attempts[-1].status
+            alike.setdefault((status, found.what, found.ends_as), []).append((label, status, found))
+    return tuple(_as_one(same) for same in alike.values())
+
+
+def _as_one(same: list[tuple[str, AttemptStatus, Awaited]]) -> UnderWay:
+    _, status, first = same[0]
+    untils = [found.until for _, _, found in same if found.until is not None]
+    return UnderWay(
+        jobs=tuple(label for label, _, _ in same),
+        status=status,
+        what=first.what,
+        until=min(untils, default=None),
+        ends_as=first.ends_as,
+    )
+
+
+def why_not_whole(state: RunState, now: float) -> str | None:
+    """Of a gang that holds places; None: it is whole, or waits for all of them."""
+    gathers = incarnation.gathering(state.run, state.jobs)
+    if gathers is None:
+        return None
+    left = max(0.0, gathers.gives_up_at - now)
+    return f"{gathers}; it gives its places up in {left:.0f} s unless a pull or a placement goes on"
+
+
+def why_nothing_waits(state: RunState) -> str:
+    """In one sentence, for a run of which no job waits for a place."""
+    run = state.run
+    if run.status in FINAL_RUN_STATUSES:
+        return f"it has ended: {run.status}"
+    if run.suspended:
+        return f"it is suspended: `fairlead resume {run.name}` lets it go on"
+    if waits_for_trigger(run):
+        return "it waits for its next trigger"
+    if any(job.retry_at is not None for job in state.jobs):
+        return "it waits before a job is tried again"
+    return _why_jobs_wait(state) or "none of its jobs waits for a place"
+
+
+def _why_jobs_wait(state: RunState) -> str | None:
+    """What the first that has no place waits for, where that is no place."""
+    waiting = [
+        (f"{job.group}/{job.cookie}", job.attempts[-1].pending_reason)
+        for job in state.jobs
+        if job.attempts and job.attempts[-1].status is AttemptStatus.SUBMITTED
+    ]
+    told = [(label, reason) for label, reason in waiting if reason is not None]
+    if not told:
+        return None
+    first, why = told[0]
+    alike = sum(reason == why for _, reason in told) - 1
+    return f"{first} and {alike} more: {why}" if alike else f"{first}: {why}"
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """`refused`: why a submit would be, and `field` whose fault it is; nothing is planned then."""
+
+    state: RunState
+    places: tuple[PlannedPlace, ...] = ()
+    refused: str | None = None
+    field: str | None = None
+    warning: str | None = None
+
+
+class PlanService:
+    def __init__(self, turns: RunPipeline, submissions: SubmissionService, clock: Clock) -> None:
+        self._turns = turns
+        self._submissions = submissions
+        self._clock = clock
+
+    def plan(self, submission: Submission, *, user: User) -> Preview:
+        """Raises ConfigurationError, Invalid, Refused (a band that was not granted)."""
+        state = as_begun(self._submissions.draft(submission, user=user))
+        nodes = tuple(self._turns.nodes.values())
+        never = self._turns.scheduler.why_never(state)
+        if never is not None:
+            field, sentence = never
+            return Preview(state=state, refused=sentence, field=field)
+        scheduler, now = self._turns.scheduler, self._clock.now()
+        places = scheduler.preview(state, now, names_for(user))
+        return Preview(state=state, places=tuple(places), warning=why_queued(state, nodes))
+
 
 MOST_CHILDREN = 1000
 """The latest ones; live ones beyond."""
@@ -50,7 +193,7 @@ class RunService:
     def __init__(
         self,
         *,
-        turns: Turns,
+        turns: RunPipeline,
         store: Store,
         progress: PullBoard,
     ) -> None:

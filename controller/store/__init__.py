@@ -1,6 +1,5 @@
-"""What the controller must not forget: runs, nodes, users and the story of what happened.
+"""The store keeps what the controller must not forget: runs, nodes, users and events.
 
-`base.Store` is the seam. `sql.SqlStore` keeps it in a database, `memory.MemoryStore` in a value
-that a test or a simulation can carry across restarts, and `failing` has named ways to misbehave.
+`base.Store` is the seam and `sql.SqlStore` keeps it in a database; tests have stores of their own.
 A change that `commit` returned for survives `kill -9`; one controller at a time can commit.
 """

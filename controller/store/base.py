@@ -1,21 +1,66 @@
-"""The seam between the controller and its memory: what it may ask, and what it is promised.
-
-* `commit` is one transaction: all of its changes are durable when it returns, or none ever is.
-* Every commit proves that this controller still holds the lease, inside that transaction.
-* What was loaded comes back equal to what was committed; of a run's history the recent part
-  (`lifecycle.recent`). What a committed state no longer has stays stored.
-"""
+"""The Store protocol, the errors that a store raises, and users with their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
+import sqlalchemy as sa
 
-from controller.lifecycle.history import Event
-from controller.lifecycle.model import Allocation, Attempt, Fleet, Node, RunState, Use
-from controller.store.users import StoredToken, User
+from controller.lifecycle.events import Event
+from controller.lifecycle.model import Allocation, Attempt, Band, Fleet, Node, RunState, Use
+
+
+class Role(StrEnum):
+    ADMIN = "admin"
+    USER = "user"
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    role: Role
+    created_at: float
+    bands: tuple[Band, ...] = ()
+    """Granted beyond those that everybody may use."""
+
+
+class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
+    """`digest` is what `tokens.digest` made of the token; the token itself is never stored."""
+
+    id: str
+    user: str
+    digest: str
+    created_at: float
+    label: str = ""
+
+
+TOKEN_PREFIX = "fl_"
+TOKEN_BYTES = 32
+
+
+def new_token(random_bytes: Callable[[int], bytes]) -> str:
+    """A token made of `random_bytes(32)`, which must come from the system's secure source."""
+    return TOKEN_PREFIX + random_bytes(TOKEN_BYTES).hex()
+
+
+def digest(token: str) -> str:
+    """The hex SHA-256 of the token: all that is stored of it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def matching(token: str, stored: Iterable[StoredToken]) -> StoredToken | None:
+    """The stored token that `token` is, compared in constant time; None if it is none of them."""
+    presented = digest(token)
+    found = None
+    for candidate in stored:
+        if hmac.compare_digest(presented, candidate.digest):
+            found = candidate
+    return found
+
 
 USE_SECONDS = 10 * 86400.0
 """With a half-life of a day, what lies farther back weighs less than a thousandth."""
@@ -191,3 +236,40 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Give the lease back and let go of everything; may be called twice."""
+
+
+_VALUES, _RULES, _LIMITS = "22", "23", "54"
+"""Classes of SQLSTATE: what a value is, what a constraint says, what is too large for an index."""
+_UNTAKEN = (ValueError, TypeError, OverflowError, NotImplementedError, msgspec.MsgspecError)
+"""What drivers and encoders say to a value before the database has seen it."""
+
+
+def is_about_values(error: Exception) -> bool:
+    """The same statement with the same values would fail forever, another one would not."""
+    if not isinstance(error, sa.exc.DBAPIError):
+        return isinstance(error, (*_UNTAKEN, sa.exc.StatementError))
+    if error.connection_invalidated:
+        return False
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return state[:2] in (_VALUES, _RULES, _LIMITS)
+    bound = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.InterfaceError)
+    return isinstance(error, (*bound, sa.exc.ProgrammingError, sa.exc.NotSupportedError))
+
+
+def as_store_error(error: Exception) -> StoreError:
+    if is_about_values(error):
+        return StoreRefused(f"the database refuses what is to be stored: {sentence(error)}")
+    connection_lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    if isinstance(error, sa.exc.OperationalError) or connection_lost:
+        return StoreUnavailable(f"the database can't be used now: {sentence(error)}")
+    return StoreUnusable(f"the database refuses: {sentence(error)}")
+
+
+def sentence(error: Exception) -> str:
+    """One line, without the statement and its values, which may be secret."""
+    if isinstance(error, StoreError):
+        return str(error)
+    original = getattr(error, "orig", None)
+    text = str(original if original is not None else type(error).__name__)
+    return next(iter(text.splitlines()), "")

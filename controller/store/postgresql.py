@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from controller.store import schema
 from controller.store.base import StoreUnavailable, StoreUnusable
-from controller.store.folderlock import FolderLock, Life
-from controller.store.tables import installation
+from controller.store.lease import FolderLock, Life
+from controller.store.schema import installation
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,4 @@
-"""Values to rows and back, so that no field of the model can be forgotten on the way.
-
-A field goes to the column of its name if the table has one, else into `rest`. Both directions are
-derived from the struct and the table; nothing is listed by hand.
-"""
+"""Row codecs turn the model's structs into rows and back; one per table."""
 
 from __future__ import annotations
 
@@ -13,8 +9,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-T = TypeVar("T", bound=msgspec.Struct)
+from controller.lifecycle.events import Event
+from controller.lifecycle.model import Allocation, Attempt, Fleet, Job, Node, Run
+from controller.store import schema
+from controller.store.base import StoredToken, User
 
+T = TypeVar("T", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -89,3 +89,14 @@ def _plain(content: object) -> object:
 
 def _unchanged(old: object, new: object) -> bool:
     return old is new or (isinstance(new, str | int | float) and old == new)
+
+
+RUN = RowCodec(Run, schema.runs, without=frozenset({"past_running"}))
+JOB = RowCodec(Job, schema.jobs, without=frozenset({"attempts", "past"}))
+ATTEMPT = RowCodec(Attempt, schema.attempts)
+ALLOCATION = RowCodec(Allocation, schema.allocations)
+FLEET = RowCodec(Fleet, schema.fleets)
+NODE = RowCodec(Node, schema.nodes)
+USER = RowCodec(User, schema.users)
+TOKEN = RowCodec(StoredToken, schema.tokens)
+EVENT = RowCodec(Event, schema.events)

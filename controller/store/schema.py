@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version, and knows which installation it is."""
+"""The tables, the migrations, and the identity of an installation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,211 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
-from controller.store.tables import SCHEMA_VERSION, installation
 
+SCHEMA_VERSION = "0003"
+metadata = sa.MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+_SEQUENCE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+JSON_COLUMN = {"json": True}
+
+
+def _id(name: str = "id") -> sa.Column[str]:
+    return sa.Column(name, sa.String(64), primary_key=True)
+
+
+def _text(name: str, *, nullable: bool = True) -> sa.Column[str]:
+    return sa.Column(name, sa.Text(), nullable=nullable)
+
+
+def _word(name: str, *, nullable: bool = True) -> sa.Column[str]:
+    return sa.Column(name, sa.String(64), nullable=nullable)
+
+
+def _number(name: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger(), nullable=nullable)
+
+
+def _flag(name: str) -> sa.Column[bool]:
+    return sa.Column(name, sa.Boolean(create_constraint=False), nullable=False)
+
+
+def _time(name: str, *, nullable: bool = True) -> sa.Column[float]:
+    return sa.Column(name, sa.Double(), nullable=nullable)
+
+
+def _json(name: str) -> sa.Column[str]:
+    return sa.Column(name, sa.Text(), nullable=False, info=JSON_COLUMN)
+
+
+def _rest() -> sa.Column[str]:
+    return sa.Column("rest", sa.Text(), nullable=False)
+
+
+def _owner(table: str, column: str) -> sa.Column[str]:
+    return sa.Column(
+        column, sa.String(64), sa.ForeignKey(f"{table}.id", ondelete="CASCADE"), nullable=False
+    )
+
+
+installation = sa.Table(
+    "installation",
+    metadata,
+    _id(),
+    sa.Column("epoch", sa.BigInteger(), nullable=False),
+    _time("created_at", nullable=False),
+    _time("restored_at"),
+)
+leases = sa.Table(
+    "leases",
+    metadata,
+    _id("name"),
+    _text("holder", nullable=False),
+    sa.Column("token", sa.BigInteger(), nullable=False),
+    _time("expires_at", nullable=False),
+)
+users = sa.Table(
+    "users",
+    metadata,
+    _id("name"),
+    _word("role", nullable=False),
+    _time("created_at", nullable=False),
+    sa.Column("rest", sa.Text(), nullable=False, server_default="{}"),
+)
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    _id(),
+    sa.Column(
+        "user", sa.String(64), sa.ForeignKey("users.name", ondelete="CASCADE"), nullable=False
+    ),
+    _text("digest", nullable=False),
+    _text("label", nullable=False),
+    _time("created_at", nullable=False),
+)
+fleets = sa.Table(
+    "fleets",
+    metadata,
+    _id("name"),
+    _text("placement"),
+    _time("created_at", nullable=False),
+    _rest(),
+)
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    _id(),
+    _word("name", nullable=False),
+    _word("fleet", nullable=False),
+    _word("status", nullable=False),
+    _flag("draining"),
+    _text("message"),
+    _time("created_at", nullable=False),
+    _time("last_seen_at"),
+    _rest(),
+)
+runs = sa.Table(
+    "runs",
+    metadata,
+    _id(),
+    _word("name", nullable=False),
+    _word("type", nullable=False),
+    _word("user", nullable=False),
+    _word("status", nullable=False),
+    _word("reason"),
+    _text("message"),
+    _word("parent_id"),
+    _text("client_key"),
+    _flag("suspended"),
+    _number("occurrence"),
+    _number("deployment"),
+    _number("version"),
+    _time("next_triggered_at"),
+    _time("submitted_at", nullable=False),
+    _time("finished_at"),
+    _json("policy"),
+    _json("configuration"),
+    _rest(),
+    sa.Index("ix_runs_submitted_at_id", "submitted_at", "id"),
+    sa.Index("ix_runs_name_submitted_at", "name", "submitted_at"),
+    sa.Index("ix_runs_status", "status"),
+    sa.Index("ix_runs_finished_at", "finished_at"),
+    sa.Index("ix_runs_parent_id", "parent_id"),
+    sa.Index("ix_runs_user_client_key", "user", "client_key"),
+)
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    _id(),
+    _owner("runs", "run_id"),
+    _word("group", nullable=False),
+    _number("replica"),
+    _number("cookie"),
+    _number("index"),
+    _number("rank", nullable=True),
+    _flag("abandoned"),
+    _time("retry_at"),
+    _json("spec"),
+    _rest(),
+    sa.Index("ix_jobs_run_id", "run_id"),
+)
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    _id(),
+    _owner("jobs", "job_id"),
+    sa.Column("run_id", sa.String(64), nullable=False),
+    _number("number"),
+    _number("occurrence"),
+    _word("status", nullable=False),
+    _word("reason"),
+    _text("message"),
+    _number("exit_code", nullable=True),
+    _word("node_id"),
+    _word("allocation_id"),
+    _time("submitted_at", nullable=False),
+    _time("provisioned_at"),
+    _time("pulling_at"),
+    _time("running_at"),
+    _time("terminating_at"),
+    _time("finished_at"),
+    _rest(),
+    sa.Index("ix_attempts_job_id", "job_id"),
+    sa.Index("ix_attempts_run_id", "run_id"),
+)
+allocations = sa.Table(
+    "allocations",
+    metadata,
+    _id(),
+    _owner("runs", "run_id"),
+    _word("job_id", nullable=False),
+    _word("node_id", nullable=False),
+    _word("state", nullable=False),
+    _time("created_at", nullable=False),
+    _time("released_at"),
+    _rest(),
+    sa.Index("ix_allocations_run_id", "run_id"),
+    sa.Index("ix_allocations_state", "state"),
+    sa.Index("ix_allocations_released_at", "released_at"),
+)
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("seq", _SEQUENCE, primary_key=True, autoincrement=True),
+    _word("run_id"),
+    _word("job_id"),
+    _word("attempt_id"),
+    _text("kind", nullable=False),
+    _time("at", nullable=False),
+    _text("message"),
+    _rest(),
+    sa.Index("ix_events_run_id_seq", "run_id", "seq"),
+    sqlite_autoincrement=True,
+)
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 

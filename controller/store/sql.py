@@ -1,9 +1,4 @@
-"""The store in a SQL database: every statement runs in one of two threads of its own.
-
-The event loop only ever waits for them. One thread writes, one transaction per `commit`; the other
-reads, so that a long listing never holds up a decision. The statements are portable: what is
-special about a database is in its `Database`.
-"""
+"""SqlStore keeps the controller's state in a SQL database; `Database` is what differs by vendor."""
 
 from __future__ import annotations
 
@@ -15,12 +10,12 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
-from controller.store import blaming, forgetting, history, reading, schema, writing
+from controller.store import queries, schema, writes
 from controller.store.base import (
     USE_SECONDS,
     Boot,
@@ -31,16 +26,57 @@ from controller.store.base import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    as_store_error,
+    is_about_values,
+    sentence,
 )
-from controller.store.database import Database
-from controller.store.failures import as_store_error, is_about_values, sentence
-from controller.store.folderlock import Life
-from controller.store.lease import LEASE_SECONDS, Lease
+from controller.store.lease import LEASE_SECONDS, Lease, Life
 from controller.store.scrubbing import Scrubber
+
+
+class Database(Protocol):
+    """All of it is called in the store's own threads and may block."""
+
+    def enter(self, holder: str) -> None:
+        """Raises LeaseHeld, StoreUnusable."""
+
+    def holder_is_dead(self, connection: sa.Connection, token: int) -> bool:
+        """Whether `enter` has proven that who took the lease with this token is dead: then it need
+        not run out."""
+
+    def began(self, life: Life) -> None:
+        """The lease was taken and committed: a successor may want to prove its holder dead."""
+
+    def writer(self) -> sa.Engine:
+        """For transactions that write; used by one thread."""
+
+    def reader(self) -> sa.Engine:
+        """For transactions that only read, beside a writing one; used by another thread."""
+
+    def guard(self, connection: sa.Connection) -> None:
+        """Until the transaction ends, nobody else is opening this database."""
+
+    def now(self, connection: sa.Connection, own: Callable[[], float]) -> float:
+        """The time by which leases run out: that of a clock which all who may take it share; `own`
+        if they are all on this machine."""
+
+    def ticket(self, connection: sa.Connection) -> str | None:
+        """Names the present transaction, if its end may ever be unknown to who commits it."""
+
+    def landed(self, connection: sa.Connection, ticket: str) -> bool:
+        """Whether that transaction was committed. Raises StoreUnavailable: ask again."""
+
+    def scrub(self, writer: sa.Engine) -> bool:
+        """Take out of the database's own files what is overwritten or removed, as far as that is in
+        its power. False: somebody reads at this moment, ask again. Called by the writing thread,
+        outside of transactions."""
+
+    def leave(self) -> None:
+        """May be called twice, and after a failed `enter`."""
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
 RECONNECT_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 10.0)
 
 
@@ -125,21 +161,21 @@ class SqlStore:
     async def load(self) -> Snapshot:
         used_since = self._now() - USE_SECONDS
         return await self._read(
-            lambda connection: reading.snapshot(connection, used_since=used_since)
+            lambda connection: queries.snapshot(connection, used_since=used_since)
         )
 
     async def commit(self, changes: Changes) -> None:
         try:
-            await self._write(lambda connection: writing.write(connection, changes))
+            await self._write(lambda connection: writes.write(connection, changes))
         except StoreRefused as error:
             raise await self._blame(changes, str(error)) from error.__cause__
-        if writing.drops_values(changes):
+        if writes.drops_values(changes):
             self._scrub_soon()
 
     async def _blame(self, changes: Changes, message: str) -> StoreRefused:
         def blame() -> StoreRefused:
             with self._opened(self._writer).connect() as connection, connection.begin() as trial:
-                refused = blaming.culprits(connection, changes)
+                refused = writes.culprits(connection, changes)
                 trial.rollback()
             return StoreRefused(message, **refused)
 
@@ -149,7 +185,7 @@ class SqlStore:
         removed: list[str] = []
 
         def forget(connection: sa.Connection) -> None:
-            removed[:] = forgetting.runs(connection, finished_before, limit)
+            removed[:] = writes.forget_runs(connection, finished_before, limit)
 
         await self._write(forget)
         if removed:
@@ -160,7 +196,7 @@ class SqlStore:
         removed: list[str] = []
 
         def forget(connection: sa.Connection) -> None:
-            removed[:] = forgetting.attempts(connection, finished_before, limit)
+            removed[:] = writes.forget_attempts(connection, finished_before, limit)
 
         await self._write(forget)
         if removed:
@@ -171,11 +207,11 @@ class SqlStore:
         await self._write(self._lease.renew)
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
-        return await self._read(lambda connection: reading.find_run(connection, key, user))
+        return await self._read(lambda connection: queries.find_run(connection, key, user))
 
     async def find_submission(self, user: str, client_key: str) -> RunState | None:
         return await self._read(
-            lambda connection: reading.find_submission(connection, user, client_key)
+            lambda connection: queries.find_submission(connection, user, client_key)
         )
 
     async def list_runs(
@@ -188,7 +224,7 @@ class SqlStore:
         parent_id: str | None = None,
     ) -> list[RunState]:
         return await self._read(
-            lambda connection: reading.list_runs(
+            lambda connection: queries.list_runs(
                 connection,
                 include_finished=include_finished,
                 limit=limit,
@@ -207,7 +243,7 @@ class SqlStore:
         user: str | None = None,
     ) -> list[StoredEvent]:
         return await self._read(
-            lambda connection: reading.events(
+            lambda connection: queries.events(
                 connection, run_id=run_id, after=after, limit=limit, user=user
             )
         )
@@ -224,10 +260,10 @@ class SqlStore:
         limit: int = 1000,
     ) -> list[Attempt]:
         def read(connection: sa.Connection) -> list[Attempt]:
-            wanted = history.of(run_id, job_id=job_id, occurrence=occurrence, key=key)
+            wanted = queries.attempts_of(run_id, job_id=job_id, occurrence=occurrence, key=key)
             if incarnation is not None:
-                wanted &= history.of_incarnation(incarnation, connection.dialect.name)
-            return history.page(connection, wanted, after, limit)
+                wanted &= queries.of_incarnation(incarnation, connection.dialect.name)
+            return queries.attempts_page(connection, wanted, after, limit)
 
         return await self._read(read)
 

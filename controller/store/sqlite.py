@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from controller.store.base import LeaseHeld, StoreUnavailable, StoreUnusable
-from controller.store.folderlock import FolderLock, Life
+from controller.store.lease import FolderLock, Life
 
 DATABASE_NAME = "controller.db"
 _HEADER = b"SQLite format 3\0"

@@ -23,7 +23,7 @@ from entrypoint.ssh.settings import (
     SettingsUnusable,
     SshSettings,
 )
-from runner.children import Children
+from runner.job.spawning import Children
 
 _PAUSE_AFTER_FAILURE = 1.0
 

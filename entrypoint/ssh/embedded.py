@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runner.children import Children
-from runner.process import start_in_thread
+from runner.job.process import start_in_thread
+from runner.job.spawning import Children
 
 
 class EmbeddedServer:

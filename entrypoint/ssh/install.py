@@ -13,9 +13,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from runner import environment
-from runner.children import Children
-from runner.process import start_in_thread
+from runner.job import environment
+from runner.job.process import start_in_thread
+from runner.job.spawning import Children
 
 _LIMIT_SECONDS = 600.0
 _TAIL = 4096

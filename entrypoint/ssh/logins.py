@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from runner import environment, identities
 from runner.errors import CannotStart
-from runner.identities import Identity
+from runner.job import environment
+from runner.job.identity import Identity, current_identity, resolve
 
 _SHELLS = ("/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh")
 _NO_SHELLS = ("nologin", "false", "true", "sync", "halt", "shutdown")
@@ -69,10 +69,10 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 def login_as(name: str, root: Path = Path("/")) -> Login | None:
     """None for a user that the image does not know. Without root's rights everybody is us."""
     if os.geteuid() != 0:
-        identity = identities.current_identity(root)
+        identity = current_identity(root)
         return Login(identity=identity, shell=_shell(identity.uid, root), change=False)
     try:
-        identity = identities.resolve(name.partition(":")[0], root)
+        identity = resolve(name.partition(":")[0], root)
     except CannotStart:
         if name != "root":
             return None

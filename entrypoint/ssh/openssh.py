@@ -16,9 +16,9 @@ from pathlib import Path
 
 from entrypoint.ssh.logins import locked_users
 from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
-from runner import environment, session_environment
-from runner.children import Children
-from runner.process import start_in_thread
+from runner.job import environment
+from runner.job.process import start_in_thread
+from runner.job.spawning import Children
 
 _FOLDER = Path("/run/fairlead-ssh")
 _FALLBACK = "sshd"
@@ -89,11 +89,11 @@ class OpenSshServer:
         """With a configuration made anew for each visitor: the job, whose environment a session
         has, may have begun since. Raises OSError."""
         text = _CONFIG.format(folder=self._folder)
-        variables = self._environment | session_environment.read(self._task)
+        variables = self._environment | environment.read(self._task)
         try:
-            places = session_environment.in_memory(self._task, _CONFIG_NAME)
+            places = environment.in_memory(self._task, _CONFIG_NAME)
             content = (text + set_env(variables)).encode()
-            config = session_environment.write_private(places, content)
+            config = environment.write_private(places, content)
         except OSError:  # without what may not be on a disk
             config = self._folder / _CONFIG_NAME
             _write_file(config, text + set_env(self._environment), 0o600)

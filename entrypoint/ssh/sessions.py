@@ -19,9 +19,9 @@ import asyncssh
 
 from entrypoint.ssh.logins import Login, NothingToRun
 from entrypoint.ssh.terminal import Terminal
-from runner import environment, session_environment
-from runner.children import Children
-from runner.process import Child, Ending, start
+from runner.job import environment
+from runner.job.process import Child, Ending, start
+from runner.job.spawning import Children
 
 Process = asyncssh.SSHServerProcess[bytes]
 
@@ -118,7 +118,7 @@ class Sessions:
         )
 
     def _environment(self, login: Login, process: Process) -> dict[str, str]:
-        job = session_environment.read(self._task)
+        job = environment.read(self._task)
         env = login.environment(self._inherited | job)
         env |= {_text(name): _text(value) for name, value in process.env.items()}
         peer, own = process.get_extra_info("peername"), process.get_extra_info("sockname")

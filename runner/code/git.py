@@ -22,8 +22,8 @@ import msgspec
 
 from runner.code.helper import Helpers, Outcome
 from runner.errors import CannotStart
+from runner.job.scratch import Scratch
 from runner.schemas import Repo, RepoCredentials
-from runner.scratch import Scratch
 
 SCHEMES = ("https", "http", "ssh", "git", "file")
 _SCP_LIKE = re.compile(r"(?:[\w.-]+@)?[\w.-]+:(?!//|:)")
@@ -149,7 +149,7 @@ class RuntimeGit:
         _require(done, "the local changes cannot be applied to the repository")
 
     async def _run(self, what: str, target: str, stdin: int) -> Outcome:
-        argv = (*_python("runner.code.fetching"), what, target)
+        argv = (*_python("runner.code.fetch"), what, target)
         env = {name: value for name, value in self._helpers.env.items() if name in _KEPT_FOR_OURS}
         env["PATH"] = self._helpers.env.get("PATH", os.defpath)
         return await self._helpers.run(argv, cwd="/", env=env, stdin=stdin)
@@ -215,7 +215,7 @@ def _ssh(
     checking = "yes" if known else "accept-new"
     options = ["BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15"]
     options += [f"StrictHostKeyChecking={checking}", f"UserKnownHostsFile={hosts}"]
-    words = [*((program,) if program else _python("runner.code.ssh_client")), "-F", "/dev/null"]
+    words = [*((program,) if program else _python("runner.code.git_ssh")), "-F", "/dev/null"]
     if keys is not None and keys.private_key is not None:
         key = scratch.secret_file("git-key", keys.private_key.rstrip("\n") + "\n")
         made.append(key)

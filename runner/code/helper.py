@@ -11,10 +11,10 @@ from contextlib import suppress
 
 import msgspec
 
-from runner.children import Children
-from runner.identities import Identity
-from runner.launch import Launch
-from runner.process import JobProcess, spawn
+from runner.job.identity import Identity
+from runner.job.launch import Launch
+from runner.job.process import JobProcess, spawn
+from runner.job.spawning import Children
 
 _TAIL = 16 << 10
 _PIECE = 64 << 10

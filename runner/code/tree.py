@@ -1,7 +1,7 @@
-"""Writes entries below one folder, through folder descriptors and never through a link.
+"""The tree writer puts entries of an archive below one folder, never through a link. Blocking.
 
 Every step opens one name relative to an open folder with O_NOFOLLOW, so nothing that lies there
-before, or that the archive itself brought, can lead outside. Blocking.
+before, or that the archive itself brought, can lead outside.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NoReturn
 
-from runner.code.archive import Entry, Kind, Parts, shown
-from runner.code.errors import BadArchive
+from runner.code.archive import Entry, Kind, Parts, TarReader, shown, unpacked
+from runner.code.errors import BadArchive, Limits
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -149,3 +150,28 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def unpack(
+    blob: Path,
+    target: Path,
+    *,
+    owner: tuple[int, int] | None = None,
+    replace: bool = False,
+    limits: Limits | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Blocking; `check` is called often and may raise to end it. What was written before a refusal
+    stays. Raises BadArchive, OSError."""
+    with blob.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        reader = TarReader(unpacked(file), size, limits or Limits())
+        root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        writer = TreeWriter(root, owner=owner, replace=replace)
+        try:
+            for entry in reader:
+                check()
+                writer.write(entry, reader.pieces())
+        finally:
+            writer.close()
+            os.close(root)

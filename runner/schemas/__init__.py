@@ -6,19 +6,96 @@ peer are ignored. Times are Unix seconds (float), durations seconds, sizes bytes
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
-from runner.schemas.code import (
-    ClusterKey,
-    EnvStyle,
-    Files,
-    GangInfo,
-    IfExists,
-    Repo,
-    RepoCredentials,
-)
+
+class IfExists(StrEnum):
+    """What to do when a repository's folder exists and is not empty."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+class Repo(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that is there before the commands run: either `archive` unpacked, or `url` fetched
+    with git (at `commit`, else the tip of `branch`, else the remote's HEAD) and changed by `diff`.
+
+    `path` is absolute or relative to the working folder. `archive` and `diff` (as of
+    `git diff --binary --full-index`) are blobs, named by their sha256.
+    """
+
+    path: str
+    url: str | None = None
+    branch: str | None = None
+    commit: str | None = None
+    diff: str | None = None
+    archive: str | None = None
+    if_exists: IfExists = IfExists.ERROR
+
+
+class RepoCredentials(msgspec.Struct, frozen=True, kw_only=True):
+    """`token` for https, `private_key` (OpenSSH, PEM) for ssh; `known_hosts` are lines for that
+    host: without them the first key that the host shows is taken."""
+
+    token: str | None = None
+    username: str = "x-access-token"
+    private_key: str | None = None
+    known_hosts: str | None = None
+
+    def __repr__(self) -> str:
+        return "RepoCredentials(***)"
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """`archive` (a blob) unpacked into the folder `path`; files that are there already give way."""
+
+    path: str
+    archive: str
+
+
+class EnvStyle(StrEnum):
+    """Whose names the job's variables have beside ours."""
+
+    DSTACK = "dstack"
+    YTSAURUS = "ytsaurus"
+    TORCH = "torch"
+
+
+class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """docs/rules.md 5. `size` counts the ranks of all gang groups, `group_size` those of
+    this one; None: its group is no gang but restarts with one, and has ranks of its own. `rank`
+    None: a reserved job."""
+
+    incarnation: str
+    incarnation_number: int
+    size: int
+    group_size: int | None = None
+    rank: int | None = None
+
+
+class ClusterKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The run's own SSH key, the same on all its nodes; OpenSSH formats."""
+
+    private: str
+    public: str
+
+    def __repr__(self) -> str:
+        return "ClusterKey(***)"
+
+
+LONGEST_ARGUMENT = 128 * 1024 - 1
+"""Bytes of one argument or of one `NAME=VALUE`: Linux's MAX_ARG_STRLEN less the NUL at its end."""
+
+
+def script(commands: Iterable[str]) -> str:
+    """One script in which each command must succeed for the next to run, and `cd`, `export` and
+    functions carry over. The last command is left bare so that a shell can become it."""
+    check = "\n\ncase $? in 0) ;; *) exit $? ;; esac\n"
+    return check.join(commands)
+
 
 __all__ = [
     "ClusterKey",
@@ -44,7 +121,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunnerState(StrEnum):
-    """The runner's linear life (DESIGN.md, runner API)."""
+    """The runner's linear life."""
 
     WAITING_FOR_JOB = "waiting_for_job"
     WAITING_FOR_CODE = "waiting_for_code"
@@ -143,7 +220,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How the job ended: `exit.json` in the task's folder, fsynced before anything else is said.
 
-    `reason` is one of LIFECYCLE.md's: done_by_runner, container_exited_with_error, out_of_memory,
+    `reason` is one of docs/rules.md's: done_by_runner, container_exited_with_error, out_of_memory,
     executor_error, max_duration_exceeded, log_quota_exceeded, interrupted. `exit_code` is None
     when the commands could not be started, and 128 + n when signal n ended them (`signal` then
     holds its name). While a stopped job's last processes are waited for it may be there already,
@@ -258,18 +335,14 @@ class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 WS_TOO_SLOW = 4008
 """Close code for a follower whose bounded buffer ran full."""
-
 LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
 """Of `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
-
 LOG_END_HEADER = "Fairlead-Log-End"
 """Of `GET /v1/logs`: the offset after the body, where the next page begins."""
-
 RUNNER_SOCKET_NAME = "runner.sock"
 EXIT_RECORD_NAME = "exit.json"
 SHORTEST_SECRET = 4
 """Bytes that are hidden in logs; what is shorter would be found everywhere."""
-
 IMAGE_CONFIG_NAME = "image.json"
 STOP_ORDER_NAME = "stop.json"
 LOGS_FOLDER_NAME = "logs"

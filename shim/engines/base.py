@@ -25,7 +25,7 @@ from shim.schemas import (
 
 
 class EngineError(Exception):
-    """The engine refused; the text is meant for the user. `reason` is LIFECYCLE.md's name."""
+    """The engine refused; the text is meant for the user. `reason` is docs/rules.md's name."""
 
     reason = "creating_container_error"
 
@@ -85,7 +85,7 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     digest: str | None = None
     by_id: bool = False
-    """It was named by its id, which no registry knows it by."""
+    """The reference was its id, by which no registry knows it."""
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     user: str = ""

@@ -1,10 +1,11 @@
-"""Tasks as plain processes: for development on machines without Docker. There is no isolation.
+"""The process engine runs tasks as plain processes, for machines without Docker. It isolates
+nothing.
 
 Each task is the entrypoint in a session of its own with a private folder as its home, looked after
-by a reaper, which ends when no process of the task lives. It outlives the shim: a small state file
+by a reaper that ends when no process of the task lives. It outlives the shim: a small state file
 names the reaper's pid and start time, so that the next shim finds it again and never mistakes a
-reused pid for it. A mark in the environment finds what the state file cannot: a reaper that was
-started a moment before the shim was killed, and what is left when the reaper was killed itself.
+reused pid for it. A mark in the environment finds what the state file cannot. Secrets and keys lie
+in a folder in memory, which the engine removes however the task ends.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
 import msgspec
 
-from shim import durable, safe_files
+from shim import safe_files
 from shim.engines import procfs, reaper, sweep
 from shim.engines.base import (
     ContainerSpec,
@@ -35,10 +37,51 @@ from shim.engines.base import (
     NodeFault,
     Storage,
 )
-from shim.engines.private_memory import VARIABLE, PrivateMemory
 from shim.schemas import EngineKind, PullProgress, RegistryAuth
+from shim.state import records
 
 log = logging.getLogger(__name__)
+VARIABLE = "FAIRLEAD_MEMORY_FOLDER"
+"""Names the folder to the runner, which uses it if it is in memory indeed."""
+_PLACE = Path("/dev/shm")
+_PASSED_THROUGH = 0o711
+"""A job that runs as another user reaches what is its own."""
+
+
+class PrivateMemory:
+    """Blocking. All of it may be repeated."""
+
+    def __init__(self, install_id: str, place: Path = _PLACE) -> None:
+        self._prefix = f"fairlead-{install_id}-"
+        self._place = place
+
+    def make(self, task_id: str) -> Path | None:
+        """None where that cannot be: the runner then looks for a place by itself."""
+        folder = self._folder(task_id)
+        try:
+            folder.mkdir(exist_ok=True)
+            about = folder.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                raise FileExistsError(f"{folder} is somebody else's")
+            folder.chmod(_PASSED_THROUGH)
+        except OSError as error:
+            log.warning("task %s has no memory of its own: %s", task_id, error)
+            return None
+        return folder
+
+    def remove(self, task_id: str) -> None:
+        shutil.rmtree(self._folder(task_id), ignore_errors=True)
+
+    def remove_strays(self, known: Iterable[str]) -> None:
+        wanted = {self._folder(task_id) for task_id in known}
+        for folder in self._place.glob(f"{self._prefix}*"):
+            if folder not in wanted:
+                log.warning("%s belongs to no task: removed", folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, task_id: str) -> Path:
+        return self._place / f"{self._prefix}{task_id}"
+
 
 _MARK = "FAIRLEAD_PROCESS_MARK"
 """Names the task in the environment of all its processes: the runner hands it on."""
@@ -191,8 +234,8 @@ class ProcessEngine:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         decoder = msgspec.json.Decoder(ProcessState)
         for path in self._folder.glob("*/state.json"):
-            with contextlib.suppress(durable.DamagedFile, msgspec.DecodeError, OSError):
-                state = decoder.decode(durable.read_file(path))
+            with contextlib.suppress(records.DamagedFile, msgspec.DecodeError, OSError):
+                state = decoder.decode(records.read_file(path))
                 self._states[state.spec.task_id] = self._as_it_is(state)
         self._memory.remove_strays(self._states)
 
@@ -306,7 +349,7 @@ class ProcessEngine:
     def _write(self, state: ProcessState) -> None:
         folder = self._folder / state.spec.task_id
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        durable.write_file(folder / "state.json", msgspec.json.encode(state))
+        records.write_file(folder / "state.json", msgspec.json.encode(state))
         self._states[state.spec.task_id] = state
 
     async def _in_thread(self, act: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """The node's GPUs: what they are, who may have them, how they are, how a container gets them.
 
-`base` is the seam with its none, memory and failing versions, `nvml` the real one. `choose` and
+`base` is the seam with its none, memory and failing versions, `nvml` the real one. `selection` and
 `health` decide without I/O; `watch` keeps what is known up to date; `handover` says how an engine
 is asked.
 """

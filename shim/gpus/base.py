@@ -93,7 +93,7 @@ class Gpus(Protocol):
         """Raises GpuLost, GpuSilent, GpuError."""
 
     async def next_xid(self) -> Xid:
-        """Waits for the next one, for ever if need be."""
+        """Waits for the next one, forever if need be."""
 
 
 class MemoryGpus:

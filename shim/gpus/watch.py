@@ -19,9 +19,9 @@ import msgspec
 from shim.gpus import health
 from shim.gpus.base import GpuError, GpuLost, Gpus, GpuSilent, Vitals, Xid
 from shim.gpus.health import Fault, Finding
-from shim.gpus.roll import Roll
-from shim.records import Records
+from shim.gpus.inventory import Roll
 from shim.schemas import GpuInfo
+from shim.state.records import Records
 
 log = logging.getLogger(__name__)
 

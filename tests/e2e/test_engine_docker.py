@@ -22,7 +22,7 @@ from shim.engines.base import (
     MountSpec,
     NodeFault,
 )
-from shim.engines.docker import DockerEngine
+from shim.engines.docker.engine import DockerEngine
 from shim.schemas import ContainerOptions, GpuInfo, NetworkMode, Ulimit, VolumeKind
 from shim.settings import Settings
 from tests.support.daemons import run

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from shim.engines.base import ImageError, ImageProblem
-from shim.engines.docker import DockerEngine
+from shim.engines.docker.engine import DockerEngine
 from shim.images import ImageRecord, Images, Watermarks
-from shim.records import MemoryRecords
 from shim.schemas import PullProgress, RegistryAuth
 from shim.settings import Settings
+from shim.state.records import MemoryRecords
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry
@@ -145,7 +145,7 @@ async def test_the_registry_is_asked_with_the_credentials_that_are_given_and_no_
 async def test_a_registry_that_never_answers_is_no_yes(
     engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shim.engines.docker_pull.ASK_SECONDS", 0.5)
+    monkeypatch.setattr("shim.engines.docker.images.ASK_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         reference = f"127.0.0.1:{silent.getsockname()[1]}/tool:1"
         with pytest.raises(ImageError, match=r"did not say within 0.5 s") as caught:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from shim.engines.base import ImageError
-from shim.engines.docker import DockerEngine
+from shim.engines.docker.engine import DockerEngine
 from shim.schemas import PullProgress, RegistryAuth
 from shim.settings import Settings
 from tests.support.docker_daemon import DockerDaemon

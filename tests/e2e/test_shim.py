@@ -14,7 +14,7 @@ import pytest
 
 from runner.client import RunnerClient
 from runner.schemas import ExitRecord, JobSpec, SubmitRequest
-from runner.serving import EXIT_NOT_STARTED
+from runner.server import EXIT_NOT_STARTED
 from shim.client import ShimClient
 from shim.schemas import Fence, TaskInfo, TaskRequest, TaskResources, TaskStatus, TerminateRequest
 from tests.support.docker_daemon import DockerDaemon

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from controller.lifecycle.history import Event, EventKind
+from controller.lifecycle.compaction import KEPT_ATTEMPTS
+from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE
 from controller.lifecycle.model import Allocation, Attempt, Job, Node, Resources, RunState
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.recent import KEPT_ATTEMPTS
 from controller.lifecycle.reports import JobAbortRequested, Report
 from controller.lifecycle.statuses import (
     ALLOCATION_MOVES,

@@ -8,14 +8,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from controller.assembly import Machinery
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
+from controller.daemon import Assembly
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
 from controller.store.base import Changes, LeaseLost, StoreUnavailable
-from controller.store.memory import MemoryDatabase, MemoryStore
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.simulation.checks import Checks
 from tests.simulation.virtual import Life, VirtualLoop
 
@@ -82,7 +82,7 @@ class ControllerLife:
     ) -> None:
         self.life = Life(f"controller {number}")
         self.gone = asyncio.Event()
-        self.machinery: Machinery | None = None
+        self.machinery: Assembly | None = None
         self.superseded = False
         self._loop = loop
         self._failed = failed
@@ -96,9 +96,9 @@ class ControllerLife:
         chance: Chance,
         make_link: Callable[[Node], NodeLink],
     ) -> None:
-        async def boot() -> Machinery:
+        async def boot() -> Assembly:
             boot = await store.open()
-            return Machinery(
+            return Assembly(
                 store=store,
                 boot=boot,
                 snapshot=await store.load(),
@@ -164,7 +164,7 @@ class ControllerLife:
             self._failed(error)
 
 
-async def _work(machinery: Machinery, store: MemoryStore) -> None:
+async def _work(machinery: Assembly, store: MemoryStore) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(machinery.run(), name="machinery")

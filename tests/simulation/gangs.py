@@ -1,4 +1,4 @@
-"""What must hold of a run with gangs, judged by what was committed (LIFECYCLE.md section 5)."""
+"""What must hold of a run with gangs, judged by what was committed (docs/rules.md 5)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a switch frees goes to nobody else until the gang is whole or gives up (LIFECYCLE.md section
-5), judged by what was committed."""
+"""What a switch frees goes to nobody else until the gang is whole or gives up (docs/rules.md 5),
+judged by what was committed."""
 
 from __future__ import annotations
 

@@ -14,11 +14,9 @@ from typing import Any, Protocol
 import msgspec
 
 from controller.clock import Clock
-from shim.allocations import Capacity, Ledger
 from shim.client import ShimError, ShimUnavailable
 from shim.errors import ShimProblem, conflict, not_found
-from shim.events import EventLog
-from shim.fences import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
+from shim.node.ledger import Capacity, Ledger
 from shim.schemas import (
     DrainRequest,
     EngineKind,
@@ -33,6 +31,8 @@ from shim.schemas import (
     TaskTimes,
     TerminateRequest,
 )
+from shim.state.events import EventLog
+from shim.state.fencing import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
 from tests.simulation.container import Container
 from tests.simulation.hearing import Hearing
 from tests.simulation.network import Weather, Wire

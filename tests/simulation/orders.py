@@ -1,4 +1,4 @@
-"""What a run's own policy promises of its course, judged by what was committed (LIFECYCLE.md
+"""What a run's own policy promises of its course, judged by what was committed (docs/rules.md
 section 4 on limits; `startup_order`)."""
 
 from __future__ import annotations

@@ -17,16 +17,16 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import Fleet, Node, NodeAddress, NodeStatus, RunState
 from controller.lifecycle.reports import Report
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
-from controller.nodes.stock import report_gone
-from controller.pipelines.families import ParentGone
-from controller.pipelines.turns import Turns
-from controller.store.memory import MemoryDatabase
+from controller.nodes.sync import report_gone
+from controller.pipelines.live_state import ParentGone
+from controller.pipelines.run_pipeline import RunPipeline
+from tests.doubles.memory_store import MemoryDatabase
 from tests.simulation.checks import Checks
 from tests.simulation.node import SimulatedNode
 from tests.simulation.virtual import VirtualClock, seeded_chance
 from tests.simulation.workload import Site, random_run
 
-Ask = Callable[[Turns], Awaitable[Any]]
+Ask = Callable[[RunPipeline], Awaitable[Any]]
 REPLACING = 0.08
 """Share of the users who take the name of a live run."""
 
@@ -105,7 +105,7 @@ class User:
             await self._wish(wish)
 
     async def close(self) -> None:
-        """What would go on for ever is ended, what was put aside goes on."""
+        """What would go on forever is ended, what was put aside goes on."""
         if self._state is None:
             return
         state = self._office.database.runs.get(self._state.run.id)
@@ -231,7 +231,7 @@ class Admin:
         if node_id not in self._office.database.nodes:
             return
 
-        async def remove(turns: Turns) -> None:
+        async def remove(turns: RunPipeline) -> None:
             known = turns.nodes.get(node_id)
             if known is not None and known.status is not NodeStatus.CONNECTED:
                 report_gone(turns, node_id, "removed as lost", lambda _: True, removed=True)
@@ -254,7 +254,7 @@ class Admin:
         present = {id_of(node) for node in office.nodes.values()}
         for node_id in [one for one in office.database.nodes if one not in present]:
 
-            async def remove(turns: Turns, node_id: str = node_id) -> None:
+            async def remove(turns: RunPipeline, node_id: str = node_id) -> None:
                 report_gone(turns, node_id, "replaced", lambda _: True, removed=True)
                 await turns.save_node(None, node_id)
 
@@ -266,7 +266,7 @@ class Admin:
         await self.change(node, cordoned=False)
 
     async def change(self, node: SimulatedNode, **changes: object) -> None:
-        async def save(turns: Turns) -> None:
+        async def save(turns: RunPipeline) -> None:
             known = turns.nodes.get(id_of(node))
             if known is not None:
                 changed = msgspec.structs.replace(known, **changes)
@@ -286,7 +286,7 @@ class Admin:
             node.lose(task_id)
 
 
-async def _save_fleet(fleet: Fleet, turns: Turns) -> None:
+async def _save_fleet(fleet: Fleet, turns: RunPipeline) -> None:
     await turns.save_fleet(fleet, fleet.name)
 
 

@@ -1,4 +1,4 @@
-"""Where jobs may get places, judged by what was committed (LIFECYCLE.md sections 5 and 6)."""
+"""Where jobs may get places, judged by what was committed (docs/rules.md 5 and 6)."""
 
 from __future__ import annotations
 

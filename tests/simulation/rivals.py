@@ -9,7 +9,7 @@ import msgspec
 
 from controller.lifecycle.model import Fleet, Node, RunState
 from controller.store.base import StoredEvent
-from controller.store.memory import MemoryDatabase
+from tests.doubles.memory_store import MemoryDatabase
 from tests.simulation.checks import Checks
 from tests.simulation.controller import ControllerLife
 from tests.simulation.node import SimulatedNode

@@ -1,11 +1,11 @@
-"""No attempt stays where it is for nothing (LIFECYCLE.md section 2): each that is not final has a
+"""No attempt stays where it is for nothing (docs/rules.md 2): each that is not final has a
 deadline, or waits for something that is named and can still come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from controller.lifecycle import limits, startup
+from controller.lifecycle import limits
 from controller.lifecycle.awaited import NOT_LOOKED_AT, awaited
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
@@ -31,7 +31,7 @@ def unlimited(state: RunState) -> Iterator[str]:
             yield f"{attempt.id} is {attempt.status}, and nothing says what it waits for"
         if attempt.status not in _ON_ITS_WAY:
             continue
-        its_turn = not startup.waits_for_its_turn(state.run, state.jobs, attempt)
+        its_turn = not limits.waits_for_its_turn(state.run, state.jobs, attempt)
         stands_still = attempt.limit_paused_since is not None
         if stands_still and its_turn and not (attempt.disconnected or state.run.suspended):
             yield f"the limit of {attempt.id} stands still, and nothing is in its way"

@@ -62,7 +62,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """The first fleet names a placement attribute."""
     wide: bool = False
     """Runs ask for more than they did in older worlds. No `reincarnation_timeout` is shorter than a
-    slow pull: such a gang would begin anew for ever."""
+    slow pull: such a gang would begin anew forever."""
 
 
 def random_run(

@@ -24,11 +24,11 @@ from controller.lifecycle.model import Fleet, Node
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeLink
 from controller.pipelines import brake
-from controller.pipelines.turns import NameTaken
+from controller.pipelines.run_pipeline import NameTaken
 from controller.store.base import LeaseLost, StoreUnavailable
-from controller.store.memory import MemoryDatabase
-from shim.allocations import Capacity
+from shim.node.ledger import Capacity
 from shim.schemas import GpuInfo
+from tests.doubles.memory_store import MemoryDatabase
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.controller import ControllerLife, Gone, StoreWeather, WatchedStore
 from tests.simulation.faults import Faults
@@ -335,7 +335,7 @@ class World:
             run = state.run
             for place in state.allocations:
                 if place.state is not AllocationState.RELEASED:
-                    found.append(f"place {place.id} of run {run.name} is {place.state} for ever")
+                    found.append(f"place {place.id} of run {run.name} is {place.state} forever")
             if run.status not in FINAL_RUN_STATUSES:
                 lasts = [job.attempts[-1] for job in state.jobs]
                 told = ", ".join(f"{last.id} {last.status} {last.reason}" for last in lasts)

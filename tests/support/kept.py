@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from controller.lifecycle.model import Node, RunState
-from controller.store import reading, schema, writing
+from controller.store import queries, schema, writes
 from controller.store.base import Store, StoredEvent
-from controller.store.database import Database
-from controller.store.memory import MemoryDatabase, MemoryStore
-from controller.store.sql import SqlStore
+from controller.store.sql import Database, SqlStore
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.unit.store.samples import submission
 
 
@@ -58,12 +57,12 @@ class KeptInSql:
 
     def put(self, state: RunState) -> None:
         with self._aside.writer().begin() as connection:
-            writing.write(connection, submission(state))
+            writes.write(connection, submission(state))
 
     @property
     def runs(self) -> Mapping[str, RunState]:
         with self._reader.begin() as connection:
-            states = reading.list_runs(
+            states = queries.list_runs(
                 connection, include_finished=True, limit=1000, before=None, user=None
             )
         return {state.run.id: state for state in states}
@@ -71,12 +70,12 @@ class KeptInSql:
     @property
     def nodes(self) -> Mapping[str, Node]:
         with self._reader.begin() as connection:
-            return {node.id: node for node in reading.snapshot(connection, used_since=0.0).nodes}
+            return {node.id: node for node in queries.snapshot(connection, used_since=0.0).nodes}
 
     @property
     def events(self) -> Sequence[StoredEvent]:
         with self._reader.begin() as connection:
-            return reading.events(connection, run_id=None, after=0, limit=1000, user=None)
+            return queries.events(connection, run_id=None, after=0, limit=1000, user=None)
 
     def close(self) -> None:
         self._aside.leave()

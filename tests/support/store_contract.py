@@ -14,9 +14,17 @@ import pytest
 
 from controller.lifecycle.model import Band, Fleet, Use
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.store.base import Changes, LeaseHeld, Store, StoreRefused, StoreUnavailable
-from controller.store.failing import Crash, CrashAfterCommit
-from controller.store.users import Role, StoredToken, User
+from controller.store.base import (
+    Changes,
+    LeaseHeld,
+    Role,
+    Store,
+    StoredToken,
+    StoreRefused,
+    StoreUnavailable,
+    User,
+)
+from tests.doubles.failing_stores import Crash, CrashAfterCommit
 from tests.unit.store.samples import (
     a_node,
     a_place,

@@ -8,8 +8,8 @@ import time
 
 import msgspec
 
+from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
 from controller.lifecycle.model import Incarnation
-from controller.lifecycle.recent import KEPT_ATTEMPTS, recent
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes, Store
 from tests.support.store_contract import Opened

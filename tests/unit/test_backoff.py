@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controller.backoff import Backoff
+from controller.aio import Backoff
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from controller.flags import Flag, make_small
+from controller.aio import Flag, make_small
 
 
 def small() -> asyncio.Event:

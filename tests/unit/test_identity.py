@@ -11,11 +11,10 @@ import pytest
 
 from controller import identity
 from controller.identity import IdentityUnusable
-from controller.store import tokens
-from controller.store.base import Changes, Snapshot, StoreUnavailable
-from controller.store.failing import DiskFull
-from controller.store.memory import MemoryDatabase, MemoryStore
-from controller.store.users import Role, User
+from controller.store import base
+from controller.store.base import Changes, Role, Snapshot, StoreUnavailable, User
+from tests.doubles.failing_stores import DiskFull
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 
 
 def mode(path: Path) -> int:
@@ -69,7 +68,7 @@ async def test_a_lost_token_is_made_again_for_an_admin_who_is_there(tmp_path: Pa
     (tmp_path / identity.ADMIN_TOKEN_NAME).unlink()
     snapshot = await started(database, tmp_path)
     token = (tmp_path / identity.ADMIN_TOKEN_NAME).read_text().strip()
-    assert [one.user for one in snapshot.tokens if one.digest == tokens.digest(token)] == ["zoe"]
+    assert [one.user for one in snapshot.tokens if one.digest == base.digest(token)] == ["zoe"]
 
 
 def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ async def test_the_first_start_makes_an_admin_and_a_token_that_is_stored_as_a_di
     token = path.read_text().strip()
     assert mode(path) == 0o600
     assert [user.name for user in snapshot.users] == [identity.ADMIN]
-    assert [stored.digest for stored in snapshot.tokens] == [tokens.digest(token)]
+    assert [stored.digest for stored in snapshot.tokens] == [base.digest(token)]
     assert token not in repr(snapshot)
 
 
@@ -128,7 +127,7 @@ async def test_a_token_that_is_not_stored_is_in_no_file_and_the_next_start_makes
     assert not path.exists()
     snapshot = await started(database, tmp_path)
     token = path.read_text().strip()
-    assert tokens.digest(token) in {stored.digest for stored in snapshot.tokens}
+    assert base.digest(token) in {stored.digest for stored in snapshot.tokens}
 
 
 def test_a_write_that_fails_leaves_the_old_file_whole(

@@ -15,9 +15,9 @@ from controller.lifecycle.statuses import AllocationState, RunStatus
 from controller.logs.store import LogStore
 from controller.retention import DAY, RUNS_AT_ONCE, Keep, Retention
 from controller.store.base import Changes, LeaseLost, Store, StoreRefused, StoreUnusable
-from controller.store.memory import MemoryStore
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from tests.doubles.memory_store import MemoryStore
 from tests.unit.pipelines.parts import NOW, Clock
 from tests.unit.store.samples import a_place, a_run, an_event, submission
 

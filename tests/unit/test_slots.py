@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from controller.slots import Slots
+from controller.aio import Slots
 
 
 class Holders:

@@ -29,7 +29,7 @@ def complete(run: str, /, *, json: Json = False) -> int:
 def suspend(
     run: str, /, *, abort_running: Annotated[bool, Flag] = False, json: Json = False
 ) -> int:
-    """Place, retry and trigger nothing any more; what runs goes on, and no time limit counts.
+    """Stop placements, retries and triggers; running jobs go on, and no time limit counts.
 
     Parameters
     ----------

@@ -16,8 +16,8 @@ from controller.cli.client import ControllerClient, decode, run_path
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, ConnectionLost
 from controller.cli.follow import News, Patience, follow_run
-from controller.cli.sshkeys import public_keys
-from controller.configuration.errors import ConfigurationError
+from controller.cli.openssh import public_keys
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.source import SourceError, load, with_environment
 
@@ -116,7 +116,7 @@ def with_code(
     """`repos` and `files` uploaded. Raises CliError."""
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
-    from controller.cli.uploading import send_code  # few runs bring code
+    from controller.cli.upload import send_code  # few runs bring code
 
     try:
         return send_code(client, configuration, file.resolve().parent, environ)
@@ -174,7 +174,7 @@ def _await_end(client: ControllerClient, data: bytes) -> None:
 
 
 def _follow(client: ControllerClient, run: RunView, json: bool) -> int:
-    from controller.cli.attach import attach
+    from controller.cli.follow import attach
     from controller.cli.progress import exit_status, why
 
     try:

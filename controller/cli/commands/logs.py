@@ -14,7 +14,7 @@ from controller.api.documents import JobView, RunView
 from controller.cli import output, settings
 from controller.cli.client import ControllerClient
 from controller.cli.errors import CliError
-from controller.cli.follow import News, follow_log, of_what_is_kept, unread
+from controller.cli.follow import News, follow_log, next_of, of_what_is_kept, unread
 from controller.cli.progress import job_name
 
 
@@ -81,7 +81,7 @@ def _of_all(client: ControllerClient, run: RunView, *, follow: bool) -> None:
     for work in works:
         threading.Thread(target=_guarded, args=(work, ended), daemon=True).start()
     for _ in works:
-        error = ended.get()
+        error = next_of(ended)
         if error is not None:
             raise error
 

@@ -114,7 +114,7 @@ def list_(*, json: Json = False) -> int:
 def _to_be_empty(deadline: str) -> str:
     """What is still there after it is ending."""
     is_over = datetime.fromisoformat(deadline) <= output.utc_now()
-    return f"was to be empty by {deadline}" if is_over else f"until {deadline}"
+    return f"passed its drain deadline at {deadline}" if is_over else f"until {deadline}"
 
 
 def _cells(node: NodeView) -> tuple[str, ...]:

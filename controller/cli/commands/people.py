@@ -13,7 +13,7 @@ from controller.cli import output, settings
 from controller.cli.client import decode
 from controller.cli.commands.options import Json
 from controller.lifecycle.model import Band
-from controller.store.users import Role
+from controller.store.base import Role
 
 Bands = Annotated[tuple[Band, ...], Parameter(name="--band", negative=())]
 

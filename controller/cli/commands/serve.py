@@ -14,14 +14,14 @@ import msgspec
 import uvloop
 from cyclopts import Parameter
 
-from controller import app
+from controller import daemon
 from controller.cli import output
 from controller.cli.databaseurl import find_database
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.images import IMAGE_ALLOWED, image_name
-from controller.configuration.operating import Operating
-from controller.configuration.operating import load as load_operating
 from controller.configuration.plan import Defaults
+from controller.configuration.server_config import Operating
+from controller.configuration.server_config import load as load_operating
 from controller.configuration.source import SourceError
 from controller.configuration.units import (
     DURATION_ALLOWED,
@@ -31,7 +31,7 @@ from controller.configuration.units import (
 )
 from controller.retention import Keep
 from controller.service.errors import Invalid
-from controller.service.userkeys import user_keys
+from controller.service.ssh_keys import user_keys
 from controller.store.base import StoreError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -91,7 +91,7 @@ def controller(
     """
     host, port = parse_listen(listen)
     operating = Operating() if config is None else read_config(config)
-    options = app.Options(
+    options = daemon.Options(
         data=data,
         host=host,
         port=port,
@@ -121,7 +121,7 @@ def _defaults(operating: Operating, image: str | None, project_keys: Path | None
     return msgspec.structs.replace(defaults, image=parse_image(image))
 
 
-def _serve(options: app.Options, log_level: LogLevel) -> None:
+def _serve(options: daemon.Options, log_level: LogLevel) -> None:
     """Raises CliError."""
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -132,8 +132,8 @@ def _serve(options: app.Options, log_level: LogLevel) -> None:
     prepare_for_many_nodes()
     try:
         options.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        uvloop.run(app.serve(options, _say_ready))
-    except (app.CannotStart, StoreError) as error:
+        uvloop.run(daemon.serve(options, _say_ready))
+    except (daemon.CannotStart, StoreError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
         raise CliError(f"--data {options.data}: {error.strerror or error}") from None

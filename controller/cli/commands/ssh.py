@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from controller.api.documents import SshTarget
-from controller.cli import output, settings, sshconfig, sshkeys
+from controller.cli import openssh, output, settings
 from controller.cli.client import decode, run_path
 from controller.cli.errors import EXIT_FAILED, CliError
 
@@ -42,7 +42,7 @@ def ssh(
         raise CliError("there is no ssh program here: install OpenSSH's client", EXIT_FAILED)
     target, blocks, folder = _prepare(run, user, job)
     try:
-        config = sshconfig.write_config(target, blocks, folder)
+        config = openssh.write_config(target, blocks, folder)
     except OSError as error:
         raise _cannot_write(folder, error) from None
     remote = [shlex.join(command)] if len(command) > 1 else list(command)
@@ -72,12 +72,12 @@ def _prepare(run: str, user: str, job: str | None) -> tuple[SshTarget, str, Path
     if not user or user.startswith("-") or not user.isprintable() or " " in user:
         raise CliError(f"--user: {user!r} is not a user's name", EXIT_FAILED)
     target = decode(settings.client().get(run_path(run, "ssh"), job=job), SshTarget)
-    folder = sshconfig.state_folder(os.environ, Path.home())
+    folder = openssh.state_folder(os.environ, Path.home())
     try:
-        sshconfig.write_known_hosts(target, folder)
+        openssh.write_known_hosts(target, folder)
     except OSError as error:
         raise _cannot_write(folder, error) from None
-    blocks = sshconfig.host_blocks(target, user, folder, sshkeys.identity(os.environ))
+    blocks = openssh.host_blocks(target, user, folder, openssh.identity(os.environ))
     return target, blocks, folder
 
 

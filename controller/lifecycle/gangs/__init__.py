@@ -1,9 +1,9 @@
-"""Gangs: jobs that live and die together, in incarnations (LIFECYCLE.md section 5).
+"""Gangs: jobs that live and die together, in incarnations (docs/rules.md 5).
 
 `reading` is what everybody else asks; the other modules hold one rule of the section each.
 """
 
-from controller.lifecycle.gangs.reading import (
+from controller.lifecycle.gangs.queries import (
     anchors,
     current_attempts,
     in_gang_group,

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.gangs import whole
-from controller.lifecycle.gangs.incarnations import Phase, phase
-from controller.lifecycle.gangs.reading import is_gang_run
-from controller.lifecycle.gangs.survivors import may_survive
+from controller.lifecycle.gangs import incarnation
+from controller.lifecycle.gangs.incarnation import Phase, phase
+from controller.lifecycle.gangs.membership import may_survive
+from controller.lifecycle.gangs.queries import is_gang_run
 from controller.lifecycle.model import Allocation, Attempt
 from controller.lifecycle.statuses import AllocationState
 
@@ -53,7 +53,7 @@ def _is_waited_for(draft: Draft) -> bool:
         case Phase.STOPPING | Phase.WAITING:
             return may_survive(draft)
         case Phase.GATHERING:
-            return whole.since(run, draft.jobs) is not None
+            return incarnation.since(run, draft.jobs) is not None
         case _:
             return False
 
@@ -62,7 +62,7 @@ def _keep(draft: Draft) -> None:
     released = {place.id: place for place in draft.released_in_this_turn()}
     if not released:
         return
-    around = draft.surroundings
+    around = draft.context
     for job in draft.jobs:
         last = _last_of_old_incarnation(draft, job.attempts)
         place = None if last is None else released.get(last.allocation_id or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from controller.store.tables import metadata
+from controller.store.schema import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(

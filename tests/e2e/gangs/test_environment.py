@@ -1,5 +1,5 @@
 """What the jobs of a gang are told, seen from inside their containers on different machines, and
-that they reach each other with it (LIFECYCLE.md, section 5)."""
+that they reach each other with it (docs/rules.md 5)."""
 
 from __future__ import annotations
 

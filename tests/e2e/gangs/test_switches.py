@@ -1,6 +1,6 @@
 """A gang of four, one of them reserved, on four machines with a fifth to spare: what `inspect`
 tells after a rank has failed, a node was cut off or switched off, and the controller was killed
-meanwhile, is what LIFECYCLE.md section 5 says."""
+meanwhile, is what docs/rules.md 5 says."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from shim.gpus.exclude import Exclusion
 from shim.gpus.nvml import NvmlGpus
+from shim.gpus.selection import Exclusion
 from tests.support import nvml
 from tests.support.nvml import StandIn
 

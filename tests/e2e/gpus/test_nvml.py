@@ -13,11 +13,11 @@ import pytest
 
 from shim.gpus.base import GpuError, GpuLost, GpuSilent, Recovery
 from shim.gpus.health import Fault
+from shim.gpus.inventory import Entry, Roll
 from shim.gpus.nvml import CALL_SECONDS, NvmlGpus
-from shim.gpus.roll import Entry, Roll
 from shim.gpus.watch import READ_EVERY, GpuWatch
-from shim.records import MemoryRecords
 from shim.schemas import GpuInfo, GpuLink
+from shim.state.records import MemoryRecords
 from tests.e2e.gpus.conftest import OpenGpus
 from tests.support.nvml import StandIn, mig_uuid, uuid
 from tests.support.waiting import LONG, eventually

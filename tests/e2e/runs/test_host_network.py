@@ -1,5 +1,5 @@
-"""Who shares the node's network, asked from inside: by default a job that holds the whole node, but
-without raw sockets, with which it would read what the node says to itself."""
+"""The node's network, seen from inside: by default a job that holds the whole node shares it, but
+without raw sockets, with which it would read the node's own traffic."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shim.volumes.errors import VolumeError
-from shim.volumes.kernel import KernelMounter, mounts_below
+from shim.container_rules import VolumeError
+from shim.volumes.mounter import KernelMounter, mounts_below
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import UNTIL_ASKED, RunLab

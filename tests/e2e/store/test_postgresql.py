@@ -14,7 +14,7 @@ from alembic.runtime.migration import MigrationContext
 
 from controller import backups
 from controller.lifecycle.statuses import RunStatus
-from controller.store import tables
+from controller.store import schema
 from controller.store.base import (
     Changes,
     LeaseHeld,
@@ -243,7 +243,7 @@ async def test_the_schema_is_exactly_that_of_the_tables(
         database = PostgresqlDatabase(database_url)
         with database.writer().begin() as connection:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
-            found = compare_metadata(context, tables.metadata)
+            found = compare_metadata(context, schema.metadata)
         database.leave()
         return list(found)
 

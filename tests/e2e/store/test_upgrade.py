@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.store.database import Database
 from controller.store.postgresql import PostgresqlDatabase
+from controller.store.sql import Database
 from tests.unit.store.test_upgrade import *  # noqa: F403
 
 pytestmark = pytest.mark.e2e

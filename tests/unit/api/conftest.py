@@ -20,18 +20,16 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.reports import NotPlaced
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
-from controller.links.hostkeys import public_line
+from controller.links.ssh import public_line
 from controller.logs.store import LogStore
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
+from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.placement import Told
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
-from controller.service.access import Gate
 from controller.service.progress import PullBoard
-from controller.store.base import Changes
-from controller.store.memory import MemoryStore
-from controller.store.tokens import digest
-from controller.store.users import Role, StoredToken, User
+from controller.service.users import Gate
+from controller.store.base import Changes, Role, StoredToken, User, digest
+from tests.doubles.memory_store import MemoryStore
 from tests.support.ssh_daemon import free_port
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
@@ -90,7 +88,7 @@ class Controller:
         clock, chance = SystemClock(), system_chance()
         self.store = store
         self.logs = logs
-        self.turns = Turns(store, clock, chance, NoPlace(chance.new_id))
+        self.turns = RunPipeline(store, clock, chance, NoPlace(chance.new_id))
         self.turns.listen(EndedLogs(logs))
         self.host_keys = PresentedKeys()
         self.progress = PullBoard()

@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.blobs import BlobStore
-from controller.service.blobs import BlobService
+from controller.service.submissions import BlobService
 from tests.unit.api.conftest import USER_TOKEN, Controller
 
 CONTENT = b"an archive"

@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.cli.client import ControllerClient
 from controller.cli.errors import CliError
 from controller.cli.history import with_history as attempts_of
+from controller.lifecycle.compaction import KEPT_ATTEMPTS
 from controller.lifecycle.model import Attempt, Incarnation, RunState
-from controller.lifecycle.recent import KEPT_ATTEMPTS
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
 from tests.unit.api.test_runs import error_of, payload, submit, write_log

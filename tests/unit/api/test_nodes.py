@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.lifecycle.model import Allocation, NodeCapacity, NodeStatus, Resources
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AllocationState
-from controller.links.hostkeys import fingerprint
+from controller.links.ssh import fingerprint
 from tests.unit.api.conftest import HOST_KEY, RSA_HOST_KEY, USER_TOKEN, Controller
 from tests.unit.api.test_errors import shape_of
 from tests.unit.api.test_runs import submit

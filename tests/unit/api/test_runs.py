@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.api.app import make_app
 from controller.api.streams import STREAMS
 from controller.lifecycle.reports import StopRequested
-from controller.service.logs import follow_log
+from controller.service.job_access import follow_log
 from runner.schemas import LogsHeader
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.schemas import PullProgress

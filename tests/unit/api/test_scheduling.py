@@ -13,7 +13,7 @@ from controller.api.views import iso
 from controller.lifecycle.model import Allocation, NodeStatus, Resources, RunState
 from controller.lifecycle.reports import Placed, TaskSeen
 from controller.lifecycle.statuses import AllocationState
-from controller.service.explaining import why_nothing_waits
+from controller.service.runs import why_nothing_waits
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.api.test_inventory import hold
 from tests.unit.lifecycle.test_occurrences import Scheduled

@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.lifecycle.statuses import RunStatus
-from controller.service.takeovers import KEPT_SECONDS, Takeovers
+from controller.service.submissions import KEPT_SECONDS, Takeovers
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.api.test_runs import HELLO, error_of, submit
 from tests.unit.cli.conftest import PlayedNode

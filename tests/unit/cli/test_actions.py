@@ -86,7 +86,7 @@ async def test_a_job_is_aborted_and_interrupted_by_name(
 ) -> None:
     await of(start, "apply", "-f", task, "-d")
     waiting = await of(start, "job", "interrupt", "hello", "main/0")
-    assert (waiting.status, "does not run" in waiting.err) == (1, True)
+    assert (waiting.status, "is not running" in waiting.err) == (1, True)
     await node.runs("hello")
     assert (await of(start, "job", "interrupt", "hello", "main/0")).status == 0
     aborted = json.loads((await of(start, "job", "abort", "hello", "0", "--json")).out)

@@ -8,7 +8,7 @@ import pytest
 from controller.cli import main
 from controller.cli.commands.serve import parse_listen
 from controller.cli.errors import CliError
-from controller.links.hostkeys import fingerprint
+from controller.links.ssh import fingerprint
 from runner.schemas.frames import Stream
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, RSA_HOST_KEY, Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode, Result

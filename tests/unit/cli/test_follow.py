@@ -2,15 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from queue import Empty, SimpleQueue
 
 import pytest
 
 from controller.cli.errors import ApiError, CliError, ConnectionLost
 from controller.cli.follow import (
     GIVE_UP_SECONDS,
+    LONGEST_DEAFNESS_SECONDS,
     LONGEST_WAIT_SECONDS,
     News,
     Patience,
+    next_of,
     patiently,
     unread,
 )
@@ -108,3 +111,24 @@ def frame(offset: int, payload: bytes) -> Frame:
 def test_bytes_that_come_again_are_left_out() -> None:
     again = iter([frame(0, b"abc"), frame(3, b"def"), frame(3, b"def"), frame(6, b"g")])
     assert [one.payload for one in unread(again, 4)] == [b"ef", b"g"]
+
+
+class Impatient(SimpleQueue[str]):
+    """Notes how long its reader is ready to hear nothing."""
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> str:
+        self.waits.append(timeout)
+        if len(self.waits) < 3:
+            raise Empty
+        return "told"
+
+
+def test_no_wait_of_the_main_thread_is_so_long_that_an_interrupt_is_missed() -> None:
+    """One that comes just before a wait is seen when the wait ends."""
+    queue = Impatient()
+    assert next_of(queue) == "told"
+    assert queue.waits == [LONGEST_DEAFNESS_SECONDS] * 3
+    assert LONGEST_DEAFNESS_SECONDS <= 1.0

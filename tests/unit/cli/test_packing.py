@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from controller.cli import gitfolder
-from controller.cli.packing import Packed, pack
-from controller.configuration.errors import ConfigurationError
+from controller.cli import upload
+from controller.cli.upload import Packed, pack
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, public, to_run
 from controller.lifecycle.model import JobSpec
-from runner.code.unpack import unpack
+from runner.code.tree import unpack
 from tests.support.git_server import commit, git
 
 BASE = {"type": "task", "commands": ["true"]}
@@ -289,8 +289,8 @@ def test_archives_say_nothing_about_this_machine(base: Path) -> None:
 def test_git_that_fails_is_no_traceback(base: Path) -> None:
     folder = a_project(base)
     (folder / ".git/index").write_bytes(b"broken")
-    with pytest.raises(gitfolder.GitError, match="git failed"):
-        gitfolder.files(folder)
+    with pytest.raises(upload.GitError, match="git failed"):
+        upload.git_files(folder)
 
 
 def test_a_machine_without_git_can_send_files(

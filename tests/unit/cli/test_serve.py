@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from controller import app
+from controller import daemon
 from controller.cli.commands import serve
 from controller.cli.commands.serve import read_config
 from controller.cli.errors import CliError
@@ -80,7 +80,7 @@ def test_a_database_that_ends_the_controller_is_told_in_a_sentence(
     def fail(_: object) -> None:
         raise trouble
 
-    monkeypatch.setattr(app, "serve", lambda *_: None)
+    monkeypatch.setattr(daemon, "serve", lambda *_: None)
     monkeypatch.setattr(uvloop, "run", fail)
     monkeypatch.setattr(serve, "prepare_for_many_nodes", lambda: None)
     before = os.umask(0o022)

@@ -14,7 +14,7 @@ from controller.clock import SystemClock
 from controller.lifecycle.model import RetryPolicy
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Preempted
-from controller.service.logs import KeptLogs
+from controller.service.job_access import KeptLogs
 from runner.schemas.frames import Frame, Stream
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode

@@ -9,8 +9,14 @@ import pytest
 
 from controller.api.documents import SshTarget
 from controller.cli.errors import CliError
-from controller.cli.sshconfig import host_blocks, state_folder, write_config, write_known_hosts
-from controller.cli.sshkeys import identity, public_keys
+from controller.cli.openssh import (
+    host_blocks,
+    identity,
+    public_keys,
+    state_folder,
+    write_config,
+    write_known_hosts,
+)
 from tests.unit.cli.conftest import Fairlead
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYlKFT8pCHPJ2cF"

@@ -1,4 +1,4 @@
-"""Runs of several jobs as people write them, and what LIFECYCLE.md section 5 refuses at submit."""
+"""Runs of several jobs as people write them, and what docs/rules.md 5 refuses at submit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.configuration.errors import ConfigurationError
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
 from controller.configuration.source import read, with_environment

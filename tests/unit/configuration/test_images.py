@@ -8,8 +8,8 @@ from docker.utils import parse_repository_tag
 
 from controller.cli.commands.serve import parse_image
 from controller.cli.errors import CliError
-from controller.configuration import operating
-from controller.configuration.errors import ConfigurationError
+from controller.configuration import server_config
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.images import image_name
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, to_run
@@ -90,11 +90,11 @@ def test_an_image_of_a_group_is_looked_at_too() -> None:
 
 def test_an_operators_default_is_looked_at_at_the_start() -> None:
     with pytest.raises(ConfigurationError, match="has capital letters") as caught:
-        operating.parse({"defaults": {"image": "Ubuntu"}})
+        server_config.parse({"defaults": {"image": "Ubuntu"}})
     assert caught.value.field == "defaults.image"
     with pytest.raises(CliError, match="--default-image: 'Ubuntu' has capital letters"):
         parse_image("Ubuntu")
-    assert operating.parse({"defaults": {"image": "a:1"}}).defaults.image == "a:1"
+    assert server_config.parse({"defaults": {"image": "a:1"}}).defaults.image == "a:1"
 
 
 def test_a_value_that_is_no_text_is_refused() -> None:

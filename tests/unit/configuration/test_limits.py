@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from controller.configuration.errors import ConfigurationError
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, to_run
-from runner.schemas.script import LONGEST_ARGUMENT, script
+from runner.schemas import LONGEST_ARGUMENT, script
 
 
 def submit(**fields: Any) -> None:

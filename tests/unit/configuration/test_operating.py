@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.configuration import operating
-from controller.configuration.errors import ConfigurationError
-from controller.configuration.operating import ALLOWED, Operating
+from controller.configuration import server_config
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.plan import Defaults
+from controller.configuration.server_config import ALLOWED, Operating
 from controller.configuration.source import SourceError
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Limits
@@ -56,7 +56,7 @@ def test_all_of_it_counts(tmp_path: Path) -> None:
     )
     networks = (IPv4Network("10.1.0.0/16"), IPv4Network("192.168.0.0/24"))
     failure = NodeFailure(probe_every=2.0, unreachable_after=8.0, lost_after=40.0)
-    assert operating.load(file) == Operating(
+    assert server_config.load(file) == Operating(
         defaults=defaults, node_failure=failure, cluster_networks=networks
     )
 
@@ -64,14 +64,14 @@ def test_all_of_it_counts(tmp_path: Path) -> None:
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.touch()
-    assert operating.load(file) == Operating()
+    assert server_config.load(file) == Operating()
 
 
 def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "controller.yaml"
     file.write_text("limits:\n  waiting_runner: soon\n")
     with pytest.raises(SourceError) as refused:
-        operating.load(file)
+        server_config.load(file)
     assert str(refused.value).startswith(f"{file}:2: limits.waiting_runner: 'soon' is not")
 
 
@@ -99,7 +99,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(written: object, complaint: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        operating.parse(written)
+        server_config.parse(written)
     assert str(refused.value).startswith(complaint)
 
 

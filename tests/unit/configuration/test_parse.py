@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controller.configuration.errors import ConfigurationError
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.hints import RENAMED, SAID
 from controller.configuration.parse import parse
 from controller.configuration.schema import ALLOWED

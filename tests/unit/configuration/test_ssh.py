@@ -8,7 +8,7 @@ import pytest
 
 from controller.cli.commands.serve import read_keys
 from controller.cli.errors import CliError
-from controller.configuration.errors import ConfigurationError
+from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, to_run
 from controller.lifecycle.model import JobSpec

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from controller.configuration.parse import ConfigurationError, parse
+from controller.configuration.convert import ConfigurationError
+from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, to_run
 from controller.lifecycle.model import ContainerOptions, JobSpec, Ulimit, VolumeMount
 

@@ -31,7 +31,7 @@ def test_it_listens_before_it_has_loaded_what_takes_long(tmp_path: Path) -> None
     )
     listens, *loaded = said(code)
     assert listens == "True"
-    assert {"socket", "typing", "asyncio", "aiohttp.web", "msgspec", "runner.lifecycle"} & set(
+    assert {"socket", "typing", "asyncio", "aiohttp.web", "msgspec", "runner.runner"} & set(
         loaded
     ) == set()
 

@@ -16,9 +16,9 @@ import pytest
 
 from entrypoint.ssh.settings import SETTINGS_NAME, SshSettings
 from runner.client import RunnerClient, RunnerUnavailable
+from runner.job.scratch import GIVEN
 from runner.schemas import ExitRecord, RunnerState, StatusEvent, StopOrder
 from runner.schemas.frames import Decoder
-from runner.scratch import GIVEN
 from shim.engines.procfs import descendants
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually

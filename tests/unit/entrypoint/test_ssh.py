@@ -19,8 +19,8 @@ import pytest
 from entrypoint.ssh.door import Door
 from entrypoint.ssh.server import serve
 from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSettings
-from runner import session_environment
-from runner.children import Children
+from runner.job import environment
+from runner.job.spawning import Children
 from runner.options import UMASK
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
@@ -95,9 +95,9 @@ async def test_a_session_has_its_jobs_environment_from_when_the_job_began(task: 
     async with task.client() as connection:
         before = await connection.run(ask)
         told = {"DATA": "/data", "FAIRLEAD_RUN_NAME": "fair-wind", "USER": "nobody-else"}
-        await asyncio.to_thread(session_environment.write, task.folder, told)
+        await asyncio.to_thread(environment.write, task.folder, told)
         after = await connection.run(ask)
-        await asyncio.to_thread(session_environment.remove, task.folder)
+        await asyncio.to_thread(environment.remove, task.folder)
     assert (before.stdout, after.stdout) == (",,root\n", "/data,fair-wind,root\n")
 
 

@@ -8,10 +8,12 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from controller.lifecycle import attempts
-from controller.lifecycle.draft import Draft
+from controller.lifecycle import termination
+from controller.lifecycle.allocations import is_kept
+from controller.lifecycle.decide import decide
+from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext, Draft
 from controller.lifecycle.effects import EffectKind, wanted
-from controller.lifecycle.history import Event
+from controller.lifecycle.events import Event
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -24,7 +26,6 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.places import is_kept
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     LogsComplete,
@@ -43,8 +44,6 @@ from controller.lifecycle.reports import (
 )
 from controller.lifecycle.statuses import AllocationState
 from controller.lifecycle.submission import PlannedGroup, PlannedJob, new_run
-from controller.lifecycle.surroundings import NOTHING_ELSE, Surroundings
-from controller.lifecycle.turn import decide
 
 START = 1_000_000.0
 NO_RETRY = RetryPolicy(on_events=frozenset())
@@ -78,7 +77,7 @@ class Play:
         self.now = START
         self.events: list[Event] = []
         self.wake_at: float | None = None
-        self.around: Surroundings = NOTHING_ELSE
+        self.around: DecisionContext = EMPTY_CONTEXT
         self.state: RunState = new_run(
             name="play",
             user="ada",
@@ -263,7 +262,7 @@ class Play:
             started = self.attempt(n).container_started
             return self.send(self.seen(n, started=started, terminated=True, reason=reason))
         draft = Draft(self.state, self.now, self.new_id, lambda: self._jitter, self.around)
-        attempts.end(draft, self.attempt(n), reason, "the stage")
+        termination.end(draft, self.attempt(n), reason, "the stage")
         self.state = draft.result()
         self.events.extend(draft.events)
         return self.send()

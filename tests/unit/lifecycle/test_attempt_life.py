@@ -1,15 +1,15 @@
-"""LIFECYCLE.md section 2: how an attempt lives, and how it ends only once."""
+"""docs/rules.md 2: how an attempt lives, and how it ends only once."""
 
 from __future__ import annotations
 
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.decide import decide
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     NotPlaced,
     TaskMissing,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.turn import decide
 from tests.unit.lifecycle.play import NO_RETRY, START, Play
 
 

@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 2: of several words about one end, which one stands."""
+"""docs/rules.md 2: of several words about one end, which one stands."""
 
 from __future__ import annotations
 

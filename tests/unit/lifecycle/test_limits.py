@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 1: the times after which something ends, and when they stand still."""
+"""docs/rules.md 1: the times after which something ends, and when they stand still."""
 
 from __future__ import annotations
 

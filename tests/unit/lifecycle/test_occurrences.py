@@ -1,12 +1,12 @@
-"""Scheduled runs: LIFECYCLE.md section 4, what it says about triggers and occurrences."""
+"""Scheduled runs: docs/rules.md 4, what it says about triggers and occurrences."""
 
 from __future__ import annotations
 
 from typing import Self
 
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.draft import DecisionContext
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
-from controller.lifecycle.occurrences import KEPT, PHASE_MOVES, Phase, needs_next_trigger, phase
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     CompleteRequested,
@@ -15,8 +15,8 @@ from controller.lifecycle.reports import (
     ScaleRequested,
     SuspendRequested,
 )
+from controller.lifecycle.schedules import KEPT, PHASE_MOVES, Phase, needs_next_trigger, phase
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.surroundings import Surroundings
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play
 
@@ -34,7 +34,7 @@ class Scheduled(Play):
 
     def send(self, *reports: object) -> Self:
         passed = (self.now - START) // HOUR
-        self.around = Surroundings(next_trigger=START + (passed + 1) * HOUR)
+        self.around = DecisionContext(next_trigger=START + (passed + 1) * HOUR)
         return super().send(*reports)  # type: ignore[arg-type]
 
     def to_trigger(self) -> Self:
@@ -184,11 +184,11 @@ def test_a_slot_that_scale_adds_between_occurrences_gets_its_attempt_from_the_tr
 
 def test_a_gang_begins_a_new_incarnation_with_each_occurrence() -> None:
     play = GangPlay(gang(nodes=3, size=2), schedule=SCHEDULE)
-    around = Surroundings(next_trigger=START + HOUR)
+    around = DecisionContext(next_trigger=START + HOUR)
     play.around = around
     play.send()
     assert (play.run.status, play.number) == (RunStatus.PENDING, 0)
-    play.around = Surroundings(next_trigger=START + 2 * HOUR)
+    play.around = DecisionContext(next_trigger=START + 2 * HOUR)
     play.wait(HOUR)
     assert play.number == 1
     assert [play.attempt(n).rank for n in range(3)] == [0, 1, None]

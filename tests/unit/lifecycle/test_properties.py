@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.lifecycle.decide import Decision, decide
 from controller.lifecycle.effects import wanted
-from controller.lifecycle.gangs.reading import is_held
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.gangs.queries import is_held
 from controller.lifecycle.model import RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
@@ -27,7 +28,6 @@ from controller.lifecycle.reports import (
     TaskRefused,
 )
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
-from controller.lifecycle.turn import Decision, decide
 from tests.unit.lifecycle.play import RUNNER_SAYS, Play
 
 JOBS = 2

@@ -1,4 +1,4 @@
-"""The reason table against a copy of LIFECYCLE.md's, typed anew."""
+"""The reason table against a copy of docs/rules.md's, typed anew."""
 
 from __future__ import annotations
 

@@ -7,15 +7,15 @@ from typing import Any, Self
 
 import pytest
 
-from controller.lifecycle.gangs.restarts import short_incarnations
+from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
+from controller.lifecycle.draft import DecisionContext
+from controller.lifecycle.gangs.incarnation import short_incarnations
 from controller.lifecycle.limits import running_seconds
 from controller.lifecycle.model import Limits, RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import Budget, Reason, RunReason
-from controller.lifecycle.recent import KEPT_ATTEMPTS, recent
 from controller.lifecycle.reports import Report
 from controller.lifecycle.retry import charged, failed_incarnations
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.surroundings import Surroundings
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play
 
@@ -182,11 +182,11 @@ def test_a_new_occurrence_begins_with_nothing_counted() -> None:
         retry=RetryPolicy(on_events=ALL_EVENTS, max_failures=25),
         limits=NO_WAIT,
     )
-    play.around = Surroundings(next_trigger=START + 100_000.0)
+    play.around = DecisionContext(next_trigger=START + 100_000.0)
     play.send()
     for occurrence in (1, 2):
         assert play.run.next_triggered_at is not None
-        play.around = Surroundings(next_trigger=START + (occurrence + 1) * 100_000.0)
+        play.around = DecisionContext(next_trigger=START + (occurrence + 1) * 100_000.0)
         play.wait(play.run.next_triggered_at - play.now)
         for _ in range(25):
             play.live_and_end(reason=FAILED)

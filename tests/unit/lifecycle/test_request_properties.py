@@ -9,6 +9,8 @@ from typing import Self
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.lifecycle.decide import Decision, decide
+from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.effects import wanted
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
 from controller.lifecycle.reasons import Reason
@@ -18,8 +20,6 @@ from controller.lifecycle.statuses import (
     FINAL_RUN_STATUSES,
     AllocationState,
 )
-from controller.lifecycle.surroundings import Surroundings
-from controller.lifecycle.turn import Decision, decide
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import START, Play
 
@@ -65,7 +65,7 @@ class Timetable(Play):
 
     def send(self, *reports: Report) -> Self:
         passed = (self.now - START) // PERIOD
-        self.around = Surroundings(next_trigger=START + (passed + 1) * PERIOD)
+        self.around = DecisionContext(next_trigger=START + (passed + 1) * PERIOD)
         return super().send(*reports)
 
 
@@ -134,9 +134,7 @@ def _check(play: Play) -> None:
 
 def _decide(play: Play, reports: Sequence[Report]) -> Decision:
     ids = itertools.count()
-    return decide(
-        play.state, reports, play.now, lambda: f"new{next(ids)}", surroundings=play.around
-    )
+    return decide(play.state, reports, play.now, lambda: f"new{next(ids)}", context=play.around)
 
 
 @settings(max_examples=150, deadline=None)

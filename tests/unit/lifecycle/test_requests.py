@@ -1,4 +1,4 @@
-"""What users ask of a run: LIFECYCLE.md sections 2, 3 and 4."""
+"""What users ask of a run: docs/rules.md 2, 3 and 4."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.effects import EffectKind
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.limits import interruption_ends_at
 from controller.lifecycle.model import JobSpec, OnParentEnd, RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import Reason, RunReason

@@ -1,10 +1,10 @@
-"""LIFECYCLE.md section 3: what is tried again, how often, and after which wait."""
+"""docs/rules.md 3: what is tried again, how often, and after which wait."""
 
 from __future__ import annotations
 
 import pytest
 
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import PLACE_LOST, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus

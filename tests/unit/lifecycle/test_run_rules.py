@@ -1,13 +1,13 @@
-"""LIFECYCLE.md section 4: each numbered rule of the derivation, and what TERMINATING leads to."""
+"""docs/rules.md 4: each numbered rule of the derivation, and what TERMINATING leads to."""
 
 from __future__ import annotations
 
 import pytest
 
-from controller.lifecycle.derivation import Outcome, derive
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import NotPlaced, TaskMissing
+from controller.lifecycle.run_status import Outcome, derive
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from tests.unit.lifecycle.play import NO_RETRY, Play, planned
 

@@ -1,4 +1,4 @@
-"""Limits of a run of several independent jobs in several groups: LIFECYCLE.md sections 3 and 4."""
+"""Limits of a run of several independent jobs in several groups: docs/rules.md 3 and 4."""
 
 from __future__ import annotations
 

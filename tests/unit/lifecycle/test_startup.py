@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.limits import master_of
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NotPlaced, ScaleRequested
-from controller.lifecycle.startup import master_of
 from controller.lifecycle.statuses import AttemptStatus
 from tests.unit.lifecycle.play import Play, planned
 

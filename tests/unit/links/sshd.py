@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from controller.lifecycle.model import NodeAddress
-from controller.links.hostkeys import public_line
+from controller.links.ssh import public_line
 from runner.schemas import LOG_COMPLETE_HEADER, LOG_END_HEADER, LogsHeader
 from shim.schemas import Event, EventType, Health
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from controller.links import heartbeats
 from controller.links.base import NodeConnection, NodeLink
+from controller.links.clients import LocalLink
 from controller.links.heartbeats import HeartbeatHandler, use_heartbeat_handlers
-from controller.links.local import LocalLink
 from controller.links.ssh import SshLink
 from shim.client import ShimClient, ShimUnavailable
 from shim.schemas import Event, EventType

@@ -12,12 +12,11 @@ import aiohttp
 import pytest
 
 from controller.lifecycle.model import NodeAddress
-from controller.links import hostkeys
+from controller.links import ssh
 from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink
-from controller.links.channel import SshUnixConnector
-from controller.links.local import LocalLink
-from controller.links.login import KEEPALIVE_SECONDS
-from controller.links.ssh import SshConnection, SshLink
+from controller.links.clients import LocalLink
+from controller.links.ssh import KEEPALIVE_SECONDS, SshConnection, SshLink
+from controller.links.ssh_http import SshUnixConnector
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
@@ -283,20 +282,18 @@ async def test_a_wrong_host_key_is_refused_with_both_fingerprints(presented: str
     async with sshd(HOST_KEYS[presented]) as server:
         with pytest.raises(HostKeyRefused) as refused:
             await SshLink(server.address("/shim.sock", pinned), CLIENT_KEY).connect()
-        shown = await hostkeys.fetch("127.0.0.1", server.port)
+        shown = await ssh.fetch("127.0.0.1", server.port)
         (found,) = shown
     text = str(refused.value)
     assert pinned.get_fingerprint() in text
     assert HOST_KEYS[presented].get_fingerprint() in text
-    assert hostkeys.fingerprint(found) == HOST_KEYS[presented].get_fingerprint()
+    assert ssh.fingerprint(found) == HOST_KEYS[presented].get_fingerprint()
 
 
 async def test_each_key_of_a_server_with_several_is_fetched() -> None:
     async with sshd(*HOST_KEYS.values()) as server:
-        found = await hostkeys.fetch("127.0.0.1", server.port)
-    assert found == tuple(
-        hostkeys.public_line(HOST_KEYS[kind]) for kind in ("ed25519", "ecdsa", "rsa")
-    )
+        found = await ssh.fetch("127.0.0.1", server.port)
+    assert found == tuple(ssh.public_line(HOST_KEYS[kind]) for kind in ("ed25519", "ecdsa", "rsa"))
 
 
 @pytest.mark.parametrize("kind", sorted(HOST_KEYS))
@@ -336,7 +333,7 @@ async def test_a_host_that_refuses_connections_is_a_link_error_that_names_it() -
     with pytest.raises(LinkError, match=f"fairlead@127.0.0.1:{address.port}"):
         await SshLink(address, CLIENT_KEY).connect()
     with pytest.raises(LinkError, match=f"127.0.0.1:{address.port}"):
-        await hostkeys.fetch("127.0.0.1", address.port)
+        await ssh.fetch("127.0.0.1", address.port)
 
 
 def test_an_ssh_link_without_a_pinned_key_cannot_be_made() -> None:

@@ -125,7 +125,7 @@ async def test_a_login_that_is_given_up_leaves_no_connection() -> None:
 
 
 async def test_a_channel_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.links.channel.IDLE_SECONDS", 0.5)
+    monkeypatch.setattr("controller.links.ssh_http.IDLE_SECONDS", 0.5)
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
         await connection.shim.health()
         assert connection._ssh._channels

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from controller.links.base import NodeConnection, NodeLink
-from controller.links.local import LocalLink
+from controller.links.clients import LocalLink
 from controller.links.losses import MOST_IN_A_ROUND, Pace
 from controller.links.ssh import SshLink
 from shim.client import ShimUnavailable

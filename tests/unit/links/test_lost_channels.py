@@ -11,8 +11,8 @@ import aiohttp
 import asyncssh
 import pytest
 
-from controller.links.channel import SshUnixConnector
 from controller.links.ssh import SshConnection
+from controller.links.ssh_http import SshUnixConnector
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually

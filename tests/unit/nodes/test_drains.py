@@ -12,9 +12,9 @@ from controller.lifecycle.model import Node, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.nodes.drains import DrainDeadlines
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
-from controller.store.memory import MemoryDatabase, MemoryStore
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.scheduling.scheduler import JobSubmittedPipeline
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import (
     NOW,
@@ -30,10 +30,10 @@ from tests.unit.pipelines.parts import (
 @contextlib.asynccontextmanager
 async def drained(
     state: RunState, node: Node, clock: Clock, database: MemoryDatabase | None = None
-) -> AsyncIterator[Turns]:
+) -> AsyncIterator[RunPipeline]:
     store = MemoryStore(database or MemoryDatabase())
     await store.open()
-    turns = Turns(store, clock, steady_chance(), JobSubmittedPipeline(Ids()))
+    turns = RunPipeline(store, clock, steady_chance(), JobSubmittedPipeline(Ids()))
     turns.restore([state], [node])
     tasks = [
         asyncio.create_task(turns.run()),
@@ -48,7 +48,7 @@ async def drained(
         await store.close()
 
 
-def reason_of(turns: Turns, state: RunState) -> Reason | None:
+def reason_of(turns: RunPipeline, state: RunState) -> Reason | None:
     return attempt_of(turns.runs[state.run.id]).reason
 
 

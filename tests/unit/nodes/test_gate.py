@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from controller.lifecycle.model import Node
-from controller.nodes import gate
-from controller.nodes.gate import Reading
+from controller.nodes.health import Reading, after_health_check, without_gpu
 from shim.schemas import GpuInfo
 from tests.unit.pipelines.fakes import HEALTH
 from tests.unit.pipelines.parts import NOW, a_node, node_info
@@ -23,7 +22,7 @@ def reading(at: float | None = None, api: str = "v1", **info: Any) -> Reading:
 
 
 def unfit(one: Reading, node: Node | None = None) -> str:
-    return gate.passed(node or a_node(), one).unfit or ""
+    return after_health_check(node or a_node(), one).unfit or ""
 
 
 @pytest.mark.parametrize(
@@ -46,23 +45,23 @@ def test_a_node_that_passes_is_fit(at: float | None) -> None:
 
 
 def test_a_missing_gpu_is_remembered_until_it_is_back() -> None:
-    whole = gate.passed(a_node(), reading(gpus=(GPU,)))
+    whole = after_health_check(a_node(), reading(gpus=(GPU,)))
     assert whole.unfit is None
     for node in (
-        gate.passed(whole, reading()),
-        gate.passed(gate.passed(whole, reading()), reading()),
+        after_health_check(whole, reading()),
+        after_health_check(after_health_check(whole, reading()), reading()),
     ):
         (gpu,) = node.capacity.gpus
         assert (gpu.missing, gpu.healthy) == (True, False)
         assert "GPU GPU-1 (H100) is missing" in (node.unfit or "")
         assert f"`fairlead node clear-gpu {node.name} GPU-1`" in (node.unfit or "")
-    back = gate.passed(gate.passed(whole, reading()), reading(gpus=(GPU,)))
+    back = after_health_check(after_health_check(whole, reading()), reading(gpus=(GPU,)))
     assert (back.unfit, back.capacity.gpus[0].missing) == (None, False)
 
 
 def test_a_gpu_that_was_taken_out_may_be_forgotten() -> None:
-    without = gate.passed(gate.passed(a_node(), reading(gpus=(GPU,))), reading())
-    forgotten = gate.passed(gate.without_gpu(without, "GPU-1"), reading())
+    without = after_health_check(after_health_check(a_node(), reading(gpus=(GPU,))), reading())
+    forgotten = after_health_check(without_gpu(without, "GPU-1"), reading())
     assert (forgotten.unfit, forgotten.capacity.gpus) == (None, ())
 
 
@@ -79,25 +78,27 @@ IN_TWO_OTHERS, IN_NONE = (instance(2), instance(3)), ()
 def test_a_card_that_is_split_anew_is_not_missing(
     before: tuple[GpuInfo, ...], after: tuple[GpuInfo, ...]
 ) -> None:
-    node = gate.passed(a_node(), reading(gpus=before, gpu_boards=("GPU-1",)))
-    node = gate.passed(node, reading(gpus=after, gpu_boards=("GPU-1",)))
+    node = after_health_check(a_node(), reading(gpus=before, gpu_boards=("GPU-1",)))
+    node = after_health_check(node, reading(gpus=after, gpu_boards=("GPU-1",)))
     assert node.unfit is None
     assert [gpu.uuid for gpu in node.capacity.gpus] == [gpu.uuid for gpu in after]
 
 
 def test_a_card_is_there_when_a_shim_of_an_earlier_version_names_its_instances() -> None:
-    node = gate.passed(a_node(), reading(gpus=IN_TWO))
-    node = gate.passed(node, reading(gpus=IN_TWO_OTHERS))
+    node = after_health_check(a_node(), reading(gpus=IN_TWO))
+    node = after_health_check(node, reading(gpus=IN_TWO_OTHERS))
     assert (node.unfit, len(node.capacity.gpus)) == (None, 2)
 
 
 def test_the_instances_of_a_card_that_is_gone_are_missing_and_forgotten_together() -> None:
     other = instance(0, "GPU-2")
-    node = gate.passed(a_node(), reading(gpus=(*IN_TWO, other), gpu_boards=("GPU-1", "GPU-2")))
+    node = after_health_check(
+        a_node(), reading(gpus=(*IN_TWO, other), gpu_boards=("GPU-1", "GPU-2"))
+    )
     now = reading(gpus=(other,), gpu_boards=("GPU-2",))
-    node = gate.passed(node, now)
+    node = after_health_check(node, now)
     assert [gpu.uuid for gpu in node.capacity.gpus if gpu.missing] == ["MIG-GPU-1-0", "MIG-GPU-1-1"]
-    forgotten = gate.passed(gate.without_gpu(node, "MIG-GPU-1-0"), now)
+    forgotten = after_health_check(without_gpu(node, "MIG-GPU-1-0"), now)
     assert (forgotten.unfit, len(forgotten.capacity.gpus)) == (None, 1)
 
 

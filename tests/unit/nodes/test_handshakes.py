@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from controller.nodes.handshakes import Handshakes
+from controller.nodes.session import Handshakes
 
 
 async def test_only_so_many_connect_at_once_and_all_have_their_turn() -> None:

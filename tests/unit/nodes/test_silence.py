@@ -1,4 +1,4 @@
-"""What silence makes of a node (LIFECYCLE.md section 7), each rule by its words."""
+"""What silence makes of a node (docs/rules.md 7), each rule by its words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import NodeStatus
-from controller.nodes.silence import Silence, silent_before
+from controller.nodes.health import Silence, silent_before
 from tests.unit.pipelines.parts import NOW, Clock, a_node
 
 

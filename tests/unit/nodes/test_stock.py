@@ -10,7 +10,7 @@ from controller.lifecycle.model import NodeStatus, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.nodes import session as session_module
-from controller.nodes.stock import report_gone
+from controller.nodes.sync import report_gone
 from shim.schemas import (
     EventType,
     TaskStatus,

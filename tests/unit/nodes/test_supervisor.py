@@ -11,11 +11,11 @@ import pytest
 
 from controller.lifecycle.model import Node, NodeStatus
 from controller.links.base import NodeConnection, NodeLink
-from controller.nodes.supervisor import Nodes
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
-from controller.store.memory import MemoryStore
+from controller.nodes.manager import NodeManager
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from shim.schemas import TaskInfo
+from tests.doubles.memory_store import MemoryStore
 from tests.support.waiting import eventually
 from tests.unit.pipelines.fakes import HEALTH, FakeConnection
 from tests.unit.pipelines.parts import Clock, Ids, a_node, steady_chance
@@ -51,12 +51,12 @@ class Deaf:
 
 
 @contextlib.asynccontextmanager
-async def supervised(*nodes: Node) -> AsyncIterator[tuple[Turns, Nodes, OneLinkEach]]:
+async def supervised(*nodes: Node) -> AsyncIterator[tuple[RunPipeline, NodeManager, OneLinkEach]]:
     store, links = MemoryStore(), OneLinkEach()
     await store.open()
-    turns = Turns(store, Clock(), steady_chance(), JobSubmittedPipeline(Ids()))
+    turns = RunPipeline(store, Clock(), steady_chance(), JobSubmittedPipeline(Ids()))
     turns.restore((), nodes)
-    supervisor = Nodes(turns, links.link_to, Clock(), steady_chance())
+    supervisor = NodeManager(turns, links.link_to, Clock(), steady_chance())
     tasks = [asyncio.create_task(turns.run()), asyncio.create_task(supervisor.run(Deaf()))]
     try:
         yield turns, supervisor, links

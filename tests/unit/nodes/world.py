@@ -12,13 +12,11 @@ from controller.lifecycle import reports
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Node, NodeStatus, RunState
 from controller.links.base import NodeConnection
-from controller.nodes.handshakes import Handshakes
-from controller.nodes.session import NodeSession, Settings
-from controller.nodes.strays import StrayTasks
-from controller.pipelines.convert import View
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
-from controller.store.memory import MemoryDatabase, MemoryStore
+from controller.nodes.orphans import OrphanTasks
+from controller.nodes.session import Handshakes, NodeSession, Settings
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from shim.client import ShimUnavailable
 from shim.schemas import (
     AllocationInfo,
@@ -28,6 +26,7 @@ from shim.schemas import (
     Health,
     TaskInfo,
 )
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.waiting import eventually
 from tests.unit.pipelines.fakes import FakeConnection, FakeShim
 from tests.unit.pipelines.parts import (
@@ -62,7 +61,7 @@ class FakeLink:
 
 
 class Listener:
-    def __init__(self, strays: StrayTasks) -> None:
+    def __init__(self, strays: OrphanTasks) -> None:
         self._strays = strays
         self.connections = 0
         self.seen: list[TaskInfo] = []
@@ -82,7 +81,7 @@ class Listener:
         await self._strays.release_idle(connection)
 
 
-class NotingTurns(Turns):
+class NotingTurns(RunPipeline):
     """Decides like the real ones, and notes what was posted."""
 
     posted: list[reports.Report]
@@ -119,7 +118,7 @@ class World:
             database.runs[state.run.id] = state
         self.collected: list[str] = []
         self.full: OSError | None = None
-        self.strays = StrayTasks(self.turns, store, FENCE, self._collect, restored=restored)
+        self.strays = OrphanTasks(self.turns, store, FENCE, self._collect, restored=restored)
         self.listener = Listener(self.strays)
         self.session = NodeSession(
             node.id,
@@ -136,7 +135,7 @@ class World:
         self.linked_to.append(node)
         return self.link
 
-    async def _collect(self, view: View, connection: NodeConnection) -> None:
+    async def _collect(self, view: AttemptContext, connection: NodeConnection) -> None:
         assert view.attempt.container_gone
         assert view.attempt.id in self.shim.listing, "a log is read before its task is removed"
         if self.full is not None:

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from controller.lifecycle.model import Node, NodeStatus, RunState
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Store
 from tests.support.kept import Kept
 from tests.unit.pipelines.parts import Clock, Ids, a_node, steady_chance
@@ -27,12 +27,12 @@ async def working(
     database: Kept,
     around: Callable[[Store], Store] = lambda store: store,
     nodes: Sequence[Node] = (a_node("n1", status=NodeStatus.CONNECTING),),
-) -> AsyncIterator[tuple[Turns, Listener, asyncio.Task[None]]]:
+) -> AsyncIterator[tuple[RunPipeline, Listener, asyncio.Task[None]]]:
     store = around(database.store())
     await store.open()
     snapshot = await store.load()
     chance = steady_chance()
-    turns = Turns(store, Clock(), chance, JobSubmittedPipeline(Ids()))
+    turns = RunPipeline(store, Clock(), chance, JobSubmittedPipeline(Ids()))
     listener = Listener()
     turns.restore(snapshot.runs, snapshot.nodes or (nodes if snapshot.runs else ()))
     turns.listen(listener)
@@ -45,7 +45,9 @@ async def working(
         await store.close()
 
 
-async def until_committed(turns: Turns, run_id: str | None, wanted: Callable[[], bool]) -> None:
+async def until_committed(
+    turns: RunPipeline, run_id: str | None, wanted: Callable[[], bool]
+) -> None:
     async with asyncio.timeout(30), turns.watch(run_id) as changed:
         while not wanted():
             await changed.wait()

@@ -21,12 +21,11 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reports import Report
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob, new_run
-from controller.pipelines.cluster import Clusters
-from controller.pipelines.convert import View
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
-from controller.store.memory import MemoryStore
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext, Clusters
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from shim.schemas import EngineKind, NodeInfo, TaskInfo, TaskStatus, TaskTimes
+from tests.doubles.memory_store import MemoryStore
 
 NOW = 1_700_000_000.0
 SOCKET = "/tasks/t/runner.sock"
@@ -57,7 +56,7 @@ ALONE = Clusters({}, b"")
 """For jobs that know of no other nodes."""
 
 
-class NotedTurns(Turns):
+class NotedTurns(RunPipeline):
     """Decides nothing; `posted` is what performers and sessions have reported."""
 
     def __init__(self, *states: RunState) -> None:
@@ -119,8 +118,8 @@ def placed(
     )
 
 
-def view_of(state: RunState) -> View:
-    return View(state, state.jobs[0], attempt_of(state))
+def view_of(state: RunState) -> AttemptContext:
+    return AttemptContext(state, state.jobs[0], attempt_of(state))
 
 
 def attempt_of(state: RunState) -> Attempt:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import NodeStatus, RunState
-from controller.pipelines.around import World
+from controller.pipelines.live_state import World
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.test_placement import node
 

@@ -6,7 +6,7 @@ import msgspec
 
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.pipelines.bynode import RunsByNode
+from controller.pipelines.live_state import RunsByNode
 from tests.unit.pipelines.parts import placed
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from controller.pipelines import callers
-from controller.pipelines.callers import Callers
-from controller.pipelines.turns import Turns
+from controller import aio
+from controller.aio import Callers
+from controller.pipelines.run_pipeline import RunPipeline
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import NotedTurns
 
@@ -16,7 +16,7 @@ from tests.unit.pipelines.parts import NotedTurns
 async def test_who_was_told_counts_until_his_answer_is_on_its_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(callers, "ANSWERING_SECONDS", 0.0)
+    monkeypatch.setattr(aio, "ANSWERING_SECONDS", 0.0)
     some = Callers()
     with some.one(), some.one():
         assert some.count == 2
@@ -25,7 +25,7 @@ async def test_who_was_told_counts_until_his_answer_is_on_its_way(
 
 
 async def test_who_waits_for_a_commit_counts_and_who_goes_away_soon_does_not_any_more() -> None:
-    turns: Turns = NotedTurns()
+    turns: RunPipeline = NotedTurns()
     waiting = [asyncio.create_task(turns.settled()) for _ in range(3)]
     await eventually(lambda: turns.callers.count == 3)
     for task in waiting:

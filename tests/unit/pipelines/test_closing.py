@@ -12,8 +12,8 @@ import pytest
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AttemptStatus
 from controller.logs.store import LogStore
-from controller.pipelines.performing import TryAgain
-from controller.pipelines.running import LogCollector
+from controller.pipelines.log_collection import LogCollector
+from controller.pipelines.to_node import RetryLater
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError
 from shim.schemas import Notice, TaskInfo, TaskStatus, TaskTimes
@@ -104,7 +104,7 @@ async def test_a_shim_that_cannot_say_now_is_asked_again(logs: LogStore, on_gpu:
     node = node_with(on_gpu, [OUTPUT], LOST)
     well, node.shim = node.shim, Busy()
     node.shim.log = well.log
-    with pytest.raises(TryAgain):
+    with pytest.raises(RetryLater):
         await LogCollector(NotedTurns(), logs)(view_of(on_gpu), node)
     assert not await logs.is_complete(attempt_of(on_gpu).id)
 

@@ -1,4 +1,4 @@
-"""What the jobs of a multi-node run are told about each other (LIFECYCLE.md, section 5)."""
+"""What the jobs of a multi-node run are told about each other (docs/rules.md 5)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.pipelines import cluster, convert, submission
-from controller.pipelines.cluster import Clusters
-from controller.pipelines.clusterkey import cluster_key, secret_of
-from controller.pipelines.convert import View
-from controller.pipelines.performing import TryAgain
+from controller.pipelines import from_node, to_node
+from controller.pipelines.to_node import (
+    AttemptContext,
+    Clusters,
+    RetryLater,
+    cluster_key,
+    secret_of,
+)
 from runner.schemas import ClusterInfo
 from tests.unit.lifecycle.play import Play
 from tests.unit.pipelines.parts import NOW, Ids, node_info
@@ -57,7 +60,7 @@ CLUSTERS = Clusters(NODES, SECRET)
 @pytest.mark.parametrize("forged", ["10.0.0.1\n ProxyCommand sh", "gpu-1", "", "fe80::1%a b"])
 def test_what_is_no_address_of_a_node_reaches_no_other_node(forged: str) -> None:
     said = msgspec.structs.replace(node_info(), addresses=(forged, "10.0.0.7", "fd00::7"))
-    assert convert.capacity(said).addresses == ("10.0.0.7", "fd00::7")
+    assert from_node.capacity(said).addresses == ("10.0.0.7", "fd00::7")
 
 
 def submitted(*groups: Group, policy: RunPolicy | None = None, **spec: Any) -> RunState:
@@ -99,9 +102,9 @@ def placed(state: RunState, *nodes: str) -> RunState:
     return state
 
 
-def view(state: RunState, index: int) -> View:
+def view(state: RunState, index: int) -> AttemptContext:
     job = state.jobs[index]
-    return View(state, job, job.attempts[-1])
+    return AttemptContext(state, job, job.attempts[-1])
 
 
 def told(state: RunState, index: int) -> ClusterInfo:
@@ -155,7 +158,7 @@ def test_ranks_count_over_all_groups_in_the_order_of_the_configuration() -> None
 
 def test_a_job_waits_until_all_ranks_of_its_incarnation_hold_places() -> None:
     state = placed(a_gang(), "n1", "n2")
-    with pytest.raises(TryAgain, match="not placed yet"):
+    with pytest.raises(RetryLater, match="not placed yet"):
         CLUSTERS.info(view(state, 0))
 
 
@@ -204,29 +207,29 @@ def test_gpus_are_counted_for_each_node() -> None:
 
 def test_a_node_is_reached_where_the_controller_reaches_it() -> None:
     node = a_node("n", "192.168.7.7", "10.0.0.5", host="10.0.0.5")
-    assert cluster.address(node) == "10.0.0.5"
+    assert to_node.address(node) == "10.0.0.5"
 
 
 def test_a_name_is_no_address_so_the_first_own_one_counts() -> None:
-    assert cluster.address(a_node("n", "192.168.7.7", host="gpu-1.example")) == "192.168.7.7"
+    assert to_node.address(a_node("n", "192.168.7.7", host="gpu-1.example")) == "192.168.7.7"
 
 
 def test_the_preferred_network_wins() -> None:
     node = a_node("n", "192.168.7.7", "10.0.0.5", "10.9.0.5", host="10.0.0.5")
     networks = [IPv4Network("172.16.0.0/12"), IPv4Network("10.9.0.0/16")]
-    assert cluster.address(node, networks) == "10.9.0.5"
+    assert to_node.address(node, networks) == "10.9.0.5"
 
 
 def test_a_node_outside_of_the_preferred_networks_is_still_reached() -> None:
     node = a_node("n", "10.0.0.5", host="10.0.0.5")
-    assert cluster.address(node, [IPv4Network("172.16.0.0/12")]) == "10.0.0.5"
+    assert to_node.address(node, [IPv4Network("172.16.0.0/12")]) == "10.0.0.5"
 
 
 # -- what the runner is told -----------------------------------------------------------------
 
 
 def gang_of(state: RunState, index: int) -> dict[str, Any]:
-    gang = submission.submit_request(view(state, index)).job.gang
+    gang = to_node.submit_request(view(state, index)).job.gang
     assert gang is not None
     return {name: getattr(gang, name) for name in ("size", "group_size", "rank")}
 
@@ -250,14 +253,14 @@ def test_a_job_of_a_plain_group_beside_a_gang_is_told_the_rank_that_is_shown() -
 def test_a_job_is_told_the_monitoring_descriptor_of_its_place() -> None:
     play = Play().to_provisioning()
     descriptor = play.allocation().monitoring_descriptor
-    job = submission.submit_request(view(play.state, 0)).job
+    job = to_node.submit_request(view(play.state, 0)).job
     assert descriptor is not None
     assert job.monitoring_descriptor == descriptor
 
 
 def test_the_incarnation_is_the_attempts() -> None:
     state = a_gang()
-    gang = submission.submit_request(view(state, 0)).job.gang
+    gang = to_node.submit_request(view(state, 0)).job.gang
     assert state.run.incarnation is not None
     assert gang is not None
     assert (gang.incarnation, gang.incarnation_number) == (state.run.incarnation.id, 1)
@@ -267,7 +270,7 @@ def test_jobs_that_were_scaled_down_are_not_counted() -> None:
     state = submitted(Group(name="main", nodes=3))
     gone = msgspec.structs.replace(state.jobs[2], scaled_down=True)
     state = msgspec.structs.replace(state, jobs=(*state.jobs[:2], gone))
-    job = submission.submit_request(view(state, 0)).job
+    job = to_node.submit_request(view(state, 0)).job
     assert (job.job_count, job.group_job_count) == (2, 2)
 
 
@@ -307,7 +310,7 @@ def test_the_controllers_key_gives_a_steady_secret() -> None:
 
 
 def test_the_task_lets_the_runs_key_in_even_if_no_user_may_come() -> None:
-    request = convert.task_request(view(placed(a_gang(), "n1", "n2", "n3"), 0), "ssh-ed25519 AAAA")
+    request = to_node.task_request(view(placed(a_gang(), "n1", "n2", "n3"), 0), "ssh-ed25519 AAAA")
     assert request.ssh is not None
     assert (request.ssh.authorized_keys, request.ssh.cluster_key) == ((), "ssh-ed25519 AAAA")
 

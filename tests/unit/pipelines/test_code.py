@@ -14,9 +14,9 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import Files, Repo
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines import submission
-from controller.pipelines.convert import View
-from controller.pipelines.running import JobStarter
+from controller.pipelines import to_node
+from controller.pipelines.job_running import JobStarter
+from controller.pipelines.to_node import AttemptContext
 from runner.schemas import RepoCredentials
 from tests.unit.pipelines.fakes import FakeConnection
 from tests.unit.pipelines.parts import ALONE, Clock, NotedTurns, placed, view_of
@@ -26,7 +26,7 @@ DIFF, ARCHIVE = BLOBS
 REPO = Repo(path="/r", url="https://h/r", commit="c" * 40, diff=DIFF, token="canary")
 
 
-def a_view() -> View:
+def a_view() -> AttemptContext:
     state = placed(AttemptStatus.PULLING)
     job = state.jobs[0]
     files = (Files(path="/f", archive=ARCHIVE),)
@@ -78,7 +78,7 @@ async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) ->
 
 
 def test_the_runner_is_told_all_about_the_code() -> None:
-    request = submission.submit_request(a_view())
+    request = to_node.submit_request(a_view())
     (repo,) = request.job.repos
     assert (repo.path, repo.url, repo.commit, repo.diff) == ("/r", "https://h/r", "c" * 40, DIFF)
     assert request.repo_credentials == {"/r": RepoCredentials(token="canary")}

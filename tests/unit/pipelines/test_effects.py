@@ -18,11 +18,10 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AttemptStatus
 from controller.links.base import NodeConnection
 from controller.logs.store import LogStore
-from controller.nodes.supervisor import Nodes
+from controller.nodes.manager import NodeManager
 from controller.pipelines import effects
-from controller.pipelines.convert import View
 from controller.pipelines.effects import EffectRunner, Performer
-from controller.pipelines.performing import TryAgain
+from controller.pipelines.to_node import AttemptContext, RetryLater
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import Clock, NotedTurns, attempt_of, placed, steady_chance
@@ -51,7 +50,7 @@ class Scripted:
         self.go_on = asyncio.Event()
         self.finished = 0
 
-    async def __call__(self, view: View, connection: NodeConnection) -> None:
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
         self.begun.append(view.attempt.id)
         self.live[view.attempt.id] += 1
         assert self.live[view.attempt.id] == 1
@@ -76,7 +75,7 @@ class World:
         self.scripts = {kind: Scripted() for kind in EffectKind}
         self.runner = EffectRunner(
             self.turns,
-            cast(Nodes, self.nodes),
+            cast(NodeManager, self.nodes),
             self.logs,
             cast(Mapping[EffectKind, Performer], self.scripts),
             Clock(),
@@ -156,7 +155,7 @@ async def test_a_final_attempt_has_nothing_under_way_and_its_readers_end(tmp_pat
 @pytest.mark.parametrize(
     ("failure", "is_shown", "is_ours"),
     [
-        (TryAgain("busy"), False, False),
+        (RetryLater("busy"), False, False),
         (ShimUnavailable("cut"), False, False),
         (OSError(errno.ENOSPC, "disk full"), True, False),
         (ValueError("wrong"), True, True),
@@ -185,8 +184,8 @@ async def test_what_is_refused_again_and_again_is_told_once_for_each_reason(
     monkeypatch.setattr(effects, "MOST_WAIT_SECONDS", 0.001)
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
-        busy = [TryAgain("busy") for _ in range(effects.REFUSALS_UNTOLD + 3)]
-        submit.failures = [*busy, TryAgain("fenced"), TryAgain("fenced")]
+        busy = [RetryLater("busy") for _ in range(effects.REFUSALS_UNTOLD + 3)]
+        submit.failures = [*busy, RetryLater("fenced"), RetryLater("fenced")]
         submit.go_on.set()
         it.commit()
         await eventually(lambda: submit.finished)
@@ -201,7 +200,7 @@ async def test_a_commit_cuts_the_wait_for_the_next_try_short(
     monkeypatch.setattr(effects, "MOST_WAIT_SECONDS", 3600.0)
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
-        submit.failures = [TryAgain("not yet")]
+        submit.failures = [RetryLater("not yet")]
         submit.go_on.set()
         it.commit()
         await eventually(lambda: submit.begun)

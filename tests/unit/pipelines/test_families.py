@@ -8,15 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from controller.cron import next_trigger
+from controller.clock import next_trigger
 from controller.lifecycle.model import JobSpec, OnParentEnd, RunPolicy, RunState
 from controller.lifecycle.reasons import RunReason
 from controller.lifecycle.reports import CompleteRequested, StopRequested
 from controller.lifecycle.statuses import RunStatus
 from controller.lifecycle.submission import PlannedJob, new_run
-from controller.pipelines.families import ParentGone
-from controller.pipelines.turns import Turns
-from controller.pipelines.watching import Watchers
+from controller.pipelines.live_state import ParentGone, Watchers
+from controller.pipelines.run_pipeline import RunPipeline
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
 from tests.unit.pipelines.parts import NOW, Ids, submitted
@@ -25,7 +24,7 @@ _ids = Ids()
 
 
 @pytest.fixture
-async def turns(database: Kept) -> AsyncIterator[Turns]:
+async def turns(database: Kept) -> AsyncIterator[RunPipeline]:
     async with working(database) as (turns, _, _loop):
         yield turns
 
@@ -59,7 +58,7 @@ async def test_children_end_in_the_same_commit_as_a_parent_that_is_stopped(
     ]
 
 
-async def test_children_of_a_parent_that_is_done_go_on(turns: Turns) -> None:
+async def test_children_of_a_parent_that_is_done_go_on(turns: RunPipeline) -> None:
     parent = submitted("parent")
     await turns.admit(parent)
     await turns.admit(child := child_of(parent))
@@ -68,7 +67,7 @@ async def test_children_of_a_parent_that_is_done_go_on(turns: Turns) -> None:
     assert turns.runs[child.run.id].run.status is RunStatus.SUBMITTED
 
 
-async def test_a_child_that_is_to_be_kept_goes_on(turns: Turns) -> None:
+async def test_a_child_that_is_to_be_kept_goes_on(turns: RunPipeline) -> None:
     parent = submitted("parent")
     await turns.admit(parent)
     await turns.admit(child := child_of(parent, on_parent_end=OnParentEnd.KEEP))
@@ -76,7 +75,7 @@ async def test_a_child_that_is_to_be_kept_goes_on(turns: Turns) -> None:
     assert list(turns.runs) == [child.run.id]
 
 
-async def test_a_run_whose_parent_is_not_live_is_not_admitted(turns: Turns) -> None:
+async def test_a_run_whose_parent_is_not_live_is_not_admitted(turns: RunPipeline) -> None:
     orphan = child_of(submitted("parent"))
     with pytest.raises(ParentGone):
         await turns.admit(orphan)
@@ -93,7 +92,7 @@ async def test_children_are_known_after_a_restart(database: Kept) -> None:
         assert turns.runs == {}
 
 
-async def test_a_scheduled_run_is_told_when_its_expressions_fire_next(turns: Turns) -> None:
+async def test_a_scheduled_run_is_told_when_its_expressions_fire_next(turns: RunPipeline) -> None:
     schedule = ("0 8 * * *", "30 7 * * *")
     state = new_run(
         name="nightly",

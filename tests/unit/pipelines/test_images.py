@@ -16,7 +16,7 @@ from controller.lifecycle.model import (
     VolumeMount,
 )
 from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines import convert
+from controller.pipelines import from_node, to_node
 from shim import schemas
 from tests.unit.pipelines.parts import attempt_of, placed, task_of, view_of
 
@@ -40,7 +40,7 @@ def second_attempt(occurrence: int = 1, **first: object) -> RunState:
 
 def test_the_nodes_word_about_the_image_is_kept_with_the_attempt() -> None:
     state = placed(AttemptStatus.PULLING)
-    (*_, seen) = convert.task_reports(task_of(state, image_digest=DIGEST))
+    (*_, seen) = from_node.task_reports(task_of(state, image_digest=DIGEST))
     assert isinstance(seen, reports.TaskSeen)
     draft = Draft(state, 0.0, new_id=lambda: "x", jitter=lambda: 0.0)
     apply(draft, [seen])
@@ -49,17 +49,17 @@ def test_the_nodes_word_about_the_image_is_kept_with_the_attempt() -> None:
 
 def test_a_first_attempt_takes_what_the_tag_says() -> None:
     state = placed(AttemptStatus.PROVISIONING, image_digest=DIGEST)
-    assert convert.task_request(view_of(state)).image_digest is None
+    assert to_node.task_request(view_of(state)).image_digest is None
 
 
 def test_a_later_attempt_is_pinned_to_the_first_ones_image() -> None:
     state = second_attempt(image_digest=DIGEST)
-    assert convert.task_request(view_of(state)).image_digest == DIGEST
+    assert to_node.task_request(view_of(state)).image_digest == DIGEST
 
 
 def test_another_occurrence_looks_at_the_tag_again() -> None:
     state = second_attempt(occurrence=2, image_digest=DIGEST)
-    assert convert.task_request(view_of(state)).image_digest is None
+    assert to_node.task_request(view_of(state)).image_digest is None
 
 
 def test_volumes_and_limits_travel_to_the_node() -> None:
@@ -71,7 +71,7 @@ def test_volumes_and_limits_travel_to_the_node() -> None:
             cap_drop=("ALL",), ulimits=(Ulimit(name="memlock", soft=-1, hard=-1),)
         ),
     )
-    request = convert.task_request(view_of(state))
+    request = to_node.task_request(view_of(state))
     assert request.volumes == (
         schemas.VolumeMount(
             kind=schemas.VolumeKind.HOST, source="/mnt/d", target="/data", optional=True

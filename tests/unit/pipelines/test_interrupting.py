@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines.performing import TryAgain
-from controller.pipelines.running import JobInterrupter
+from controller.pipelines.job_running import JobInterrupter
+from controller.pipelines.to_node import RetryLater
 from runner.client import RunnerError
 from tests.unit.pipelines.fakes import FakeConnection
 from tests.unit.pipelines.parts import NOW, Clock, placed, view_of
@@ -30,5 +30,5 @@ async def test_a_runner_that_refuses_is_asked_again() -> None:
     node = FakeConnection()
     node.the_runner.failures = [RunnerError("busy", "not now", 503)]
     view = view_of(placed(AttemptStatus.RUNNING, interrupt_requested_at=NOW))
-    with pytest.raises(TryAgain):
+    with pytest.raises(RetryLater):
         await JobInterrupter(Clock())(view, node)

@@ -12,9 +12,9 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AttemptStatus
 from controller.logs.store import LogStore
-from controller.pipelines import acknowledging
-from controller.pipelines.performing import TryAgain
-from controller.pipelines.running import LogCollector
+from controller.pipelines import log_collection
+from controller.pipelines.log_collection import LogCollector
+from controller.pipelines.to_node import RetryLater
 from runner.client import RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord
 from runner.schemas.frames import Decoder, Frame, Stream, encode
@@ -62,8 +62,8 @@ async def test_a_log_is_stored_acknowledged_and_complete(
 async def test_what_is_durable_is_acknowledged_while_the_job_still_runs(
     node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
-    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(log_collection, "SOON_SECONDS", 0.0)
+    monkeypatch.setattr(log_collection, "LATE_SECONDS", 0.0)
     state = placed(AttemptStatus.RUNNING)
     node.the_runner.log = [frame(0), node.the_runner.acknowledged, frame(1)]
     await LogCollector(NotedTurns(), logs)(view_of(state), node)
@@ -73,10 +73,10 @@ async def test_what_is_durable_is_acknowledged_while_the_job_still_runs(
 async def test_after_a_rest_an_acknowledgement_that_fails_is_told_with_what_comes_next(
     node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
-    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(log_collection, "SOON_SECONDS", 0.0)
+    monkeypatch.setattr(log_collection, "LATE_SECONDS", 0.0)
     writer = await logs.writer(attempt_of(placed(AttemptStatus.RUNNING)).id)
-    telling = acknowledging.Acknowledging(node.the_runner, writer)
+    telling = log_collection.Acknowledging(node.the_runner, writer)
     for number in (0, 1):
         await writer.append(frame(number))
         telling.came()
@@ -99,9 +99,9 @@ async def test_after_a_rest_an_acknowledgement_that_fails_is_told_with_what_come
 async def test_little_waits_for_its_acknowledgement_until_it_is_much(
     node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledging, "SOON_SECONDS", 0.0)
-    monkeypatch.setattr(acknowledging, "LATE_SECONDS", 3600.0)
-    monkeypatch.setattr(acknowledging, "MUCH_BYTES", 20)
+    monkeypatch.setattr(log_collection, "SOON_SECONDS", 0.0)
+    monkeypatch.setattr(log_collection, "LATE_SECONDS", 3600.0)
+    monkeypatch.setattr(log_collection, "MUCH_BYTES", 20)
     state = placed(AttemptStatus.RUNNING)
     node.the_runner.log = [frame(0), frame(1), node.the_runner.acknowledged, frame(2)]
     await LogCollector(NotedTurns(), logs)(view_of(state), node)
@@ -129,7 +129,7 @@ async def test_a_runner_whose_stream_goes_wrong_is_followed_again(
     state, turns = placed(AttemptStatus.RUNNING), NotedTurns()
     collect = LogCollector(turns, logs)
     node.the_runner.log = [frame(0), failure]
-    with pytest.raises(TryAgain):
+    with pytest.raises(RetryLater):
         await collect(view_of(state), node)
     node.the_runner.log = [frame(1)]
     await collect(view_of(state), node)

@@ -13,16 +13,16 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import RegistryCredentials
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines import convert, running
-from controller.pipelines.performing import TryAgain
-from controller.pipelines.running import JobStarter, RunnerFollower, TaskSubmitter
-from controller.pipelines.terminating import (
+from controller.pipelines import from_node, job_running, to_node
+from controller.pipelines.job_running import JobStarter, RunnerFollower, TaskSubmitter
+from controller.pipelines.job_terminating import (
     LAST_MOMENT,
     JobStopper,
     PlaceReleaser,
     TaskRemover,
     TaskTerminator,
 )
+from controller.pipelines.to_node import RetryLater
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from shim.client import ShimError, ShimUnavailable
@@ -76,7 +76,7 @@ async def test_a_refusal_that_can_pass_is_tried_again(
 ) -> None:
     turns = NotedTurns()
     node.shim.refusal = refusal
-    with pytest.raises(TryAgain, match=refusal.message):
+    with pytest.raises(RetryLater, match=refusal.message):
         await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
     assert turns.posted == []
 
@@ -157,12 +157,12 @@ def test_the_node_is_told_whether_peers_reach_the_job_at_its_address(reached: bo
     resources = msgspec.structs.replace(place.resources, host_network=reached)
     place = msgspec.structs.replace(place, resources=resources)
     state = msgspec.structs.replace(state, allocations=(place,))
-    assert convert.task_request(view_of(state)).needs_host_network is reached
+    assert to_node.task_request(view_of(state)).needs_host_network is reached
 
 
 @pytest.mark.parametrize("said", list(HostNetwork))
 def test_what_a_node_says_of_its_network_is_known(said: HostNetwork) -> None:
-    known = convert.capacity(node_info(host_network=said)).host_network
+    known = from_node.capacity(node_info(host_network=said)).host_network
     assert known is (said is HostNetwork.WHOLE_NODE)
 
 
@@ -174,7 +174,7 @@ async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
     info = msgspec.structs.replace(node.shim.info, gpus=(a_gpu(healthy=True, held=True),))
     node.shim.info = info
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
-    with pytest.raises(TryAgain, match="not offered"):
+    with pytest.raises(RetryLater, match="not offered"):
         await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
     assert turns.posted == []
 
@@ -185,7 +185,7 @@ def test_credentials_reach_the_request_and_no_text_of_it() -> None:
     auth = RegistryCredentials(username="ann", password="hunter2")
     spec = msgspec.structs.replace(job.spec, registry_auth=auth)
     state = msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
-    request = convert.task_request(view_of(state))
+    request = to_node.task_request(view_of(state))
     assert request.registry_auth is not None
     assert request.registry_auth.password == "hunter2"
     assert "hunter2" not in repr(request) + repr(state)
@@ -210,7 +210,7 @@ async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> N
 async def test_a_runner_that_does_not_listen_yet_is_waited_for(
     node: FakeConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "START_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(job_running, "START_PAUSE_SECONDS", 0.0)
     node.the_runner.failures = [RunnerUnavailable("not yet")] * 5
     turns = NotedTurns()
     await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(placed(AttemptStatus.PULLING)), node)
@@ -220,7 +220,7 @@ async def test_a_runner_that_does_not_listen_yet_is_waited_for(
 async def test_a_runner_that_never_listens_is_unavailable(
     node: FakeConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "START_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(job_running, "START_PAUSE_SECONDS", 0.0)
     node.the_runner.failures = [RunnerUnavailable("never")] * 1000
     turns = NotedTurns()
     with pytest.raises(RunnerUnavailable, match="never"):
@@ -243,7 +243,7 @@ async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> No
 async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("bad_answer", "HTTP status 500", 500)]
     turns = NotedTurns()
-    with pytest.raises(TryAgain):
+    with pytest.raises(RetryLater):
         await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(
             view_of(placed(AttemptStatus.PULLING)), node
         )
@@ -252,7 +252,7 @@ async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> No
 
 async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeConnection) -> None:
     view = view_of(placed(AttemptStatus.PULLING, runner_socket=None))
-    with pytest.raises(TryAgain, match="no runner yet"):
+    with pytest.raises(RetryLater, match="no runner yet"):
         await JobStarter(NotedTurns(), Clock(), NO_BLOBS, ALONE)(view, node)
     assert node.the_runner.asked == []
 
@@ -283,7 +283,7 @@ async def test_whose_container_is_being_stopped_is_judged_by_its_shims_word(
     node.the_runner.statuses = [status(RunnerState.SERVING_LOGS, stopped)]
     turns = NotedTurns()
     follow = RunnerFollower(turns, Clock())
-    with pytest.raises(TryAgain, match="its shim says why"):
+    with pytest.raises(RetryLater, match="its shim says why"):
         await follow(view_of(placed(AttemptStatus.RUNNING)), node)
     assert turns.posted == []
     await follow(view_of(placed(AttemptStatus.TERMINATING, reason=Reason.TERMINATED_BY_USER)), node)
@@ -292,28 +292,28 @@ async def test_whose_container_is_being_stopped_is_judged_by_its_shims_word(
 
 def test_an_exit_record_with_a_reason_of_the_jobs_invention_is_an_executor_error() -> None:
     forged = msgspec.structs.replace(EXIT, reason="preempted_by_me", message="x" * 5000)
-    report = convert.runner_exited("r", "a", forged)
+    report = from_node.runner_exited("r", "a", forged)
     assert report.reason is Reason.EXECUTOR_ERROR
-    assert len(report.message or "") == convert.MAX_MESSAGE
+    assert len(report.message or "") == from_node.MAX_MESSAGE
     assert (report.message or "").endswith("xxx… (cut: 5000 characters)")
-    assert convert.exit_report("r", "a", "{damaged") is None
+    assert from_node.exit_report("r", "a", "{damaged") is None
 
 
 @pytest.mark.parametrize("exit_code", [10**40, 1 << 31, 256, -1])
 def test_an_exit_code_that_no_process_has_is_not_taken_over(exit_code: int) -> None:
-    report = convert.runner_exited("r", "a", msgspec.structs.replace(EXIT, exit_code=exit_code))
+    report = from_node.runner_exited("r", "a", msgspec.structs.replace(EXIT, exit_code=exit_code))
     assert (report.reason, report.exit_code) == (Reason.EXECUTOR_ERROR, None)
     assert report.message == "the exit record gives an exit code that cannot be"
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, '{"x":' + "[" * 50_000, '"\ud800"'])
 def test_an_exit_record_that_nobody_can_decode_is_none(text: str) -> None:
-    assert convert.exit_report("r", "a", text) is None
+    assert from_node.exit_report("r", "a", text) is None
 
 
 async def test_a_status_stream_that_ends_too_early_is_followed_again(node: FakeConnection) -> None:
     node.the_runner.statuses = [status(RunnerState.RUNNING)]
-    with pytest.raises(TryAgain, match="before the job did"):
+    with pytest.raises(RetryLater, match="before the job did"):
         await RunnerFollower(NotedTurns(), Clock())(view_of(placed(AttemptStatus.RUNNING)), node)
 
 
@@ -415,7 +415,7 @@ async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnecti
 
 async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("busy", "not now", 409)]
-    with pytest.raises(TryAgain, match="not now"):
+    with pytest.raises(RetryLater, match="not now"):
         await JobStopper(Clock())(
             view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10)), node
         )
@@ -491,7 +491,7 @@ async def test_a_shim_that_refuses_the_end_is_asked_again(
 ) -> None:
     turns = NotedTurns()
     node.shim.refusal = CONFLICT
-    with pytest.raises(TryAgain, match="another body"):
+    with pytest.raises(RetryLater, match="another body"):
         await performer(turns, FENCE)(view_of(placed(AttemptStatus.TERMINATING)), node)
     node.shim.refusal = ShimUnavailable("cut")
     with pytest.raises(ShimUnavailable):

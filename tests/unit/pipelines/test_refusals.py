@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import RunState
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import RunnerExited, StopRequested, TaskSeen
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
-from controller.pipelines.aside import WAITS
-from controller.pipelines.turns import Turns
+from controller.pipelines.refused_runs import WAITS
+from controller.pipelines.run_pipeline import RunPipeline
 from controller.store.base import Store, StoreRefused
-from controller.store.failing import Refusing
+from tests.doubles.failing_stores import Refusing
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
 from tests.unit.pipelines.parts import Clock, a_node, attempt_of, placed, submitted
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @contextlib.asynccontextmanager
-async def refusing(database: Kept) -> AsyncIterator[tuple[Turns, Refusing]]:
+async def refusing(database: Kept) -> AsyncIterator[tuple[RunPipeline, Refusing]]:
     stores: list[Refusing] = []
 
     def around(inner: Store) -> Store:

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from controller.lifecycle.model import Band, Run, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
-from controller.pipelines.submitted import JobSubmittedPipeline
-from controller.pipelines.turns import Turns
+from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.index import index_of
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Store, StoreUnavailable
-from controller.store.failing import DiskFull
+from tests.doubles.failing_stores import DiskFull
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
 from tests.unit.pipelines.parts import submitted
@@ -28,12 +28,12 @@ def in_band(name: str, band: Band) -> RunState:
     return replace(state, run=run, jobs=(job,))
 
 
-def scheduler_of(turns: Turns) -> JobSubmittedPipeline:
+def scheduler_of(turns: RunPipeline) -> JobSubmittedPipeline:
     assert isinstance(turns.scheduler, JobSubmittedPipeline)
     return turns.scheduler
 
 
-def assert_index_is_true(turns: Turns) -> None:
+def assert_index_is_true(turns: RunPipeline) -> None:
     mine = scheduler_of(turns).index
     mine.refresh()
     fresh = index_of(turns.runs.values(), turns.nodes.values(), turns.fleets)

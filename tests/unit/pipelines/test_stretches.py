@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from controller.pipelines.stretches import MOST_AT_A_STRETCH, in_stretches
+from controller.aio import MOST_AT_A_STRETCH, in_stretches
 
 
 async def test_others_have_a_turn_between_two_stretches() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.statuses import AttemptStatus
-from controller.pipelines.performing import TryAgain
-from controller.pipelines.running import LimitHolder
+from controller.pipelines.job_running import LimitHolder
+from controller.pipelines.to_node import RetryLater
 from runner.client import RunnerError
 from tests.unit.pipelines.fakes import FakeConnection
 from tests.unit.pipelines.parts import placed, view_of
@@ -30,5 +30,5 @@ async def test_a_runner_of_before_that_knows_no_suspension_is_left_alone(
 
 async def test_a_runner_that_cannot_do_it_now_is_asked_again(node: FakeConnection) -> None:
     node.the_runner.failures.append(RunnerError("internal", "no memory", 500))
-    with pytest.raises(TryAgain, match="no memory"):
+    with pytest.raises(RetryLater, match="no memory"):
         await LimitHolder(suspended=True)(RUNNING, node)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.lifecycle import turn
+from controller.lifecycle import decide
+from controller.lifecycle.decide import Decision
 from controller.lifecycle.model import RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
@@ -20,13 +21,12 @@ from controller.lifecycle.reports import (
     Tick,
 )
 from controller.lifecycle.statuses import AttemptStatus, IllegalMove, RunStatus
-from controller.lifecycle.turn import Decision
-from controller.pipelines import deciding
-from controller.pipelines import turns as turns_module
+from controller.pipelines import run_pipeline
+from controller.pipelines import run_pipeline as turns_module
 from controller.pipelines.brake import Brake
-from controller.pipelines.turns import NameTaken
+from controller.pipelines.run_pipeline import NameTaken
 from controller.store.base import Changes, LeaseLost, Store, StoreUnavailable
-from controller.store.failing import DiskFull, SlowCommit, TakenOver
+from tests.doubles.failing_stores import DiskFull, SlowCommit, TakenOver
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import until_committed, working
 from tests.unit.pipelines.parts import (
@@ -380,7 +380,7 @@ async def test_a_run_that_always_asks_to_be_looked_at_now_is_slowed_and_told_as_
     async with working(database) as (turns, _, _loop):
         state = submitted()
         await turns.admit(state)
-        monkeypatch.setattr(deciding, "decide", restless)
+        monkeypatch.setattr(run_pipeline, "decide", restless)
         turns.post(Tick(run_id=state.run.id))
         for _ in range(20):
             await turns.settled()
@@ -479,14 +479,14 @@ async def test_a_fault_in_one_runs_decision_does_not_stop_the_others(
         faulty, sound = submitted("faulty"), submitted("sound")
         await turns.admit(faulty)
         await turns.admit(sound)
-        decide = turn.decide
+        really_decide = decide.decide
 
         def decide_or_fail(state: RunState, *rest: Any) -> Decision:
             if state.run.id == faulty.run.id:
                 raise IllegalMove("run", RunStatus.DONE, RunStatus.RUNNING)
-            return decide(state, *rest)
+            return really_decide(state, *rest)
 
-        monkeypatch.setattr(deciding, "decide", decide_or_fail)
+        monkeypatch.setattr(run_pipeline, "decide", decide_or_fail)
         for state in (faulty, sound):
             await turns.report(StopRequested(run_id=state.run.id, abort=True, by="ann"))
         assert faulty.run.id in turns.runs

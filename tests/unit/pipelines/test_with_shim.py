@@ -11,19 +11,19 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from controller.assembly import Machinery
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
+from controller.daemon import Assembly
 from controller.lifecycle.model import NodeAddress, NodeStatus, RegistryCredentials
 from controller.lifecycle.statuses import AttemptStatus
-from controller.links.local import LocalLink
+from controller.links.clients import LocalLink
 from controller.logs.store import LogStore
 from controller.nodes import session
-from controller.store.memory import MemoryDatabase, MemoryStore
-from shim.app import make_app
+from shim.api.app import make_app
+from shim.daemon import Daemon
 from shim.engines.base import ImageInfo
 from shim.schemas import TaskStatus
-from shim.service import Service
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import a_node, attempt_of, steady_chance, submitted
 from tests.unit.shim.parts import Node
@@ -49,7 +49,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @contextlib.asynccontextmanager
-async def life(node: Node) -> AsyncIterator[Service]:
+async def life(node: Node) -> AsyncIterator[Daemon]:
     """Of the shim: it ends like a killed one, with nothing but records left of it."""
     async with node.shim() as service:
         runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=0.1)
@@ -63,12 +63,10 @@ async def life(node: Node) -> AsyncIterator[Service]:
 
 
 @contextlib.asynccontextmanager
-async def controller(
-    node: Node, folder: Path, database: MemoryDatabase
-) -> AsyncIterator[Machinery]:
+async def controller(node: Node, folder: Path, database: MemoryDatabase) -> AsyncIterator[Assembly]:
     store, logs = MemoryStore(database), LogStore(folder)
     boot = await store.open()
-    made = Machinery(
+    made = Assembly(
         store=store,
         boot=boot,
         snapshot=await store.load(),
@@ -90,7 +88,7 @@ async def controller(
         await store.close()
 
 
-async def submitted_to(it: Machinery, node: Node) -> tuple[str, str]:
+async def submitted_to(it: Assembly, node: Node) -> tuple[str, str]:
     """The ids of a run of the private image, and of its task, which is being pulled."""
     state = submitted(image="private", registry_auth=LOGIN)
     address = NodeAddress(shim_socket=str(node.settings.socket), local_socket=True)

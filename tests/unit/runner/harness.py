@@ -11,14 +11,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from runner.children import Children
 from runner.client import BASE_URL, RunnerClient
-from runner.lifecycle import Runner
+from runner.job.outcome import SessionScope
+from runner.job.spawning import Children
 from runner.options import Settings
+from runner.runner import Runner
 from runner.schemas import ExitRecord, JobSpec, RunnerState, StatusEvent, SubmitRequest
 from runner.schemas.frames import Decoder, Frame, Stream
-from runner.scope import SessionScope
-from runner.serving import served
+from runner.server import served
 from runner.sockets import Peers
 
 DEADLINE = 60.0

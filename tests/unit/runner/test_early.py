@@ -14,12 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.children import Children
 from runner.client import RunnerClient, RunnerError
 from runner.early import Early
 from runner.head_start import HeadStart
-from runner.lifecycle import Runner
+from runner.job.outcome import SessionScope
+from runner.job.spawning import Children
 from runner.options import Options
+from runner.runner import Runner
 from runner.schemas import (
     EXIT_RECORD_NAME,
     ClusterInfo,
@@ -28,8 +29,7 @@ from runner.schemas import (
     StatusEvent,
     SubmitRequest,
 )
-from runner.scope import SessionScope
-from runner.serving import serve, served
+from runner.server import serve, served
 from runner.sockets import Peers, listen
 from tests.unit.runner.by_hand import FIRST_PAGE, Answer, answer_at, post, start_of, visitor_at
 from tests.unit.runner.harness import (

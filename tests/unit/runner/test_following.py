@@ -10,14 +10,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from runner.children import Children
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
-from runner.lifecycle import Runner
+from runner.job.outcome import SessionScope
+from runner.job.spawning import Children
 from runner.options import Settings
+from runner.runner import Runner
 from runner.schemas import WS_TOO_SLOW, Repo, RunnerState
 from runner.schemas.frames import Stream
-from runner.scope import SessionScope
-from runner.serving import served
+from runner.server import served
 from runner.sockets import Peers
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from runner.errors import CannotStart
-from runner.launch import Launch, prepare, read_image_config
-from runner.schemas import ImageConfig
-from runner.schemas.script import script
+from runner.job.launch import Launch, prepare, read_image_config
+from runner.schemas import ImageConfig, script
 from tests.unit.runner.harness import a_job
 
 INHERITED = {"PATH": "/usr/bin:/bin", "HOME": "/root"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.masking import Masker
+from runner.logs.output import Masker
 
 SECRETS = ("hunter2", "hunter2-long", "aXaXb", "p@ss.w*rd")
 

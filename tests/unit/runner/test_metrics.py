@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner import own_processes
-from runner.connections import count_visitors
-from runner.metrics import measure
+from runner import metrics
+from runner.metrics import count_visitors, measure
 from tests.unit.runner.harness import a_job, a_runner, until_output
 
 V2 = {
@@ -128,14 +127,14 @@ def seconds_of(who: int) -> float:
 def test_without_a_container_only_the_jobs_processes_count() -> None:
     """Those that have ended and those that live; not what others of the machine use."""
     whoever = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    before, then = own_processes.measure(), sum(map(seconds_of, whoever))
+    before, then = metrics.measure_own_use(), sum(map(seconds_of, whoever))
     subprocess.run(["/bin/sh", "-c", BUSY], check=True)
     alive = [sys.executable, "-c", BUSY_AND_LARGE]
     with subprocess.Popen(alive, stdin=-1, stdout=-1) as child:
         assert child.stdout is not None
         child.stdout.readline()
         living = sum(psutil.Process(child.pid).cpu_times()[:2])
-        after, now = own_processes.measure(), sum(map(seconds_of, whoever))
+        after, now = metrics.measure_own_use(), sum(map(seconds_of, whoever))
         child.communicate(b"end\n")
     assert living > BESIDE
     assert after.pids - before.pids == {child.pid}

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from runner.pacing import LEAST_PIECE, MOST_PIECE, PRESSED_TURN, PRESSURE_LASTS, TURN, Pacing
+from runner.logs.pacing import LEAST_PIECE, MOST_PIECE, PRESSED_TURN, PRESSURE_LASTS, TURN, Pacing
 
 
 class StillClock:

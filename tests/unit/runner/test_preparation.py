@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner import cluster_ssh
 from runner.client import RunnerError
 from runner.errors import CannotStart
-from runner.identities import current_identity
+from runner.job import cluster_ssh
+from runner.job.identity import current_identity
+from runner.job.scratch import GIVEN, Scratch, memory_mounts, usable_places
 from runner.schemas import ClusterInfo, ClusterKey, StatusEvent, SubmitRequest
-from runner.scratch import GIVEN, Scratch, memory_mounts, usable_places
-from shim.engines import private_memory
+from shim.engines import process
 from tests.unit.runner.code.hostile import file, tar
 from tests.unit.runner.harness import (
     DEADLINE,
@@ -156,7 +156,7 @@ def test_only_mounts_in_memory_count() -> None:
 def test_a_folder_in_memory_that_was_given_is_the_only_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert GIVEN == private_memory.VARIABLE
+    assert GIVEN == process.VARIABLE
     with tempfile.TemporaryDirectory(dir="/dev/shm") as given:
         monkeypatch.setenv(GIVEN, given)
         assert usable_places() == (Path(given),)

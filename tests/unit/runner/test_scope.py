@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 KILLS_ALL = """
 import subprocess, sys
-from runner.scope import DescendantScope
+from runner.job.outcome import DescendantScope
 job = subprocess.Popen(["/bin/sh", "job"], start_new_session=True)
 sys.stdin.read(1)
 DescendantScope().kill_all(job.pid)

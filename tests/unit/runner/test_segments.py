@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.logs.segments import MAX_FRAME_PAYLOAD, LogReader, SegmentLog
 from runner.schemas.frames import HEADER_SIZE, BadFrame, Decoder, Frame, Stream
-from runner.segments import MAX_FRAME_PAYLOAD, LogReader, SegmentLog
 from tests.unit.runner.harness import frames_of, payload
 
 KIB = 1 << 10
@@ -173,7 +173,7 @@ def test_a_marker_that_is_alone_in_its_segment_is_kept_when_reopened(
         os.write(fd, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.segments.write_all", nearly_full)
+        patch.setattr("runner.logs.segments.write_all", nearly_full)
         log.append(Stream.STDOUT, b"x" * 2 * KIB)
         log.append(Stream.STDOUT, b"y" * 2 * KIB)
     log.close()
@@ -197,7 +197,7 @@ def test_what_cannot_be_written_is_counted_by_a_marker(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.segments.write_all", full)
+        patch.setattr("runner.logs.segments.write_all", full)
         log.append(Stream.STDOUT, b"lost1")
         log.append(Stream.STDOUT, b"lost2")
     assert log.end == 16
@@ -219,7 +219,7 @@ def test_bytes_lost_at_the_very_end_are_told_to_readers(
     def full(fd: int, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("runner.segments.write_all", full)
+    monkeypatch.setattr("runner.logs.segments.write_all", full)
     log.append(Stream.STDOUT, b"lost")
     log.finish()
     reader = log.reader(0)
@@ -244,7 +244,7 @@ def test_a_segment_that_the_job_shortened_is_an_error_not_a_hang(
 ON_A_SMALL_DISK = """
 import pathlib, subprocess, sys
 from runner.schemas.frames import Stream
-from runner.segments import SegmentLog
+from runner.logs.segments import SegmentLog
 
 disk = pathlib.Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
@@ -351,7 +351,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_frame_tears_nothing(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.segments.write_all", half)
+        patch.setattr("runner.logs.segments.write_all", half)
         if not can_cut:
             patch.setattr("os.ftruncate", refuse)
         log.append(Stream.STDOUT, b"lost")
@@ -375,7 +375,7 @@ def test_a_disk_that_stays_full_takes_only_one_segment_of_the_log_for_each_try(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.segments.write_all", full)
+        patch.setattr("runner.logs.segments.write_all", full)
         log.append(Stream.STDOUT, b"lost")
     assert len(log.segments) >= segments - 1
 
@@ -393,11 +393,11 @@ def test_a_marker_says_why_bytes_could_not_be_written(
 ) -> None:
     log = open_log()
     with monkeypatch.context() as patch:
-        patch.setattr("runner.segments.write_all", failing(number))
+        patch.setattr("runner.logs.segments.write_all", failing(number))
         log.append(Stream.STDOUT, b"lost")
     log.append(Stream.STDOUT, b"after")
     with monkeypatch.context() as patch:
-        patch.setattr("runner.segments.write_all", failing(number))
+        patch.setattr("runner.logs.segments.write_all", failing(number))
         log.append(Stream.STDOUT, b"at the end")
     log.finish()
     assert [frame.payload for frame in read_all(log.reader(0))] == [
@@ -413,7 +413,7 @@ def test_a_marker_of_the_oldest_output_says_why_it_had_to_go_after_a_restart_too
     log = open_log(segment_size=4 * KIB)
     written(log, 300, 100)
     with monkeypatch.context() as patch:
-        patch.setattr("runner.segments.write_all", failing(errno.ENOSPC, from_size=KIB))
+        patch.setattr("runner.logs.segments.write_all", failing(errno.ENOSPC, from_size=KIB))
         log.append(Stream.STDOUT, b"x" * KIB)
     full = first_marker(log)
     log.limit(16 * KIB)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.children import Children
 from runner.client import RunnerClient, RunnerUnavailable
-from runner.lifecycle import Runner
-from runner.scope import SessionScope
-from runner.serving import served
+from runner.job.outcome import SessionScope
+from runner.job.spawning import Children
+from runner.runner import Runner
+from runner.server import served
 from runner.sockets import Peers, SocketUnusable, is_welcome, listen
 from tests.unit.runner.harness import a_session
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.stop_order import grace_left
+from runner.job.execution import grace_left
 
 
 def test_what_is_left_is_told_by_the_clock(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_asking_for_a_password_finds_the_end_of_input(tmp_path: Path) -> N
 
 
 async def test_a_shell_with_job_control_owns_its_terminal(tmp_path: Path) -> None:
-    """A background group that looks at the terminal would be stopped for ever otherwise."""
+    """A background group that looks at the terminal would be stopped forever otherwise."""
     output, reason = await said(
         tmp_path,
         "bash --norc -ic 'cat /dev/tty; stty -a > /dev/null < /dev/tty; echo own'",

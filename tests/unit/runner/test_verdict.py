@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.oom import oom_kills
-from runner.process import Ending
-from runner.verdict import Interruption, Verdict, judge, last_line, of_max_duration
+from runner.cgroup import oom_kills
+from runner.job.outcome import Interruption, Verdict, judge, last_line, of_max_duration
+from runner.job.process import Ending
 
 KILLED = Ending(137, "SIGKILL")
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from controller.lifecycle.allocations import is_kept
+from controller.lifecycle.decide import decide
+from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
@@ -21,12 +24,10 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
-from controller.lifecycle.places import is_kept
 from controller.lifecycle.reports import Report, RunnerStarted, TaskAccepted, TaskRemoved
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.lifecycle.turn import Surroundings, decide
-from controller.pipelines.submitted import JobSubmittedPipeline
+from controller.scheduling.scheduler import JobSubmittedPipeline
 from tests.unit.scheduling.test_placement import gpu, new_id, node
 
 
@@ -86,8 +87,8 @@ class Cluster:
 
     def tell(self, run_id: str, *reports: Report) -> None:
         state = self.states[run_id]
-        around = Surroundings(nominated=self.pipeline.nominated(state))
-        self._set(decide(state, reports, self.now, new_id, surroundings=around).state)
+        around = DecisionContext(nominated=self.pipeline.nominated(state))
+        self._set(decide(state, reports, self.now, new_id, context=around).state)
 
     def turn(self) -> dict[str, list[Report]]:
         """One round and what follows from it; what it told."""

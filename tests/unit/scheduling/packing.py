@@ -13,7 +13,7 @@ from controller.lifecycle.model import Allocation, GpuNeed, Node, NodeGpu, Resou
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.index import index_of
-from controller.scheduling.placement import Round
+from controller.scheduling.placement import SchedulingPass
 from tests.unit.scheduling.test_gpus import as_seen
 from tests.unit.scheduling.test_placement import after, node, run
 from tests.unit.shim.gpus.parts import in_pairs, linked
@@ -70,7 +70,7 @@ class Fleet:
     def _placed(self, resources: Resources) -> Allocation | None:
         state = run(f"r{next(self._ids)}", gpu=resources.gpu, whole_node=resources.whole_node)
         index = index_of([*self._runs.values(), state], self._nodes)
-        told = Round(index, 0.0, self._new_id).decide()
+        told = SchedulingPass(index, 0.0, self._new_id).decide()
         for answer in told[state.run.id]:
             if isinstance(answer, Placed):
                 self._runs[answer.allocation.id] = as_running(after(state, answer))

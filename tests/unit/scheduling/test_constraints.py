@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 6: the nine operators, and what they are asked about."""
+"""docs/rules.md 6: the nine operators, and what they are asked about."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Constraint, Fleet, NodeStatus, Operator
-from controller.scheduling.attributes import attributes_of
-from controller.scheduling.constraints import holds, words
+from controller.scheduling.constraints import attributes_of, holds, words
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack
 
 HAS = {"zone": "a", "speed": "100", "version": "1.10", "empty": ""}

@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 5: a gang is placed whole, within one placement value, or not at all."""
+"""docs/rules.md 5: a gang is placed whole, within one placement value, or not at all."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_reserved_job_is_told_that_it_waits_for_the_ranks() -> None:
 
 
 def test_a_reserved_job_takes_no_place_while_a_job_beside_the_gang_is_tried_again() -> None:
-    """It would keep it for ever, and the gang's ranks may wait for that job to begin."""
+    """It would keep it forever, and the gang's ranks may wait for that job to begin."""
     cluster = Cluster(gpu_node("n1"), gpu_node("n2"))
     groups = gang(2, size=1), Group(name="beside", nodes=1)
     again = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)))

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.lifecycle.model import GpuNeed, NodeCapacity, NodeGpu, Resources
-from controller.pipelines.convert import capacity
-from controller.scheduling.fit import in_blocks
-from controller.scheduling.gpus import choose, is_called, is_named
-from shim.blocks import Blocks
-from shim.gpus import choose as shims
+from controller.pipelines.from_node import capacity
+from controller.scheduling.fit import choose, in_blocks, is_called, is_named
+from shim.gpus import selection as shims
+from shim.node.ledger import Blocks
 from shim.schemas import GpuInfo, GpuLink, GpuRequest, TaskResources
 from tests.unit.pipelines.parts import node_info
 from tests.unit.shim.gpus.parts import gpu, in_pairs, linked, mig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Group, Node, RunPolicy
-from controller.scheduling.possible import why_never
+from controller.scheduling.feasibility import why_never
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.test_gang_placement import gang
 

@@ -8,8 +8,8 @@ import pytest
 
 from controller.lifecycle.model import GpuNeed, Node
 from controller.lifecycle.reports import Placed
-from controller.scheduling.attributes import attributes_of
-from controller.scheduling.possible import why_never
+from controller.scheduling.constraints import attributes_of
+from controller.scheduling.feasibility import why_never
 from tests.unit.scheduling.test_placement import GIB, gpu, node, place, run, told
 
 WHOLE = ("GPU-0", "GPU-1", "GPU-2")

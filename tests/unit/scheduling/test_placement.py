@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 6: what fits where, who comes first, and what a waiting job is told."""
+"""docs/rules.md 6: what fits where, who comes first, and what a waiting job is told."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from controller.lifecycle.decide import decide
 from controller.lifecycle.model import (
     Band,
     GpuNeed,
@@ -24,11 +25,10 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reports import NotPlaced, Placed
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob, new_run
-from controller.lifecycle.turn import decide
+from controller.scheduling.feasibility import why_never
 from controller.scheduling.fit import MAX_STARTS
 from controller.scheduling.index import index_of
-from controller.scheduling.placement import Round
-from controller.scheduling.possible import why_never
+from controller.scheduling.placement import SchedulingPass
 
 GIB = 1 << 30
 ANSWERS = (Placed, NotPlaced)
@@ -71,7 +71,7 @@ def run(
 
 
 def place(runs: list[RunState], nodes: list[Node]) -> list[Placed | NotPlaced]:
-    told = Round(index_of(runs, nodes), 1.0, new_id).decide()
+    told = SchedulingPass(index_of(runs, nodes), 1.0, new_id).decide()
     return [one for reports in told.values() for one in reports if isinstance(one, ANSWERS)]
 
 

@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 6: what is refused at submit, and what only waits."""
+"""docs/rules.md 6: what is refused at submit, and what only waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from controller.lifecycle.model import (
     RunState,
     StartupOrder,
 )
-from controller.scheduling.possible import Possible, why_never, why_queued
+from controller.scheduling.feasibility import Feasibility, why_never, why_queued
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.test_gang_placement import gang
 
@@ -146,7 +146,7 @@ def test_a_fleet_that_nobody_has_made_is_refused_even_beside_one_that_is_there()
 
 
 def test_what_is_kept_between_submissions_follows_every_change_of_a_node() -> None:
-    kept, state = Possible(), asking(gpus=8)
+    kept, state = Feasibility(), asking(gpus=8)
     nodes: dict[str, Node] = {}
 
     def answers(node_id: str, node: Node | None) -> bool:

@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 6: who makes room for whom, and what becomes of nominations."""
+"""docs/rules.md 6: who makes room for whom, and what becomes of nominations."""
 
 from __future__ import annotations
 

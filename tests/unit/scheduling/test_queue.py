@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 6: who comes first."""
+"""docs/rules.md 6: who comes first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.lifecycle.model import Band, RunPolicy, Use
-from controller.scheduling.use import HALF_LIFE, UseMeter
+from controller.scheduling.fair_share import HALF_LIFE, UseMeter
 from tests.unit.scheduling.cluster import Cluster, gpu_node
 from tests.unit.scheduling.test_gang_placement import gang
 

@@ -1,5 +1,5 @@
 """Whatever happens, in whatever order: nothing is over-committed, a gang is whole or not at all,
-nobody waits beside a place, and the index is what one made anew would be."""
+no job waits while a node can take it, and the index is what one made anew would be."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.scheduling.fit import room, shortfalls
 from controller.scheduling.index import index_of, is_usable
-from controller.scheduling.placement import Round
-from controller.scheduling.queue import in_order
-from controller.scheduling.units import Kind
+from controller.scheduling.placement import SchedulingPass
+from controller.scheduling.queue import Kind, in_order
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, rack_fleet
 from tests.unit.scheduling.test_placement import new_id
 
@@ -211,9 +210,9 @@ class Scheduling(RuleBasedStateMachine):
         index.refresh()
         before = dict(index.rooms)
         ids = iter(range(10_000))
-        told = Round(index, self.cluster.now, lambda: f"x{next(ids)}").decide()
+        told = SchedulingPass(index, self.cluster.now, lambda: f"x{next(ids)}").decide()
         ids = iter(range(10_000))
-        assert told == Round(index, self.cluster.now, lambda: f"x{next(ids)}").decide()
+        assert told == SchedulingPass(index, self.cluster.now, lambda: f"x{next(ids)}").decide()
         assert index.rooms == before
 
     @invariant()

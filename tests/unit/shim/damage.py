@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import ContainerState
 from shim.engines.memory import MemoryEngine, MemoryHost
 from shim.errors import ShimProblem
@@ -27,8 +28,7 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
-from shim.service import Identity, Service, disk_threads
-from shim.speakers import Speaker
+from shim.state.fencing import Caller
 from tests.unit.shim.parts import CAPACITY, GPU, request, settings, until
 
 GPUS = tuple(msgspec.structs.replace(GPU, uuid=f"GPU-{n}", index=n) for n in range(4))
@@ -51,11 +51,11 @@ class DamagedNode:
         self._touched: set[Path] = set()
 
     @asynccontextmanager
-    async def shim(self) -> AsyncIterator[Service]:
+    async def shim(self) -> AsyncIterator[Daemon]:
         with disk_threads() as threads:
             identity = await Identity.load(self.settings, threads)
             engine, gpus = MemoryEngine(self.host), MemoryGpus(*GPUS)
-            service = await Service.open(self.settings, engine, gpus, CAPACITY, identity, threads)
+            service = await Daemon.open(self.settings, engine, gpus, CAPACITY, identity, threads)
             try:
                 yield service
             finally:
@@ -115,7 +115,7 @@ class DamagedNode:
             allowed = {run} if knows else {run, None}
             assert owner.get(f"GPU-{run[-1]}") in allowed, (run, owner)
 
-    def _no_two_owners(self, service: Service) -> None:
+    def _no_two_owners(self, service: Daemon) -> None:
         held = Counter(gpu for a in service.supervisor.allocations for gpu in a.gpus)
         assert max(held.values()) == 1, f"two owners: {held}"
         used = Counter(
@@ -127,14 +127,14 @@ class DamagedNode:
         assert max(used.values()) == 1, f"two containers: {used}"
 
     async def _stranger_gets_nothing_that_is_owned(
-        self, service: Service, owner: dict[str, str]
+        self, service: Daemon, owner: dict[str, str]
     ) -> None:
         for number, gpu in enumerate(GPUS):
             wanted = _wanted("stranger", place=f"strange-{number}", gpu=gpu.uuid)
             code = await _asked(service, f"s-{number}", wanted.run_id, gpu.uuid, wanted)
             assert (code == "no_capacity") == (gpu.uuid in owner), (code, gpu.uuid, owner)
 
-    async def _owner_goes_on_or_is_told_no(self, service: Service, run: str) -> None:
+    async def _owner_goes_on_or_is_told_no(self, service: Daemon, run: str) -> None:
         code = await _asked(service, f"t-{run}", run, f"GPU-{run[-1]}", _wanted(run))
         assert code in ("", "conflict", "no_capacity", "terminated"), code
 
@@ -157,11 +157,11 @@ def _wanted(run: str, place: str | None = None, gpu: str | None = None) -> TaskR
     )
 
 
-def _speaker(run: str) -> Speaker:
-    return Speaker(run, Fence(1, 1), 0)
+def _speaker(run: str) -> Caller:
+    return Caller(run, Fence(1, 1), 0)
 
 
-async def _asked(service: Service, task_id: str, run: str, gpu: str, wanted: TaskRequest) -> str:
+async def _asked(service: Daemon, task_id: str, run: str, gpu: str, wanted: TaskRequest) -> str:
     """The code of the refusal; empty when the task has that very GPU."""
     try:
         info, _ = await service.supervisor.put(task_id, wanted, _speaker(run))

@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from shim.allocations import Capacity
+from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine
 from shim.engines.memory import MemoryEngine, MemoryHost
-from shim.events import EventLog
 from shim.gpus import Gpus, NoGpus
-from shim.records import MemoryRecords, RecordBooks, TaskRecord
+from shim.node.ledger import Capacity
 from shim.schemas import (
     Event,
     Fence,
@@ -26,12 +25,13 @@ from shim.schemas import (
     TaskResources,
     TaskStatus,
 )
-from shim.service import Identity, Service, disk_threads
 from shim.settings import Settings
-from shim.speakers import Speaker
+from shim.state.events import EventLog
+from shim.state.fencing import Caller
+from shim.state.records import MemoryRecords, RecordBooks, TaskRecord
 
 RUN = "run-1"
-SPEAKER = Speaker(RUN, Fence(1, 1), 0)
+SPEAKER = Caller(RUN, Fence(1, 1), 0)
 CAPACITY = Capacity(cpu=4.0, memory=8 << 30, disk=100 << 30)
 DEADLINE = 60.0
 
@@ -70,7 +70,7 @@ class Node:
         return self.books.tasks.kept
 
     @asynccontextmanager
-    async def shim(self, engine: Engine | None = None) -> AsyncIterator[Service]:
+    async def shim(self, engine: Engine | None = None) -> AsyncIterator[Daemon]:
         threads = disk_threads()
         service = await self._open(engine or MemoryEngine(self.host), threads)
         try:
@@ -79,9 +79,9 @@ class Node:
             await service.close()
             threads.shutdown()
 
-    async def _open(self, engine: Engine, threads: ThreadPoolExecutor) -> Service:
+    async def _open(self, engine: Engine, threads: ThreadPoolExecutor) -> Daemon:
         identity = await Identity.load(self.settings, threads)
-        return await Service.open(
+        return await Daemon.open(
             self.settings,
             engine,
             self.gpus,
@@ -101,7 +101,7 @@ async def until_event(events: EventLog, wanted: Callable[[Event], bool]) -> Even
     raise AssertionError("the events ended")
 
 
-async def until(service: Service, task_id: str, status: TaskStatus) -> TaskInfo:
+async def until(service: Daemon, task_id: str, status: TaskStatus) -> TaskInfo:
     """The task's state once it has reached `status`."""
     if service.supervisor.info(task_id).status is status:
         return service.supervisor.info(task_id)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+from shim.daemon import disk_threads
 from shim.engines.process import ProcessEngine
-from shim.service import disk_threads
 
 RUN_SCRIPT = ("/bin/sh", "-c", 'exec /bin/sh "$2/script"', "entrypoint")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shim.allocations import Capacity, Ledger
 from shim.errors import ShimProblem
+from shim.node.ledger import Capacity, Ledger
 from shim.schemas import GpuRequest, TaskResources
 from tests.unit.shim.gpus.parts import gpu, mig
 from tests.unit.shim.parts import CAPACITY, GPU, request

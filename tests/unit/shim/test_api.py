@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from shim.app import Routes, make_runner
+from shim.api.app import Routes, make_runner
 from shim.client import BASE_URL, ShimClient, ShimError, ShimUnavailable
 from shim.schemas import (
     DrainRequest,
@@ -311,7 +311,7 @@ def check_described(value: Any, schema: Any, described: Any, where: str) -> None
 async def test_a_reader_of_events_that_goes_away_is_one_line_for_developers(
     client: ShimClient, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "shim.app")
+    caplog.set_level(logging.DEBUG, "shim.api.app")
     answer = await session.get(f"{BASE_URL}/v1/events")
     await answer.content.readline()
     answer.close()
@@ -327,14 +327,14 @@ async def test_a_reader_that_goes_away_in_the_middle_of_a_log_is_one_line_for_de
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level(logging.DEBUG, "shim.app")
+    caplog.set_level(logging.DEBUG, "shim.api.app")
     asked = asyncio.Event()
 
     async def huge(*_: object) -> AsyncIterator[bytes]:
         asked.set()
         yield bytes(64 * 1024 * 1024)
 
-    monkeypatch.setattr("shim.logs.read_segments", huge)
+    monkeypatch.setattr("shim.api.app.read_segments", huge)
     await client.put_task("t1", request(), fence=FENCE)
     answer = await session.get(f"{BASE_URL}/v1/tasks/t1/logs")
     await asked.wait()

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from shim.engines.docker_errors import unreachable
+from shim.engines.docker.api import unreachable
 from shim.errors import StartError
 from shim.main import _gid as gid_of
 from shim.main import main
-from shim.node import parse_size
+from shim.node.machine import parse_size
 from tests.support.waiting import wait_until
 
 DEADLINE = 60.0

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from shim import container_rules, options
+from shim import container_rules, main
 from shim.errors import ShimProblem, StartError
 from shim.schemas import ContainerOptions, Ulimit
 
 
 def refusal(allow: bool = False, **fields: Any) -> tuple[int, str | None]:
     with pytest.raises(ShimProblem) as caught:
-        container_rules.check(ContainerOptions(**fields), allow_privileged=allow)
+        container_rules.check_options(ContainerOptions(**fields), allow_privileged=allow)
     return caught.value.status, caught.value.field
 
 
@@ -29,7 +29,7 @@ def test_root_of_the_node_is_given_only_where_its_operator_allows_it(
     fields: dict[str, Any], field: str
 ) -> None:
     assert refusal(**fields) == (403, field)
-    container_rules.check(ContainerOptions(**fields), allow_privileged=True)
+    container_rules.check_options(ContainerOptions(**fields), allow_privileged=True)
 
 
 def test_harmless_wishes_are_granted_everywhere() -> None:
@@ -40,7 +40,7 @@ def test_harmless_wishes_are_granted_everywhere() -> None:
         pids_limit=8,
         read_only_root=True,
     )
-    container_rules.check(wishes, allow_privileged=False)
+    container_rules.check_options(wishes, allow_privileged=False)
     assert container_rules.HARMLESS < container_rules.CAPABILITIES
 
 
@@ -81,7 +81,7 @@ def test_a_container_that_cannot_change_users_starts_as_the_jobs(
 
 def test_proxies_are_handed_on_in_both_spellings() -> None:
     environment = {"http_proxy": "http://p:1", "NO_PROXY": "localhost", "PATH": "/bin"}
-    assert options.proxy_variables(environment) == {
+    assert main.proxy_variables(environment) == {
         "HTTP_PROXY": "http://p:1",
         "http_proxy": "http://p:1",
         "NO_PROXY": "localhost",
@@ -91,24 +91,24 @@ def test_proxies_are_handed_on_in_both_spellings() -> None:
 
 def test_a_proxys_password_is_handed_to_nobody() -> None:
     with pytest.raises(StartError, match="HTTPS_PROXY holds a password") as caught:
-        options.proxy_variables({"HTTPS_PROXY": "http://me:hunter2@p:1"})
+        main.proxy_variables({"HTTPS_PROXY": "http://me:hunter2@p:1"})
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["90", "70:90", "x:1", "101:5", "-1:0"])
 def test_marks_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(StartError, match="--image-gc"):
-        options.watermarks(text)
+        main.watermarks(text)
 
 
 def test_marks_are_percent() -> None:
-    assert (options.watermarks("90:70"), options.watermarks("off")) == ((0.9, 0.7), None)
+    assert (main.watermarks("90:70"), main.watermarks("off")) == ((0.9, 0.7), None)
 
 
 @pytest.mark.parametrize("text", ["mnt", "/mnt/../etc"])
 def test_prefixes_that_are_no_places_are_refused(text: str) -> None:
     with pytest.raises(StartError, match="--volume-prefix"):
-        options.volume_prefixes([text])
+        main.volume_prefixes([text])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_level_of_the_log_is_the_options_else_the_variables(
     asked: str | None, variable: str | None, level: str
 ) -> None:
     environ = {} if variable is None else {"FAIRLEAD_LOG_LEVEL": variable}
-    assert options.log_level(asked, environ) == level
+    assert main.log_level(asked, environ) == level
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_a_level_that_is_not_known_is_refused_by_its_source(
     asked: str | None, environ: dict[str, str], named: str
 ) -> None:
     with pytest.raises(StartError, match=f"^{named}: expected one of debug, info, warning, error$"):
-        options.log_level(asked, environ)
+        main.log_level(asked, environ)

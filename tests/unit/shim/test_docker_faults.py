@@ -1,4 +1,4 @@
-"""Whose fault it is that a container cannot be made: in the words of real engines (20.10, 26.1)."""
+"""A container that cannot be made is the node's fault or the job's: told by engines' own words."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from shim.container_rules import VolumeError
 from shim.engines.base import EngineError, NodeFault
-from shim.engines.docker_errors import Conflict, NotFound, Refused
-from shim.engines.docker_faults import of_create, of_start
-from shim.engines.docker_volumes import ensure_volume
-from shim.volumes.errors import VolumeError
+from shim.engines.docker.api import Conflict, NotFound, Refused, ensure_volume
+from shim.engines.docker.faults import of_create, of_start
 
 RUNC = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
 INIT = f"{RUNC}container process: error during container init: "

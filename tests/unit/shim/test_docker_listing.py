@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from shim.engines.base import EngineUnavailable
-from shim.engines.docker import DockerEngine
+from shim.engines.docker.engine import DockerEngine
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import settings
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shim.engines.base import EngineError, NodeFault
-from shim.engines.docker_networks import RunNetworks
+from shim.engines.docker.networks import RunNetworks
 from tests.support.waiting import eventually
 
 DEADLINE = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shim.engines.base import EngineError, EngineUnavailable
-from shim.engines.docker_past import REMEMBERED, Past, judge, past_of
+from shim.engines.docker.events import REMEMBERED, Past, judge, past_of
 
 OURS, OTHER = "c" * 64, "d" * 64
 

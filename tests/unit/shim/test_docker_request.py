@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from shim.engines import docker_request
 from shim.engines.base import ContainerSpec, MountSpec
+from shim.engines.docker import request
 from shim.schemas import ContainerOptions, NetworkMode, Ulimit, VolumeKind
 
-NODE = docker_request.Node(
+NODE = request.Node(
     api_version="1.41",
     cores=2.0,
     runtime="/opt/fairlead/runtimes/abc",
@@ -35,7 +35,7 @@ SPEC = ContainerSpec(
 
 def asked(**changes: Any) -> dict[str, Any]:
     spec = msgspec.structs.replace(SPEC, **changes)
-    return docker_request.container(spec, NODE, "fairlead-t1", "net-1")
+    return request.container(spec, NODE, "fairlead-t1", "net-1")
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def test_volumes_are_mounted_by_their_kind() -> None:
 
 def test_a_limit_that_the_engine_may_not_raise_is_explained() -> None:
     words = "error setting rlimit type 8: operation not permitted: unknown"
-    assert "ulimits" in docker_request.explain_start(words)
-    assert docker_request.explain_start("something else") == "something else"
+    assert "ulimits" in request.explain_start(words)
+    assert request.explain_start("something else") == "something else"
 
 
 def test_an_engine_without_an_init_is_explained() -> None:
     words = 'exec: "docker-init": executable file not found in $PATH'
-    assert "leave it out (orphans are reaped anyway)" in docker_request.explain_start(words)
+    assert "leave it out (orphans are reaped anyway)" in request.explain_start(words)

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from shim.engines.base import NodeFault, PortsTaken
-from shim.engines.docker import DockerEngine
+from shim.engines.docker.engine import DockerEngine
 from tests.unit.shim.parts import settings
 
 TAKEN = "Error starting userland proxy: listen tcp4 127.0.0.1:32821: bind: address already in use"

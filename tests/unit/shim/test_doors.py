@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from shim.arrival import arrival
+from shim.access.runner_socket import arrival
 from shim.schemas import TaskStatus
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, until

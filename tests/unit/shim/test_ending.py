@@ -11,8 +11,8 @@ import pytest
 from shim.engines.base import EngineError
 from shim.engines.memory import MemoryEngine
 from shim.errors import ShimProblem
-from shim.records import MemoryRecords, TaskRecord
 from shim.schemas import TaskStatus, TerminateRequest
+from shim.state.records import MemoryRecords, TaskRecord
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_tasks import put
@@ -26,7 +26,7 @@ def node(tmp_path: Path) -> Node:
 
 
 class StubbornEngine(MemoryEngine):
-    """Refuses one act so many times, and one other for ever."""
+    """Refuses one act so many times, and one other forever."""
 
     def __init__(self, node: Node, act: str, times: int, fails: str = "") -> None:
         super().__init__(node.host)

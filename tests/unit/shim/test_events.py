@@ -7,8 +7,8 @@ from contextlib import aclosing
 
 import pytest
 
-from shim.events import EventLog
 from shim.schemas import Event, EventType
+from shim.state.events import EventLog
 
 
 async def take(log: EventLog, after: str | None, count: int) -> list[Event]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shim.errors import ShimProblem
-from shim.fences import FenceBook
 from shim.schemas import Fence
+from shim.state.fencing import FenceBook
 
 
 def code_of(act: object) -> str:

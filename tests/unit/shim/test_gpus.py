@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shim.daemon import Daemon
 from shim.errors import ShimProblem
 from shim.gpus import MemoryGpus, watch
 from shim.gpus.base import Vitals
@@ -18,7 +19,6 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
-from shim.service import Service
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import GPU, SPEAKER, Node, request, until
 
@@ -49,12 +49,12 @@ def wants(count: int = 1, place: str = "place-1", **gpu: object) -> TaskRequest:
     return request(allocation_id=place, resources=resources)
 
 
-async def running(service: Service, task_id: str, wanted: TaskRequest) -> TaskInfo:
+async def running(service: Daemon, task_id: str, wanted: TaskRequest) -> TaskInfo:
     await service.supervisor.put(task_id, wanted, SPEAKER)
     return await until(service, task_id, TaskStatus.RUNNING)
 
 
-async def ended(service: Service, task_id: str) -> None:
+async def ended(service: Daemon, task_id: str) -> None:
     await service.supervisor.terminate(task_id, TerminateRequest(grace=0), SPEAKER)
     await until(service, task_id, TaskStatus.TERMINATED)
 

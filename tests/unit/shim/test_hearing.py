@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from shim import hearing
-from shim.app import make_app
+from shim.api.app import make_app
 from shim.engines.memory import MemoryEngine
-from shim.hearing import HeardRecord, Hearing
-from shim.records import MemoryRecords
+from shim.node import controller_silence
+from shim.node.controller_silence import ControllerSilence, HeardRecord
 from shim.schemas import FENCE_HEADER, Fence, TaskStatus
+from shim.state.records import MemoryRecords
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 
 
@@ -21,8 +21,8 @@ class Seconds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(hearing, "_since_boot", lambda: self.now)
-        monkeypatch.setattr(hearing, "_LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(controller_silence, "_since_boot", lambda: self.now)
+        monkeypatch.setattr(controller_silence, "_LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_a_request_with_a_fence_is_a_controllers_word_and_no_other_is(
 
 async def test_a_controller_that_was_taken_over_is_not_heard(node: Node, seconds: Seconds) -> None:
     async with node.shim() as service:
-        made = Hearing(service.supervisor, MemoryRecords(), "this", seconds.now)
+        made = ControllerSilence(service.supervisor, MemoryRecords(), "this", seconds.now)
         made.heard(Fence(1, 2))
         seconds.now += 300.0
         made.heard(Fence(1, 1))
@@ -93,9 +93,9 @@ async def test_what_was_heard_outlives_the_shim_but_not_the_boot(
 ) -> None:
     records: MemoryRecords[HeardRecord] = MemoryRecords()
     records.kept["heard"] = HeardRecord(boot_id=boot, at=400.0)
-    monkeypatch.setattr(hearing, "DiskRecords", lambda *_: records)
+    monkeypatch.setattr(controller_silence, "DiskRecords", lambda *_: records)
     async with node.shim(MemoryEngine(node.host)) as service:
         data, executor = node.settings.data, service.executor
-        made = await Hearing.open(service.supervisor, data, executor, "this", ())
+        made = await ControllerSilence.open(service.supervisor, data, executor, "this", ())
         assert made.silent_for == 1000.0 - heard_at
         await made.close()

@@ -1,4 +1,4 @@
-"""Who shares the node's network, and what they may not do there."""
+"""The node's network: which tasks share it, and what they may not do there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shim import container_rules, options
+from shim import container_rules, main
+from shim.daemon import Daemon
 from shim.errors import ShimProblem, StartError
 from shim.schemas import (
     ContainerOptions,
@@ -18,7 +19,6 @@ from shim.schemas import (
     TaskResources,
     TaskStatus,
 )
-from shim.service import Service
 from shim.settings import Settings
 from tests.unit.shim.parts import SPEAKER, Node, request, settings, until
 
@@ -37,7 +37,7 @@ def says(node: Node, **said: Any) -> Node:
     return node
 
 
-async def running(service: Service, **changes: Any) -> NetworkMode:
+async def running(service: Daemon, **changes: Any) -> NetworkMode:
     await service.supervisor.put("t1", request(**changes), SPEAKER)
     return (await until(service, "t1", TaskStatus.RUNNING)).network_mode
 
@@ -134,6 +134,6 @@ async def test_the_container_is_made_without_what_was_taken_away(node: Node) -> 
 
 def test_an_engine_without_networks_cannot_keep_tasks_out_of_the_nodes() -> None:
     with pytest.raises(StartError, match="use --engine docker"):
-        options.host_network("never", EngineKind.PROCESS)
-    assert options.host_network("whole-node", EngineKind.PROCESS) is HostNetwork.WHOLE_NODE
-    assert options.host_network("never", EngineKind.DOCKER) is HostNetwork.NEVER
+        main.host_network("never", EngineKind.PROCESS)
+    assert main.host_network("whole-node", EngineKind.PROCESS) is HostNetwork.WHOLE_NODE
+    assert main.host_network("never", EngineKind.DOCKER) is HostNetwork.NEVER

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from shim.daemon import Daemon
 from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImageProblem
 from shim.engines.memory import FailingEngine, MemoryEngine, MemoryHost
 from shim.image_access import ImageAccess, PrivateImage, repository_of
-from shim.records import FailingRecords, MemoryRecords
 from shim.schemas import Fence, PullPolicy, RegistryAuth, TaskInfo, TaskStatus
-from shim.service import Service
-from shim.speakers import Speaker
+from shim.state.fencing import Caller
+from shim.state.records import FailingRecords, MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import Node, request, until
 
@@ -33,10 +33,10 @@ def node(tmp_path: Path) -> Node:
     return made
 
 
-async def ended(service: Service, run: str, **changes: Any) -> TaskInfo:
+async def ended(service: Daemon, run: str, **changes: Any) -> TaskInfo:
     """A task of the run, once it runs or cannot."""
     wanted = request(run_id=run, allocation_id=f"of-{run}", image=TOOL, **changes)
-    await service.supervisor.put(f"t-{run}", wanted, Speaker(run, Fence(1, 1), 0))
+    await service.supervisor.put(f"t-{run}", wanted, Caller(run, Fence(1, 1), 0))
     supervisor, over = service.supervisor, (TaskStatus.RUNNING, TaskStatus.TERMINATED)
     await eventually(lambda: supervisor.info(f"t-{run}").status in over)
     return supervisor.info(f"t-{run}")
@@ -65,10 +65,10 @@ async def test_a_run_is_asked_about_once(node: Node) -> None:
         await ended(service, "r1", registry_auth=ANNA)
         for task in ("t2", "t3"):
             wanted = request(run_id="r2", allocation_id=task, image=TOOL, registry_auth=ANNA)
-            await service.supervisor.put(task, wanted, Speaker("r2", Fence(1, 1), 0))
+            await service.supervisor.put(task, wanted, Caller("r2", Fence(1, 1), 0))
             await until(service, task, TaskStatus.RUNNING)
         again = request(run_id="r1", allocation_id="t4", image=TOOL)
-        await service.supervisor.put("t4", again, Speaker("r1", Fence(1, 1), 0))
+        await service.supervisor.put("t4", again, Caller("r1", Fence(1, 1), 0))
         await until(service, "t4", TaskStatus.RUNNING)
         assert node.host.log == [PULLED, ASKED]
 
@@ -112,7 +112,7 @@ async def test_the_next_life_of_the_shim_knows_them_and_wants_the_credentials_ag
     hanging = Hanging(node.host)
     async with node.shim(hanging) as service:
         wanted = request(run_id="r3", allocation_id="of-r3", image=TOOL, registry_auth=ANNA)
-        await service.supervisor.put("t-r3", wanted, Speaker("r3", Fence(1, 1), 0))
+        await service.supervisor.put("t-r3", wanted, Caller("r3", Fence(1, 1), 0))
         await asyncio.wait_for(hanging.asked.wait(), 30)
     async with node.shim() as service:
         await eventually(lambda: service.supervisor.info("t-r3").needs_credentials)

@@ -13,8 +13,8 @@ from shim.engines.base import ContainerSpec, ImageError, ImageInfo, ImageProblem
 from shim.engines.memory import MemoryContainer, MemoryEngine, MemoryHost
 from shim.image_access import pinned
 from shim.images import ImageRecord, Images, Watermarks
-from shim.records import MemoryRecords
 from shim.schemas import NetworkMode, PullProgress, RegistryAuth
+from shim.state.records import MemoryRecords
 from tests.simulation.virtual import VirtualLoop
 from tests.support.waiting import eventually
 

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shim import prometheus
 from shim.gpus import MemoryGpus
 from shim.gpus.base import Vitals
-from shim.metrics import Cgroup, collect
+from shim.node.metrics import Cgroup, collect, prometheus_text
 from shim.schemas import GpuRequest, NodeMetrics, TaskResources, TaskStatus
 from tests.unit.shim.parts import GPU, Node, request, until
 from tests.unit.shim.test_tasks import put
@@ -54,7 +53,7 @@ async def test_the_text_is_prometheus_own_and_says_the_same(node: Node, tmp_path
     metrics = msgspec.structs.replace(metrics, tasks=(hostile,))
     families = {
         family.name: family
-        for family in text_string_to_metric_families(prometheus.text(metrics).decode())
+        for family in text_string_to_metric_families(prometheus_text(metrics).decode())
     }
     (memory,) = families["fairlead_task_memory_bytes"].samples
     running = {s.labels["status"]: s.value for s in families["fairlead_tasks"].samples}

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from shim import reconcile, stopping
 from shim.engines.memory import FailingEngine, MemoryEngine
-from shim.records import MemoryRecords
 from shim.schemas import TaskStatus, TerminateRequest
+from shim.state import reconcile
+from shim.state.records import MemoryRecords
+from shim.tasks import driver
 from tests.unit.shim.parts import RUN, SPEAKER, Node, request, until
 
 
@@ -98,7 +99,7 @@ async def test_a_container_that_ended_while_the_shim_was_away_is_not_started_aga
 async def test_a_stop_that_was_ordered_before_the_crash_is_carried_out_after_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
     node.host.ignores_stop = True
     async with node.shim() as service:
         await service.supervisor.put("t1", request(), SPEAKER)

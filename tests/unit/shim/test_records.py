@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shim.records import (
+from shim.schemas import Fence, RegistryAuth
+from shim.state.records import (
     DiskRecords,
     FailingRecords,
     FenceRecord,
@@ -19,7 +20,6 @@ from shim.records import (
     Records,
     hash_of,
 )
-from shim.schemas import Fence, RegistryAuth
 from tests.unit.shim.parts import request
 
 RECORD = FenceRecord(run_id="r", fence=Fence(1, 2), incarnation=3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shim import request_rules
+from shim.api import validation
 from shim.errors import ShimProblem
 from shim.schemas import (
     GpuRequest,
@@ -69,7 +69,7 @@ def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
     wrong: TaskRequest, field: str
 ) -> None:
     with pytest.raises(ShimProblem) as caught:
-        request_rules.check(wrong)
+        validation.check(wrong)
     assert (caught.value.status, caught.value.field) == (400, field)
     assert len(caught.value.message) < 300
 
@@ -89,10 +89,10 @@ def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
     ],
 )
 def test_what_some_node_could_do_is_not_refused_here(right: TaskRequest) -> None:
-    request_rules.check(right)
+    validation.check(right)
 
 
 @pytest.mark.parametrize("grace", [-1.0, 1e300])
 def test_a_grace_without_an_end_is_refused(grace: float) -> None:
     with pytest.raises(ShimProblem, match="grace must be 0 or more seconds"):
-        request_rules.check_order(TerminateRequest(grace=grace))
+        validation.check_order(TerminateRequest(grace=grace))

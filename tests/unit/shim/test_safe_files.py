@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shim import safe_files
-from shim.logs import LogSource, find_segments, read_segments
+from shim.api.app import LogSource, find_segments, read_segments
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:

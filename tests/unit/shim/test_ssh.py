@@ -12,10 +12,10 @@ import asyncssh
 import msgspec
 import pytest
 
+from shim.access.jump_keys import Visit, public_key, render
+from shim.daemon import Daemon
 from shim.errors import ShimProblem
-from shim.keys import Visit, public_key, render
 from shim.schemas import NetworkMode, SshMode, SshRequest, TaskResources, TaskStatus
-from shim.service import Service
 from tests.unit.shim.parts import DEADLINE, SPEAKER, Node, request, until, until_event
 
 ANNA = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPVyTRMIwzFz9YG3FyO9s0bnv5UZTB8JQcqSMUpLCfq anna@home"
@@ -34,7 +34,7 @@ def jump_keys(node: Node) -> str:
     return node.settings.jump_keys.read_text()
 
 
-async def until_keys(node: Node, service: Service, wanted: Callable[[str], bool]) -> str:
+async def until_keys(node: Node, service: Daemon, wanted: Callable[[str], bool]) -> str:
     """Each announcement is followed by the file a moment later."""
     async with asyncio.timeout(DEADLINE):
         async for _ in service.events.follow(f"{service.events.epoch}.0", heartbeat=0.01):
@@ -44,13 +44,13 @@ async def until_keys(node: Node, service: Service, wanted: Callable[[str], bool]
     raise AssertionError("the events ended")
 
 
-async def put(service: Service, task_id: str, *keys: str, mode: SshMode = SshMode.AUTO) -> None:
+async def put(service: Daemon, task_id: str, *keys: str, mode: SshMode = SshMode.AUTO) -> None:
     ssh = SshRequest(authorized_keys=keys, mode=mode)
     body = request(ssh=ssh, allocation_id=f"place-{task_id}")
     await service.supervisor.put(task_id, body, SPEAKER)
 
 
-async def until_port(service: Service, task_id: str) -> int:
+async def until_port(service: Daemon, task_id: str) -> int:
     event = await until_event(
         service.events,
         lambda e: e.task is not None and e.task.id == task_id and "ssh" in e.task.ports,

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from shim import driver
+from shim.container_rules import VolumeError
+from shim.daemon import disk_threads
 from shim.engines.base import ContainerState, ImageInfo, NodeFault
 from shim.engines.memory import MemoryEngine, MemoryHost
-from shim.events import EventLog
 from shim.images import Images
-from shim.records import MemoryRecords, TaskRecord, hash_of
 from shim.schemas import (
     ContainerOptions,
     Fence,
@@ -27,15 +26,16 @@ from shim.schemas import (
     VolumeKind,
     VolumeMount,
 )
-from shim.service import disk_threads
-from shim.steps.base import RunLocks, Step, StepContext
-from shim.steps.container import Container
-from shim.steps.image import Image
-from shim.steps.volumes import Volumes, release_strays
-from shim.task_state import TaskState
-from shim.volumes.errors import VolumeError
-from shim.volumes.kernel import Mounter
+from shim.state.events import EventLog
+from shim.state.records import MemoryRecords, TaskRecord, hash_of
+from shim.tasks import driver
+from shim.tasks.steps.base import RunLocks, Step, StepContext
+from shim.tasks.steps.container import Container
+from shim.tasks.steps.image import Image
+from shim.tasks.steps.volumes import Volumes, release_strays
+from shim.tasks.task import TaskState
 from shim.volumes.memory import FailingMounter, MemoryMounter
+from shim.volumes.mounter import Mounter
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import RUN, request, settings
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from runner import stop_order
-from shim import stopping
+from runner.job import execution
+from shim import safe_files
+from shim.daemon import Daemon
 from shim.engines.memory import MemoryEngine
 from shim.schemas import TaskStatus, TerminateRequest
-from shim.service import Service
+from shim.tasks import driver
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_doors import listen
@@ -39,16 +39,16 @@ class ListeningEngine(MemoryEngine):
         self._folder = node.settings.job_folder("t1")
 
     async def signal_stop(self, container_id: str) -> None:
-        self.told.append(stop_order.grace_left(self._folder, 0.0))
+        self.told.append(execution.grace_left(self._folder, 0.0))
         await super().signal_stop(container_id)
 
 
-async def running(service: Service) -> None:
+async def running(service: Daemon) -> None:
     await service.supervisor.put("t1", request(), SPEAKER)
     await until(service, "t1", TaskStatus.RUNNING)
 
 
-async def order(service: Service, grace: float) -> None:
+async def order(service: Daemon, grace: float) -> None:
     wish = TerminateRequest(grace=grace, reason=WHY)
     await service.supervisor.terminate("t1", wish, SPEAKER)
 
@@ -118,7 +118,7 @@ async def test_another_life_of_the_shim_tells_it_again(node: Node) -> None:
 async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "LAST_WORDS", 3600.0)
+    monkeypatch.setattr(driver, "LAST_WORDS", 3600.0)
     engine = ListeningEngine(node)
     record = node.settings.job_folder("t1") / "exit.json"
     async with node.shim(engine) as service:
@@ -135,7 +135,7 @@ async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
 async def test_an_abort_leaves_no_time_for_last_words(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "LAST_WORDS", 3600.0)
+    monkeypatch.setattr(driver, "LAST_WORDS", 3600.0)
     engine = ListeningEngine(node)
     async with node.shim(engine) as service:
         await running(service)
@@ -149,11 +149,15 @@ async def test_an_abort_leaves_no_time_for_last_words(
 async def test_a_grace_that_cannot_be_told_is_kept_all_the_same(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    replace_file = safe_files.replace_file
 
-    monkeypatch.setattr(stopping, "safe_files", SimpleNamespace(replace_file=refuse))
-    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
+    def refuse_the_order(folder: Path, name: str, content: bytes) -> None:
+        if name == "stop.json":
+            raise OSError(28, "No space left on device")
+        replace_file(folder, name, content)
+
+    monkeypatch.setattr(safe_files, "replace_file", refuse_the_order)
+    monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
     engine = ListeningEngine(node)
     async with node.shim(engine) as service:
         await running(service)
@@ -165,4 +169,4 @@ async def test_a_grace_that_cannot_be_told_is_kept_all_the_same(
 
 def test_the_order_is_what_the_runner_reads(tmp_path: Path) -> None:
     (tmp_path / "stop.json").write_bytes(msgspec.json.encode({"kill_at": 130.0}))
-    assert stop_order.grace_left(tmp_path, 100.0) == 30.0
+    assert execution.grace_left(tmp_path, 100.0) == 30.0

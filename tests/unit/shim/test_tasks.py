@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shim import stopping
+from shim.daemon import Daemon
 from shim.engines.base import (
     EngineError,
     EngineUnavailable,
@@ -21,7 +21,6 @@ from shim.engines.base import (
 from shim.engines.memory import FailingEngine, MemoryEngine
 from shim.errors import ShimProblem
 from shim.gpus import MemoryGpus
-from shim.records import FailingRecords, RecordBooks
 from shim.schemas import (
     EventType,
     Fence,
@@ -33,8 +32,9 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
-from shim.service import Service
-from shim.speakers import Speaker
+from shim.state.fencing import Caller
+from shim.state.records import FailingRecords, RecordBooks
+from shim.tasks import driver
 from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, request, until, until_event
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
@@ -45,13 +45,11 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def put(service: Service, task_id: str = "t1", **changes: Any) -> None:
+async def put(service: Daemon, task_id: str = "t1", **changes: Any) -> None:
     await service.supervisor.put(task_id, request(**changes), SPEAKER)
 
 
-async def refused(
-    service: Service, task_id: str, speaker: Speaker = SPEAKER, **changes: Any
-) -> str:
+async def refused(service: Daemon, task_id: str, speaker: Caller = SPEAKER, **changes: Any) -> str:
     with pytest.raises(ShimProblem) as caught:
         await service.supervisor.put(task_id, request(**changes), speaker)
     return caught.value.code
@@ -140,14 +138,14 @@ async def test_the_next_attempt_gets_the_allocation_of_the_one_that_ended(node: 
 async def test_an_older_fence_is_refused(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
-        old = Speaker(RUN, Fence(1, 0), 0)
+        old = Caller(RUN, Fence(1, 0), 0)
         assert await refused(service, "t1", old) == "fenced"
 
 
 async def test_an_older_incarnation_may_end_its_own_task_and_start_none(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
-        newer = Speaker(RUN, Fence(1, 1), 1)
+        newer = Caller(RUN, Fence(1, 1), 1)
         await service.supervisor.put("t2", request(allocation_id="place-2"), newer)
         assert await refused(service, "t3", SPEAKER, allocation_id="place-3") == "fenced"
         await service.supervisor.terminate("t1", ABORT, SPEAKER)
@@ -228,7 +226,7 @@ async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node
 async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
     node.host.ignores_stop = True
     async with node.shim() as service:
         await put(service)

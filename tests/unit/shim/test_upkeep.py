@@ -11,13 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shim.daemon import Daemon
 from shim.engines.base import EngineUnavailable, Exit, Found
 from shim.engines.memory import MemoryEngine, MemoryHost
-from shim.records import MemoryRecords
+from shim.node.watchdog import ALIVE, READY, Systemd, Upkeep
 from shim.schemas import EventType, TaskStatus
-from shim.service import Service
-from shim.systemd import ALIVE, READY, Systemd
-from shim.upkeep import Upkeep
+from shim.state.records import MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_tasks import put
@@ -78,7 +77,7 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @asynccontextmanager
-async def brisk_upkeep(service: Service, systemd: Systemd | None = None) -> AsyncIterator[None]:
+async def brisk_upkeep(service: Daemon, systemd: Systemd | None = None) -> AsyncIterator[None]:
     upkeep = Upkeep(service.supervisor, systemd, pause=0.01)
     try:
         yield

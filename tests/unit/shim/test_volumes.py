@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from shim import container_rules
+from shim.container_rules import VolumeError
 from shim.schemas import VolumeKind, VolumeMount
-from shim.volumes import plan
-from shim.volumes.errors import VolumeError
 
 
 def host(source: str, target: str = "/data", kind: VolumeKind = VolumeKind.HOST) -> VolumeMount:
@@ -40,51 +40,51 @@ READ_ONLY_OPT = VolumeMount(kind=VolumeKind.HOST, target="/opt", source="/m", re
 )
 def test_what_no_node_would_mount_is_refused(volume: VolumeMount, sentence: str) -> None:
     with pytest.raises(VolumeError, match=sentence):
-        plan.check([volume])
+        container_rules.check_volumes([volume])
 
 
 def test_two_volumes_at_one_place_are_refused() -> None:
     with pytest.raises(VolumeError, match="two volumes are to be mounted at /data"):
-        plan.check([host("/mnt/a"), host("/mnt/b", "/data/")])
+        container_rules.check_volumes([host("/mnt/a"), host("/mnt/b", "/data/")])
     with pytest.raises(VolumeError, match="two volumes are to be mounted at /data"):
-        plan.check([host("/mnt/a"), host("/mnt/b", "//data")])
+        container_rules.check_volumes([host("/mnt/a"), host("/mnt/b", "//data")])
 
 
 def test_more_volumes_than_anybody_needs_are_refused() -> None:
     with pytest.raises(VolumeError, match="65 volumes are too many"):
-        plan.check([host("/mnt/a", f"/data/{number}") for number in range(65)])
+        container_rules.check_volumes([host("/mnt/a", f"/data/{number}") for number in range(65)])
 
 
 def test_shared_memory_may_be_a_tmpfs_of_its_own() -> None:
     shared = VolumeMount(kind=VolumeKind.TMPFS, target="/dev/shm", size=1 << 20)
-    plan.check([shared])
-    assert plan.MOST_VOLUMES == 64
+    container_rules.check_volumes([shared])
+    assert container_rules.MOST_VOLUMES == 64
 
 
 def test_the_longest_prefix_that_the_operator_allows_counts() -> None:
     prefixes = (Path("/mnt"), Path("/mnt/data"), Path("/srv"))
-    place = plan.allowed_place(host("/mnt/data/a/b"), prefixes)
+    place = container_rules.allowed_place(host("/mnt/data/a/b"), prefixes)
     assert (place.prefix, place.relative) == (Path("/mnt/data"), "a/b")
 
 
 def test_a_prefix_itself_may_be_mounted() -> None:
-    assert plan.allowed_place(host("/mnt/data"), (Path("/mnt/data"),)).relative == "."
+    assert container_rules.allowed_place(host("/mnt/data"), (Path("/mnt/data"),)).relative == "."
 
 
 @pytest.mark.parametrize("source", ["/etc", "/mnt/database", "/"])
 def test_a_path_below_no_prefix_is_refused_with_what_is_allowed(source: str) -> None:
     with pytest.raises(VolumeError, match=r"its operator allows: /mnt/data"):
-        plan.allowed_place(host(source), (Path("/mnt/data"),))
+        container_rules.allowed_place(host(source), (Path("/mnt/data"),))
 
 
 def test_where_the_operator_allows_nothing_that_is_said() -> None:
     with pytest.raises(VolumeError, match=r"its operator allows: none"):
-        plan.allowed_place(host("/mnt"), ())
+        container_rules.allowed_place(host("/mnt"), ())
 
 
 def test_a_device_must_lie_where_only_root_can_put_it() -> None:
     device = host("/mnt/data/link-to-a-disk", kind=VolumeKind.DEVICE)
     with pytest.raises(VolumeError, match="may not be a volume"):
-        plan.allowed_place(device, (Path("/mnt/data"),))
+        container_rules.allowed_place(device, (Path("/mnt/data"),))
     allowed = host("/dev/vdb", kind=VolumeKind.DEVICE)
-    assert plan.allowed_place(allowed, (Path("/dev/vdb"),)).prefix == Path("/dev/vdb")
+    assert container_rules.allowed_place(allowed, (Path("/dev/vdb"),)).prefix == Path("/dev/vdb")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.store.database import Database
+from controller.store.sql import Database
 from controller.store.sqlite import SqliteDatabase
 
 

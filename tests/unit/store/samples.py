@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle.history import Event, EventKind
+from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.model import (
     Allocation,
     Attempt,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from controller.store.base import Store
-from controller.store.failing import DiskFull
-from controller.store.memory import MemoryDatabase, MemoryStore
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from tests.doubles.failing_stores import DiskFull
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.store_contract import MakeStore, RefusalContract, StoreContract
 from tests.support.store_history_contract import HistoryContract
 

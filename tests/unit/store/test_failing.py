@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from controller.store.base import LeaseLost, StoreUnavailable
-from controller.store.failing import (
+from tests.doubles.failing_stores import (
     Crash,
     CrashAfterCommit,
     CrashBeforeCommit,
@@ -15,7 +15,7 @@ from controller.store.failing import (
     SlowCommit,
     TakenOver,
 )
-from controller.store.memory import MemoryDatabase, MemoryStore
+from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.unit.store.samples import a_run, submission
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.store.folderlock import LOCK_NAME, FolderLock, Life
+from controller.store.lease import LOCK_NAME, FolderLock, Life
 
 LIFE = Life(installation_id="inst", token=7)
 

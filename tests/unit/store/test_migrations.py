@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from controller.store import schema, tables
+from controller.store import schema
 from controller.store.base import StoreUnusable
 from controller.store.sqlite import SqliteDatabase
 
@@ -34,16 +34,16 @@ def test_an_empty_database_is_brought_to_exactly_the_schema_of_the_tables(
 ) -> None:
     engine = database.writer()
     with engine.begin() as connection:
-        assert schema.upgrade(connection) == tables.SCHEMA_VERSION
+        assert schema.upgrade(connection) == schema.SCHEMA_VERSION
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        differences = compare_metadata(context, tables.metadata)
+        differences = compare_metadata(context, schema.metadata)
     database.leave()
 
     assert differences == []
 
 
 def test_the_schema_version_is_the_last_migration() -> None:
-    assert scripts().get_heads() == [tables.SCHEMA_VERSION]
+    assert scripts().get_heads() == [schema.SCHEMA_VERSION]
 
 
 def test_the_migrations_are_one_line_of_steps() -> None:
@@ -57,7 +57,7 @@ def test_migrating_twice_changes_nothing(database: SqliteDatabase) -> None:
     engine = database.writer()
     with engine.begin() as connection:
         schema.upgrade(connection)
-        connection.execute(tables.installation.insert().values(id="x", epoch=3, created_at=1.0))
+        connection.execute(schema.installation.insert().values(id="x", epoch=3, created_at=1.0))
     with engine.begin() as connection:
         schema.upgrade(connection)
         identity = schema.identify(connection, new_id="y", now=2.0)

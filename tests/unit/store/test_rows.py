@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from controller.store.base import User
 from controller.store.rows import RowCodec
-from controller.store.users import User
 
 
 class Thing(msgspec.Struct, frozen=True, kw_only=True):

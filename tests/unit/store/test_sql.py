@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import RunStatus
-from controller.store import scrubbing, tables
+from controller.store import schema, scrubbing
 from controller.store.base import (
     Changes,
     LeaseHeld,
@@ -398,7 +398,7 @@ def with_password(state: RunState) -> RunState:
 @pytest.fixture
 def lease_table() -> sa.Engine:
     engine = sa.create_engine("sqlite://")
-    tables.metadata.create_all(engine)
+    schema.metadata.create_all(engine)
     return engine
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from controller.store.tokens import digest, matching, new_token
-from controller.store.users import StoredToken
+from controller.store.base import StoredToken, digest, matching, new_token
 
 TOKEN = new_token(lambda size: b"\x01" * size)
 

@@ -19,8 +19,7 @@ from controller.lifecycle.model import Fleet, NodeStatus, RunState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store import schema
 from controller.store.base import Changes
-from controller.store.database import Database
-from controller.store.sql import SqlStore
+from controller.store.sql import Database, SqlStore
 from tests.unit.store.samples import change
 
 ROWS: dict[str, dict[str, Any]] = {

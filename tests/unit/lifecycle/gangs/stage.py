@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from controller.lifecycle.gangs import incarnations
-from controller.lifecycle.gangs.incarnations import Phase
+from controller.lifecycle.draft import DecisionContext
+from controller.lifecycle.gangs import incarnation
+from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AttemptStatus
-from controller.lifecycle.surroundings import Surroundings
 from tests.unit.lifecycle.play import Play
 
 RETRY = RetryPolicy(
@@ -41,7 +41,7 @@ class GangPlay(Play):
         return self.run.incarnation.number
 
     def phase(self) -> Phase | None:
-        return incarnations.phase(self.run, self.state.jobs)
+        return incarnation.phase(self.run, self.state.jobs)
 
     def statuses(self) -> list[AttemptStatus]:
         return [self.attempt(n).status for n in range(self.count)]
@@ -63,7 +63,7 @@ class GangPlay(Play):
         nominated: tuple[str, ...] = (),
     ) -> None:
         """`nodes` are the unusable ones."""
-        self.around = Surroundings(
+        self.around = DecisionContext(
             unusable_nodes=frozenset(nodes),
             undecided_nodes=frozenset(undecided_nodes),
             broken_places=frozenset(broken_places),
@@ -72,7 +72,7 @@ class GangPlay(Play):
 
     def drain(self, node: str) -> GangPlay:
         nodes = frozenset({node})
-        self.around = Surroundings(unusable_nodes=nodes, draining_nodes=nodes)
+        self.around = DecisionContext(unusable_nodes=nodes, draining_nodes=nodes)
         self.send()
         return self
 

@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 5: what a gang is when it is submitted."""
+"""docs/rules.md 5: what a gang is when it is submitted."""
 
 from __future__ import annotations
 

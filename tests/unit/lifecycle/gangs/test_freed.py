@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 5: what a switch frees stays nominated for its run until the gang is whole
+"""docs/rules.md 5: what a switch frees stays nominated for its run until the gang is whole
 again or gives up."""
 
 from __future__ import annotations
@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from controller.lifecycle.draft import DecisionContext
+from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
-from controller.lifecycle.gangs.incarnations import Phase
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Allocation, Group, RetryPolicy
 from controller.lifecycle.reasons import Reason, SwitchReason
 from controller.lifecycle.reports import FreedPlaceLost, GangTooLarge, Placed
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.surroundings import Surroundings
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import FAILED, GangPlay, gang
 
@@ -199,7 +199,9 @@ def test_a_place_on_which_another_run_s_nomination_lies_is_not_kept() -> None:
 
 def test_a_place_on_a_node_that_drains_is_not_kept() -> None:
     play = GangPlay().run_all().fail(1)
-    play.around = Surroundings(unusable_nodes=frozenset({"n1"}), draining_nodes=frozenset({"n1"}))
+    play.around = DecisionContext(
+        unusable_nodes=frozenset({"n1"}), draining_nodes=frozenset({"n1"})
+    )
     play.clean_all()
     assert kept(play) == []
 

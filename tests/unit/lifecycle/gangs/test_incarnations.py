@@ -6,11 +6,11 @@ from itertools import product
 
 import pytest
 
-from controller.lifecycle.gangs.incarnations import PHASE_MOVES, Phase, check_move
-from controller.lifecycle.gangs.switches import SWITCHES
+from controller.lifecycle.draft import DecisionContext
+from controller.lifecycle.gangs.incarnation import PHASE_MOVES, Phase, check_move
+from controller.lifecycle.gangs.switching import SWITCHES
 from controller.lifecycle.reasons import SwitchReason
 from controller.lifecycle.statuses import IllegalMove
-from controller.lifecycle.surroundings import Surroundings
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 from tests.unit.lifecycle.play import START, Play
 
@@ -59,10 +59,10 @@ def test_the_phases_of_a_life() -> None:
 
 def test_each_occurrence_of_a_scheduled_gang_is_a_new_incarnation_with_its_first_ranks() -> None:
     play = GangPlay(gang(3, 2), schedule=("0 8 * * *",))
-    play.around = Surroundings(next_trigger=START + 100)
+    play.around = DecisionContext(next_trigger=START + 100)
     play.send()
     assert play.phase() is Phase.OVER
-    play.around = Surroundings(next_trigger=START + 200)
+    play.around = DecisionContext(next_trigger=START + 200)
     play.wait(100)
     first = play.number
     play.run_all().fail(0).clean_all()
@@ -75,7 +75,7 @@ def test_each_occurrence_of_a_scheduled_gang_is_a_new_incarnation_with_its_first
     assert play.run.occurrence >= 1
     assert play.phase() is Phase.OVER
     assert all(play.attempt(n).finished_at is not None for n in range(3))
-    play.around = Surroundings(next_trigger=START + 300)
+    play.around = DecisionContext(next_trigger=START + 300)
     play.wait(100)
     assert play.phase() is Phase.GATHERING
     assert play.number == first + 2

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.lifecycle.decide import Decision, decide
 from controller.lifecycle.effects import releases
-from controller.lifecycle.gangs import freed, incarnations
-from controller.lifecycle.gangs.incarnations import PHASE_MOVES, Phase
-from controller.lifecycle.gangs.reading import is_current, is_held
+from controller.lifecycle.gangs import freed, incarnation
+from controller.lifecycle.gangs.incarnation import PHASE_MOVES, Phase
+from controller.lifecycle.gangs.queries import is_current, is_held
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
@@ -23,7 +24,6 @@ from controller.lifecycle.reports import (
     TaskMissing,
 )
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
-from controller.lifecycle.turn import Decision, decide
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
 
 JOBS = 5
@@ -193,7 +193,7 @@ def _check_kept(state: RunState) -> None:
     assert len(former) == len(kept) == len(set(former))
     assert {states[one] for one in former} <= {AllocationState.RELEASED}
     if kept:
-        assert incarnations.phase(state.run, state.jobs) not in (Phase.WHOLE, Phase.OVER)
+        assert incarnation.phase(state.run, state.jobs) not in (Phase.WHOLE, Phase.OVER)
         assert not state.run.suspended
         assert not state.run.switches[-1].whole
 
@@ -219,9 +219,7 @@ def _check_change(before: RunState, after: RunState) -> None:
 
 def _decide(play: GangPlay, reports: Sequence[Report]) -> Decision:
     ids = itertools.count()
-    return decide(
-        play.state, reports, play.now, lambda: f"new{next(ids)}", surroundings=play.around
-    )
+    return decide(play.state, reports, play.now, lambda: f"new{next(ids)}", context=play.around)
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 5 where two of its sentences meet: switches amid requests, drains, waits."""
+"""docs/rules.md 5 where two of its sentences meet: switches amid requests, drains, waits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle import gangs
-from controller.lifecycle.gangs.incarnations import Phase
+from controller.lifecycle.draft import DecisionContext
+from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import Reason, SwitchReason
 from controller.lifecycle.reports import NodeDrained, Nominated, Preempted, Report
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.surroundings import Surroundings
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import FAILED, GangPlay, gang
 from tests.unit.lifecycle.play import START
@@ -449,15 +449,15 @@ def test_a_done_ranks_place_goes_back_too_when_the_gang_queues_whole() -> None:
 def test_a_new_occurrence_begins_without_the_waits_and_failures_of_the_last_one() -> None:
     once = RetryPolicy(on_events=frozenset({RetryEvent.ERROR}), max_failures=1)
     play = GangPlay(gang(4, 3), retry=once, schedule=("0 8 * * *",))
-    play.around = Surroundings(next_trigger=START + 100)
+    play.around = DecisionContext(next_trigger=START + 100)
     play.send()
-    play.around = Surroundings(next_trigger=START + 500)
+    play.around = DecisionContext(next_trigger=START + 500)
     play.wait(100).send()
     play.run_all().fail(1).clean_all().run_all().fail(0).clean_all()
     assert play.phase() is Phase.OVER
     assert [one.status for one in play.run.occurrences] == [RunStatus.FAILED]
     assert all(a.state is AllocationState.RELEASED for a in play.state.allocations)
-    play.around = Surroundings(next_trigger=START + 900)
+    play.around = DecisionContext(next_trigger=START + 900)
     play.wait(400).send()
     assert play.statuses() == [SUBMITTED] * 4
     assert play.ranks() == [0, 1, 2, None]

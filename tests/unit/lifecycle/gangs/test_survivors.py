@@ -1,4 +1,4 @@
-"""LIFECYCLE.md section 5: which places and ranks survive a switch, and when a gang queues whole."""
+"""docs/rules.md 5: which places and ranks survive a switch, and when a gang queues whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from controller.lifecycle import gangs
 from controller.lifecycle.effects import EffectKind, releases
-from controller.lifecycle.gangs.incarnations import Phase
+from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.reasons import Reason, SwitchReason
 from controller.lifecycle.reports import GangTooLarge, PlaceReleased

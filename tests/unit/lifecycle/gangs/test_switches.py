@@ -1,11 +1,11 @@
-"""LIFECYCLE.md section 5: when a new incarnation starts, and what a switch does."""
+"""docs/rules.md 5: when a new incarnation starts, and what a switch does."""
 
 from __future__ import annotations
 
 import pytest
 
-from controller.lifecycle.gangs.incarnations import Phase
-from controller.lifecycle.history import EventKind
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.reasons import PLACE_LOST, ROWS, Reason, RunReason, SwitchReason
 from controller.lifecycle.reports import (

@@ -13,12 +13,12 @@ import asyncssh
 import msgspec
 import pytest
 
-from runner.children import Children
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.errors import CannotStart
+from runner.job.scratch import Scratch
+from runner.job.spawning import Children
 from runner.schemas import Repo, RepoCredentials
-from runner.scratch import Scratch
 from tests.support.git_server import commit, git
 
 KEY = asyncssh.generate_private_key("ssh-ed25519")

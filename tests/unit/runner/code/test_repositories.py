@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli import gitfolder
-from runner.children import Children
+from controller.cli import upload
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
-from runner.code.preparing import CodePreparer
-from runner.code.store import CodeStore
-from runner.code.wanted import wanted_blobs
+from runner.code.prepare import CodePreparer, CodeStore
 from runner.errors import CannotStart
+from runner.job.scratch import Scratch
+from runner.job.spawning import Children
 from runner.schemas import IfExists, Repo, RepoCredentials, SubmitRequest
-from runner.scratch import Scratch
+from runner.validation import wanted_blobs
 from tests.support.git_server import GitServer, commit, git, serving
 from tests.unit.runner.code.hostile import file, tar
 from tests.unit.runner.harness import a_job
@@ -127,11 +126,11 @@ async def test_the_folder_is_as_it_is_on_the_users_machine(
     (work / "run.sh").chmod(0o755)
     (work / "link").symlink_to("train.py")
     (work / "noise.log").write_text("ignored")
-    found = await asyncio.to_thread(gitfolder.look_at, work)
+    found = await asyncio.to_thread(upload.look_at_git, work)
     assert found is not None
     assert found.url == server.url("project")
     assert found.commit == git(work, "rev-parse", "origin/main")
-    diff = await asyncio.to_thread(gitfolder.difference, found.root, found.commit)
+    diff = await asyncio.to_thread(upload.difference, found.root, found.commit)
     digest = hashlib.sha256(diff).hexdigest()
     repo = Repo(path="repo", url=found.url, commit=found.commit, diff=digest)
     made = await prepared(tmp_path, my_git, repo, (diff,))

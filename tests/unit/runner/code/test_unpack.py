@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.code.errors import BadArchive
-from runner.code.limits import Limits
-from runner.code.unpack import unpack
+from runner.code.errors import BadArchive, Limits
+from runner.code.tree import unpack
 from tests.unit.runner.code import hostile
 from tests.unit.runner.code.hostile import file, folder, hard, link, member, tar
 

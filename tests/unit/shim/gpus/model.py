@@ -13,9 +13,9 @@ from itertools import combinations
 
 import msgspec
 
-from shim.allocations import Capacity, Ledger
 from shim.errors import ShimProblem
-from shim.gpus.choose import is_called, tightness
+from shim.gpus.selection import is_called, tightness
+from shim.node.ledger import Capacity, Ledger
 from shim.schemas import AllocationInfo, GpuInfo, GpuLink, GpuRequest, TaskRequest, TaskResources
 from tests.unit.shim.gpus.parts import in_pairs, linked, mig
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shim.allocations import Capacity, Ledger
-from shim.blocks import AUTO, Blocks, check, parse, resolve
 from shim.errors import ShimProblem, StartError
+from shim.node.ledger import AUTO, Blocks, Capacity, Ledger, check, parse, resolve
 from shim.schemas import GpuRequest, TaskResources
 from tests.unit.shim.gpus.parts import in_pairs, linked
 from tests.unit.shim.parts import request

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shim.gpus.choose import choose, is_called, tightness
+from shim.gpus.selection import choose, is_called, tightness
 from shim.schemas import GpuInfo, GpuLink
 from tests.unit.shim.gpus.parts import gpu, in_pairs, indexes, linked, mig
 

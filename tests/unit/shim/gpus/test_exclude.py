@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shim.errors import StartError
-from shim.gpus.exclude import Exclusion
+from shim.gpus.selection import Exclusion
 from tests.unit.shim.gpus.parts import gpu, mig
 
 SECOND = gpu(1, uuid="GPU-ab12-cd", pci="00000000:3B:00.0")

@@ -12,10 +12,10 @@ import pytest
 from shim.gpus import MemoryGpus, watch
 from shim.gpus.base import GpuLost, GpuSilent, Recovery, Vitals
 from shim.gpus.health import Fault, Finding
-from shim.gpus.roll import Entry, Roll
+from shim.gpus.inventory import Entry, Roll
 from shim.gpus.watch import GpuWatch
-from shim.records import DiskRecords, FailingRecords, MemoryRecords, Records, TwinRecords
 from shim.schemas import GpuInfo
+from shim.state.records import DiskRecords, FailingRecords, MemoryRecords, Records, TwinRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.gpus.parts import gpu, mig
 

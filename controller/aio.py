@@ -1,0 +1,137 @@
+"""Helpers for asyncio: small events, waits between tries, slots, and work in stretches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar, cast
+
+
+class Flag(asyncio.Event):
+    """An `asyncio.Event` that is small while few wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        make_small(self)
+
+
+def make_small(event: asyncio.Event) -> None:
+    """Without effect while somebody waits."""
+    inside = cast(Any, event)
+    if not inside._waiters:
+        inside._waiters = []
+
+
+class Backoff:
+    """`first`, then twice as long each time up to `most` seconds, ±20 % by `jitter`."""
+
+    def __init__(self, first: float, most: float, jitter: Callable[[], float]) -> None:
+        self._first = first
+        self._most = most
+        self._jitter = jitter
+        self._next = first
+
+    def reset(self) -> None:
+        self._next = self._first
+
+    async def wait(self, kick: asyncio.Event | None = None) -> None:
+        """Returns earlier when `kick` is set, which it clears; then the waits begin anew."""
+        delay = self._next * (1.0 + 0.2 * self._jitter())
+        self._next = min(self._most, self._next * 2)
+        if kick is None:
+            await asyncio.sleep(delay)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await kick.wait()
+                self.reset()
+        kick.clear()
+
+
+class Slots:
+    """`at_once` is asked whenever a slot is given out, and is never less than 1."""
+
+    def __init__(self, at_once: Callable[[], int]) -> None:
+        self._at_once = at_once
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def slot(self, lent_for: float) -> AsyncIterator[None]:
+        """First come, first served. After so many seconds it goes to the next, even if its holder
+        is not done."""
+        await self._take()
+        lent = True
+
+        def give_back() -> None:
+            nonlocal lent
+            if lent:
+                lent = False
+                self._give_back()
+
+        timer = asyncio.get_running_loop().call_later(lent_for, give_back)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            give_back()
+
+    async def _take(self) -> None:
+        given = asyncio.get_running_loop().create_future()
+        self._waiting.append(given)
+        self._give_out()
+        try:
+            await given
+        except asyncio.CancelledError:
+            if not given.cancelled():
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        self._taken -= 1
+        self._give_out()
+
+    def _give_out(self) -> None:
+        while self._waiting and self._taken < self._at_once():
+            given = self._waiting.popleft()
+            if not given.done():
+                self._taken += 1
+                given.set_result(None)
+
+
+T = TypeVar("T")
+MOST_AT_A_STRETCH = 32
+"""Counted and not timed, so that equal runs of a simulation stay equal."""
+
+
+async def in_stretches(items: Iterable[T]) -> AsyncIterator[T]:
+    """`items` must not change meanwhile."""
+    for number, item in enumerate(items):
+        if number and number % MOST_AT_A_STRETCH == 0:
+            await asyncio.sleep(0)
+        yield item
+
+
+ANSWERING_SECONDS = 0.03
+"""Whoever was told keeps the event loop busy with his answer, and often comes again at once."""
+
+
+class Callers:
+    """`count`: with those who were told a moment ago."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        self.count += 1
+        try:
+            yield
+        finally:
+            asyncio.get_running_loop().call_later(ANSWERING_SECONDS, self._leave)
+
+    def _leave(self) -> None:
+        self.count -= 1

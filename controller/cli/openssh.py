@@ -1,0 +1,159 @@
+"""The configuration and the keys with which the user's own ssh reaches a job, host keys pinned.
+
+The node's key is the one its admin has pinned, the job's the one its node has published; nothing is
+trusted on first use. A submitted run lets in the user's own public keys, or those of
+FAIRLEAD_SSH_KEY.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from controller.api.documents import SshTarget
+from controller.cli.errors import EXIT_USAGE, CliError
+
+CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"
+"""Every OpenSSH has them; what it would choose by itself is half as fast in the embedded server."""
+_ALGORITHMS = {
+    "ssh-ed25519": "ssh-ed25519",
+    "ecdsa-sha2-nistp256": "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384": "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521": "ecdsa-sha2-nistp521",
+    "ssh-rsa": "rsa-sha2-512,rsa-sha2-256",
+}
+"""By the type of a pinned key. A node says what its job's key is: no other word of it may become
+configuration."""
+_PINNED = (
+    "GlobalKnownHostsFile /dev/null",
+    "StrictHostKeyChecking yes",
+    "UpdateHostKeys no",
+    "CheckHostIP no",
+)
+
+
+def state_folder(environ: Mapping[str, str], home: Path) -> Path:
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else home / ".local" / "state") / "fairlead" / "ssh"
+
+
+def host_blocks(target: SshTarget, user: str, folder: Path, identity: Path | None) -> str:
+    """One block for the job under its run's name, one for the node it is reached through."""
+    through = None if target.node_host is None else f"{target.run_name}.node"
+    job = [
+        "HostName 127.0.0.1",
+        f"Port {target.port}",
+        f"User {user}",
+        *_trust(_job_alias(target), target.host_key, target, folder),
+        *_identity(identity),
+    ]
+    if through is None:
+        return _block(target.run_name, job)
+    node = [
+        f"HostName {target.node_host}",
+        f"Port {target.node_port}",
+        f"User {target.jump_user}",
+        *_trust(_node_alias(target), target.node_host_key, target, folder),
+        *_identity(identity),
+    ]
+    return _block(target.run_name, [*job, f"ProxyJump {through}"]) + _block(through, node)
+
+
+def write_known_hosts(target: SshTarget, folder: Path) -> None:
+    """Raises OSError."""
+    lines = [_known_host(_job_alias(target), target.host_key)]
+    if target.node_host_key is not None:
+        lines.append(_known_host(_node_alias(target), target.node_host_key))
+    _replace(_known_hosts(target, folder), "".join(lines))
+
+
+def _known_host(alias: str, key: str) -> str:
+    """One line, whatever the node says."""
+    return f"{alias} {' '.join(key.split()[:2])}\n"
+
+
+def write_config(target: SshTarget, blocks: str, folder: Path) -> Path:
+    """A file for `ssh -F`, which reads the user's own after it. Raises OSError."""
+    path = folder / f"{target.run_name}.config"
+    _replace(path, f"{blocks}Match all\nInclude ~/.ssh/config\n")
+    return path
+
+
+def _trust(alias: str, key: str | None, target: SshTarget, folder: Path) -> list[str]:
+    """Only the pinned key's algorithm is negotiated: a server with several keys shows that one,
+    whatever the user's own configuration prefers."""
+    path = str(_known_hosts(target, folder)).replace("%", "%%")
+    known = [f"HostKeyAlias {alias}", f'UserKnownHostsFile "{path}"']
+    algorithms = _ALGORITHMS.get((key or "").partition(" ")[0])
+    wanted = [f"HostKeyAlgorithms {algorithms}"] if algorithms else []
+    return [*known, *_PINNED, *wanted, f"Ciphers {CIPHERS}"]
+
+
+def _identity(identity: Path | None) -> list[str]:
+    return [] if identity is None else [f'IdentityFile "{str(identity).replace("%", "%%")}"']
+
+
+def _block(host: str, settings: list[str]) -> str:
+    return f"Host {host}\n" + "".join(f"    {setting}\n" for setting in settings)
+
+
+def _job_alias(target: SshTarget) -> str:
+    """Each attempt has a host key of its own."""
+    return f"fairlead-{target.attempt_id}"
+
+
+def _node_alias(target: SshTarget) -> str:
+    return f"fairlead-node-{target.node_host}-{target.node_port}"
+
+
+def _known_hosts(target: SshTarget, folder: Path) -> Path:
+    return folder / f"{target.run_name}.known_hosts"
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+VARIABLE = "FAIRLEAD_SSH_KEY"
+_KINDS = ("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-nistp", "sk-ssh-ed25519@", "sk-ecdsa-sha2-")
+_MOST_KEYS = 32
+_MOST_BYTES = 1 << 14
+
+
+def public_keys(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
+    """Public key lines: that of FAIRLEAD_SSH_KEY (the path of a key or of its `.pub`), else those
+    of `~/.ssh/*.pub`. Raises CliError for a named key that cannot be used."""
+    named = environ.get(VARIABLE)
+    if named:
+        key = _line(_public(Path(named).expanduser()))
+        if key is None:
+            raise CliError(f"{VARIABLE}: {named} has no readable public key beside it", EXIT_USAGE)
+        return (key,)
+    files = sorted((home / ".ssh").glob("*.pub"))
+    found = (_line(file) for file in files)
+    return tuple(dict.fromkeys(key for key in found if key is not None))[:_MOST_KEYS]
+
+
+def identity(environ: Mapping[str, str]) -> Path | None:
+    """The private key to show, where one was named."""
+    named = environ.get(VARIABLE)
+    return Path(named.removesuffix(".pub")).expanduser().absolute() if named else None
+
+
+def _public(path: Path) -> Path:
+    return path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
+
+
+def _line(path: Path) -> str | None:
+    """The comment stays at home: it often names a person and a machine."""
+    try:
+        with path.open(encoding="ascii") as file:
+            words = file.read(_MOST_BYTES).split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    line = " ".join(words[:2])
+    return line if len(words) >= 2 and line.startswith(_KINDS) and "-cert-" not in line else None

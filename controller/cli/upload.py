@@ -1,0 +1,398 @@
+"""Uploads make a run independent of this machine: its `repos` and `files` become blobs.
+
+An archive is made the same way every time, so unchanged content is not sent again. The user's
+repository is only read: new files are compared through an index and an object store of our own.
+What cannot be packed is refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import posixpath
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from controller.cli import output
+from controller.cli.client import ControllerClient
+from controller.configuration.convert import ConfigurationError
+from controller.configuration.parse import parse
+from controller.configuration.schema import FileFields, RepoFields, TaskConfiguration
+
+_SCP_LIKE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<host>[\w.-]+):(?P<path>.+)")
+_SECONDS = 120.0
+
+
+class GitError(Exception):
+    """A sentence for the user."""
+
+
+class GitFolder(msgspec.Struct, frozen=True):
+    """`commit`: the newest one that the remote has too; None (as `url`) when there is none."""
+
+    root: Path
+    url: str | None
+    commit: str | None
+
+
+def look_at_git(folder: Path) -> GitFolder | None:
+    """None when git does not track the folder (or is not installed). Raises GitError."""
+    if shutil.which("git") is None:
+        return None
+    top = _git(folder, "rev-parse", "--show-toplevel", may_fail=True)
+    if top is None:
+        return None
+    root = Path(top)
+    remote = _remote(root)
+    if remote is None or root.resolve() != folder.resolve():
+        return GitFolder(root, None, None)
+    url = _git(root, "remote", "get-url", remote)
+    commit = _newest_common(root, remote)
+    return GitFolder(root, _without_login(url or ""), commit)
+
+
+def git_files(folder: Path) -> list[str]:
+    """Below `folder`, tracked or new, without what is ignored. Raises GitError."""
+    listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    return sorted({name for name in (listed or "").split("\0") if name})
+
+
+def difference(root: Path, commit: str) -> bytes:
+    """From the commit to what lies in the folder, new files included. Raises GitError."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-git-") as own:
+        objects = _git(root, "rev-parse", "--git-path", "objects") or ""
+        (Path(own) / "objects").mkdir()
+        env = {
+            "GIT_INDEX_FILE": str(Path(own) / "index"),
+            "GIT_OBJECT_DIRECTORY": str(Path(own) / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((root / objects).resolve()),
+        }
+        _git(root, "read-tree", "HEAD", env=env)
+        _git(root, "add", "--all", "--", ".", env=env)
+        options = ("--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv")
+        prefixes = ("--no-renames", "--src-prefix=a/", "--dst-prefix=b/")
+        unit = ("--ignore-submodules=all", "--cached", commit, "--")
+        return _run(root, ("diff", *options, *prefixes, *unit), env).stdout
+
+
+def is_ssh(url: str) -> bool:
+    return urlsplit(url).scheme == "ssh" or ("://" not in url and ":" in url)
+
+
+def as_https(url: str) -> str:
+    """The same repository as hosts with tokens have it."""
+    match = _SCP_LIKE.fullmatch(url)
+    if "://" not in url and match is not None:
+        return f"https://{match['host']}/{match['path'].lstrip('/')}"
+    parts = urlsplit(url)
+    return f"https://{parts.hostname}{parts.path}"
+
+
+def known_hosts(url: str) -> str | None:
+    """The keys by which this machine knows the host."""
+    host = _host(url)
+    program = shutil.which("ssh-keygen")
+    if host is None or program is None:
+        return None
+    found = subprocess.run(
+        [program, "-F", host], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    lines = [line for line in found.stdout.splitlines() if line and not line.startswith("#")]
+    return "".join(f"{line}\n" for line in lines) or None
+
+
+def _host(url: str) -> str | None:
+    if "://" not in url:
+        match = _SCP_LIKE.fullmatch(url)
+        return None if match is None else match["host"]
+    parts = urlsplit(url)
+    return f"[{parts.hostname}]:{parts.port}" if parts.port else parts.hostname
+
+
+def _remote(root: Path) -> str | None:
+    """That of the current branch, else `origin`, else the only one."""
+    branch = _git(root, "symbolic-ref", "--short", "-q", "HEAD", may_fail=True)
+    if branch:
+        chosen = _git(root, "config", f"branch.{branch}.remote", may_fail=True)
+        if chosen and chosen != ".":
+            return chosen
+    remotes = (_git(root, "remote") or "").split()
+    return "origin" if "origin" in remotes else (remotes[0] if len(remotes) == 1 else None)
+
+
+def _newest_common(root: Path, remote: str) -> str | None:
+    if _git(root, "rev-parse", "--verify", "-q", "HEAD", may_fail=True) is None:
+        return None
+    there = f"--remotes={remote}"
+    if not _git(root, "for-each-ref", f"refs/remotes/{remote}"):
+        return None
+    own = _git(root, "rev-list", "--boundary", "--date-order", "HEAD", "--not", there) or ""
+    if not own:
+        return _git(root, "rev-parse", "HEAD")
+    shared = [line[1:] for line in own.splitlines() if line.startswith("-")]
+    return shared[0] if shared else None
+
+
+def _without_login(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return url
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _git(
+    folder: Path, *arguments: str, may_fail: bool = False, env: Mapping[str, str] | None = None
+) -> str | None:
+    done = _run(folder, arguments, env or {}, may_fail=may_fail)
+    return None if done.returncode else os.fsdecode(done.stdout).rstrip("\n")
+
+
+def _run(
+    folder: Path, arguments: tuple[str, ...], env: Mapping[str, str], *, may_fail: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    argv = ["git", "-C", str(folder), "-c", "core.quotePath=true", *arguments]
+    whole = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **env}
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_SECONDS, env=whole, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GitError(f"git failed in {folder}: {error}") from None
+    if done.returncode and not may_fail:
+        lines = os.fsdecode(done.stderr).strip().splitlines()
+        raise GitError(f"git failed in {folder}: {lines[-1] if lines else arguments[0]}")
+    return done
+
+
+_PIECE = 1 << 20
+_LEVEL = 6
+
+
+class Packed(msgspec.Struct):
+    """`uploads`: files (of the folder given to `pack`) by their sha256."""
+
+    configuration: dict[str, Any]
+    uploads: dict[str, Path]
+
+
+def pack(
+    written: dict[str, Any],
+    parsed: TaskConfiguration,
+    base: Path,
+    environ: Mapping[str, str],
+    scratch: Path,
+) -> Packed:
+    """Paths are relative to `base`. Raises ConfigurationError."""
+    packer = _Packer(base, environ, scratch)
+    filled = dict(written)
+    if parsed.repos:
+        filled["repos"] = [
+            packer.repo(repo, f"repos[{number}]") for number, repo in enumerate(parsed.repos)
+        ]
+    if parsed.files:
+        filled["files"] = [
+            packer.file(file, f"files[{number}]") for number, file in enumerate(parsed.files)
+        ]
+    return Packed(filled, packer.uploads)
+
+
+class _Packer:
+    def __init__(self, base: Path, environ: Mapping[str, str], scratch: Path) -> None:
+        self._base = base
+        self._environ = environ
+        self._scratch = scratch
+        self.uploads: dict[str, Path] = {}
+
+    def repo(self, repo: RepoFields, field: str) -> dict[str, Any]:
+        uploaded: dict[str, Any] = {}
+        if repo.local_path is not None:
+            folder = self._local(repo.local_path, f"{field}.local_path")
+            if not folder.is_dir():
+                raise ConfigurationError(f"{field}.local_path", f"{folder} is not a folder")
+            uploaded = self._folder(folder, field)
+        uploaded |= self._keys(repo, field, uploaded.get("url") or repo.url)
+        shown = {
+            name: value
+            for name, value in msgspec.structs.asdict(repo).items()
+            if value is not None and name != "uploaded"
+        }
+        return {**shown, "uploaded": uploaded}
+
+    def file(self, file: FileFields, field: str) -> dict[str, Any]:
+        local = self._local(file.local_path, f"{field}.local_path")
+        place = file.path or self._place(file.local_path, field)
+        if not local.exists():
+            raise ConfigurationError(f"{field}.local_path", f"{local} does not exist")
+        if local.is_dir():
+            folder, members = place, _tree(local, f"{field}.local_path")
+        else:
+            folder, name = posixpath.split(place.rstrip("/"))
+            members = [(name, local)]
+        digest = self._archive(members, f"{field}.local_path")
+        shown = {"local_path": file.local_path, "path": place}
+        return {**shown, "uploaded": [digest, folder or "."]}
+
+    def _folder(self, folder: Path, field: str) -> dict[str, Any]:
+        try:
+            found = look_at_git(folder)
+            if found is None:
+                return {"archive": self._archive(_tree(folder, field), field)}
+            if found.url is None or found.commit is None:
+                members = [(name, folder / name) for name in git_files(folder)]
+                present = [(n, p) for n, p in members if p.is_symlink() or p.is_file()]
+                return {"archive": self._archive(present, field)}
+            diff = difference(found.root, found.commit)
+        except GitError as error:
+            raise ConfigurationError(f"{field}.local_path", str(error)) from None
+        uploaded = {"url": found.url, "hash": found.commit}
+        return uploaded | ({"diff": self._blob(diff)} if diff else {})
+
+    def _keys(self, repo: RepoFields, field: str, url: str | None) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        if repo.token_env is not None:
+            if repo.token_env not in self._environ:
+                raise ConfigurationError(
+                    f"{field}.token_env", f"{repo.token_env!r} is not set in your environment"
+                )
+            keys["token"] = self._environ[repo.token_env]
+            if url is not None and is_ssh(url):
+                keys["url"] = as_https(url)
+        if repo.key_file is not None:
+            path = self._local(repo.key_file, f"{field}.key_file")
+            try:
+                keys["private_key"] = path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError):
+                raise ConfigurationError(f"{field}.key_file", f"{path} can't be read") from None
+        if url is not None and is_ssh(url) and repo.token_env is None:
+            keys |= {"known_hosts": known} if (known := known_hosts(url)) else {}
+        return keys
+
+    def _local(self, text: str, field: str) -> Path:
+        try:
+            return self._base / Path(text).expanduser()
+        except RuntimeError:
+            raise ConfigurationError(field, "there is no home folder for `~`") from None
+
+    def _place(self, local: str, field: str) -> str:
+        """Where a file goes that was given no place: the same path below the working folder."""
+        if os.path.isabs(local):
+            return local
+        place = posixpath.normpath(local)
+        if local.startswith("~") or place.startswith(".."):
+            raise ConfigurationError(
+                field, f"say where in the container it goes: {local}:/some/path"
+            )
+        return place
+
+    def _archive(self, members: Iterable[tuple[str, Path]], field: str) -> str:
+        path = self._scratch / f"archive-{len(os.listdir(self._scratch))}"
+        with (
+            path.open("wb") as file,
+            _gzip(file) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for name, source in members:
+                _add(archive, name, source, field)
+        with path.open("rb") as made:
+            digest = hashlib.file_digest(made, "sha256").hexdigest()
+        self.uploads[digest] = path
+        return digest
+
+    def _blob(self, content: bytes) -> str:
+        digest = hashlib.sha256(content).hexdigest()
+        path = self._scratch / digest
+        path.write_bytes(content)
+        self.uploads[digest] = path
+        return digest
+
+
+def _gzip(file: IO[bytes]) -> gzip.GzipFile:
+    """Without a time and a name in it: the same content makes the same bytes."""
+    return gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_LEVEL, mtime=0)
+
+
+def _add(archive: tarfile.TarFile, name: str, source: Path, field: str) -> None:
+    try:
+        found = source.lstat()
+        info = tarfile.TarInfo(name)
+        info.mode, info.mtime = stat.S_IMODE(found.st_mode) & 0o777, int(found.st_mtime)
+        if stat.S_ISLNK(found.st_mode):
+            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(source)
+            if _leaves(name, info.linkname):
+                raise ConfigurationError(
+                    field, f"{source} is a link that leads out of what is sent; leave it out"
+                )
+            archive.addfile(info)
+        elif stat.S_ISDIR(found.st_mode):
+            info.type = tarfile.DIRTYPE
+            archive.addfile(info)
+        elif stat.S_ISREG(found.st_mode):
+            with source.open("rb") as content:
+                info.size = os.fstat(content.fileno()).st_size
+                archive.addfile(info, content)
+        else:
+            raise ConfigurationError(field, f"{source} is neither a file nor a folder nor a link")
+    except OSError as error:
+        raise ConfigurationError(field, f"{source} can't be read: {error.strerror}") from None
+
+
+def _leaves(name: str, target: str) -> bool:
+    """The node takes only links that go up first, and not further than the folder that is sent."""
+    steps = [step for step in target.split("/") if step not in ("", ".")]
+    ups = next((at for at, step in enumerate(steps) if step != ".."), len(steps))
+    depth = len(posixpath.normpath(name).split("/"))
+    return target.startswith("/") or ups >= depth or ".." in steps[ups:]
+
+
+def _tree(folder: Path, field: str) -> list[tuple[str, Path]]:
+    """All below it but git's own folder; of a git repository what git would not ignore."""
+    if look_at_git(folder) is not None:
+        names = git_files(folder)
+        return [(name, folder / name) for name in names if _is_there(folder / name)]
+    found: list[tuple[str, Path]] = []
+    for path, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != ".git")
+        for name in sorted([*folders, *files]):
+            source = Path(path, name)
+            found.append((source.relative_to(folder).as_posix(), source))
+    return found
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()
+
+
+_WORTH_TELLING = 4 << 20
+
+
+def send_code(
+    client: ControllerClient, configuration: object, base: Path, environ: Mapping[str, str]
+) -> object:
+    """The configuration to submit: complete without this machine. Paths in it are relative to
+    `base`. Raises ConfigurationError, CliError."""
+    parsed = parse(configuration)
+    if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
+        return configuration
+    with tempfile.TemporaryDirectory(prefix="fairlead-upload-") as scratch:
+        packed = pack(configuration, parsed, base, environ, Path(scratch))
+        for digest, file in packed.uploads.items():
+            if not client.has_upload(digest):
+                _tell(file)
+                client.upload(digest, file)
+    sent: dict[str, Any] = packed.configuration
+    return sent
+
+
+def _tell(file: Path) -> None:
+    size = file.stat().st_size
+    if size >= _WORTH_TELLING:
+        output.note(f"sending {size / (1 << 20):.0f} MiB of code")

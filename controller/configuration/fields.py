@@ -1,0 +1,331 @@
+"""Fields that people write in short and long forms: code, constraints, fleets, schedules, volumes.
+
+The short forms are dstack's. A ValueError holds the sentence for the user; the caller adds the
+field's path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from controller.configuration import schema
+from controller.configuration.convert import ConfigurationError, convert, convert_entry
+from controller.configuration.units import parse_number, parse_size, shown
+from controller.lifecycle.model import Constraint, Operator, Ulimit, VolumeMount
+
+T = TypeVar("T")
+_SCHEME = re.compile(r"(?P<url>(?:https?|ssh|git|file)://[^/:]*(?::\d+)?/[^:]*)(?::(?P<path>.+))?")
+_SCP_LIKE = re.compile(r"(?P<url>[\w.-]+@[\w.-]+:[^:]+)(?::(?P<path>.+))?")
+_WITH_LOGIN = re.compile(r"https?://[^/]*@")
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
+_REF = re.compile(r"[A-Za-z0-9_][\w./+@-]*", re.ASCII)
+_BLOB = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+Hook = Callable[[type, Any], Any]
+
+
+def is_url(text: str) -> bool:
+    return bool(_SCHEME.fullmatch(text) or _SCP_LIKE.fullmatch(text))
+
+
+def repos(value: object, hook: Hook) -> schema.Repos:
+    found = [_repo(one, f"repos[{number}]", hook) for number, one in enumerate(_list(value))]
+    places = [repo.path for repo in found]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise ConfigurationError(
+                f"repos[{number}].path", f"{shown(place)} is the place of another repository too"
+            )
+    return schema.Repos(found)
+
+
+def files(value: object, hook: Hook) -> schema.FileList:
+    return schema.FileList(
+        _file(one, f"files[{number}]", hook) for number, one in enumerate(_list(value))
+    )
+
+
+def secrets(value: object) -> schema.Secrets:
+    if not isinstance(value, dict):
+        raise ValueError("is neither a mapping nor a list of names that are set")
+    for name, content in value.items():
+        if not _SECRET_NAME.fullmatch(name):
+            raise ConfigurationError(
+                "secrets", f"{shown(name)} can't be a secret's name", schema.ALLOWED["secrets"]
+            )
+        if not isinstance(content, str):
+            raise ConfigurationError(f"secrets.{name}", "is not a text", schema.ALLOWED["secrets"])
+    return schema.Secrets(value)
+
+
+def _repo(value: object, field: str, hook: Hook) -> schema.RepoFields:
+    repo = _fields(_repo_of_text(value), schema.RepoFields, field, hook)
+    if (repo.local_path is None) == (repo.url is None):
+        raise ConfigurationError(field, "needs either local_path or url", schema.ALLOWED["repos"])
+    if repo.url is not None and _WITH_LOGIN.match(repo.url):
+        raise ConfigurationError(
+            f"{field}.url", "holds a login, which everybody could read: use token_env instead"
+        )
+    _check(repo.url is None or is_url(repo.url), field, "url", repo.url)
+    _check(repo.hash is None or _COMMIT.fullmatch(repo.hash), field, "hash", repo.hash)
+    _check(repo.branch is None or _REF.fullmatch(repo.branch), field, "branch", repo.branch)
+    if repo.local_path is not None and (repo.branch or repo.hash):
+        name = "branch" if repo.branch else "hash"
+        raise ConfigurationError(
+            f"{field}.{name}", "goes with url: a local folder is taken as it is"
+        )
+    if repo.uploaded is not None:
+        _check_blobs(field, repo.uploaded.diff, repo.uploaded.archive)
+        if repo.uploaded.diff is not None and not (repo.url or repo.uploaded.url):
+            raise ConfigurationError(
+                f"{field}.uploaded.diff", "goes with url: an archive is taken as it is"
+            )
+    return repo
+
+
+def _repo_of_text(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if _WITH_LOGIN.match(value):
+        return {"url": value}
+    match = _SCHEME.fullmatch(value) or _SCP_LIKE.fullmatch(value)
+    if match is not None:
+        return {"url": match["url"], **_path(match["path"])}
+    local, _, path = value.partition(":")
+    return {"local_path": local, **_path(path)}
+
+
+def _file(value: object, field: str, hook: Hook) -> schema.FileFields:
+    if isinstance(value, str):
+        local, _, path = value.partition(":")
+        value = {"local_path": local, **_path(path)}
+    file = _fields(value, schema.FileFields, field, hook)
+    if file.uploaded is not None:
+        _check_blobs(field, file.uploaded[0])
+    return file
+
+
+def _path(text: str | None) -> dict[str, str]:
+    return {"path": text} if text else {}
+
+
+def _list(value: object) -> list[object] | tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("is not a list")
+    return value
+
+
+def _fields(value: object, type_: type[T], field: str, hook: Hook) -> T:
+    if not isinstance(value, dict):
+        allowed = schema.ALLOWED[field.partition("[")[0]]
+        raise ConfigurationError(field, "must be a string or a mapping", allowed)
+    return convert(value, type_, hook, within=field)
+
+
+def _check(right: object, field: str, name: str, given: str | None) -> None:
+    if not right:
+        allowed = schema.ALLOWED[f"repos.{name}"]
+        raise ConfigurationError(f"{field}.{name}", f"{shown(given)} is not right", allowed)
+
+
+def _check_blobs(field: str, *blobs: str | None) -> None:
+    for blob in blobs:
+        if blob is not None and not _BLOB.fullmatch(blob):
+            raise ConfigurationError(f"{field}.uploaded", f"{shown(blob)} is not a sha256")
+
+
+_ATTRIBUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,99}", re.ASCII)
+_FLEET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_SIZES = frozenset({"memory", "disk", "gpu.memory"})
+"""Attributes of every node that count bytes."""
+_WITHOUT_VALUE = frozenset({Operator.EXISTS, Operator.NOT_EXISTS})
+_MOST_EXPRESSIONS = 20
+_CRON_FIELDS = 5
+_ANY_TIME = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def needs(value: object, make: Callable[[type, Any], Any]) -> schema.Needs:
+    if isinstance(value, str):
+        return schema.Needs(_of_text(value))
+    if not isinstance(value, dict):
+        raise ValueError(f"{shown(value)} is neither a string nor a mapping")
+    fields = convert_entry(value, schema.ConstraintFields, make, "constraints")
+    if fields.value is not None and fields.values is not None:
+        raise ValueError("has both value and values: give one of them")
+    given = (fields.value,) if fields.value is not None else fields.values or ()
+    texts = tuple(str(one) for one in given)
+    return schema.Needs(_checked(fields.attribute, fields.operator, texts, fields.required))
+
+
+def fleets(value: object) -> schema.Names:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise ValueError(f"{shown(value)} names no fleet")
+    for name in names:
+        if not isinstance(name, str) or not _FLEET.fullmatch(name):
+            raise ValueError(f"{shown(name)} is not the name of a fleet")
+    return schema.Names(dict.fromkeys(names))
+
+
+def schedule(value: object) -> schema.Schedule:
+    """A text, a list of texts, or dstack's mapping with `cron`."""
+    given = value.get("cron") if isinstance(value, dict) and value.keys() == {"cron"} else value
+    expressions = [given] if isinstance(given, str) else given
+    if not isinstance(expressions, list | tuple):
+        raise ValueError(f"{shown(value)} is not a schedule")
+    if not expressions:
+        raise ValueError("is empty")
+    if len(expressions) > _MOST_EXPRESSIONS:
+        raise ValueError(f"has more than {_MOST_EXPRESSIONS} expressions")
+    return schema.Schedule(dict.fromkeys(_expression(one) for one in expressions))
+
+
+def _of_text(text: str) -> Constraint:
+    """`ATTRIBUTE OPERATOR [VALUE]`; the values of IN are separated by commas."""
+    words = text.split(None, 2)
+    operator = words[1].upper() if len(words) > 1 else ""
+    if operator not in set(Operator):
+        raise ValueError(f"{shown(text)} is not ATTRIBUTE OPERATOR VALUE")
+    rest = words[2].strip() if len(words) > 2 else ""
+    parts = rest.split(",") if operator == Operator.IN else [rest]
+    values = tuple(part.strip() for part in parts if part.strip())
+    return _checked(words[0], Operator(operator), values, required=True)
+
+
+def _checked(
+    attribute: str, operator: Operator, values: tuple[str, ...], required: bool
+) -> Constraint:
+    if not _ATTRIBUTE.fullmatch(attribute):
+        raise ValueError(f"{shown(attribute)} is not the name of an attribute")
+    if operator in _WITHOUT_VALUE and values:
+        raise ValueError(f"{operator} takes no value")
+    if operator is Operator.IN and not values:
+        raise ValueError("IN needs at least one value")
+    if operator not in _WITHOUT_VALUE | {Operator.IN} and len(values) != 1:
+        raise ValueError(f"{operator} needs one value; IN takes several")
+    if attribute in _SIZES:
+        values = tuple(_bytes(value) for value in values)
+    return Constraint(attribute=attribute, operator=operator, values=values, required=required)
+
+
+def _bytes(value: str) -> str:
+    """A plain number is bytes already. Raises ValueError."""
+    return value if parse_number(value) is not None else str(parse_size(value))
+
+
+def _expression(text: object) -> str:
+    from cronsim import CronSim, CronSimError  # few runs are scheduled
+
+    if not isinstance(text, str):
+        raise ValueError(f"{shown(text)} is not a cron expression; quote it")
+    fields = text.split()
+    if len(fields) != _CRON_FIELDS:
+        raise ValueError(f"{shown(text)} is not a cron expression of {_CRON_FIELDS} fields")
+    expression = " ".join(fields)
+    try:
+        next(CronSim(expression, _ANY_TIME))
+    except CronSimError as error:
+        raise ValueError(f"{shown(text)} is not a cron expression: {str(error).lower()}") from None
+    except StopIteration:
+        raise ValueError(f"{shown(text)} never comes") from None
+    return expression
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.ASCII)
+_CAPABILITY = re.compile(r"(?:CAP_)?([A-Z][A-Z_]{1,30})", re.ASCII)
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+_UNLIMITED = "unlimited"
+
+
+def volume(value: object, make: Callable[[type, Any], Any]) -> schema.Volume:
+    if isinstance(value, dict):
+        return schema.Volume(_of_mapping(value, make))
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a volume")
+    source, colon, rest = value.partition(":")
+    target, _, access = rest.partition(":")
+    if not colon or access not in ("", "ro", "rw"):
+        raise ValueError(f"{shown(value)} is not SOURCE:PATH")
+    kind = "host" if source.startswith("/") else "named"
+    return schema.Volume(_checked_volume(kind, source, target, read_only=access == "ro"))
+
+
+def capability(value: object) -> schema.Capability:
+    match = _CAPABILITY.fullmatch(value.upper()) if isinstance(value, str) else None
+    from shim.container_rules import CAPABILITIES  # few runs ask
+
+    if match is None or match[1] not in CAPABILITIES | {"ALL"}:
+        raise ValueError(f"{shown(value)} is not a capability")
+    return schema.Capability(match[1])
+
+
+def ulimits(value: object) -> schema.Ulimits:
+    if not isinstance(value, dict):
+        raise ValueError("is not a mapping of limits to numbers")
+    return schema.Ulimits(tuple(_ulimit(name, limit) for name, limit in value.items()))
+
+
+def _of_mapping(value: dict[object, object], make: Callable[[type, Any], Any]) -> VolumeMount:
+    fields = convert_entry(value, schema.VolumeFields, make, "volumes")
+    sources = {
+        "named": fields.name,
+        "host": fields.instance_path,
+        "device": fields.device,
+        "tmpfs": fields.tmpfs,
+    }
+    given = [kind for kind, source in sources.items() if source is not None]
+    if len(given) != 1:
+        raise ValueError("needs exactly one of name, instance_path, device, tmpfs")
+    kind = given[0]
+    if kind == "tmpfs":
+        if fields.read_only or fields.optional:
+            raise ValueError("is a tmpfs: read_only and optional say nothing about it")
+        size = None if fields.tmpfs is None else int(fields.tmpfs)
+        return VolumeMount(kind=kind, target=str(fields.path), size=size)
+    return _checked_volume(
+        kind,
+        str(sources[kind]),
+        fields.path,
+        read_only=fields.read_only,
+        optional=fields.optional,
+    )
+
+
+def _checked_volume(
+    kind: str, source: str, target: str, *, read_only: bool, optional: bool = False
+) -> VolumeMount:
+    if not target.startswith("/") or target == "/" or ".." in target.split("/"):
+        raise ValueError(f"{shown(target)} is not an absolute path in the container")
+    if kind == "named" and not _NAME.fullmatch(source):
+        raise ValueError(f"{shown(source)} is not the name of a volume")
+    if kind == "named" and optional:
+        raise ValueError("is made when it is not there, so it cannot be optional")
+    if kind != "named" and ".." in source.split("/"):
+        raise ValueError(f"{shown(source)} may not have '..' in it")
+    return VolumeMount(
+        kind=kind, source=source, target=str(target), read_only=read_only, optional=optional
+    )
+
+
+def _ulimit(name: object, limit: object) -> Ulimit:
+    from shim.container_rules import ULIMITS  # few runs ask
+
+    if not isinstance(name, str) or name not in ULIMITS:
+        raise ValueError(f"{shown(name)} is not one of the limits {', '.join(sorted(ULIMITS))}")
+    first, colon, second = str(limit).partition(":")
+    soft = _bound(name, first)
+    hard = _bound(name, second) if colon else soft
+    if hard != -1 and not -1 < soft <= hard:
+        raise ValueError(f"{name}: the soft limit is more than the hard one")
+    return Ulimit(name=name, soft=soft, hard=hard)
+
+
+def _bound(name: str, text: str) -> int:
+    if text.strip() in (_UNLIMITED, "-1"):
+        return -1
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"{shown(text)} is no value for {name}")
+    return int(text)

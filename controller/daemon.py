@@ -1,0 +1,301 @@
+"""The controller as a process: it opens what it needs, serves until told to stop, and lets go.
+
+`Assembly` joins the working parts, the same for the real process and for the simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import asyncssh
+import msgspec
+from aiohttp import web
+
+from controller import identity
+from controller.api.app import make_runner
+from controller.blobs import MOST_BYTES, BlobStore
+from controller.clock import Chance, Clock, SystemClock, system_chance
+from controller.configuration.plan import Defaults
+from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
+from controller.lifecycle.model import Node
+from controller.links import ssh
+from controller.links.base import NodeConnection, NodeLink, why_unreachable
+from controller.links.clients import LocalLink
+from controller.links.ssh import SshLink
+from controller.logs.store import LogStore
+from controller.nodes.drains import DrainDeadlines
+from controller.nodes.manager import NodeManager
+from controller.nodes.orphans import OrphanTasks
+from controller.nodes.session import Settings
+from controller.pipelines.effects import EffectRunner
+from controller.pipelines.job_running import JobRunningPipeline
+from controller.pipelines.job_terminating import JobTerminatingPipeline
+from controller.pipelines.log_collection import LogCollector
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import Clusters, secret_of
+from controller.retention import Keep, Retention
+from controller.scheduling.scheduler import JobSubmittedPipeline
+from controller.service import ControllerService
+from controller.service.progress import PullBoard
+from controller.service.users import Gate
+from controller.store.base import Boot, LeaseLost, Snapshot, Store, StoreError, StoreUnavailable
+from controller.store.sql import Database, SqlStore
+from controller.store.sqlite import SqliteDatabase
+from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
+
+
+class Assembly:
+    """Turns, node sessions and effects over one opened store.
+
+    `node_failure`: what is made of a node's silence.
+    `progress` is told the bytes of images being pulled, by attempt id; they are never stored.
+    `cluster_secret` is what the SSH keys of multi-node runs are derived from, `cluster_networks`
+    where their jobs reach each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        boot: Boot,
+        snapshot: Snapshot,
+        logs: LogStore,
+        progress: MutableMapping[str, PullProgress],
+        make_link: Callable[[Node], NodeLink],
+        clock: Clock,
+        chance: Chance,
+        blobs: BlobStore,
+        node_failure: NodeFailure = DEFAULT_NODE_FAILURE,
+        cluster_secret: bytes,
+        cluster_networks: Sequence[IPv4Network] = (),
+    ) -> None:
+        fence = Fence(boot.epoch, boot.token)
+        self._progress = progress
+        self.turns = RunPipeline(
+            store, clock, chance, JobSubmittedPipeline(chance.new_id, snapshot.past_use)
+        )
+        settings = Settings(failure=node_failure, fence=fence)
+        self.nodes = NodeManager(self.turns, make_link, clock, chance, settings)
+        self._drains = DrainDeadlines(self.turns, clock)
+        restored = boot.restored_at is not None
+        collector = LogCollector(self.turns, logs)
+        self._strays = OrphanTasks(self.turns, store, fence, collector, restored=restored)
+        clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
+        running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector)
+        terminating = JobTerminatingPipeline(self.turns, fence, clock)
+        performers = running.performers | terminating.performers
+        self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
+        self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
+        self._store = store
+        self._leftovers = snapshot.leftover_allocations
+        self.turns.listen(self._effects)
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises LeaseLost, StoreUnavailable."""
+        for run_id in dict.fromkeys(place.run_id for place in self._leftovers):
+            ended = await self._store.find_run(run_id)
+            if ended is not None:
+                self.turns.remember(ended)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.turns.run(), name="turns")
+                group.create_task(self.nodes.run(self), name="nodes")
+                group.create_task(self._drains.run(), name="drains")
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._strays.close()
+            await self._effects.close()
+
+    # -- what node sessions tell (SessionListener) ------------------------------------------
+
+    def connected(self, node_id: str) -> None:
+        self._effects.repeat(node_id)
+
+    def task_seen(self, node_id: str, info: TaskInfo) -> None:
+        if info.status is TaskStatus.PULLING and info.pull is not None:
+            self._progress[info.id] = info.pull
+        elif info.status is not TaskStatus.PULLING:
+            self._progress.pop(info.id, None)
+
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+        await self._strays.settle(node_id, connection, info)
+
+    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+        await self._strays.release_idle(connection)
+
+
+log = logging.getLogger(__name__)
+LEASE_RENEWAL_SECONDS = 5.0
+SHUTDOWN_SECONDS = 2.0
+TIDYING_SECONDS = 3600.0
+
+
+class CannotStart(Exception):
+    """The text says what the operator must change."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = 8700
+    defaults: Defaults = Defaults()
+    most_upload: int = MOST_BYTES
+    """Bytes of one upload."""
+    most_uploads_of_user: int | None = None
+    """Bytes of all uploads of one user; None: ten times those of one."""
+    database: Database | None = None
+    """None: a file in the folder."""
+    keep: Keep = Keep()
+    node_failure: NodeFailure = NodeFailure()
+    cluster_networks: tuple[IPv4Network, ...] = ()
+    """Where the jobs of multi-node runs reach each other, the preferred network first."""
+
+
+async def serve(options: Options, ready: Callable[[str], None]) -> None:
+    """Run the controller until SIGTERM or SIGINT. `ready` is called with the API's URL.
+
+    Raises CannotStart, StoreError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        work = await stack.enter_async_context(_controller(options, ready))
+        stopped = asyncio.create_task(stop.wait())
+        done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if work in done:
+            await work
+
+
+@contextlib.asynccontextmanager
+async def _controller(
+    options: Options, ready: Callable[[str], None]
+) -> AsyncIterator[asyncio.Task[None]]:
+    data = options.data
+    store = SqlStore(options.database or SqliteDatabase(data))
+    logs = LogStore(data / "logs")
+    blobs = BlobStore(
+        data / "blobs", most_bytes=options.most_upload, most_of_user=options.most_uploads_of_user
+    )
+    try:
+        try:
+            machinery, service = await _open(store, logs, blobs, options)
+        except (StoreError, identity.IdentityUnusable) as error:
+            raise CannotStart(str(error)) from error
+        retention = Retention(
+            store, logs, SystemClock(), options.keep, lambda: tuple(machinery.turns.runs.values())
+        )
+        work = asyncio.create_task(_work(machinery, store, blobs, retention), name="controller")
+        api = make_runner(service, shutdown_timeout=SHUTDOWN_SECONDS)
+        try:
+            ready(await _listen(api, options))
+            yield work
+        finally:
+            await api.cleanup()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+    finally:
+        await asyncio.to_thread(logs.close)
+        await store.close()
+
+
+async def _open(
+    store: Store, logs: LogStore, blobs: BlobStore, options: Options
+) -> tuple[Assembly, ControllerService]:
+    clock, chance, progress = SystemClock(), system_chance(), PullBoard()
+    boot = await store.open()
+    snapshot = await store.load()
+    far = sorted(node.name for node in snapshot.nodes if not node.address.local_socket)
+    key = await asyncio.to_thread(identity.ssh_identity, options.data, far)
+    snapshot = await identity.ensure_admin(store, snapshot, options.data, clock.now())
+    machinery = Assembly(
+        store=store,
+        boot=boot,
+        snapshot=snapshot,
+        logs=logs,
+        progress=progress,
+        make_link=lambda node: make_link(node, key),
+        clock=clock,
+        chance=chance,
+        blobs=blobs,
+        node_failure=options.node_failure,
+        cluster_secret=secret_of(key),
+        cluster_networks=options.cluster_networks,
+    )
+    service = ControllerService(
+        turns=machinery.turns,
+        store=store,
+        logs=logs,
+        gate=Gate(snapshot.users, snapshot.tokens),
+        clock=clock,
+        chance=chance,
+        defaults=options.defaults,
+        host_keys=ssh,
+        progress=progress,
+        blobs=blobs,
+        connect=machinery.nodes.connection,
+        node_key=identity.public_line(key),
+        logs_kept_for=options.keep.of_logs,
+    )
+    return machinery, service
+
+
+def make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:
+    if node.address.local_socket:
+        return LocalLink(node.address.shim_socket)
+    return SshLink(node.address, key)
+
+
+async def _listen(api: web.AppRunner, options: Options) -> str:
+    await api.setup()
+    site = web.TCPSite(api, options.host, options.port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise CannotStart(
+            f"cannot listen on {options.host}:{options.port} ({why_unreachable(error)}); "
+            "give another address with --listen HOST:PORT"
+        ) from error
+    host, port = api.addresses[0][:2]
+    return f"http://{host}:{port}"
+
+
+async def _work(machinery: Assembly, store: Store, blobs: BlobStore, retention: Retention) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(machinery.run(), name="machinery")
+            group.create_task(_keep_lease(store), name="lease")
+            group.create_task(_tidy_blobs(machinery, blobs), name="blobs")
+            group.create_task(retention.run(), name="retention")
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _tidy_blobs(machinery: Assembly, blobs: BlobStore) -> None:
+    while True:
+        live = machinery.turns.runs.values()
+        needed = {blob for state in live for job in state.jobs for blob in job.spec.blobs}
+        try:
+            await blobs.sweep(needed)
+        except OSError as error:
+            log.warning("old uploads could not be removed: %s", error)
+        await asyncio.sleep(TIDYING_SECONDS)
+
+
+async def _keep_lease(store: Store) -> None:
+    while True:
+        await asyncio.sleep(LEASE_RENEWAL_SECONDS)
+        try:
+            await store.renew_lease()
+        except LeaseLost:
+            raise
+        except StoreUnavailable as error:
+            log.warning("the lease could not be renewed: %s", error)

@@ -1,0 +1,139 @@
+"""What a run's state keeps of its history: memory and decisions must not grow with it.
+
+The store has every attempt until retention takes it. A state has the latest of each job and those
+of which something may still be left on a node; what decisions need to know of the others is folded
+into `Job.past` and `Run.past_running` when they leave it. To be called with what is committed only,
+so that nothing leaves a state that the store does not have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from controller.lifecycle.gangs.queries import is_current, is_reserved, is_there
+from controller.lifecycle.limits import covered_seconds
+from controller.lifecycle.model import Allocation, Attempt, Job, Past, PastRunning, Run, RunState
+from controller.lifecycle.reasons import Budget
+from controller.lifecycle.retry import charged_to, past_of
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
+
+KEPT_ATTEMPTS = 20
+"""Of each job."""
+
+
+def recent(state: RunState) -> RunState:
+    """The state without what is older; the very object when nothing is."""
+    keep = max(KEPT_ATTEMPTS, len(state.run.policy.limits.waits) + 1)
+    if all(len(job.attempts) <= keep for job in state.jobs) and (
+        len(state.allocations) <= 2 * keep * len(state.jobs)
+    ):
+        return state
+    leaving = {
+        attempt.id: attempt
+        for job in state.jobs
+        if len(job.attempts) > keep
+        for attempt in _older(state, job, keep)
+    }
+    ran = 0.0
+    if state.run.policy.max_duration is not None:
+        leaving, ran = _in_order_of_time(state, leaving)
+    jobs = tuple(_without(state.run, job, leaving) for job in state.jobs)
+    return RunState(
+        run=_with_running(state.run, ran),
+        jobs=jobs,
+        allocations=_places_of(state, jobs),
+    )
+
+
+def _older(state: RunState, job: Job, keep: int) -> list[Attempt]:
+    """The attempts that nothing in the present asks for."""
+    old, late = job.attempts[:-keep], job.attempts[-keep:]
+    occupied = {p.id for p in state.allocations if p.state is not AllocationState.RELEASED}
+    occupied -= {attempt.allocation_id for attempt in late}
+    digest = there = None
+    leaving = []
+    for attempt in reversed(old):
+        if attempt.status not in FINAL_ATTEMPT_STATUSES or attempt.cleanup_unknown:
+            continue
+        if attempt.allocation_id in occupied:
+            occupied.discard(attempt.allocation_id)
+            continue
+        present = attempt.occurrence == state.run.occurrence
+        if digest is None and present and attempt.image_digest is not None:
+            digest = attempt
+        elif there is None and is_current(state.run, attempt) and is_there(attempt):
+            there = attempt
+        else:
+            leaving.append(attempt)
+    return leaving
+
+
+def _in_order_of_time(
+    state: RunState, leaving: dict[str, Attempt]
+) -> tuple[dict[str, Attempt], float]:
+    """Which may leave without their time being counted twice or not at all: those that had ended
+    before any that stay ran; and for how long these were RUNNING."""
+    present = [
+        attempt
+        for job in state.jobs
+        for attempt in job.attempts
+        if attempt.occurrence == state.run.occurrence and attempt.running_at is not None
+    ]
+    spans = sorted(present, key=lambda attempt: (attempt.running_at, attempt.id))
+    first_to_stay, ends_at = 0, 0.0
+    for at, attempt in enumerate(spans):
+        if attempt.id not in leaving or attempt.terminating_at is None:
+            break
+        ends_at = max(ends_at, attempt.terminating_at)
+        following = spans[at + 1].running_at if at + 1 < len(spans) else None
+        if following is None or following >= ends_at:
+            first_to_stay = at + 1
+    stays = {attempt.id for attempt in spans[first_to_stay:]}
+    leaves = {key: attempt for key, attempt in leaving.items() if key not in stays}
+    return leaves, covered_seconds(spans[:first_to_stay], 0.0)
+
+
+def _with_running(run: Run, seconds: float) -> Run:
+    if not seconds:
+        return run
+    past = run.past_running
+    before = past.seconds if past.occurrence == run.occurrence else 0.0
+    now = PastRunning(occurrence=run.occurrence, seconds=before + seconds)
+    return replace(run, past_running=now)
+
+
+def _without(run: Run, job: Job, leaving: dict[str, Attempt]) -> Job:
+    gone = [attempt for attempt in job.attempts if attempt.id in leaving]
+    if not gone:
+        return job
+    left = tuple(attempt for attempt in job.attempts if attempt.id not in leaving)
+    own = [attempt for attempt in gone if attempt.occurrence == run.occurrence]
+    past = _folded(run, past_of(run, job), own) if own else job.past
+    return replace(job, attempts=left, past=past)
+
+
+def _folded(run: Run, past: Past, own: Sequence[Attempt]) -> Past:
+    charged = [(charged_to(attempt), attempt) for attempt in own if not is_reserved(attempt)]
+    failed = [attempt for budget, attempt in charged if budget is Budget.FAILURE]
+    incarnations = {a.incarnation.number for a in failed if a.incarnation is not None}
+    ends = [a.terminating_at for a in own if a.provisioned_at and a.terminating_at]
+    return Past(
+        occurrence=run.occurrence,
+        failures=past.failures + len(failed),
+        preemptions=past.preemptions + sum(b is Budget.PREEMPTION for b, _ in charged),
+        failed_incarnations=past.failed_incarnations | incarnations,
+        first_submitted_at=min(own[0].submitted_at, past.first_submitted_at or math.inf),
+        last_end_at=max((*ends, past.last_end_at or 0.0)) or None,
+    )
+
+
+def _places_of(state: RunState, jobs: Sequence[Job]) -> tuple[Allocation, ...]:
+    needed = {attempt.allocation_id for job in jobs for attempt in job.attempts}
+    return tuple(
+        place
+        for place in state.allocations
+        if place.state is not AllocationState.RELEASED or place.id in needed
+    )

@@ -1,0 +1,151 @@
+"""One turn of a run: all that was reported is applied first, then what follows is decided.
+
+`decide` has no clock, no randomness and no I/O of its own. The same state, reports, time and ids
+give the same decision, and the order of the reports within a turn does not matter (but for a link
+that goes down and up within one turn, where the last word counts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from controller.lifecycle import claims, facts, limits, requests, retry, schedules, termination
+from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext, Draft
+from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.gangs import freed, incarnation, membership, switching
+from controller.lifecycle.gangs.queries import is_gang_run
+from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.reports import Report
+from controller.lifecycle.run_status import derive
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`state` is the very object given when nothing changed. `wake_at`: the Unix time at which
+    `decide` must be asked again with a Tick, if nothing is reported before."""
+
+    state: RunState
+    events: tuple[Event, ...]
+    wake_at: float | None
+
+
+def no_jitter() -> float:
+    return 0.0
+
+
+def decide(
+    state: RunState,
+    reports: Sequence[Report],
+    now: float,
+    new_id: Callable[[], str],
+    jitter: Callable[[], float] = no_jitter,
+    context: DecisionContext = EMPTY_CONTEXT,
+) -> Decision:
+    """`jitter` gives numbers in [-1, 1]; `new_id` a fresh id for each attempt that is made."""
+    draft = Draft(state, now, new_id, jitter, context)
+    if state.run.version == 0:
+        _tell_submission(draft)
+    missing = claims.missing_when_reported(draft, reports)
+    facts.apply(draft, membership.only_whole(draft, reports))
+    claims.judge(draft, reports, missing)
+    termination.lose_nodes(draft, reports)
+    if not draft.run_is_final:
+        requests.obey(draft, reports)
+        schedules.trigger(draft)
+        limits.stand_still(draft)
+        _advance(draft, reports)
+        limits.stand_still(draft)
+    else:
+        termination.settle(draft)
+    freed.settle(draft)
+    return Decision(draft.result(), tuple(draft.events), wake_at(draft))
+
+
+def _tell_submission(draft: Draft) -> None:
+    run = draft.run
+    draft.events.append(
+        Event(
+            run_id=run.id,
+            at=run.submitted_at,
+            kind=EventKind.RUN,
+            to_status=run.status,
+            cause=f"submitted by {run.user}",
+        )
+    )
+    for attempt in draft.live():
+        draft.note(EventKind.ATTEMPT, attempt, "submitted", to_status=attempt.status)
+
+
+def _advance(draft: Draft, reports: Sequence[Report]) -> None:
+    if draft.run.status is not RunStatus.TERMINATING:
+        limits.enforce(draft)
+    termination.settle(draft)
+    if draft.run.status is not RunStatus.TERMINATING and not schedules.waits_for_trigger(draft.run):
+        _take_over_derived_status(draft, reports)
+    termination.conclude(draft)
+
+
+def _take_over_derived_status(draft: Draft, reports: Sequence[Report]) -> None:
+    """What ends the run comes before switches and retries; any other status is derived after them,
+    for the one that a run has between an attempt and a successor made in the same turn is nobody's
+    business."""
+    outcome = derive(draft.run, draft.jobs)
+    if outcome.status is not RunStatus.TERMINATING and is_gang_run(draft.run):
+        _move_gang(draft, reports)
+        outcome = derive(draft.run, draft.jobs)
+    if outcome.status is not RunStatus.TERMINATING and retry.may_be_needed(draft):
+        retry.stop_siblings(draft)
+        termination.settle(draft)
+        retry.bring_back(draft)
+        outcome = derive(draft.run, draft.jobs)
+    if outcome.status is RunStatus.TERMINATING and outcome.reason is not None:
+        termination.end_run(draft, outcome.reason, f"rule {outcome.rule}", outcome.message)
+    elif outcome.status is not None and outcome.status is not draft.run.status:
+        draft.move_run(outcome.status, f"rule {outcome.rule}")
+
+
+def _move_gang(draft: Draft, reports: Sequence[Report]) -> None:
+    switching.switch_if_needed(draft, reports)
+    switching.stop_survivors_of_a_suspended_gang(draft)
+    termination.settle(draft)
+    incarnation.restart_if_due(draft)
+    termination.settle(draft)
+
+
+def wake_at(draft: Draft) -> float | None:
+    """The earliest of all timers of the run as it now is."""
+    return min(_timers(draft), default=None)
+
+
+def _timers(draft: Draft) -> Iterator[float]:
+    if draft.run_is_final:
+        return
+    for attempt in draft.live():
+        limit = limits.deadline(draft.run, attempt)
+        if limit is not None:
+            yield limit.at
+        if _removal_is_ahead(attempt, draft.now) and attempt.remove_at is not None:
+            yield attempt.remove_at
+    if not draft.run.suspended:
+        earliest = incarnation.look_again_at(draft) or 0.0
+        yield from (max(j.retry_at, earliest) for j in draft.jobs if j.retry_at is not None)
+    trigger_at = schedules.next_trigger_at(draft.run)
+    if trigger_at is not None:
+        yield trigger_at
+    reincarnation = incarnation.deadline(draft.run, draft.jobs)
+    if reincarnation is not None:
+        yield reincarnation
+    max_duration = limits.max_duration_at(draft.run, draft.jobs, draft.now)
+    if max_duration is not None:
+        yield max_duration
+
+
+def _removal_is_ahead(attempt: Attempt, now: float) -> bool:
+    return (
+        attempt.status is AttemptStatus.TERMINATING
+        and not attempt.container_gone
+        and attempt.remove_at is not None
+        and attempt.remove_at > now
+    )

@@ -1,0 +1,238 @@
+"""An incarnation begins when all attempts of the one before are final and the wait is over.
+
+All jobs then start again, finished ones included, in the allocations that survived. The phase of a
+gang is read off its attempts and never stored. `reincarnation_timeout` bounds how long a gang may
+take until it is whole. A `monitoring_descriptor` names an allocation, or with `monitoring: by-rank`
+the rank, so that a successor on another node continues the same series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle import retry
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.gangs import membership
+from controller.lifecycle.gangs.membership import are_undecided, survivors
+from controller.lifecycle.gangs.queries import (
+    current_attempts,
+    group_of,
+    is_gang_run,
+    is_whole,
+    ranked_attempts,
+    was_there,
+)
+from controller.lifecycle.limits import covered_seconds
+from controller.lifecycle.model import Allocation, Attempt, Job, Run
+from controller.lifecycle.reasons import RetryEvent, SwitchReason
+from controller.lifecycle.schedules import waits_for_trigger
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AttemptStatus,
+    IllegalMove,
+    RunStatus,
+)
+
+
+class Phase(StrEnum):
+    GATHERING = "gathering"
+    """Its jobs have attempts; not every rank is there yet (`reincarnation_timeout`)."""
+    WHOLE = "whole"
+    """Every rank is, or was, there: the shim reported `creating` or later."""
+    STOPPING = "stopping"
+    """Switched: attempts of the old incarnation are not final yet."""
+    WAITING = "waiting"
+    """Nothing lives; the wait before the new attempts is going, or the run is suspended."""
+    OVER = "over"
+    """The run is ending or has ended, or a scheduled one waits for its next occurrence."""
+
+
+PHASE_MOVES: Mapping[Phase, frozenset[Phase]] = {
+    Phase.GATHERING: frozenset({Phase.WHOLE, Phase.STOPPING, Phase.OVER}),
+    Phase.WHOLE: frozenset({Phase.STOPPING, Phase.OVER}),
+    Phase.STOPPING: frozenset({Phase.WAITING, Phase.OVER}),
+    Phase.WAITING: frozenset({Phase.GATHERING, Phase.OVER}),
+    Phase.OVER: frozenset({Phase.GATHERING}),
+}
+
+
+def phase(run: Run, jobs: Sequence[Job]) -> Phase | None:
+    """None for a run without a gang."""
+    if not is_gang_run(run):
+        return None
+    if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
+        return Phase.OVER
+    if waits_for_trigger(run):
+        return Phase.OVER
+    if next(current_attempts(run, jobs), None) is not None:
+        return Phase.WHOLE if is_whole(run, jobs) else Phase.GATHERING
+    lasts = (job.attempts[-1] for job in jobs if job.attempts)
+    live = any(last.status not in FINAL_ATTEMPT_STATUSES for last in lasts)
+    return Phase.STOPPING if live else Phase.WAITING
+
+
+def check_move(source: Phase | None, target: Phase) -> None:
+    """Raises IllegalMove unless an incarnation may go from `source` to `target`."""
+    if source is None or target not in PHASE_MOVES[source]:
+        raise IllegalMove("incarnation", source or Phase.OVER, target)
+
+
+class Gathering(msgspec.Struct, frozen=True, kw_only=True):
+    """A gang that holds places and is not whole. `waits_for`: the ranks that are not there, each
+    with what it does; `gives_up_at`: when it gives its places up, if nothing comes further."""
+
+    ranks: int
+    waits_for: tuple[str, ...]
+    gives_up_at: float
+
+    def __str__(self) -> str:
+        there = self.ranks - len(self.waits_for)
+        some = "; ".join(self.waits_for[:3])
+        more = f"; and {len(self.waits_for) - 3} more" if len(self.waits_for) > 3 else ""
+        return f"{there} of {self.ranks} ranks are there: {some}{more}"
+
+
+def since(run: Run, jobs: Sequence[Job]) -> float | None:
+    """Since when the present incarnation has been holding a place for a rank."""
+    held = [a.provisioned_at for a in ranked_attempts(run, jobs) if a.provisioned_at is not None]
+    return min(held, default=None)
+
+
+def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
+    """When it must be whole, or have come further; None when it is, or while nothing counts."""
+    if run.suspended or phase(run, jobs) is not Phase.GATHERING or since(run, jobs) is None:
+        return None
+    times = [
+        at
+        for attempt in ranked_attempts(run, jobs)
+        for at in (attempt.provisioned_at, attempt.progressed_at)
+        if at is not None
+    ]
+    return max(*times, run.resumed_at or 0.0) + run.policy.limits.reincarnation_timeout
+
+
+def gathering(run: Run, jobs: Sequence[Job]) -> Gathering | None:
+    """None unless a deadline counts."""
+    gives_up_at = deadline(run, jobs)
+    if gives_up_at is None:
+        return None
+    ranked = {attempt.job_id: attempt for attempt in ranked_attempts(run, jobs)}
+    wanted = [(job, ranked[job.id]) for job in jobs if job.id in ranked and not job.abandoned]
+    return Gathering(
+        ranks=len(wanted),
+        waits_for=tuple(
+            f"{job.group}/{job.cookie} {_doing(attempt)}"
+            for job, attempt in wanted
+            if not was_there(run, job)
+        ),
+        gives_up_at=gives_up_at,
+    )
+
+
+def _doing(attempt: Attempt) -> str:
+    match attempt.status:
+        case AttemptStatus.SUBMITTED:
+            return "has no place"
+        case AttemptStatus.PULLING:
+            return "pulls its image"
+        case AttemptStatus.PROVISIONING:
+            return "has a place, whose node is being asked"
+        case _:
+            return "is tried again"
+
+
+LOOK_AGAIN_SECONDS = 1.0
+
+
+def restart_if_due(draft: Draft) -> None:
+    if draft.run.suspended or phase(draft.run, draft.jobs) is not Phase.WAITING:
+        return
+    waiting = [job for job in draft.jobs if not job.abandoned]
+    if any(job.retry_at is None for job in waiting):
+        waiting = _start_wait(draft, waiting)
+    due = all(job.retry_at is not None and draft.now >= job.retry_at for job in waiting)
+    if waiting and due and not are_undecided(draft):
+        check_move(Phase.WAITING, Phase.GATHERING)
+        _restart(draft)
+
+
+def look_again_at(draft: Draft) -> float | None:
+    """When to ask again whether a link is up that a restart waits for."""
+    if phase(draft.run, draft.jobs) is Phase.WAITING and are_undecided(draft):
+        return draft.now + LOOK_AGAIN_SECONDS
+    return None
+
+
+def short_incarnations(run: Run, jobs: Sequence[Job]) -> int:
+    """How many incarnations of this occurrence in a row, the last one included, had their ranks
+    running for less than `short_life`."""
+    ranked: dict[int, list[Attempt]] = {}
+    for job in jobs:
+        for attempt in job.attempts:
+            if attempt.incarnation is not None and attempt.occurrence == run.occurrence:
+                of_this = ranked.setdefault(attempt.incarnation.number, [])
+                of_this += [attempt] if attempt.rank is not None else []
+    count = 0
+    for number in sorted(ranked, reverse=True):
+        if covered_seconds(ranked[number], 0.0) >= run.policy.limits.short_life:
+            break
+        count += 1
+    return count
+
+
+def _start_wait(draft: Draft, waiting: Sequence[Job]) -> list[Job]:
+    last = draft.run.switches[-1] if draft.run.switches else None
+    no_capacity = last is not None and last.reason == SwitchReason.NO_CAPACITY
+    event = RetryEvent.NO_CAPACITY if no_capacity else None
+    lives = short_incarnations(draft.run, draft.jobs)
+    wait = retry.jittered(draft, retry.seconds(draft.run.policy.limits, lives, event))
+    if wait and waiting:
+        message = f"next incarnation in {wait:.0f} s"
+        first = waiting[0].attempts[-1]
+        draft.note(EventKind.WAIT, first, "switch", reason=first.reason, message=message)
+    return [draft.set_retry_at(job, draft.now + wait) for job in waiting]
+
+
+def _restart(draft: Draft) -> None:
+    surviving = survivors(draft)
+    new_ranks = membership.assign(draft.run, draft.jobs, surviving)
+    for job in list(draft.jobs):
+        if not job.abandoned:
+            job = draft.change_job(job, rank=new_ranks[job.id])
+            _start_again(draft, job, surviving.get(job.id))
+
+
+def _start_again(draft: Draft, job: Job, place: Allocation | None) -> None:
+    attempt = draft.fresh_attempt(job, "new incarnation")
+    if place is None:
+        return
+    named = with_descriptor(draft.run, job, attempt.rank, place, draft.new_id)
+    place = draft.change_allocation(place, monitoring_descriptor=named.monitoring_descriptor)
+    draft.take_over(attempt, place, "new incarnation")
+
+
+def by_rank(run: Run, job: Job, rank: int | None) -> str | None:
+    """`{run_id}/{rank << b | group_index}`, b = bits for the number of groups; None for a job
+    without a rank, or whose group does not ask for it."""
+    group = group_of(run, job)
+    if rank is None or group is None or not group.monitoring_by_rank:
+        return None
+    bits = (len(run.groups) - 1).bit_length()
+    return f"{run.id}/{rank << bits | run.groups.index(group)}"
+
+
+def with_descriptor(
+    run: Run, job: Job, rank: int | None, allocation: Allocation, new_id: Callable[[], str]
+) -> Allocation:
+    """The allocation as a job with this rank holds it; a random name is made once."""
+    named = by_rank(run, job, rank)
+    if named is None:
+        known = allocation.monitoring_descriptor
+        named = known if known is not None and not known.startswith(f"{run.id}/") else new_id()
+    return replace(allocation, monitoring_descriptor=named)

@@ -1,0 +1,210 @@
+"""When a gang starts a new incarnation, and what a switch does at once.
+
+A switch ends every live attempt of the run and makes the incarnation number grow; `restarts` makes
+the new attempts once all old ones are final. A switch that is `whole` gives all places back, so
+that the gang queues anew as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from controller.lifecycle import termination
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.gangs import incarnation
+from controller.lifecycle.gangs.incarnation import Phase
+from controller.lifecycle.gangs.queries import in_gang_group, is_current, ranked_attempts
+from controller.lifecycle.model import Attempt, Incarnation, Job, Run, Switch
+from controller.lifecycle.reasons import ROWS, Reason, RetryEvent, SwitchReason
+from controller.lifecycle.reports import GangTooLarge, Report
+from controller.lifecycle.retry import Verdict, verdict
+from controller.lifecycle.statuses import AttemptStatus
+
+_SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
+_KEPT: Final = 100
+"""How many past switches a run itself remembers; its events tell of all."""
+SWITCHES: Final = (
+    (SwitchReason.JOB_FAILED, False, "a rank ended with an error that is tried again"),
+    (SwitchReason.JOB_ABORTED, False, "a rank lost its place, was preempted or aborted"),
+    (SwitchReason.JOB_INTERRUPTED, False, "a rank was asked to interrupt itself and did"),
+    (
+        SwitchReason.JOB_LACK_AFTER_REVIVAL,
+        False,
+        "a node that was reached again no longer had a rank's task",
+    ),
+    (SwitchReason.RESUMED, False, "a suspension had stopped what ran"),
+    (SwitchReason.NO_CAPACITY, True, "an elastic fleet had no offer left for a rank"),
+    (
+        SwitchReason.REINCARNATION_TIMEOUT,
+        True,
+        "not every rank was there, and nothing came further for `reincarnation_timeout`",
+    ),
+    (
+        SwitchReason.PLACEMENT_TOO_SMALL,
+        True,
+        "where the survivors are the whole gang can never be",
+    ),
+)
+"""Each with whether it gives all places back, and when it happens, for a person."""
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    reason: SwitchReason
+    attempt: Attempt | None = None
+    message: str | None = None
+    whole: bool = False
+
+
+def switch_if_needed(draft: Draft, reports: Sequence[Report]) -> None:
+    """Several ends at once make one switch."""
+    phase = incarnation.phase(draft.run, draft.jobs)
+    if phase not in _SWITCHABLE or draft.run.suspended:
+        return
+    cause = (
+        _an_end_that_switches(draft.run, draft.jobs)
+        or _resumed(draft.run, draft.jobs)
+        or _too_large(draft, reports)
+        or _not_whole_in_time(draft)
+    )
+    if cause is not None:
+        incarnation.check_move(phase, Phase.STOPPING)
+        _switch(draft, cause)
+
+
+def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
+    """A suspended gang that lost a rank stops its survivors, and so does one whose other ranks wait
+    for places that nobody gives them now; `resume` starts all of it again."""
+    phase = incarnation.phase(draft.run, draft.jobs)
+    if not draft.run.suspended or phase not in _SWITCHABLE:
+        return
+    cause = _an_end_that_switches(draft.run, draft.jobs)
+    if cause is None and not (phase is Phase.GATHERING and _waits_beside_places(draft)):
+        return
+    message = _told(cause) if cause else "suspended before the gang was whole"
+    for attempt in draft.live():
+        if attempt.reason is None:
+            termination.end(draft, attempt, Reason.SUSPENDED, "suspended gang", message)
+
+
+def _waits_beside_places(draft: Draft) -> bool:
+    """Ranks have places, of which none can begin before the others have theirs too."""
+    statuses = {one.status for one in ranked_attempts(draft.run, draft.jobs)}
+    starting = {AttemptStatus.PROVISIONING, AttemptStatus.PULLING}
+    waits = AttemptStatus.SUBMITTED in statuses and AttemptStatus.RUNNING not in statuses
+    return waits and not statuses.isdisjoint(starting)
+
+
+def _an_end_that_switches(run: Run, jobs: Sequence[Job]) -> Cause | None:
+    """The first that ended; of several at once that with the smallest index."""
+    ended = [(job, job.attempts[-1]) for job in jobs if _may_switch(run, job, jobs)]
+    if not ended:
+        return None
+    _, attempt = min(ended, key=lambda one: (one[1].terminating_at or 0.0, one[0].index))
+    assert attempt.reason is not None, "only an ended attempt may switch"
+    return Cause(
+        reason=_switch_reason(attempt.reason),
+        attempt=attempt,
+        message=attempt.message or ROWS[attempt.reason].sentence,
+        whole=ROWS[attempt.reason].event is RetryEvent.NO_CAPACITY,
+    )
+
+
+def _may_switch(run: Run, job: Job, jobs: Sequence[Job]) -> bool:
+    if not job.attempts or not in_gang_group(run, job):
+        return False
+    last = job.attempts[-1]
+    if last.reason is None or last.rank is None or not is_current(run, last):
+        return False
+    row = ROWS[last.reason]
+    switches = row.gang_switch is not None or row.event is RetryEvent.NO_CAPACITY
+    return switches and verdict(run, job, jobs) is Verdict.RETRY
+
+
+def _switch_reason(reason: Reason) -> SwitchReason:
+    if reason is Reason.LOST_AFTER_REVIVAL:
+        return SwitchReason.JOB_LACK_AFTER_REVIVAL
+    return ROWS[reason].gang_switch or SwitchReason.NO_CAPACITY
+
+
+def _resumed(run: Run, jobs: Sequence[Job]) -> Cause | None:
+    """What a suspension stopped comes back as a gang, or not at all."""
+    for job in jobs:
+        last = job.attempts[-1] if job.attempts else None
+        if last is not None and is_current(run, last) and last.reason is Reason.SUSPENDED:
+            return Cause(reason=SwitchReason.RESUMED, message="the run was resumed")
+    return None
+
+
+def _too_large(draft: Draft, reports: Sequence[Report]) -> Cause | None:
+    """Only an incarnation that gathers beside places it holds can be too large for where they
+    are: once it was whole, what waits is a job of a plain group, and that never triggers."""
+    gathers = incarnation.phase(draft.run, draft.jobs) is Phase.GATHERING
+    if not gathers or incarnation.since(draft.run, draft.jobs) is None:
+        return None
+    words = sorted(report.message for report in reports if isinstance(report, GangTooLarge))
+    if not words:
+        return None
+    return Cause(reason=SwitchReason.PLACEMENT_TOO_SMALL, message=words[0], whole=True)
+
+
+def _not_whole_in_time(draft: Draft) -> Cause | None:
+    gathers = incarnation.gathering(draft.run, draft.jobs)
+    if gathers is None or gathers.gives_up_at > draft.now:
+        return None
+    limit = draft.run.policy.limits.reincarnation_timeout
+    message = f"not whole, and nothing came further for {limit:g} s: {gathers}"
+    return Cause(reason=SwitchReason.REINCARNATION_TIMEOUT, message=message, whole=True)
+
+
+def _switch(draft: Draft, cause: Cause) -> None:
+    old = draft.run.incarnation
+    assert old is not None, "only a gang run switches"
+    new = Incarnation(number=old.number + 1, id=draft.new_id())
+    trigger = None if cause.attempt is None else cause.attempt.id
+    switch = Switch(
+        reason=cause.reason,
+        attempt_id=trigger,
+        attempt_reason=None if cause.attempt is None else cause.attempt.reason,
+        message=cause.message,
+        at=draft.now,
+        incarnation=new.number,
+        whole=cause.whole,
+    )
+    draft.change_run(incarnation=new, switches=(*draft.run.switches, switch)[-_KEPT:])
+    _tell(draft, cause, old, new)
+    for job in list(draft.jobs):
+        draft.set_retry_at(job, None)
+    for attempt in draft.live():
+        _end(draft, attempt, _told(cause))
+
+
+def _tell(draft: Draft, cause: Cause, old: Incarnation, new: Incarnation) -> None:
+    draft.events.append(
+        Event(
+            run_id=draft.run.id,
+            job_id=None if cause.attempt is None else cause.attempt.job_id,
+            attempt_id=None if cause.attempt is None else cause.attempt.id,
+            at=draft.now,
+            kind=EventKind.SWITCH,
+            from_status=str(old.number),
+            to_status=str(new.number),
+            reason=cause.reason,
+            message=cause.message,
+            cause="all places given back" if cause.whole else "in the places that survive",
+        )
+    )
+
+
+def _end(draft: Draft, attempt: Attempt, message: str) -> None:
+    """A grace that is still running is cut, also that of a job that has exited: its container may
+    stay as long, for its followers, and the new incarnation waits for it."""
+    if not attempt.container_gone or attempt.reason is None:
+        termination.end(draft, attempt, Reason.INCARNATION_CHANGED, "switch", message)
+
+
+def _told(cause: Cause) -> str:
+    return f"{cause.reason}: {cause.message}" if cause.message else str(cause.reason)

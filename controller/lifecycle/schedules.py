@@ -1,0 +1,152 @@
+"""Scheduled runs: each trigger starts an occurrence, the run waits as PENDING in between.
+
+Only the shell knows when a cron expression fires next; it hands that in as
+`Surroundings.next_trigger`. An occurrence ends like a run, with a status, a reason and a message;
+the run itself ends by a user's stop, abort or complete alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.model import Incarnation, Occurrence, Run
+from controller.lifecycle.reasons import FINAL_STATUS_OF_RUN, RunReason
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
+from controller.lifecycle.submission import first_rank
+
+KEPT: Final = 100
+"""How many past occurrences a run itself remembers; its history has all of them."""
+
+
+class Phase(StrEnum):
+    """Of a scheduled run; read off it, never stored."""
+
+    WAITING = "waiting"
+    """For the next trigger, as PENDING."""
+    GOING = "going"
+    ENDING = "ending"
+    """The run is TERMINATING: the occurrence is, or a user wants no further one."""
+    OVER = "over"
+
+
+PHASE_MOVES: Mapping[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.GOING, Phase.ENDING}),
+    Phase.GOING: frozenset({Phase.ENDING}),
+    Phase.ENDING: frozenset({Phase.WAITING, Phase.OVER}),
+    Phase.OVER: frozenset(),
+}
+
+
+def phase(run: Run) -> Phase | None:
+    """None for a run that is not scheduled."""
+    if not is_scheduled(run):
+        return None
+    if run.status in FINAL_RUN_STATUSES:
+        return Phase.OVER
+    if run.status is RunStatus.TERMINATING:
+        return Phase.ENDING
+    return Phase.WAITING if run.triggered_at is None else Phase.GOING
+
+
+def is_scheduled(run: Run) -> bool:
+    return bool(run.policy.schedule)
+
+
+def waits_for_trigger(run: Run) -> bool:
+    """Between occurrences the rules of a run do not apply."""
+    return phase(run) is Phase.WAITING
+
+
+def needs_next_trigger(run: Run, now: float) -> bool:
+    """Whether a decision at `now` looks at `Surroundings.next_trigger`."""
+    if not is_scheduled(run) or run.status in FINAL_RUN_STATUSES:
+        return False
+    return run.next_triggered_at is None or run.next_triggered_at <= now
+
+
+def next_trigger_at(run: Run) -> float | None:
+    """The timer of a scheduled run: None while it is suspended or being ended by a user."""
+    if not is_scheduled(run) or run.suspended or run.ends_as is not None:
+        return None
+    return run.next_triggered_at
+
+
+def trigger(draft: Draft) -> None:
+    """Start the occurrence that is due, or skip it while the last one is still going."""
+    run = draft.run
+    if not is_scheduled(run) or run.suspended or run.ends_as is not None:
+        return
+    due = run.next_triggered_at is not None and draft.now >= run.next_triggered_at
+    if due or run.next_triggered_at is None:
+        draft.change_run(next_triggered_at=draft.context.next_trigger)
+    if due and waits_for_trigger(run):
+        _start(draft)
+    elif due:
+        draft.tell(
+            EventKind.OCCURRENCE,
+            "trigger",
+            to_status="skipped",
+            message=f"occurrence {run.occurrence} is still going",
+        )
+
+
+def forget_missed_triggers(draft: Draft) -> None:
+    """A trigger that came while the run was suspended is not made up for."""
+    at = draft.run.next_triggered_at
+    if is_scheduled(draft.run) and at is not None and at <= draft.now:
+        draft.change_run(next_triggered_at=draft.context.next_trigger)
+
+
+def _start(draft: Draft) -> None:
+    run = draft.run
+    number = run.occurrence + 1
+    incarnation = run.incarnation
+    if incarnation is not None:
+        incarnation = Incarnation(number=incarnation.number + 1, id=draft.new_id())
+    draft.change_run(occurrence=number, triggered_at=draft.now, incarnation=incarnation)
+    draft.tell(EventKind.OCCURRENCE, "trigger", to_status="started", message=f"occurrence {number}")
+    for job in list(draft.jobs):
+        rank = None if incarnation is None else first_rank(draft.run, job.group, job.cookie)
+        job = draft.change_job(job, abandoned=False, retry_at=None, rank=rank)
+        if not job.scaled_down:
+            draft.fresh_attempt(job, "trigger")
+
+
+def close(draft: Draft, reason: RunReason) -> RunReason | None:
+    """All attempts of a TERMINATING run are final: why the run now ends, or None when only its
+    occurrence does and the run waits for the next trigger."""
+    run = draft.run
+    if not is_scheduled(run):
+        return reason
+    if run.triggered_at is not None:
+        _record(draft, reason, run.triggered_at)
+    if run.ends_as is None:
+        draft.move_run(RunStatus.PENDING, "occurrence over")
+        draft.change_run(reason=None, message=None)
+    elif run.ends_as is not reason:
+        draft.change_run(message=None)
+    return run.ends_as
+
+
+def _record(draft: Draft, reason: RunReason, started_at: float) -> None:
+    run = draft.run
+    over = Occurrence(
+        number=run.occurrence,
+        status=FINAL_STATUS_OF_RUN[reason],
+        reason=reason,
+        message=run.message,
+        started_at=started_at,
+        finished_at=draft.now,
+    )
+    draft.change_run(triggered_at=None, occurrences=(*run.occurrences, over)[-KEPT:])
+    draft.tell(
+        EventKind.OCCURRENCE,
+        "all attempts final",
+        to_status=over.status,
+        reason=reason,
+        message=run.message,
+    )

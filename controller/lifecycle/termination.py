@@ -1,0 +1,206 @@
+"""Termination is how an attempt ends, and how attempts and runs become final.
+
+An attempt ends when its reason is set; the first reason wins. Only the terminating stage makes it
+final, and it releases an allocation when the shim has confirmed that task and allocation are gone:
+what the controller offered earlier, the shim would still count as taken. A run that has ended keeps
+no values that may be secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from controller.lifecycle import allocations, schedules
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.gangs.queries import is_reserved
+from controller.lifecycle.model import Attempt, JobSpec, RunPolicy
+from controller.lifecycle.reasons import (
+    ATTEMPT_REASON_OF_RUN,
+    FINAL_STATUS_OF_RUN,
+    ROWS,
+    SHORT_GRACE,
+    GraceClass,
+    Reason,
+    RunReason,
+)
+from controller.lifecycle.reports import NodeGone, Report
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    AllocationState,
+    AttemptStatus,
+    RunStatus,
+)
+
+
+def grace(policy: RunPolicy, reason: Reason, *, was_running: bool) -> float:
+    """Seconds between the reason and `remove_at`; none before RUNNING, there is nothing to save."""
+    if not was_running:
+        return 0.0
+    match ROWS[reason].grace:
+        case GraceClass.NONE:
+            return 0.0
+        case GraceClass.SHORT:
+            return SHORT_GRACE
+        case GraceClass.STOP_DURATION:
+            return policy.stop_duration
+
+
+def end(
+    draft: Draft,
+    attempt: Attempt,
+    reason: Reason,
+    cause: str,
+    message: str | None = None,
+    *,
+    within: float | None = None,
+) -> Attempt:
+    """Give the attempt its reason, or record a later one, which may bring `remove_at` forward.
+
+    `within`: seconds instead of the grace of the reason. A final attempt is left alone.
+    """
+    if attempt.status in FINAL_ATTEMPT_STATUSES:
+        return attempt
+    if attempt.reason is not None:
+        return _record_later(draft, attempt, reason, cause, message)
+    if within is None:
+        was_running = attempt.status is AttemptStatus.RUNNING
+        within = grace(draft.run.policy, reason, was_running=was_running)
+    return draft.move_attempt(
+        attempt,
+        AttemptStatus.TERMINATING,
+        cause,
+        reason=reason,
+        message=message,
+        pending_reason=None,
+        terminating_at=draft.now,
+        remove_at=draft.now + within,
+    )
+
+
+def _record_later(
+    draft: Draft, attempt: Attempt, reason: Reason, cause: str, message: str | None
+) -> Attempt:
+    if reason is attempt.reason or reason in attempt.later_reasons:
+        return attempt
+    draft.note(EventKind.LATER_REASON, attempt, cause, reason=reason, message=message)
+    asked = draft.now + grace(draft.run.policy, reason, was_running=attempt.running_at is not None)
+    remove_at = asked if attempt.remove_at is None else min(attempt.remove_at, asked)
+    return draft.change_attempt(
+        attempt, later_reasons=(*attempt.later_reasons, reason), remove_at=remove_at
+    )
+
+
+def cleanup_confirmed(attempt: Attempt) -> bool:
+    """Nothing of it is left on a node: it never had one, or the shim said so."""
+    if attempt.node_id is None:
+        return True
+    return attempt.container_gone and attempt.logs_complete and attempt.task_removed
+
+
+def settle(draft: Draft) -> None:
+    """Make final what is confirmed to be clean, and free the places of what became clean late."""
+    for attempt in draft.live():
+        if attempt.status is AttemptStatus.TERMINATING and cleanup_confirmed(attempt):
+            _finish(draft, attempt, "cleanup confirmed")
+    for job in draft.jobs:
+        for attempt in job.attempts:
+            if attempt.cleanup_unknown and attempt.task_removed:
+                clean = draft.change_attempt(attempt, cleanup_unknown=False)
+                allocations.free_orphaned(draft, clean, "cleanup confirmed")
+    allocations.settle(draft)
+    allocations.settle_nominations(draft)
+
+
+def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
+    """Make final what was on a node that is gone: its cleanup stays unknown and its place occupied,
+    unless the node's new life proves that nothing runs there."""
+    gone = [report for report in reports if isinstance(report, NodeGone)]
+    for report in sorted(gone, key=lambda r: (r.node_id, not r.cleanup_confirmed, r.message)):
+        for attempt in draft.attempts_on(report.node_id):
+            _lose(draft, attempt, report)
+        allocations.lose(draft, report)
+
+
+def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
+    if attempt.status is AttemptStatus.TERMINATING:
+        if report.cleanup_confirmed:
+            released = report.removed or allocations.goes_with_its_task(draft, attempt)
+            attempt = draft.change_attempt(attempt, container_gone=True, place_released=released)
+        if attempt.container_gone:
+            _finish(draft, attempt, "NodeGone")
+        else:
+            lost = draft.change_attempt(attempt, cleanup_unknown=True)
+            _finish(draft, lost, "NodeGone")
+            draft.move_allocation(lost, AllocationState.ORPHANED, "NodeGone")
+    elif attempt.cleanup_unknown and report.cleanup_confirmed:
+        clean = draft.change_attempt(attempt, cleanup_unknown=False, container_gone=True)
+        if not report.removed:
+            allocations.free_orphaned(draft, clean, "NodeGone")
+
+
+def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
+    assert attempt.reason is not None, "an attempt is TERMINATING only with a reason"
+    return draft.move_attempt(
+        attempt,
+        ROWS[attempt.reason].final,
+        cause,
+        finished_at=draft.now,
+        disconnected=False,
+        limit_paused_since=None,
+    )
+
+
+def end_run(draft: Draft, reason: RunReason, cause: str, message: str | None) -> None:
+    """Move the run to TERMINATING and give its active attempts the mapped reason."""
+    draft.move_run(RunStatus.TERMINATING, cause, reason=reason, message=message)
+    mark_active(draft, reason, cause, message)
+    for job in list(draft.jobs):
+        draft.set_retry_at(job, None)
+    settle(draft)
+
+
+def mark_active(draft: Draft, reason: RunReason, cause: str, message: str | None) -> None:
+    """A job that is over already is hurried by users only: it may be the one that ends the run."""
+    for attempt in draft.live():
+        marked = ATTEMPT_REASON_OF_RUN[reason]
+        is_over = attempt.runner_exited or attempt.container_gone
+        if marked is Reason.TERMINATED_BY_SERVER and attempt.reason is not None and is_over:
+            continue
+        if marked is Reason.TERMINATED_BY_SERVER and is_reserved(attempt):
+            marked = Reason.RELEASED
+        end(draft, attempt, marked, cause, message)
+
+
+def conclude(draft: Draft) -> None:
+    """Give a TERMINATING run its final status once all its attempts are final and all its places
+    given back."""
+    reason = draft.run.reason
+    if draft.run.status is not RunStatus.TERMINATING or reason is None:
+        return
+    if next(draft.live(), None) is None and allocations.all_given_back(draft):
+        last_word = schedules.close(draft, reason)
+        if last_word is not None:
+            draft.change_run(finished_at=draft.now, suspended=False, next_triggered_at=None)
+            draft.move_run(FINAL_STATUS_OF_RUN[last_word], "all attempts final", reason=last_word)
+            forget(draft)
+
+
+def forget(draft: Draft) -> None:
+    """No job of the run will be started again."""
+    without: dict[int, JobSpec] = {}
+    for at, job in enumerate(draft.jobs):
+        spec = job.spec
+        if id(spec) not in without:
+            without[id(spec)] = _without_values(spec)
+        if without[id(spec)] is not spec:
+            draft.jobs[at] = replace(job, spec=without[id(spec)])
+
+
+def _without_values(spec: JobSpec) -> JobSpec:
+    """The very object given when it has none."""
+    repos = tuple(replace(repo, token=None, private_key=None) for repo in spec.repos)
+    bare = replace(spec, env={}, secrets={}, registry_auth=None, repos=repos)
+    return spec if bare == spec else bare

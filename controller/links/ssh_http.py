@@ -1,0 +1,282 @@
+"""HTTP and byte streams over channels of an SSH connection to unix sockets on the node.
+
+aiohttp gets a connector that opens one channel per connection. Losses of the connection come out as
+the errors that aiohttp's callers expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast, overload
+
+import aiohttp
+import asyncssh
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.tracing import Trace
+
+from controller.aio import make_small
+from controller.links.clients import IDLE_SECONDS
+from controller.links.heartbeats import use_heartbeat_handlers
+
+_WINDOW_BYTES = 4 << 20
+_SMALL_BYTES = 4096
+CHANNEL_ERRORS = (asyncssh.Error, AssertionError)
+"""What asyncssh raises of a channel. It asserts that a channel has its connection, also where the
+connection may just have been closed: whoever awaits the channel wakes after that."""
+
+
+class ChannelTransport(asyncio.Transport):
+    """An SSH channel dressed as the transport that aiohttp's protocol writes to."""
+
+    def __init__(self, channel: asyncssh.SSHUNIXChannel[bytes], protocol: ResponseHandler) -> None:
+        super().__init__()
+        self._channel = channel
+        self._protocol: asyncio.BaseProtocol = protocol
+        self._closing = False
+        self._lost = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return None if name in ("socket", "sslcontext", "ssl_object") else default
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._channel.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._channel.abort()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """As for every transport, what is written to a lost connection is lost: the protocol learns
+        of it by `connection_lost`."""
+        if not self._closing:
+            with contextlib.suppress(BrokenPipeError):
+                self._channel.write(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not self._closing:
+            with contextlib.suppress(BrokenPipeError):
+                self._channel.write_eof()
+
+    def pause_reading(self) -> None:
+        if not self._lost:
+            self._channel.pause_reading()
+
+    def resume_reading(self) -> None:
+        """aiohttp may ask this of a lost channel, which it hears of a few rounds later."""
+        if not self._lost:
+            self._channel.resume_reading()
+
+    def is_reading(self) -> bool:
+        return not self._closing
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if not self._lost:
+            self._channel.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._channel.get_write_buffer_size()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def lost(self) -> None:
+        """The channel is gone: nothing may be asked of it any more."""
+        self._closing = self._lost = True
+
+
+class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
+    def __init__(
+        self,
+        protocol: ResponseHandler,
+        acknowledge: Callable[[], None],
+        heard: Callable[[], None],
+    ) -> None:
+        self._first_protocol = protocol
+        self._acknowledge = acknowledge
+        self._heard = heard
+        self._transport: ChannelTransport | None = None
+
+    @property
+    def _protocol(self) -> asyncio.Protocol:
+        if self._transport is None:
+            return self._first_protocol
+        return cast(asyncio.Protocol, self._transport.get_protocol())
+
+    def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
+        self._transport = ChannelTransport(chan, self._first_protocol)
+        make_small(chan._close_event)
+
+    def session_started(self) -> None:
+        assert self._transport is not None
+        self._protocol.connection_made(self._transport)
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        self._heard()
+        if len(data) < _SMALL_BYTES:
+            self._acknowledge()
+        self._protocol.data_received(data)
+
+    def eof_received(self) -> bool:
+        """Then the channel is closed, as asyncio closes sockets, and without an end of ours first:
+        one packet less for each of thousands of channels that end together."""
+        self._protocol.eof_received()
+        if self._transport is not None:
+            self._transport.close()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._transport.lost()
+        self._protocol.connection_lost(as_os_error(exc))
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+
+class SshUnixConnector(aiohttp.BaseConnector):
+    """Opens one streamlocal channel per HTTP connection; a lost SSH connection or a refused channel
+    is an `aiohttp.ClientConnectorError`, as for any other connector. `heard` is called whenever
+    bytes came."""
+
+    def __init__(
+        self,
+        ssh: asyncssh.SSHClientConnection,
+        path: str,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(keepalive_timeout=IDLE_SECONDS)
+        use_heartbeat_handlers(self, lambda: None)  # `heard` is called by the channel
+        self._ssh = ssh
+        self._path = path
+        self._heard = heard
+        self._socket: Any = ssh.get_extra_info("socket")
+
+    async def _create_connection(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the name is aiohttp's
+    ) -> ResponseHandler:
+        protocol = self._factory()
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                await self._ssh.create_unix_connection(
+                    lambda: _ChannelSession(protocol, self._acknowledge, self._heard),
+                    self._path,
+                    window=_WINDOW_BYTES,
+                )
+        except (*CHANNEL_ERRORS, OSError) as error:
+            raise ChannelFailed(req.connection_key, as_os_error(error), self._path) from error
+        return protocol
+
+    def _acknowledge(self) -> None:
+        """sshd leaves Nagle's algorithm on for what it forwards: a second small packet would wait
+        for the kernel's delayed acknowledgement of the first, 40 ms."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+class ChannelFailed(aiohttp.ClientConnectorError):
+    """Says which socket could not be reached: aiohttp would name a host, and there is none."""
+
+    def __init__(self, key: ConnectionKey, error: OSError, path: str) -> None:
+        super().__init__(key, error)
+        self._path = path
+
+    def __str__(self) -> str:
+        return (
+            f"the node's sshd did not open {self._path} ({self.strerror}); is it there, and may "
+            f"the tunnel user open it?"
+        )
+
+
+@overload
+def as_os_error(error: Exception) -> OSError: ...
+
+
+@overload
+def as_os_error(error: None) -> None: ...
+
+
+def as_os_error(error: Exception | None) -> OSError | None:
+    """asyncssh's errors are not ClientErrors, so nobody who uses aiohttp would expect one."""
+    match error:
+        case None | OSError():
+            return error
+        case AssertionError():
+            return ConnectionResetError(errno.ECONNRESET, "the SSH connection was closed")
+        case _:
+            return ConnectionResetError(errno.ECONNRESET, str(error) or type(error).__name__)
+
+
+async def open_stream(
+    ssh: asyncssh.SSHClientConnection, path: str, heard: Callable[[], None] = lambda: None
+) -> tuple[ChannelReader, ChannelWriter]:
+    """`heard` is called whenever bytes came. Raises OSError."""
+    with _os_errors():
+        reader, writer = await ssh.open_unix_connection(path, window=_WINDOW_BYTES)
+    return ChannelReader(reader, heard), ChannelWriter(writer)
+
+
+class ChannelReader:
+    def __init__(self, reader: asyncssh.SSHReader[bytes], heard: Callable[[], None]) -> None:
+        self._reader = reader
+        self._heard = heard
+
+    async def read(self, n: int = -1, /) -> bytes:
+        with _os_errors():
+            data = await self._reader.read(n)
+        if data:
+            self._heard()
+        return data
+
+
+class ChannelWriter:
+    def __init__(self, writer: asyncssh.SSHWriter[bytes]) -> None:
+        self._writer = writer
+
+    def write(self, data: bytes, /) -> None:
+        with _os_errors():
+            self._writer.write(data)
+
+    async def drain(self) -> None:
+        with _os_errors():
+            await self._writer.drain()
+
+    def write_eof(self) -> None:
+        with _os_errors():
+            self._writer.write_eof()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    try:
+        yield
+    except CHANNEL_ERRORS as error:
+        raise as_os_error(error) from error

@@ -1,0 +1,97 @@
+"""NodeManager holds a session for each node and hands out its live connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from controller.clock import Chance, Clock
+from controller.lifecycle.model import Node, NodeStatus
+from controller.links.base import NodeConnection, NodeLink
+from controller.nodes.session import Handshakes, NodeSession, Settings
+from controller.nodes.sync import SessionListener
+from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
+
+log = logging.getLogger(__name__)
+
+
+class NodeManager:
+    """`connection(node_id)` is how everything else reaches a node."""
+
+    def __init__(
+        self,
+        turns: RunPipeline,
+        make_link: Callable[[Node], NodeLink],
+        clock: Clock,
+        chance: Chance,
+        settings: Settings | None = None,
+    ) -> None:
+        self._turns = turns
+        self._make_link = make_link
+        self._clock = clock
+        self._chance = chance
+        self._settings = settings or Settings()
+        self._handshakes = Handshakes()
+        self._sessions: dict[str, NodeSession] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, listener: SessionListener) -> None:
+        """Keep one session per node until cancelled. A node that was connected when the former
+        controller ended begins to be silent now; one that was not goes on being so."""
+        for node in list(self._turns.nodes.values()):
+            if node.status is NodeStatus.CONNECTED:
+                fresh = msgspec.structs.replace(
+                    node, status=NodeStatus.CONNECTING, last_seen_at=self._clock.now()
+                )
+                self._turns.set_node(fresh, node.id)
+        try:
+            async with self._turns.watch(ANY_NODE) as changed:
+                while True:
+                    changed.clear()
+                    await self._match(listener)
+                    await changed.wait()
+        finally:
+            await self._end(list(self._tasks))
+
+    async def connection(self, node_id: str) -> NodeConnection:
+        """The live connection, waited for as long as it takes."""
+        while True:
+            session = self._sessions.get(node_id)
+            if session is None:
+                async with self._turns.watch(None) as changed:
+                    await changed.wait()
+                continue
+            await session.up.wait()
+            if session.connection is not None:
+                return session.connection
+
+    async def _match(self, listener: SessionListener) -> None:
+        if self._turns.nodes.keys() == self._sessions.keys():
+            return
+        for node_id in self._turns.nodes.keys() - self._sessions.keys():
+            session = NodeSession(
+                node_id,
+                self._make_link,
+                self._turns,
+                listener,
+                self._clock,
+                self._chance,
+                self._handshakes,
+                self._settings,
+            )
+            self._sessions[node_id] = session
+            self._tasks[node_id] = asyncio.create_task(session.run(), name=f"node-{node_id}")
+        await self._end(list(self._sessions.keys() - self._turns.nodes.keys()))
+
+    async def _end(self, node_ids: list[str]) -> None:
+        tasks = [self._tasks.pop(node_id) for node_id in node_ids]
+        for node_id in node_ids:
+            del self._sessions[node_id]
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("a node's session had failed", exc_info=result)

@@ -1,0 +1,260 @@
+"""Tasks and places that a node has and no live attempt stands for.
+
+One that belongs to a run of ours was given up while the node was away: it is stopped, and removed
+once the log that it wrote meanwhile is stored.
+One that nobody here knows is put into quarantine, listed and kept running, since another
+controller, or a database newer than the backup that this one was restored from, may know it. Its
+place is occupied until the task is gone; an admin may have it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from controller.lifecycle import reports
+from controller.lifecycle.model import QuarantinedTask, RunState
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
+from controller.links.base import NodeConnection
+from controller.pipelines import to_node
+from controller.pipelines.effects import Performer
+from controller.pipelines.job_terminating import remove_from_node
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext, RetryLater
+from controller.store.base import Store
+from shim.client import ShimError, ShimUnavailable
+from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskStatus, TerminateRequest
+
+log = logging.getLogger(__name__)
+
+
+class OrphanTasks:
+    """`collect` stores the log of a task that has ended. `restored`: this database was put back
+    from a backup, so that runs may have had attempts since of which it knows nothing."""
+
+    def __init__(
+        self,
+        turns: RunPipeline,
+        store: Store,
+        fence: Fence,
+        collect: Performer,
+        *,
+        restored: bool = False,
+    ) -> None:
+        self._turns = turns
+        self._store = store
+        self._fence = fence
+        self._collect = collect
+        self._restored = restored
+        self._collecting: dict[str, asyncio.Task[None]] = {}
+        self._claimed: set[str] = set()
+
+    async def close(self) -> None:
+        tasks = list(self._collecting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settle(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+        """Repeated at every word of the node about the task until it is gone; a place that was
+        orphaned with it is free then."""
+        state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
+        if self._is_unknown(state, info):
+            await self._claim(connection, _as_now(state, info))
+            stops = await self._quarantine(node_id, connection, info)
+            why = "it is unknown here, and an admin has asked for its end"
+        else:
+            stops, why = True, "its attempt has ended"
+        if not stops or info.id in self._collecting:
+            return
+        view = await self._unread(info) if info.status is TaskStatus.TERMINATED else None
+        if view is None:
+            await self._end(connection, state, info, why)
+        else:
+            self._collect_beside(view, connection, info, why)
+
+    async def _unread(self, info: TaskInfo) -> AttemptContext | None:
+        """Its attempt, if more of its log may be on the node than is stored."""
+        state = self._turns.known.get(info.run_id)
+        view = None if state is None else to_node.find(state, info.id)
+        if view is None:
+            state = await self._store.find_run(info.run_id)
+            view = None if state is None else to_node.find(state, info.id)
+        return None if view is None or view.attempt.logs_complete else view
+
+    def _collect_beside(
+        self, view: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
+    ) -> None:
+        """Its node has other things to say meanwhile."""
+        task = asyncio.create_task(self._collect_and_end(view, connection, info, why))
+        self._collecting[info.id] = task
+        task.add_done_callback(lambda _: self._collecting.pop(info.id, None))
+
+    async def _collect_and_end(
+        self, view: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
+    ) -> None:
+        attempt = msgspec.structs.replace(view.attempt, container_gone=True)
+        try:
+            await self._collect(AttemptContext(view.state, view.job, attempt), connection)
+            state = self._turns.known.get(info.run_id, view.state)
+            await self._end(connection, state, info, why)
+        except (ShimError, ShimUnavailable, RetryLater, OSError) as error:
+            log.warning("the log of stray task %s could not be stored: %s", info.id, error)
+        except Exception:
+            log.exception("stray task %s could not be cleared", info.id)
+
+    async def _end(
+        self, connection: NodeConnection, state: RunState | None, info: TaskInfo, why: str
+    ) -> None:
+        told = _as_now(state, info)
+        kept = _is_held(state, info.allocation_id)
+        try:
+            await end_task(connection, told, self._fence, why, keeps_place=kept)
+        except (ShimError, RetryLater) as error:
+            log.warning("stray task %s could not be cleared: %s", info.id, error)
+            return
+        if info.status is TaskStatus.TERMINATED:
+            removed = reports.TaskRemoved(
+                run_id=info.run_id, attempt_id=info.id, place_released=not kept
+            )
+            self._turns.post(removed)
+
+    async def release_idle(self, connection: NodeConnection) -> None:
+        """A place that a gang kept beyond its task, and that was given up while the node was away
+        or began a new life, no task leads to; nor to one that a restored database does not know.
+        Raises ShimUnavailable, ShimError."""
+        for place in await connection.shim.allocations():
+            if place.task_ids:
+                continue
+            state = await self._run_of(place)
+            if not (self._restored if state is None else _is_given_up(state, place.id)):
+                continue
+            try:
+                await connection.shim.release_allocation(
+                    place.id,
+                    run_id=place.run_id,
+                    fence=self._fence,
+                    incarnation=0 if state is None else _present_incarnation(state),
+                )
+            except ShimError as error:
+                log.warning("idle place %s could not be released: %s", place.id, error)
+
+    async def _run_of(self, place: AllocationInfo) -> RunState | None:
+        return self._turns.known.get(place.run_id) or await self._store.find_run(place.run_id)
+
+    async def _claim(self, connection: NodeConnection, info: TaskInfo) -> None:
+        """The controller of before the restore may only have been paused, and still know the task:
+        nobody but this one ends it from now on. Another installation's are left alone."""
+        if not self._restored or info.id in self._claimed:
+            return
+        try:
+            await connection.shim.claim(
+                info.id, run_id=info.run_id, fence=self._fence, incarnation=info.incarnation
+            )
+        except ShimError as error:
+            log.warning("unknown task %s could not be claimed: %s", info.id, error)
+            return
+        self._claimed.add(info.id)
+
+    def _is_unknown(self, state: RunState | None, info: TaskInfo) -> bool:
+        return state is None or (self._restored and to_node.find(state, info.id) is None)
+
+    async def _quarantine(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
+        """Whether the task shall end after all."""
+        places = {place.id: place for place in await connection.shim.allocations()}
+        node = self._turns.nodes.get(node_id)
+        if node is None:
+            return False
+        before = next((task for task in node.quarantine if task.id == info.id), None)
+        if before is None:
+            log.warning(
+                "task %s of unknown run %s (%s) is left running on node %s",
+                info.id,
+                info.run_id,
+                info.run_name,
+                node.name,
+            )
+        task = quarantined(info, places.get(info.allocation_id), before)
+        if task != before:
+            others = tuple(one for one in node.quarantine if one.id != task.id)
+            changed = msgspec.structs.replace(node, quarantine=(*others, task))
+            self._turns.set_node(changed, node_id)
+        return task.stopping
+
+
+def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
+    """With the run's present incarnation: the shim refuses to hear an older one than it knows, and
+    a newer one, of a task from after the backup, would make it refuse the present one."""
+    present = info.incarnation if state is None else _present_incarnation(state)
+    return msgspec.structs.replace(info, incarnation=present)
+
+
+def _present_incarnation(state: RunState | None) -> int:
+    incarnation = None if state is None else state.run.incarnation
+    return 0 if incarnation is None else incarnation.number
+
+
+def _is_given_up(state: RunState, allocation_id: str) -> bool:
+    return all(
+        place.state is AllocationState.RELEASED
+        for place in state.allocations
+        if place.id == allocation_id
+    )
+
+
+def _is_held(state: RunState | None, allocation_id: str) -> bool:
+    """A gang's place outlives its task; the live run gives it back when it needs it no more."""
+    if state is None or state.run.status in FINAL_RUN_STATUSES:
+        return False
+    return any(
+        place.id == allocation_id and place.state is AllocationState.HELD
+        for place in state.allocations
+    )
+
+
+def quarantined(
+    info: TaskInfo, place: AllocationInfo | None, before: QuarantinedTask | None
+) -> QuarantinedTask:
+    """What is known of it by the shim's word alone."""
+    return QuarantinedTask(
+        id=info.id,
+        run_id=info.run_id,
+        run_name=info.run_name,
+        allocation_id=info.allocation_id,
+        status=info.status.value,
+        cpu=0.0 if place is None else place.cpu,
+        memory=0 if place is None else place.memory,
+        disk=0 if place is None else place.disk,
+        gpus=() if place is None else place.gpus,
+        whole_node=place is not None and place.whole_node,
+        submitted_at=info.times.submitted_at,
+        stopping=before is not None and before.stopping,
+    )
+
+
+async def end_task(
+    connection: NodeConnection, info: TaskInfo, fence: Fence, why: str, *, keeps_place: bool
+) -> None:
+    """Stop the task, or remove it if it has ended; asked again with each word about it.
+
+    Raises ShimError, ShimUnavailable, TryAgain."""
+    if info.status is not TaskStatus.TERMINATED:
+        log.warning("stopping task %s: %s", info.id, why)
+        await connection.shim.terminate(
+            info.id,
+            TerminateRequest(grace=0.0, message=why),
+            run_id=info.run_id,
+            fence=fence,
+            incarnation=info.incarnation,
+        )
+        return
+    await remove_from_node(
+        connection,
+        task_id=info.id,
+        allocation_id=None if keeps_place else info.allocation_id,
+        run_id=info.run_id,
+        fence=fence,
+        incarnation=info.incarnation,
+    )

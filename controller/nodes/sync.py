@@ -1,0 +1,358 @@
+"""Sync compares what a node has with what it should have, and reports the difference.
+
+On each connect it reads the node first, then the database's state, and then follows events. Notices
+of GPUs are carried to the logs of the jobs that hold them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from controller.clock import Clock
+from controller.lifecycle import reports
+from controller.lifecycle.model import Node, NodeStatus
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.statuses import AttemptStatus
+from controller.links.base import LinkError, NodeConnection, ShimApi
+from controller.nodes.health import Reading, after_health_check
+from controller.pipelines import from_node, to_node
+from controller.pipelines.run_pipeline import RunPipeline
+from runner.client import RunnerError, RunnerUnavailable
+from shim.client import ShimError
+from shim.schemas import Event, EventType, Fence, Health, Notice, TaskInfo, TaskStatus
+
+log = logging.getLogger(__name__)
+PAUSES = (0.2, 1.0, 5.0, 30.0)
+"""Seconds before each further try; a runner that is not there for longer hears with the next state
+of its task or the next connection."""
+
+
+class NoticeCarrier:
+    """For one connection. Closing it forgets what is still on its way."""
+
+    def __init__(self, connection: NodeConnection) -> None:
+        self._connection = connection
+        self._told: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def carry(self, info: TaskInfo) -> None:
+        if info.status is not TaskStatus.RUNNING:
+            return
+        for notice in info.notices:
+            if (info.id, notice.id) not in self._told:
+                self._told.add((info.id, notice.id))
+                task = asyncio.create_task(self._tell(info, notice), name=f"notice {info.id}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell(self, info: TaskInfo, notice: Notice) -> None:
+        for pause in (*PAUSES, None):
+            try:
+                await self._connection.runner(info.runner_socket).notice(notice.id, notice.text)
+                return
+            except RunnerError as error:
+                log.info("attempt %s: a notice is not for its log: %s", info.id, error)
+                return
+            except LinkError:
+                return
+            except RunnerUnavailable:
+                if pause is None:
+                    self._told.discard((info.id, notice.id))
+                else:
+                    await asyncio.sleep(pause)
+
+
+_ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
+_NOT_ACKNOWLEDGED = frozenset({AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONING})
+
+
+class SessionListener(Protocol):
+    def connected(self, node_id: str) -> None:
+        """A new connection is up and the node's state was read: repeat what is still wanted."""
+
+    def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
+
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+        """The node has a task that no live attempt stands for."""
+
+    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+        """The node's tasks were read: it gives back the places without tasks that nobody holds."""
+
+
+class ShimTaken(Exception):
+    """Another node has this very shim: to each, the other's tasks would be strays to be stopped."""
+
+
+class NodeSync:
+    """Of one node, for one connection to it."""
+
+    def __init__(
+        self,
+        node_id: str,
+        turns: RunPipeline,
+        listener: SessionListener,
+        clock: Clock,
+        connection: NodeConnection,
+        fence: Fence | None,
+    ) -> None:
+        self._node_id = node_id
+        self._turns = turns
+        self._listener = listener
+        self._clock = clock
+        self._connection = connection
+        self._fence = fence
+        self._notices = NoticeCarrier(connection)
+        self._ending: set[str] = set()
+        self._elsewhere: set[str] = set()
+        self.shim_drains = False
+        """Whether the shim was told to drain, as far as is known."""
+
+    async def close(self) -> None:
+        await self._notices.close()
+
+    async def take(self) -> None:
+        """Raises ShimTaken, ShimUnavailable, ShimError, StoreUnavailable."""
+        shim = self._connection.shim
+        health, asked_at = await self._health()
+        self._refuse_taken(health)
+        await self._check_identity(shim, health)
+        expected = self._acknowledged()
+        tasks = await shim.tasks()
+        for info in tasks:
+            await self._claim(info)
+            await self._found(info)
+        listed = {info.id for info in tasks}
+        for attempt_id in expected.keys() - listed:
+            self._turns.post(
+                reports.TaskMissing(run_id=expected[attempt_id], attempt_id=attempt_id)
+            )
+        self._let_go_of_quarantined(listed)
+        await self._listener.idle_places(self._node_id, self._connection)
+        await self._read_node(health, asked_at)
+
+    async def handle(self, event: Event) -> None:
+        match event.type:
+            case EventType.TASK if event.task is not None:
+                await self._found(event.task)
+            case EventType.REMOVED if event.task_id is not None:
+                self._let_go_of_quarantined(self._quarantined() - {event.task_id})
+            case EventType.RESYNC:
+                await self.take()
+            case EventType.NODE:
+                await self._read_node(*await self._health())
+            case _:
+                pass
+
+    # -- tasks ------------------------------------------------------------------------------
+
+    def _acknowledged(self) -> dict[str, str]:
+        """attempt id → run id of what this node said it has, or may still have; taken before the
+        list is asked for, so that a task accepted meanwhile is not taken for missing."""
+        return {
+            attempt.id: state.run.id
+            for state in self._turns.runs_on(self._node_id)
+            for job in state.jobs
+            for attempt in job.attempts
+            if attempt.node_id == self._node_id
+            and (attempt.cleanup_unknown or attempt.status in _ACKNOWLEDGED)
+        }
+
+    async def _claim(self, info: TaskInfo) -> None:
+        """A controller of before, that was paused or cut off, may still be about to command it."""
+        view = self._live(info)
+        if self._fence is None or view is None or view.attempt.node_id != self._node_id:
+            return
+        try:
+            await self._connection.shim.claim(
+                info.id,
+                run_id=info.run_id,
+                fence=self._fence,
+                incarnation=view.spoken_incarnation,
+            )
+        except ShimError as error:
+            if error.code != "not_found":
+                raise
+
+    async def _found(self, info: TaskInfo) -> None:
+        view = self._live(info)
+        self._elsewhere.discard(info.id)
+        if view is None:
+            await self._listener.stray_task(self._node_id, self._connection, info)
+        elif view.attempt.node_id != self._node_id:
+            self._found_astray(view, info)
+        else:
+            for report in from_node.task_reports(info):
+                self._turns.post(report)
+            self._listener.task_seen(self._node_id, info)
+            self._notices.carry(info)
+
+    def _found_astray(self, view: to_node.AttemptContext, info: TaskInfo) -> None:
+        """After a restore: an attempt that waited, or was about to be sent elsewhere, may have been
+        sent here since the backup. It ends before it runs twice; what is here is a stray then."""
+        attempt = view.attempt
+        log.warning("task %s lives on another node: left alone here", info.id)
+        self._elsewhere.add(info.id)
+        if attempt.reason is None and attempt.status in _NOT_ACKNOWLEDGED:
+            node = self._turns.nodes.get(self._node_id)
+            where = self._node_id if node is None else node.name
+            self._turns.post(
+                reports.TaskRefused(
+                    run_id=info.run_id,
+                    attempt_id=attempt.id,
+                    reason=Reason.INSTANCE_UNREACHABLE,
+                    message=f"node {where} has had it since before the database was restored",
+                )
+            )
+
+    def _live(self, info: TaskInfo) -> to_node.AttemptContext | None:
+        """The task's attempt, if it is not final."""
+        state = self._turns.runs.get(info.run_id)
+        views = () if state is None else to_node.live_attempts(state)
+        return next((view for view in views if view.attempt.id == info.id), None)
+
+    def _quarantined(self) -> set[str]:
+        node = self._turns.nodes.get(self._node_id)
+        return set() if node is None else {task.id for task in node.quarantine}
+
+    def _let_go_of_quarantined(self, listed: set[str]) -> None:
+        node = self._turns.nodes.get(self._node_id)
+        if node is not None and not self._quarantined() <= listed:
+            left = tuple(task for task in node.quarantine if task.id in listed)
+            self._turns.set_node(msgspec.structs.replace(node, quarantine=left), node.id)
+
+    async def end_quarantined(self, node: Node) -> None:
+        """Once for each task whose end an admin has asked for; what it says then goes on by itself.
+
+        Raises ShimUnavailable."""
+        for task in node.quarantine:
+            if task.stopping and task.id not in self._ending:
+                self._ending.add(task.id)
+                with contextlib.suppress(ShimError):
+                    await self._found(await self._connection.shim.task(task.id))
+
+    @property
+    def may_become_stray(self) -> bool:
+        """Whether there are tasks whose attempts live on other nodes, as far as is known: on one
+        that this machine was before it was added anew. Their end there is no event here."""
+        return bool(self._elsewhere)
+
+    async def look_again(self) -> None:
+        """At the tasks that may have become strays, and at the places that they leave.
+
+        Raises ShimUnavailable, ShimError."""
+        for task_id in sorted(self._elsewhere):
+            self._elsewhere.discard(task_id)
+            try:
+                info = await self._connection.shim.task(task_id)
+            except ShimError as error:
+                if error.code != "not_found":
+                    raise
+            else:
+                await self._found(info)
+        await self._listener.idle_places(self._node_id, self._connection)
+
+    # -- the node itself --------------------------------------------------------------------
+
+    async def _health(self) -> tuple[Health, float]:
+        asked_at = self._clock.now()
+        return await self._connection.shim.health(), asked_at
+
+    async def _read_node(self, health: Health, asked_at: float) -> None:
+        answered_at = self._clock.now()
+        info = await self._connection.shim.node()
+        node = self._turns.nodes.get(self._node_id)
+        if node is None:
+            return
+        reading = Reading(health=health, info=info, asked_at=asked_at, answered_at=answered_at)
+        changed = msgspec.structs.replace(
+            after_health_check(node, reading),
+            status=NodeStatus.CONNECTED,
+            message=None,
+            boot_id=health.boot_id,
+            install_id=health.install_id,
+            last_seen_at=self._clock.now(),
+        )
+        if changed.unfit not in (None, node.unfit):
+            log.warning("node %s takes no work: %s", node.name, changed.unfit)
+        self._turns.set_node(changed, self._node_id)
+        self.shim_drains = info.draining
+
+    def _refuse_taken(self, health: Health) -> None:
+        """A shim that is this node's already was looked at when it became so."""
+        node = self._turns.nodes.get(self._node_id)
+        if node is None or node.install_id == health.install_id:
+            return
+        for other in self._turns.nodes.values():
+            if other.id != self._node_id and other.install_id == health.install_id:
+                raise ShimTaken(
+                    f"its shim is that of node {other.name} already: remove one of the two "
+                    f"(`fairlead node remove`), or, should the machine be a copy of the other, "
+                    f"empty its shim's data folder"
+                )
+
+    async def _check_identity(self, shim: ShimApi, health: Health) -> None:
+        """A new boot or install id: what ran there is gone (docs/rules.md 7), and committed
+        to be so before the node's tasks are read: those left from then are strays. A task that has
+        not ended may still be in its old container, so the place of that is free only when it is
+        gone.
+
+        Raises StoreUnavailable; the old ids are kept then, and all of it is repeated."""
+        node = self._turns.nodes.get(self._node_id)
+        if node is None:
+            return
+        new = node.boot_id is None
+        rebooted = not new and node.boot_id != health.boot_id
+        installed = not new and node.install_id != health.install_id
+        if rebooted or installed:
+            tasks = await shim.tasks()
+            if rebooted:
+                going_on = {
+                    task.run_id for task in tasks if task.status is not TaskStatus.TERMINATED
+                }
+                message = "the node was restarted"
+                report_gone(self._turns, node.id, message, lambda run_id: run_id not in going_on)
+            else:
+                message = "the node's shim was installed anew"
+                report_gone(self._turns, node.id, message, lambda _: not tasks)
+            await self._turns.settled()
+        node = self._turns.nodes.get(self._node_id)
+        if node is not None and (new or rebooted or installed):
+            known = msgspec.structs.replace(
+                node, boot_id=health.boot_id, install_id=health.install_id
+            )
+            self._turns.set_node(known, self._node_id)
+
+
+def report_gone(
+    turns: RunPipeline,
+    node_id: str,
+    message: str,
+    is_clean: Callable[[str], bool] = lambda run_id: False,
+    *,
+    removed: bool = False,
+) -> None:
+    """Every run that has something there is told; `is_clean`: by run id, whether nothing of it can
+    run there any more. `removed`: the node is about to be ours no longer."""
+    for state in turns.runs_on(node_id):
+        turns.post(
+            reports.NodeGone(
+                run_id=state.run.id,
+                node_id=node_id,
+                reason=Reason.INSTANCE_UNREACHABLE,
+                message=message,
+                cleanup_confirmed=is_clean(state.run.id),
+                removed=removed,
+            )
+        )

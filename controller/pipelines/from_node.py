@@ -1,0 +1,171 @@
+"""What a node tells the controller, as reports. Its words are checked: a list says what it may
+claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import overload
+
+import msgspec
+
+from controller.lifecycle import reports
+from controller.lifecycle.model import NodeCapacity, NodeGpu
+from controller.lifecycle.reasons import Reason
+from runner.schemas import ExitRecord
+from shim.schemas import GpuInfo, GpuLink, HostNetwork, NodeInfo, TaskInfo, TaskStatus
+
+MAX_MESSAGE = 2000
+_EXIT_CODES = range(256)
+_NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
+
+
+def known_reason(text: str | None) -> Reason | None:
+    """A reason of a newer runner that we do not know is none; its message still tells."""
+    try:
+        return None if text is None else Reason(text)
+    except ValueError:
+        return None
+
+
+def task_reports(info: TaskInfo) -> list[reports.Report]:
+    """The exit record first: it outranks what the shim concludes from the container."""
+    found: list[reports.Report] = [
+        reports.TaskAccepted(run_id=info.run_id, attempt_id=info.id),
+    ]
+    terminated = info.status is TaskStatus.TERMINATED
+    if terminated and info.exit_record is not None:
+        exited = exit_report(info.run_id, info.id, info.exit_record)
+        if exited is not None:
+            found.append(exited)
+    found.append(
+        reports.TaskSeen(
+            run_id=info.run_id,
+            attempt_id=info.id,
+            creating=info.times.creating_at is not None,
+            needs_credentials=info.needs_credentials,
+            progress=0 if info.pull is None else info.pull.downloaded + info.pull.extracted,
+            version=info.version,
+            gpu_fault=readable(info.gpu_fault),
+            container_started=info.times.running_at is not None,
+            terminated=terminated,
+            runner_socket=info.runner_socket,
+            reason=readable(info.reason),
+            message=readable(info.message),
+            exit_code=_possible(info.exit_code),
+            gpus=info.gpus,
+            ports=info.ports,
+            ssh_host_key=info.ssh_host_key,
+            image_digest=info.image_digest,
+        )
+    )
+    return found
+
+
+def exit_report(run_id: str, attempt_id: str, text: str) -> reports.RunnerExited | None:
+    """None for a record that the job has damaged: then only the shim's word counts."""
+    try:
+        record = msgspec.json.decode(text, type=ExitRecord)
+    except _NOT_JSON:
+        return None
+    return runner_exited(run_id, attempt_id, record)
+
+
+def runner_exited(run_id: str, attempt_id: str, record: ExitRecord) -> reports.RunnerExited:
+    """What the record says may be the job's invention: a number that no process ever ends with
+    would be one that no database holds."""
+    reason, message = known_reason(record.reason), readable(record.message)
+    exit_code = _possible(record.exit_code)
+    if exit_code != record.exit_code:
+        reason, message = None, "the exit record gives an exit code that cannot be"
+    return reports.RunnerExited(
+        run_id=run_id,
+        attempt_id=attempt_id,
+        reason=reason or Reason.EXECUTOR_ERROR,
+        message=message,
+        exit_code=exit_code,
+    )
+
+
+@overload
+def readable(text: str) -> str: ...
+
+
+@overload
+def readable(text: None) -> None: ...
+
+
+@overload
+def readable(text: str | None) -> str | None: ...
+
+
+def readable(text: str | None) -> str | None:
+    """A node's or a job's words, but not without end."""
+    if text is None or len(text) <= MAX_MESSAGE:
+        return text
+    mark = f"… (cut: {len(text)} characters)"
+    return text[: MAX_MESSAGE - len(mark)] + mark
+
+
+def _possible(exit_code: int | None) -> int | None:
+    return exit_code if exit_code in _EXIT_CODES else None
+
+
+_NEARNESS = {
+    GpuLink.NVLINK: 7,
+    GpuLink.SAME_BOARD: 6,
+    GpuLink.ONE_SWITCH: 5,
+    GpuLink.SWITCHES: 4,
+    GpuLink.HOST_BRIDGE: 3,
+    GpuLink.NUMA_NODE: 2,
+    GpuLink.SYSTEM: 1,
+}
+_SAME_GPU = 8
+
+
+def near(gpu: GpuInfo, gpus: Iterable[GpuInfo]) -> dict[str, int]:
+    """MIG instances of one GPU are the nearest; where no link is known, the NUMA node counts."""
+    found = {uuid: _NEARNESS[link] for uuid, link in gpu.links.items()}
+    for other in gpus:
+        if other.uuid == gpu.uuid:
+            continue
+        if gpu.mig_parent is not None and gpu.mig_parent == other.mig_parent:
+            found[other.uuid] = _SAME_GPU
+        elif other.uuid not in found and gpu.numa is not None and gpu.numa == other.numa:
+            found[other.uuid] = _NEARNESS[GpuLink.NUMA_NODE]
+    return found
+
+
+def capacity(info: NodeInfo) -> NodeCapacity:
+    return NodeCapacity(
+        cpu=info.cpu,
+        memory=info.memory,
+        disk=info.disk,
+        gpus=tuple(
+            NodeGpu(
+                uuid=gpu.uuid,
+                name=gpu.name,
+                memory=gpu.memory,
+                compute_capability=gpu.compute_capability,
+                healthy=gpu.healthy and not gpu.held,
+                message=readable(gpu.message),
+                mig_parent=gpu.mig_parent,
+                near=near(gpu, info.gpus),
+            )
+            for gpu in info.gpus
+        ),
+        blocks=info.blocks,
+        engine=info.engine.value,
+        isolation=info.isolation,
+        host_network=info.host_network is not HostNetwork.NEVER,
+        addresses=tuple(one for one in info.addresses if _is_address(one)),
+    )
+
+
+def _is_address(text: str) -> bool:
+    """What a node says of itself reaches the files of jobs on other nodes."""
+    with contextlib.suppress(ValueError):
+        return str(ip_address(text)) == text and "%" not in text
+    return False

@@ -1,0 +1,263 @@
+"""The effects of an attempt that starts or runs: submit, start, follow, interrupt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+
+from controller.blobs import BlobStore
+from controller.clock import Clock
+from controller.lifecycle import limits, reports
+from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import Attempt
+from controller.lifecycle.reasons import Reason
+from controller.links.base import NodeConnection, RunnerApi
+from controller.pipelines import from_node, to_node
+from controller.pipelines.effects import Performer
+from controller.pipelines.log_collection import LogCollector
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext, Clusters, RetryLater
+from runner.client import SILENCE, RunnerError, RunnerUnavailable
+from runner.schemas import RunnerState, StatusEvent
+from shim.client import ShimError
+from shim.schemas import Fence
+
+log = logging.getLogger(__name__)
+START_TRIES = 100
+START_PAUSE_SECONDS = 0.015
+"""A runner listens 0.1 to 0.2 s after its container started; a refused try costs little."""
+PASSING_REFUSALS = frozenset({"no_capacity", "draining", "fenced"})
+
+
+class CodeGone(Exception):
+    """A blob of a live run is missing from the controller's folder."""
+
+
+class TaskSubmitter:
+    """PUT the task until the shim has it, and again when a restart has made the shim forget the
+    registry's credentials."""
+
+    def __init__(self, turns: RunPipeline, fence: Fence, clusters: Clusters) -> None:
+        self._turns = turns
+        self._fence = fence
+        self._clusters = clusters
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        attempt = view.attempt
+        key = self._clusters.key(view)
+        try:
+            info = await connection.shim.put_task(
+                attempt.id,
+                to_node.task_request(view, None if key is None else key.public),
+                fence=self._fence,
+                incarnation=view.incarnation_number,
+            )
+        except ShimError as error:
+            lost = await self._lost_place(error, attempt, connection)
+            passing = error.code in PASSING_REFUSALS and lost is None
+            if passing or error.status >= 500:
+                raise RetryLater(str(error)) from error
+            self._turns.post(
+                reports.TaskRefused(
+                    run_id=view.state.run.id,
+                    attempt_id=attempt.id,
+                    reason=lost or Reason.CREATING_CONTAINER_ERROR,
+                    message=from_node.readable(error.message),
+                )
+            )
+            return
+        supplied = msgspec.structs.replace(info, needs_credentials=False)
+        for report in from_node.task_reports(supplied):
+            self._turns.post(report)
+
+    async def _lost_place(
+        self, error: ShimError, attempt: Attempt, connection: NodeConnection
+    ) -> Reason | None:
+        """Why the attempt needs another place than the one that it was given before its node
+        drained or kept its network to itself, or its GPU broke or was split anew. None where the
+        refusal can pass: also of a shim that has not heard yet that it may work again, and for a
+        GPU whose memory is still being freed.
+
+        Raises ShimUnavailable, TryAgain."""
+        if error.code == "no_host_network":
+            return Reason.INSTANCE_UNREACHABLE
+        if error.code == "draining":
+            node = self._turns.nodes.get(attempt.node_id or "")
+            return Reason.NODE_DRAINED if node is not None and node.draining else None
+        if error.code != "no_capacity" or not attempt.gpus:
+            return None
+        try:
+            gpus = (await connection.shim.node()).gpus
+        except ShimError as unread:
+            raise RetryLater(str(unread)) from unread
+        healthy = {gpu.uuid for gpu in gpus if gpu.healthy}
+        return None if healthy.issuperset(attempt.gpus) else Reason.GPU_UNHEALTHY
+
+
+class JobStarter:
+    """Give the runner its job and code and start it; the runner may need a moment to listen."""
+
+    def __init__(
+        self, turns: RunPipeline, clock: Clock, blobs: BlobStore, clusters: Clusters
+    ) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._blobs = blobs
+        self._clusters = clusters
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        attempt = view.attempt
+        runner = connection.runner(to_node.runner_socket(view))
+        try:
+            event = await self._start_when_it_listens(runner, view)
+            if event.state is RunnerState.WAITING_FOR_CODE:
+                await self._send_code(runner, view)
+                await runner.run()
+        except RunnerError as error:
+            if error.status >= 500:
+                raise RetryLater(str(error)) from error
+            self._give_up(view, f"the runner refused the job: {error.message}")
+            return
+        except CodeGone as error:
+            self._give_up(view, str(error))
+            return
+        self._turns.post(
+            reports.RunnerStarted(
+                run_id=view.state.run.id, attempt_id=attempt.id, at=self._clock.now()
+            )
+        )
+
+    async def _send_code(self, runner: RunnerApi, view: AttemptContext) -> None:
+        """Raises CodeGone, RunnerUnavailable, RunnerError."""
+        for digest in view.job.spec.blobs:
+            if await self._blobs.size(digest) is None:
+                raise CodeGone("the code that was uploaded for this run is gone; apply it again")
+            async with contextlib.aclosing(self._blobs.read(digest)) as pieces:
+                await runner.put_code(digest, pieces)
+
+    def _give_up(self, view: AttemptContext, message: str) -> None:
+        self._turns.post(
+            reports.RunnerExited(
+                run_id=view.state.run.id,
+                attempt_id=view.attempt.id,
+                reason=Reason.EXECUTOR_ERROR,
+                message=from_node.readable(message),
+            )
+        )
+
+    async def _start_when_it_listens(self, runner: RunnerApi, view: AttemptContext) -> StatusEvent:
+        """Raises RunnerUnavailable when it does not come up soon, TryAgain while the gang that it
+        is to be told of is not placed."""
+        request = to_node.submit_request(view, self._clusters.info(view), self._clusters.key(view))
+        for _ in range(START_TRIES):
+            try:
+                return await runner.start(request)
+            except RunnerUnavailable:
+                await asyncio.sleep(START_PAUSE_SECONDS)
+        return await runner.start(request)
+
+
+class RunnerFollower:
+    """Follow the runner's status until it has an exit to tell."""
+
+    def __init__(self, turns: RunPipeline, clock: Clock) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._silent_since: dict[str, tuple[NodeConnection, float]] = {}
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        attempt, run_id = view.attempt, view.state.run.id
+        runner = connection.runner(to_node.runner_socket(view))
+        heard_at = self._clock.now()
+        try:
+            async with contextlib.aclosing(runner.status_events()) as events:
+                async for event in events:
+                    heard_at = self._clock.now()
+                    self._silent_since.pop(attempt.id, None)
+                    if event.state is RunnerState.SERVING_LOGS and event.exit is not None:
+                        if event.exit.container_stopped and attempt.reason is None:
+                            raise RetryLater("its container is being stopped: its shim says why")
+                        self._turns.post(from_node.runner_exited(run_id, attempt.id, event.exit))
+                        return
+        except RunnerUnavailable:
+            self._note_silence(view, connection, heard_at)
+            raise
+        except RunnerError as error:
+            raise RetryLater(str(error)) from error
+        raise RetryLater("the runner's status stream ended before the job did")
+
+    def _note_silence(
+        self, view: AttemptContext, connection: NodeConnection, heard_at: float
+    ) -> None:
+        """Only silence beside a shim that answers counts, so it begins anew with the connection.
+        It is no longer than a stream may be silent, lest a controller that was paused itself takes
+        that for the runner's."""
+        attempt_id, now = view.attempt.id, self._clock.now()
+        began = max(heard_at, now - SILENCE)
+        beside, since = self._silent_since.get(attempt_id, (connection, began))
+        if beside is not connection:
+            since = began
+        self._silent_since[attempt_id] = (connection, since)
+        if now - since >= view.state.run.policy.limits.waiting_runner:
+            del self._silent_since[attempt_id]
+            self._turns.post(reports.RunnerSilent(run_id=view.state.run.id, attempt_id=attempt_id))
+
+
+class JobInterrupter:
+    """Ask the runner to let its job end by itself; it kills what is left when the time is over."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        now = self._clock.now()
+        ends_at = limits.interruption_ends_at(view.state.run, view.attempt, now)
+        if ends_at is None:
+            return
+        runner = connection.runner(to_node.runner_socket(view))
+        grace = max(0.0, ends_at - now)
+        try:
+            await runner.stop(signal=view.job.spec.stop_signal, grace=grace, interrupt=True)
+        except RunnerError as error:
+            raise RetryLater(str(error)) from error
+
+
+class LimitHolder:
+    """Tell the runner that its run is suspended, or goes on."""
+
+    def __init__(self, *, suspended: bool) -> None:
+        self._suspended = suspended
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        runner = connection.runner(to_node.runner_socket(view))
+        try:
+            await runner.suspend(self._suspended)
+        except RunnerError as error:
+            if error.status != 404:  # an older runner has no limit that stands still
+                raise RetryLater(str(error)) from error
+
+
+class JobRunningPipeline:
+    """The stage of attempts that start or run: what performs each of their effects."""
+
+    def __init__(
+        self,
+        turns: RunPipeline,
+        fence: Fence,
+        clock: Clock,
+        blobs: BlobStore,
+        clusters: Clusters,
+        collector: LogCollector,
+    ) -> None:
+        self.performers: dict[EffectKind, Performer] = {
+            EffectKind.SUBMIT_TASK: TaskSubmitter(turns, fence, clusters),
+            EffectKind.START_JOB: JobStarter(turns, clock, blobs, clusters),
+            EffectKind.FOLLOW_RUNNER: RunnerFollower(turns, clock),
+            EffectKind.COLLECT_LOGS: collector,
+            EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
+            EffectKind.SUSPEND_LIMIT: LimitHolder(suspended=True),
+            EffectKind.RESUME_LIMIT: LimitHolder(suspended=False),
+        }

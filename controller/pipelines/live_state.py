@@ -1,0 +1,270 @@
+"""The registries of the live runs and nodes that RunPipeline keeps, and what it derives from them.
+
+Runs by node, parents and children, watchers, changes of nodes and fleets that are not committed
+yet, and the context that a run's decision needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.aio import Flag
+from controller.clock import next_trigger
+from controller.lifecycle.allocations import OCCUPIED
+from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext
+from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus, RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import NodeDisconnected, NodeGone, ParentEnded
+from controller.lifecycle.schedules import needs_next_trigger
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AllocationState,
+    RunStatus,
+)
+from controller.scheduling.index import keeps_its_places
+
+Key = str | None
+"""The id of a run or a node; None: any."""
+
+
+class Watchers:
+    """Woken in the order in which they began to watch, so that equal runs of a simulation stay
+    equal."""
+
+    def __init__(self) -> None:
+        self._events: dict[Key, dict[asyncio.Event, None]] = {}
+
+    def wake(self, keys: Iterable[Key]) -> None:
+        for key in dict.fromkeys(keys):
+            for event in list(self._events.get(key, ())):
+                event.set()
+
+    def add(self, key: Key, event: asyncio.Event) -> None:
+        self._events.setdefault(key, {})[event] = None
+
+    def remove(self, key: Key, event: asyncio.Event) -> None:
+        events = self._events[key]
+        del events[event]
+        if not events:
+            del self._events[key]
+
+
+class Watch:
+    """`async with turns.watch(run_id) as changed: await changed.wait(); changed.clear()`."""
+
+    def __init__(self, watchers: Watchers, key: Key) -> None:
+        self._watchers = watchers
+        self._key = key
+        self._event = Flag()
+
+    async def __aenter__(self) -> asyncio.Event:
+        self._watchers.add(self._key, self._event)
+        return self._event
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watchers.remove(self._key, self._event)
+
+
+def news_of(
+    run_id: str, node_ids: Iterable[str], nodes: Mapping[str, Node], gone: Container[str]
+) -> Iterator[NodeDisconnected | NodeGone]:
+    for node_id in node_ids:
+        node = nodes.get(node_id)
+        if node_id in gone:
+            yield removed(run_id, node_id)
+        elif node is not None and node.status is not NodeStatus.CONNECTED:
+            yield NodeDisconnected(run_id=run_id, node_id=node_id, disconnected=True)
+
+
+def none_reached(
+    run_id: str, node_ids: Iterable[str], nodes: Mapping[str, Node]
+) -> Iterator[NodeDisconnected | NodeGone]:
+    """As a controller that has just started sees it: nobody knows since when it was away."""
+    for node_id in node_ids:
+        if node_id in nodes:
+            yield NodeDisconnected(
+                run_id=run_id, node_id=node_id, disconnected=True, limits_anew=True
+            )
+        else:
+            yield removed(run_id, node_id)
+
+
+def removed(run_id: str, node_id: str) -> NodeGone:
+    """A node is removed only when an admin says that nothing of ours runs there any more."""
+    return NodeGone(
+        run_id=run_id,
+        node_id=node_id,
+        reason=Reason.INSTANCE_UNREACHABLE,
+        message="the node was removed",
+        cleanup_confirmed=True,
+        removed=True,
+    )
+
+
+class RunsByNode:
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[str, None]] = {}
+        self._minded: set[str] = set()
+
+    def moved(self, before: RunState | None, state: RunState) -> list[str]:
+        """Take over what the run has where now; the nodes that are new for it."""
+        if before is state:
+            return []
+        old = set() if before is None else nodes_of(before)
+        nodes = nodes_of(state)
+        for node_id in old - nodes:
+            self._left(node_id, state.run.id)
+        for node_id in nodes:
+            self._runs.setdefault(node_id, {})[state.run.id] = None
+        fresh = sorted(nodes - old)
+        if fresh and any(job.spec.stop_when_unheard is not None for job in state.jobs):
+            self._minded.update(fresh)
+        return fresh
+
+    def on(self, node_id: str) -> Iterable[str]:
+        """The ids of the runs that have something there."""
+        return self._runs.get(node_id, ())
+
+    def may_mind_silence(self, node_id: str) -> bool:
+        """Whether a job may be there that is stopped when it hears of no controller."""
+        return node_id in self._minded
+
+    def _left(self, node_id: str, run_id: str) -> None:
+        runs = self._runs.get(node_id, {})
+        runs.pop(run_id, None)
+        if not runs:
+            self._runs.pop(node_id, None)
+            self._minded.discard(node_id)
+
+
+def nodes_of(state: RunState) -> set[str]:
+    """Where it has something, or a place that is kept or not given back yet."""
+    places = {place.node_id for place in state.allocations if place.state in OCCUPIED}
+    return places | {
+        attempt.node_id
+        for job in state.jobs
+        for attempt in job.attempts
+        if attempt.node_id is not None
+        and (attempt.cleanup_unknown or attempt.status not in FINAL_ATTEMPT_STATUSES)
+    }
+
+
+class ParentGone(Exception):
+    """The run that a new one names as its parent is not live."""
+
+
+class Families:
+    def __init__(self) -> None:
+        self._children: dict[str, dict[str, None]] = {}
+
+    def add(self, state: RunState) -> None:
+        parent_id = state.run.parent_id
+        if parent_id is not None:
+            self._children.setdefault(parent_id, {})[state.run.id] = None
+
+    def remove(self, state: RunState) -> None:
+        """The run has ended, or never came to be."""
+        parent_id = state.run.parent_id
+        children = self._children.get(parent_id or "")
+        if parent_id is not None and children is not None:
+            children.pop(state.run.id, None)
+            if not children:
+                del self._children[parent_id]
+
+    def children_of(self, run_id: str) -> tuple[str, ...]:
+        """The ids of its live children, in the order of their submission."""
+        return tuple(self._children.get(run_id, ()))
+
+    def told_by(self, state: RunState) -> list[ParentEnded]:
+        """What the children of a run are told that has ended other than DONE."""
+        run = state.run
+        if run.status not in FINAL_RUN_STATUSES or run.status is RunStatus.DONE:
+            return []
+        message = f"its parent run {run.name} ended as {run.status}"
+        return [
+            ParentEnded(run_id=child_id, parent_id=run.id, message=message)
+            for child_id in self._children.get(run.id, ())
+        ]
+
+
+T = TypeVar("T")
+
+
+class Inventory(msgspec.Struct):
+    """Nodes and fleets that were changed or (None) removed and are not committed yet."""
+
+    nodes: dict[str, Node | None] = {}
+    fleets: dict[str, Fleet | None] = {}
+    stored_nodes: dict[str, Node | None] = {}
+    stored_fleets: dict[str, Fleet | None] = {}
+    """What the store has of these."""
+
+    def over(self, older: Inventory) -> Inventory:
+        """Both, of which `older` could not be committed."""
+        return Inventory(
+            nodes={**older.nodes, **self.nodes},
+            fleets={**older.fleets, **self.fleets},
+            stored_nodes={**self.stored_nodes, **older.stored_nodes},
+            stored_fleets={**self.stored_fleets, **older.stored_fleets},
+        )
+
+
+def there(changes: Mapping[str, T | None]) -> dict[str, T]:
+    return {key: value for key, value in changes.items() if value is not None}
+
+
+def gone(changes: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(key for key, value in changes.items() if value is None)
+
+
+class World:
+    """Sees the live nodes."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = nodes
+
+    def around(self, state: RunState, now: float, nominated: frozenset[str]) -> DecisionContext:
+        """`nominated`: the places of this run on which another's nomination lies."""
+        run = state.run
+        at = next_trigger(run.policy.schedule, now) if needs_next_trigger(run, now) else None
+        held = [one for one in state.allocations if one.state is AllocationState.HELD]
+        unusable = {one.node_id for one in held if self._is_unusable(one.node_id)}
+        draining = {node_id for node_id in unusable if self._is_draining(node_id)}
+        undecided = {node_id for node_id in unusable if self._is_undecided(node_id)}
+        broken = {one.id for one in held if one.gpus and self._is_broken(one)}
+        if at is None and not unusable and not nominated and not broken:
+            return EMPTY_CONTEXT
+        return DecisionContext(
+            unusable_nodes=frozenset(unusable - undecided),
+            draining_nodes=frozenset(draining),
+            undecided_nodes=frozenset(undecided),
+            broken_places=frozenset(broken),
+            nominated=nominated,
+            next_trigger=at,
+        )
+
+    def _is_draining(self, node_id: str) -> bool:
+        node = self._nodes.get(node_id)
+        return node is not None and node.draining
+
+    def _is_undecided(self, node_id: str) -> bool:
+        """It would be usable if its link, which is just being made, were there."""
+        node = self._nodes.get(node_id)
+        if node is None or node.status is not NodeStatus.CONNECTING:
+            return False
+        return keeps_its_places(replace(node, status=NodeStatus.CONNECTED))
+
+    def _is_broken(self, place: Allocation) -> bool:
+        node = self._nodes.get(place.node_id)
+        gpus = () if node is None else node.capacity.gpus
+        return any(gpu.uuid in place.gpus and not gpu.healthy for gpu in gpus)
+
+    def _is_unusable(self, node_id: str) -> bool:
+        node = self._nodes.get(node_id)
+        return node is None or not keeps_its_places(node)

@@ -1,0 +1,102 @@
+"""Runs whose changes the database refuses: they wait aside, and everybody else goes on.
+
+Such a run stays as it was committed last, with its jobs; what is told about it is kept for the next
+try. What was told is lost only when all tries have failed: then the run ends as `server_error`, for
+which the database needs to take less.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from controller.lifecycle.events import Event, EventKind
+from controller.lifecycle.reports import Report, ServerFault, Tick
+
+log = logging.getLogger(__name__)
+WAITS = (1.0, 5.0, 15.0, 60.0, 300.0)
+"""Seconds before each next try; the last is repeated."""
+TIME_TO_RECOVER = sum(WAITS)
+"""Seconds after which the run is told to end."""
+
+
+class _Waiting(msgspec.Struct):
+    since: float
+    until: float
+    why: str
+    refusals: int = 0
+    reports: list[Report] = []
+
+    @property
+    def wait(self) -> float:
+        return WAITS[min(self.refusals, len(WAITS)) - 1]
+
+    def told(self, run_id: str, now: float) -> list[Report]:
+        reports, self.reports = self.reports, []
+        if now - self.since >= TIME_TO_RECOVER:
+            message = f"what became of the run could not be stored: {self.why}"
+            return [ServerFault(run_id=run_id, message=message)]
+        return reports or [Tick(run_id=run_id)]
+
+
+class RefusedRuns:
+    def __init__(self) -> None:
+        self._runs: dict[str, _Waiting] = {}
+        self.news: list[Event] = []
+        """To be committed with whatever is committed next; the database may refuse that, too."""
+
+    def next_try(self) -> float | None:
+        return min((one.until for one in self._runs.values()), default=None)
+
+    def hold(self, inbox: dict[str, list[Report]], now: float) -> frozenset[str]:
+        """Keep back what these are told, and hand out all of it to those that are due. The others
+        are to be left alone in this turn."""
+        waiting = set()
+        for run_id, one in self._runs.items():
+            one.reports += inbox.pop(run_id, ())
+            if one.until > now:
+                waiting.add(run_id)
+                continue
+            one.until = now + one.wait
+            inbox[run_id] = one.told(run_id, now)
+        return frozenset(waiting)
+
+    def hurry(self, run_id: str) -> None:
+        """Somebody waits for it."""
+        if run_id in self._runs:
+            self._runs[run_id].until = 0.0
+
+    def refused(
+        self, run_id: str, name: str, reports: Sequence[Report], why: str, now: float
+    ) -> None:
+        if run_id not in self._runs:
+            self._runs[run_id] = _Waiting(since=now, until=now, why=why)
+            self.news.append(_refusal(run_id, why, now))
+        one = self._runs[run_id]
+        one.refusals += 1
+        one.until, one.why = now + one.wait, why
+        one.reports[:0] = reports
+        log.error("run %s (%s) is set aside for %g s: %s", name, run_id, one.wait, why)
+
+    def drop_news(self, run_ids: Collection[str]) -> None:
+        """The database refuses these, too."""
+        self.news = [event for event in self.news if event.run_id not in run_ids]
+
+    def stored(self, run_ids: Collection[str]) -> None:
+        for run_id in self._runs.keys() & run_ids:
+            del self._runs[run_id]
+            log.info("run %s could be stored again", run_id)
+
+
+def _refusal(run_id: str, why: str, now: float) -> Event:
+    return Event(
+        run_id=run_id,
+        at=now,
+        kind=EventKind.STORING,
+        from_status="stored",
+        to_status="refused",
+        message=f"{why}; it is tried again, and the run ends when that fails for minutes",
+        cause="the database",
+    )

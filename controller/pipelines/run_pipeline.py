@@ -1,0 +1,598 @@
+"""RunPipeline is the loop that makes every decision about runs, one turn at a time.
+
+A turn takes all that was reported since the last one, lets the pure core decide for each touched
+run, lets the scheduler place what waits, commits everything in one transaction, and only then lets
+the other pipelines perform effects. What a caller is told is committed before it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import ChainMap
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from controller.aio import Callers, in_stretches
+from controller.clock import Chance, Clock
+from controller.lifecycle.compaction import recent
+from controller.lifecycle.decide import decide
+from controller.lifecycle.events import Event
+from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, RunState
+from controller.lifecycle.reports import Preempted, Report, Tick
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.pipelines.brake import Brake
+from controller.pipelines.live_state import (
+    Families,
+    Inventory,
+    ParentGone,
+    RunsByNode,
+    Watch,
+    Watchers,
+    World,
+    gone,
+    news_of,
+    nodes_of,
+    none_reached,
+    there,
+)
+from controller.pipelines.refused_runs import RefusedRuns
+from controller.scheduling.explain import NameOf, PlannedPlace, Waiting
+from controller.store.base import (
+    Changes,
+    LeaseLost,
+    Store,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Placer(Protocol):
+    def run_changed(self, run_id: str, state: RunState | None) -> None: ...
+
+    def place(self, now: float, without: Container[str]) -> Mapping[str, Sequence[Report]]:
+        """What to tell which runs, in this order, all of a run's at once. Nothing is placed for the
+        runs in `without`."""
+
+    def nominated(self, state: RunState) -> frozenset[str]:
+        """The places of this run on which another's nomination lies."""
+
+
+class TurnInProgress:
+    """What one turn has decided so far. `aside`: runs that must stay as they are."""
+
+    def __init__(
+        self,
+        runs: Mapping[str, RunState],
+        now: float,
+        chance: Chance,
+        world: World,
+        scheduler: Placer,
+        aside: frozenset[str] = frozenset(),
+    ) -> None:
+        self.states: dict[str, RunState] = {}
+        self.events: list[Event] = []
+        self.deadlines: dict[str, float | None] = {}
+        self.held: list[Report] = []
+        """What the runs aside are to be told once this turn is committed."""
+        self._runs = runs
+        self._now = now
+        self._chance = chance
+        self._world = world
+        self._scheduler = scheduler
+        self._aside = aside
+
+    async def admit(self, admitted: Mapping[str, RunState]) -> None:
+        self.states.update(admitted)
+        await self.decide_all({run_id: [Tick(run_id=run_id)] for run_id in admitted})
+
+    async def decide_all(self, told: Mapping[str, Sequence[Report]]) -> None:
+        async for run_id, reports in in_stretches(told.items()):
+            self.decide(run_id, reports)
+
+    async def place(self) -> None:
+        told = dict(self._scheduler.place(self._now, self._aside))
+        for run_id in self._aside & told.keys():
+            # The scheduler says all else anew as long as it holds; of victims it speaks once.
+            self.held += (one for one in told.pop(run_id) if isinstance(one, Preempted))
+        await self.decide_all(told)
+
+    def decide(self, run_id: str, reports: Sequence[Report]) -> None:
+        state = self.states.get(run_id) or self._runs.get(run_id)
+        if state is None:
+            return
+        try:
+            decision = decide(
+                state,
+                reports,
+                self._now,
+                self._chance.new_id,
+                self._chance.jitter,
+                self._world.around(state, self._now, self._scheduler.nominated(state)),
+            )
+        except Exception:
+            # A fault in one run's decision must not stop all others: that run stays as it is, and
+            # what its nodes have to say comes again with their next contact.
+            log.exception("run %s (%s) could not be decided on", state.run.name, run_id)
+            return
+        self.states[run_id] = decision.state
+        self._scheduler.run_changed(run_id, decision.state)
+        self.events.extend(decision.events)
+        self.deadlines[run_id] = decision.wake_at
+
+    def tell_children(self, families: Families) -> None:
+        """In the same commit as the end of their parent, so that no crash comes between."""
+        told: set[str] = set()
+        while ended := [state for run_id, state in self.states.items() if run_id not in told]:
+            for state in ended:
+                told.add(state.run.id)
+                for report in families.told_by(state):
+                    if report.run_id in self._aside:
+                        self.held.append(report)
+                        continue
+                    told.discard(report.run_id)
+                    self.decide(report.run_id, [report])
+
+
+COMMIT_RETRY_SECONDS = 1.0
+ANY_NODE = "any node"
+"""What to watch for changes of nodes alone."""
+
+
+class NameTaken(Exception):
+    """A live run has this name already."""
+
+
+class Scheduler(Placer, Protocol):
+    """JobSubmittedPipeline's seam. It is told of every change before it is committed, and told the
+    state before it when the commit fails."""
+
+    is_unfinished: bool
+    """Whether another turn should follow at once."""
+
+    def run_trimmed(self, state: RunState) -> None: ...
+
+    def run_over(self, run_id: str) -> None: ...
+
+    def node_changed(self, node_id: str, node: Node | None) -> None: ...
+
+    def fleet_changed(self, name: str, fleet: Fleet | None) -> None: ...
+
+    def why_never(self, state: RunState) -> tuple[str, str] | None: ...
+
+    def explain(self, run_id: str, now: float, name_of: NameOf) -> Sequence[Waiting]: ...
+
+    def preview(self, state: RunState, now: float, name_of: NameOf) -> Sequence[PlannedPlace]: ...
+
+
+class TurnListener(Protocol):
+    def committed(self, touched: Sequence[RunState]) -> None:
+        """These runs were decided on and are committed as given; finished ones come last time."""
+
+
+class _Waiter(NamedTuple):
+    """`of`: the id of the run or node (or the fleet's name) that it concerns."""
+
+    done: asyncio.Future[None]
+    of: str | None
+
+
+class RunPipeline:
+    """Owns the live runs and nodes in memory; the store has the same, always a commit earlier."""
+
+    def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
+        self.runs: dict[str, RunState] = {}
+        self.nodes: dict[str, Node] = {}
+        self.draining: set[str] = set()
+        """The ids of those nodes that are."""
+        self._removed: set[str] = set()
+        self.fleets: dict[str, Fleet] = {DEFAULT_FLEET.name: DEFAULT_FLEET}
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self.scheduler = self._scheduler = scheduler
+        self._listeners: list[TurnListener] = []
+        self._watchers = Watchers()
+        self._names: dict[str, str] = {}
+        self._by_node = RunsByNode()
+        self._families = Families()
+        self._world = World(self.nodes)
+        self._leftovers: dict[str, RunState] = {}
+        """Ended runs of which something may be left on a node: their places are still occupied."""
+        self._known = ChainMap(self.runs, self._leftovers)
+        self._inbox: dict[str, list[Report]] = {}
+        self._admitted: dict[str, RunState] = {}
+        self._inventory = Inventory()
+        self._aside = RefusedRuns()
+        self._brake = Brake()
+        self._waiters: list[_Waiter] = []
+        self.callers = Callers()
+        self._deadlines: list[tuple[float, str]] = []
+        self._wake_at: dict[str, float] = {}
+        self._reschedule = False
+        self._ended: StoreError | None = None
+        self._wake = asyncio.Event()
+
+    # -- what callers ask for ---------------------------------------------------------------
+
+    def restore(
+        self, runs: Iterable[RunState], nodes: Iterable[Node], fleets: Iterable[Fleet] = ()
+    ) -> None:
+        """Take over what the store had; every run is decided anew in the first turn, with no node
+        connected yet."""
+        self.fleets.update({fleet.name: fleet for fleet in fleets})
+        for name, fleet in self.fleets.items():
+            self._scheduler.fleet_changed(name, fleet)
+        for node in nodes:
+            self.nodes[node.id] = node
+            self._note_drain(node, node.id)
+            self._scheduler.node_changed(node.id, node)
+        for state in runs:
+            self.runs[state.run.id] = state
+            self._scheduler.run_changed(state.run.id, state)
+            self._names[state.run.name] = state.run.id
+            self._families.add(state)
+            self._by_node.moved(None, state)
+            self._inbox[state.run.id] = [Tick(run_id=state.run.id), *self._no_node_reached(state)]
+        self._wake.set()
+
+    def _no_node_reached(self, state: RunState) -> Iterator[Report]:
+        return none_reached(state.run.id, sorted(nodes_of(state)), self.nodes)
+
+    def remember(self, state: RunState) -> None:
+        """Take over an ended run that still occupies a place on a node."""
+        self._leftovers[state.run.id] = state
+        self._scheduler.run_changed(state.run.id, state)
+        self._by_node.moved(None, state)
+        self._inbox[state.run.id] = [*self._no_node_reached(state)]
+        self._wake.set()
+
+    @property
+    def known(self) -> Mapping[str, RunState]:
+        """The live runs, and the ended ones of which something may be left on a node."""
+        return self._known
+
+    def listen(self, listener: TurnListener) -> None:
+        self._listeners.append(listener)
+
+    def live_run_named(self, name: str) -> str | None:
+        """The id of the live (or just being committed) run with this name."""
+        return self._names.get(name)
+
+    def runs_on(self, node_id: str) -> list[RunState]:
+        """Runs that have an attempt on this node which is not final, or of which nobody knows
+        whether something is left there."""
+        return [self._known[run_id] for run_id in self._by_node.on(node_id)]
+
+    def may_mind_silence(self, node_id: str) -> bool:
+        """Whether a job may be there that is stopped when it hears of no controller."""
+        return self._by_node.may_mind_silence(node_id)
+
+    def children_of(self, run_id: str) -> list[RunState]:
+        """The live runs that were submitted as this one's children."""
+        ids = self._families.children_of(run_id)
+        return [self.runs[child_id] for child_id in ids if child_id in self.runs]
+
+    async def admit(self, state: RunState) -> None:
+        """Make this new run durable. Raises NameTaken, ParentGone, StoreUnavailable, StoreRefused:
+        the run never was."""
+        if state.run.name in self._names:
+            raise NameTaken(state.run.name)
+        if state.run.parent_id is not None and state.run.parent_id not in self.runs:
+            raise ParentGone(state.run.parent_id)
+        self._names[state.run.name] = state.run.id
+        self._families.add(state)
+        self._admitted[state.run.id] = state
+        try:
+            await self._next_commit(state.run.id)
+        except BaseException:
+            if self._admitted.pop(state.run.id, None) is not None:
+                self._forget_admission(state)
+            raise
+
+    def post(self, report: Report) -> None:
+        """Hand in a report; a run that has ended and left nothing behind ignores it."""
+        if report.run_id not in self._known and report.run_id not in self._admitted:
+            return
+        self._inbox.setdefault(report.run_id, []).append(report)
+        self._wake.set()
+
+    async def report(self, report: Report) -> None:
+        """Hand in a report and wait for its commit. Raises StoreUnavailable, StoreRefused."""
+        self.post(report)
+        self._aside.hurry(report.run_id)
+        await self._next_commit(report.run_id)
+
+    async def settled(self) -> None:
+        """Everything posted so far is decided and committed, but for runs that the store refuses.
+        Raises StoreUnavailable."""
+        await self._next_commit(None)
+
+    async def save_node(self, node: Node | None, node_id: str) -> None:
+        """Add, change or (None) remove a node, durably. Raises StoreUnavailable, StoreRefused."""
+        self.set_node(node, node_id)
+        await self._next_commit(node_id)
+
+    def set_node(self, node: Node | None, node_id: str) -> None:
+        """As `save_node`, but without waiting: for what a node says about itself."""
+        self._inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
+        self._inventory.nodes[node_id] = node
+        self._show_node(node, node_id)
+        self._wake.set()
+
+    def _show_node(self, node: Node | None, node_id: str) -> None:
+        if node is None:
+            self.nodes.pop(node_id, None)
+            self._removed.add(node_id)
+        else:
+            self.nodes[node_id] = node
+            self._removed.discard(node_id)
+        self._note_drain(node, node_id)
+        self._scheduler.node_changed(node_id, node)
+        self._reschedule = True
+
+    def _note_drain(self, node: Node | None, node_id: str) -> None:
+        if node is not None and node.draining:
+            self.draining.add(node_id)
+        else:
+            self.draining.discard(node_id)
+
+    async def save_fleet(self, fleet: Fleet | None, name: str) -> None:
+        """Add, change or (None) remove a fleet, durably. Raises StoreUnavailable, StoreRefused."""
+        self._inventory.stored_fleets.setdefault(name, self.fleets.get(name))
+        self._inventory.fleets[name] = fleet
+        self._show_fleet(fleet, name)
+        self._wake.set()
+        await self._next_commit(name)
+
+    def _show_fleet(self, fleet: Fleet | None, name: str) -> None:
+        if fleet is None:
+            self.fleets.pop(name, None)
+        else:
+            self.fleets[name] = fleet
+        self._scheduler.fleet_changed(name, fleet)
+        self._reschedule = True
+
+    def watch(self, key: str | None) -> Watch:
+        """Wakes whenever the run or node with this id was committed (None: any of them, ANY_NODE:
+        any node)."""
+        return Watch(self._watchers, key)
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take turns until cancelled. Raises LeaseLost: this controller must stop at once."""
+        ended: StoreError = StoreUnavailable("this controller is stopping")
+        try:
+            while True:
+                await self._wait_for_work()
+                await self._try_turn()
+        except LeaseLost as error:
+            ended = error
+            raise
+        finally:
+            self._ended = ended
+            self._resolve(self._take_waiters(), ended)
+
+    async def _try_turn(self) -> None:
+        try:
+            await self._turn()
+        except StoreUnavailable as error:
+            log.error("commit failed, trying again in %s s: %s", COMMIT_RETRY_SECONDS, error)
+            await asyncio.sleep(COMMIT_RETRY_SECONDS)
+            self._wake.set()
+
+    async def _wait_for_work(self) -> None:
+        times = [at for at, _ in self._deadlines[:1]]
+        next_try = self._aside.next_try()
+        if next_try is not None:
+            times.append(next_try)
+        delay = max(0.0, min(times) - self._clock.now()) if times else None
+        try:
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _turn(self) -> None:
+        now = self._clock.now()
+        inbox, self._inbox = self._inbox, {}
+        admitted, self._admitted = self._admitted, {}
+        inventory, self._inventory = self._inventory, Inventory()
+        waiters = self._take_waiters()
+        for run_id in self._due(now):
+            inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
+        aside = self._aside.hold(inbox, now)
+        turn = TurnInProgress(self._known, now, self._chance, self._world, self._scheduler, aside)
+        try:
+            await turn.admit(admitted)
+            await turn.decide_all(inbox)
+            if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
+                await turn.place()
+                self._reschedule = self._scheduler.is_unfinished
+            turn.tell_children(self._families)
+            await self._commit(turn, inventory)
+        except StoreRefused as error:
+            self._take_back(turn)
+            self._leave_out(error, turn, inbox, inventory)
+            self._put_back(inbox, inventory)
+            self._go_on_without(error, admitted, waiters)
+            return
+        except BaseException as error:
+            self._take_back(turn)
+            self._put_back(inbox, inventory)
+            for state in admitted.values():
+                self._forget_admission(state)
+            refusal = error if isinstance(error, StoreError) else None
+            self._resolve(waiters, refusal or StoreUnavailable("this controller is stopping"))
+            raise
+        self._adopt(turn, now)
+        self._resolve(waiters, None)
+        await self._tell(turn, inventory.nodes)
+
+    async def _commit(self, turn: TurnInProgress, inventory: Inventory) -> None:
+        changes = Changes(
+            runs={
+                run_id: (self._known.get(run_id), state)
+                for run_id, state in turn.states.items()
+                if self._known.get(run_id) is not state
+            },
+            nodes=there(inventory.nodes),
+            removed_nodes=gone(inventory.nodes),
+            fleets=there(inventory.fleets),
+            removed_fleets=gone(inventory.fleets),
+            events=(*turn.events, *self._aside.news),
+        )
+        if changes.runs or changes.events or inventory.nodes or inventory.fleets:
+            try:
+                await self._store.commit(changes)
+            except StoreRefused as error:
+                if not error.is_in_parts:
+                    raise StoreUnavailable(str(error)) from error
+                raise
+            self._aside.news.clear()
+
+    def _take_back(self, turn: TurnInProgress) -> None:
+        for run_id in turn.states:
+            self._scheduler.run_changed(run_id, self._known.get(run_id))
+        self._reschedule = True
+
+    def _leave_out(
+        self,
+        error: StoreRefused,
+        turn: TurnInProgress,
+        inbox: dict[str, list[Report]],
+        inventory: Inventory,
+    ) -> None:
+        """A run waits aside; a node or fleet is again what the store has of it."""
+        self._aside.drop_news(error.runs)
+        for run_id in error.runs & turn.states.keys() & self._known.keys():
+            name = self._known[run_id].run.name
+            self._aside.refused(run_id, name, inbox.pop(run_id, []), str(error), self._clock.now())
+        for node_id in error.nodes & inventory.nodes.keys():
+            log.error("what changed of node %s is left out: %s", node_id, error)
+            del inventory.nodes[node_id]
+            stored = inventory.stored_nodes.pop(node_id)
+            if node_id not in self._inventory.nodes:
+                self._show_node(stored, node_id)
+        for name in error.fleets & inventory.fleets.keys():
+            del inventory.fleets[name]
+            stored_fleet = inventory.stored_fleets.pop(name)
+            if name not in self._inventory.fleets:
+                self._show_fleet(stored_fleet, name)
+
+    def _go_on_without(
+        self, error: StoreRefused, admitted: dict[str, RunState], waiters: list[_Waiter]
+    ) -> None:
+        for run_id in error.runs & admitted.keys():
+            self._forget_admission(admitted.pop(run_id))
+        self._admitted = {**admitted, **self._admitted}
+        refused = error.runs | error.nodes | error.fleets
+        self._resolve([waiter for waiter in waiters if waiter.of in refused], error)
+        self._waiters[:0] = [waiter for waiter in waiters if waiter.of not in refused]
+        self._wake.set()
+
+    def _forget_admission(self, state: RunState) -> None:
+        del self._names[state.run.name]
+        self._families.remove(state)
+
+    def _adopt(self, turn: TurnInProgress, now: float) -> None:
+        for run_id, state in turn.states.items():
+            before = self._known.get(run_id)
+            fresh = self._by_node.moved(before, state)
+            wake_at = self._brake.next_look(
+                state.run, turn.deadlines.get(run_id), now, changed=state is not before
+            )
+            state = self._trimmed(state)
+            if state.run.status in FINAL_RUN_STATUSES:
+                self._retire(state)
+            else:
+                self.runs[run_id] = state
+                for news in news_of(run_id, fresh, self.nodes, self._removed):
+                    self.post(news)
+            self._set_deadline(run_id, wake_at)
+        self._aside.stored(turn.states.keys())
+        for report in turn.held:
+            self.post(report)
+        if self._reschedule:
+            self._wake.set()
+
+    def _trimmed(self, state: RunState) -> RunState:
+        """Only of what is committed: the store has what leaves here."""
+        kept = recent(state)
+        if kept is not state:
+            self._scheduler.run_trimmed(kept)
+        return kept
+
+    def _retire(self, state: RunState) -> None:
+        self.runs.pop(state.run.id, None)
+        if self._names.get(state.run.name) == state.run.id:
+            del self._names[state.run.name]
+        self._families.remove(state)
+        if nodes_of(state):
+            self._leftovers[state.run.id] = state
+        else:
+            self._leftovers.pop(state.run.id, None)
+            self._scheduler.run_over(state.run.id)
+        self._reschedule = True
+
+    async def _tell(self, turn: TurnInProgress, nodes: Mapping[str, object]) -> None:
+        touched = list(turn.states.values())
+        async for state in in_stretches(touched):
+            for listener in self._listeners:
+                listener.committed((state,))
+        if touched or nodes:
+            of_nodes = (*nodes, ANY_NODE) if nodes else ()
+            self._watchers.wake((*turn.states, *of_nodes, None))
+
+    # -- small parts ------------------------------------------------------------------------
+
+    def _set_deadline(self, run_id: str, at: float | None) -> None:
+        """A run has one deadline; what the heap holds beside it is passed over when it comes up."""
+        if at is None:
+            self._wake_at.pop(run_id, None)
+        elif self._wake_at.get(run_id) != at:
+            self._wake_at[run_id] = at
+            heapq.heappush(self._deadlines, (at, run_id))
+
+    def _due(self, now: float) -> list[str]:
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            at, run_id = heapq.heappop(self._deadlines)
+            if self._wake_at.get(run_id) == at:
+                del self._wake_at[run_id]
+                due.append(run_id)
+        return due
+
+    def _put_back(self, inbox: dict[str, list[Report]], inventory: Inventory) -> None:
+        for run_id, reports in inbox.items():
+            self._inbox[run_id] = reports + self._inbox.get(run_id, [])
+        self._inventory = self._inventory.over(inventory)
+
+    async def _next_commit(self, of: str | None) -> None:
+        if self._ended is not None:
+            raise self._ended
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), of)
+        self._waiters.append(waiter)
+        self._wake.set()
+        with self.callers.one():
+            await waiter.done
+
+    def _take_waiters(self) -> list[_Waiter]:
+        waiters, self._waiters = self._waiters, []
+        return waiters
+
+    @staticmethod
+    def _resolve(waiters: Iterable[_Waiter], error: Exception | None) -> None:
+        for done, _ in waiters:
+            if done.done():
+                continue
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)

@@ -1,0 +1,415 @@
+"""What the controller tells a node: requests to shim and runner, made from a run's committed state.
+
+A multi-node job is told the addresses, ranks and GPUs of its peers, and gets a key of its run.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, ip_address
+
+import asyncssh
+import msgspec
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from controller.lifecycle.model import Allocation, Attempt, Job, JobSpec, Node, RunState
+from controller.lifecycle.model import Repo as PlannedRepo
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
+from runner.schemas import (
+    ClusterInfo,
+    ClusterKey,
+    EnvStyle,
+    Files,
+    GangInfo,
+    IfExists,
+    Repo,
+    RepoCredentials,
+    SubmitRequest,
+)
+from runner.schemas import JobSpec as RunnerJob
+from shim.schemas import (
+    CLUSTER_SSH_PORT,
+    ContainerOptions,
+    GpuRequest,
+    PullPolicy,
+    RegistryAuth,
+    SshMode,
+    SshRequest,
+    TaskRequest,
+    TaskResources,
+    Ulimit,
+    VolumeKind,
+    VolumeMount,
+)
+
+
+class RetryLater(Exception):
+    """The node could not do it now; the text says why."""
+
+
+class AttemptContext(msgspec.Struct, frozen=True):
+    """One attempt with what surrounds it."""
+
+    state: RunState
+    job: Job
+    attempt: Attempt
+
+    @property
+    def allocation(self) -> Allocation | None:
+        for allocation in self.state.allocations:
+            if allocation.id == self.attempt.allocation_id:
+                return allocation
+        return None
+
+    @property
+    def incarnation_number(self) -> int:
+        """The attempt's own: under which its task is made."""
+        return 0 if self.attempt.incarnation is None else self.attempt.incarnation.number
+
+    @property
+    def spoken_incarnation(self) -> int:
+        """The run's present one: what a shim is told with a request about any of its tasks, for it
+        refuses an older one than it knows."""
+        incarnation = self.state.run.incarnation
+        return 0 if incarnation is None else incarnation.number
+
+
+def live_attempts(state: RunState) -> Iterator[AttemptContext]:
+    for job in state.jobs:
+        for attempt in job.attempts:
+            if attempt.status not in FINAL_ATTEMPT_STATUSES:
+                yield AttemptContext(state, job, attempt)
+
+
+def find(state: RunState, attempt_id: str) -> AttemptContext | None:
+    for job in state.jobs:
+        for attempt in job.attempts:
+            if attempt.id == attempt_id:
+                return AttemptContext(state, job, attempt)
+    return None
+
+
+def runner_socket(view: AttemptContext) -> str:
+    """Raises TryAgain until the shim has said where the runner listens."""
+    if not view.attempt.runner_socket:
+        raise RetryLater(f"attempt {view.attempt.id} has no runner yet")
+    return view.attempt.runner_socket
+
+
+def task_request(view: AttemptContext, cluster_key: str | None = None) -> TaskRequest:
+    """`cluster_key`: the public key with which the run's jobs on other nodes come in."""
+    allocation = view.allocation
+    if allocation is None:
+        raise ValueError(f"attempt {view.attempt.id} holds no allocation")
+    spec = view.job.spec
+    need = allocation.resources
+    auth = spec.registry_auth
+    return TaskRequest(
+        run_id=view.state.run.id,
+        run_name=view.state.run.name,
+        allocation_id=allocation.id,
+        image=spec.image,
+        resources=TaskResources(
+            cpu=need.cpu,
+            memory=need.memory,
+            shm_size=need.shm_size,
+            disk=need.disk,
+            gpu=GpuRequest(uuids=allocation.gpus),
+            infiniband=need.infiniband,
+            whole_node=need.whole_node,
+        ),
+        pull_policy=PullPolicy(spec.pull_policy),
+        registry_auth=None
+        if auth is None
+        else RegistryAuth(username=auth.username, password=auth.password),
+        hostname=view.state.run.name,
+        ssh=_ssh(spec, cluster_key),
+        image_digest=pinned_digest(view),
+        volumes=tuple(
+            VolumeMount(
+                kind=VolumeKind(volume.kind),
+                target=volume.target,
+                source=volume.source,
+                read_only=volume.read_only,
+                optional=volume.optional,
+                size=volume.size,
+            )
+            for volume in spec.volumes
+        ),
+        container=_container(spec),
+        stop_when_unheard_seconds=spec.stop_when_unheard,
+        needs_host_network=need.host_network,
+    )
+
+
+def pinned_digest(view: AttemptContext) -> str | None:
+    """Of the job's first attempt that knew: a tag that moves must not change what is retried. The
+    attempt's own stays what it was when its task was made."""
+    for attempt in view.job.attempts:
+        if attempt.id == view.attempt.id:
+            return None
+        if attempt.occurrence == view.attempt.occurrence and attempt.image_digest is not None:
+            return attempt.image_digest
+    return None
+
+
+def _container(spec: JobSpec) -> ContainerOptions:
+    wanted = spec.container
+    return ContainerOptions(
+        privileged=wanted.privileged,
+        cap_add=wanted.cap_add,
+        cap_drop=wanted.cap_drop,
+        ulimits=tuple(Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in wanted.ulimits),
+        pids_limit=wanted.pids_limit,
+        read_only_root=wanted.read_only_root,
+        init=wanted.init,
+        user=spec.user if wanted.cap_drop else None,
+    )
+
+
+def _ssh(spec: JobSpec, cluster_key: str | None) -> SshRequest | None:
+    """Without a key nobody could come in."""
+    if spec.ssh == "off" or not (spec.ssh_keys or cluster_key):
+        return None
+    return SshRequest(
+        authorized_keys=spec.ssh_keys, mode=SshMode(spec.ssh), cluster_key=cluster_key
+    )
+
+
+_TYPE = b"ssh-ed25519"
+_MAGIC = b"openssh-key-v1\0"
+_NO_CIPHER = b"none"
+_BLOCK = 8
+_SEED_BYTES, _CHECK_BYTES = 32, 4
+_LINE = 70
+
+
+def secret_of(identity: asyncssh.SSHKey) -> bytes:
+    """What keys of runs are derived from, given the controller's own key."""
+    return identity.export_private_key("pkcs8-der")
+
+
+def cluster_key(secret: bytes, run_id: str) -> ClusterKey:
+    """An Ed25519 key pair; without `secret` nobody learns anything about it from `run_id`, or from
+    the keys of other runs."""
+    purpose = b"fairlead: SSH between the nodes of the run " + run_id.encode()
+    length = _SEED_BYTES + _CHECK_BYTES
+    derived = HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=purpose).derive(secret)
+    seed, check = derived[:_SEED_BYTES], derived[_SEED_BYTES:]
+    point = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    public = _string(_TYPE) + _string(point)
+    return ClusterKey(
+        private=_openssh(seed, check, point, public),
+        public=f"{_TYPE.decode()} {base64.b64encode(public).decode()}",
+    )
+
+
+def _openssh(seed: bytes, check: bytes, point: bytes, public: bytes) -> str:
+    """OpenSSH's PROTOCOL.key, without a cipher and without a comment."""
+    inner = check * 2 + _string(_TYPE) + _string(point) + _string(seed + point) + _string(b"")
+    inner += bytes(range(1, _BLOCK - len(inner) % _BLOCK + 1)) if len(inner) % _BLOCK else b""
+    head = _MAGIC + _string(_NO_CIPHER) * 2 + _string(b"") + struct.pack(">I", 1)
+    text = base64.b64encode(head + _string(public) + _string(inner)).decode()
+    lines = "\n".join(textwrap.wrap(text, _LINE))
+    return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+def _string(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Clusters:
+    """`nodes` by id, as they are now. `secret`: what the runs' keys are derived from. `networks`,
+    the preferred one first: which of a node's addresses its jobs are reached at."""
+
+    def __init__(
+        self, nodes: Mapping[str, Node], secret: bytes, networks: Sequence[IPv4Network] = ()
+    ) -> None:
+        self._nodes = nodes
+        self._secret = secret
+        self._networks = networks
+
+    def info(self, view: AttemptContext) -> ClusterInfo | None:
+        """None for a job that stands alone. Raises TryAgain while a peer has no place yet."""
+        if not is_clustered(view):
+            return None
+        peers = list(_peers(view))
+        ips = tuple(self._address(attempt) for attempt in peers)
+        gpus = tuple(_gpus(view.state, attempt) for attempt in peers)
+        rank = next((n for n, one in enumerate(peers) if one.id == view.attempt.id), None)
+        return ClusterInfo(
+            ips=ips,
+            master_ip=ips[0] if ips else _LOOPBACK,
+            rank=rank,
+            gpus_per_node=_gpus(view.state, view.attempt),
+            gpus=gpus,
+            ssh_port=CLUSTER_SSH_PORT,
+        )
+
+    def key(self, view: AttemptContext) -> ClusterKey | None:
+        """None for a job that cannot be reached from other nodes, or wants no SSH."""
+        allocation = view.allocation
+        shares = allocation is None or not allocation.resources.whole_node
+        if shares or view.job.spec.ssh == "off" or not is_clustered(view):
+            return None
+        return cluster_key(self._secret, view.state.run.id)
+
+    def _address(self, attempt: Attempt) -> str:
+        node = self._nodes.get(attempt.node_id or "")
+        return _LOOPBACK if node is None else address(node, self._networks)
+
+
+def is_clustered(view: AttemptContext) -> bool:
+    """Whether it is told of other nodes, and they of it."""
+    run = view.state.run
+    together = view.attempt.incarnation is not None or run.policy.same_placement
+    return together and len(view.state.jobs) > 1
+
+
+def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
+    """Where jobs on other nodes reach those on this one: in the preferred network, else where we
+    reach it ourselves if that is an address of its own, else its first."""
+    own, host = node.capacity.addresses, node.address.host
+    for network in networks:
+        for one in own:
+            if ip_address(one) in network:
+                return one
+    if host in own:
+        return host
+    return own[0] if own else host or _LOOPBACK
+
+
+def _peers(view: AttemptContext) -> Iterator[Attempt]:
+    """In the order of their ranks over all groups, which is that of the groups."""
+    for job in _in_order(view.state):
+        attempt = _latest_with(job, view.attempt)
+        if attempt is None:
+            continue
+        if view.attempt.incarnation is None:
+            if attempt.node_id is not None:
+                yield attempt
+        elif attempt.rank is not None:
+            if attempt.node_id is None and attempt.reason is not None:
+                continue  # abandoned before it was placed: it is nowhere, and nobody waits for it
+            if attempt.node_id is None:
+                raise RetryLater(f"the gang of attempt {view.attempt.id} is not placed yet")
+            yield attempt
+
+
+def _in_order(state: RunState) -> list[Job]:
+    order = {group.name: number for number, group in enumerate(state.run.groups)}
+    return sorted(state.jobs, key=lambda job: (order.get(job.group, 0), _rank(job), job.index))
+
+
+def _rank(job: Job) -> int:
+    rank = job.attempts[-1].rank if job.attempts else None
+    return job.index if rank is None else rank
+
+
+def _latest_with(job: Job, attempt: Attempt) -> Attempt | None:
+    """The job's latest attempt of the same occurrence and incarnation."""
+    for one in reversed(job.attempts):
+        if one.occurrence == attempt.occurrence and one.incarnation == attempt.incarnation:
+            return one
+    return None
+
+
+def _gpus(state: RunState, attempt: Attempt) -> int:
+    for allocation in state.allocations:
+        if allocation.id == attempt.allocation_id:
+            return len(allocation.gpus)
+    return len(attempt.gpus)
+
+
+def submit_request(
+    view: AttemptContext, cluster: ClusterInfo | None = None, key: ClusterKey | None = None
+) -> SubmitRequest:
+    """`cluster` and `key`: of a job that is told of other nodes."""
+    spec = view.job.spec
+    private = [repo for repo in spec.repos if _is_private(repo)]
+    return SubmitRequest(
+        job=_job(view, spec),
+        secrets=spec.secrets,
+        repo_credentials={repo.path: _credentials(repo) for repo in private},
+        cluster=cluster,
+        cluster_key=key,
+    )
+
+
+def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
+    run, job, place = view.state.run, view.job, view.allocation
+    slots = [other for other in view.state.jobs if not other.scaled_down]
+    return RunnerJob(
+        run_id=run.id,
+        run_name=run.name,
+        job_id=job.id,
+        attempt_id=view.attempt.id,
+        group=job.group,
+        cookie=job.cookie,
+        index=job.index,
+        job_count=len(slots),
+        group_job_count=sum(other.group == job.group for other in slots),
+        commands=spec.commands,
+        entrypoint=spec.entrypoint,
+        shell=spec.shell,
+        env=spec.env,
+        working_dir=spec.working_dir,
+        user=spec.user,
+        max_duration=run.policy.max_duration,
+        stop_signal=spec.stop_signal,
+        repos=tuple(_repo(repo) for repo in spec.repos),
+        files=tuple(Files(path=one.path, archive=one.archive) for one in spec.files),
+        tty=spec.tty,
+        restart_exit_code=spec.restart_exit_code,
+        log_quota=spec.log_quota,
+        fail_on_log_quota=spec.fail_on_log_quota,
+        env_style=tuple(EnvStyle(style) for style in spec.env_style),
+        gang=_gang(view),
+        monitoring_descriptor=None if place is None else place.monitoring_descriptor,
+    )
+
+
+def _gang(view: AttemptContext) -> GangInfo | None:
+    """None for a job that lives in no incarnations. The ranks of a plain group beside a gang are
+    its own."""
+    incarnation = view.attempt.incarnation
+    if incarnation is None:
+        return None
+    sizes = {group.name: group.gang_size for group in view.state.run.groups}
+    return GangInfo(
+        incarnation=incarnation.id,
+        incarnation_number=incarnation.number,
+        size=sum(size or 0 for size in sizes.values()),
+        group_size=sizes.get(view.job.group),
+        rank=view.attempt.rank,
+    )
+
+
+def _repo(repo: PlannedRepo) -> Repo:
+    return Repo(
+        path=repo.path,
+        url=repo.url,
+        branch=repo.branch,
+        commit=repo.commit,
+        diff=repo.diff,
+        archive=repo.archive,
+        if_exists=IfExists(repo.if_exists),
+    )
+
+
+def _is_private(repo: PlannedRepo) -> bool:
+    return any((repo.token, repo.private_key, repo.known_hosts))
+
+
+def _credentials(repo: PlannedRepo) -> RepoCredentials:
+    return RepoCredentials(
+        token=repo.token, private_key=repo.private_key, known_hosts=repo.known_hosts
+    )

@@ -1,0 +1,209 @@
+"""Which nodes can hold what: jobs by the shape of their needs, nodes on shelves by free capacity.
+
+Jobs that ask for the same share one shape, so that one look answers for thousands of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Constraint, JobSpec, NodeGpu, Resources
+from controller.scheduling.fit import Room, is_busy, shortfalls
+
+Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
+"""Fleets and constraints: which nodes are asked at all."""
+Shape: TypeAlias = tuple[int, int, float, int, int, bool, tuple[tuple[int, int], ...], int, bool]
+"""All of a node's room that decides whether a job fits; the smallest is the best place: the fewest
+GPUs unused, then the least that is starting, then the most CPU."""
+_MOST_SHAPES = 20_000
+
+
+class Need:
+    """Compared by identity: `Needs` gives equal asks the same object."""
+
+    def __init__(self, resources: Resources, scope: Scope) -> None:
+        self.resources = resources
+        self.scope = scope
+        self.least_gpus = resources.gpu.count
+        self._fits: dict[Shape, bool] = {}
+
+    def fits(self, shape: Shape, room: Room) -> bool:
+        """`room`: any one of this shape."""
+        known = self._fits.get(shape)
+        if known is None:
+            if len(self._fits) > _MOST_SHAPES:
+                self._fits.clear()
+            known = self._fits[shape] = not shortfalls(self.resources, room)
+        return known
+
+
+class Needs:
+    def __init__(self) -> None:
+        self._known: dict[tuple[Resources, Scope], Need] = {}
+
+    def of(
+        self, spec: JobSpec, besides: tuple[Constraint, ...] = (), *, host_network: bool = False
+    ) -> Need:
+        """`besides`: constraints that its user has not written."""
+        resources = spec.resources
+        if host_network:
+            resources = replace(resources, host_network=True)
+        key = (resources, (spec.fleets, spec.constraints + besides))
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) > _MOST_SHAPES:
+                self._known.clear()
+            found = self._known[key] = Need(*key)
+        return found
+
+
+class Shapes:
+    """Gives rooms their shapes; what is long to compare is given a number once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def of(self, room: Room) -> Shape:
+        capacity = room.node.capacity
+        kinds: dict[int, int] = {}
+        for gpu in room.gpus:
+            kind = self._number(_kind(gpu))
+            kinds[kind] = kinds.get(kind, 0) + 1
+        every = tuple(map(_kind, capacity.gpus))
+        whole = (
+            *(capacity.cpu, capacity.memory, capacity.disk, capacity.blocks),
+            capacity.host_network,
+            every,
+        )
+        return (
+            len(room.gpus),
+            room.starts,
+            -room.cpu,
+            room.memory,
+            room.disk,
+            room.empty,
+            tuple(sorted(kinds.items())),
+            self._number(whole),
+            is_busy(room),
+        )
+
+    def _number(self, what: object) -> int:
+        return self._numbers.setdefault(what, len(self._numbers))
+
+
+def _kind(gpu: NodeGpu) -> tuple[object, ...]:
+    """The properties that decide which job may have it."""
+    return gpu.name, gpu.memory, gpu.compute_capability, gpu.mig_parent is not None
+
+
+_Key = tuple[str, str]
+"""A node's name and id: the order within a bin."""
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self._bins: dict[Shape, list[_Key]] = {}
+        self._order: list[Shape] = []
+        self._where: dict[str, Shape] = {}
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._where
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def copy(self) -> Shelf:
+        made = Shelf()
+        made._bins = {shape: list(keys) for shape, keys in self._bins.items()}
+        made._order = list(self._order)
+        made._where = dict(self._where)
+        return made
+
+    def put(self, room: Room, shape: Shape) -> None:
+        """Put the node where it belongs now."""
+        node = room.node
+        if self._where.get(node.id) == shape:
+            return
+        self.remove(node.id, node.name)
+        keys = self._bins.get(shape)
+        if keys is None:
+            self._bins[shape] = [(node.name, node.id)]
+            insort(self._order, shape)
+        else:
+            insort(keys, (node.name, node.id))
+        self._where[node.id] = shape
+
+    def remove(self, node_id: str, name: str) -> None:
+        shape = self._where.pop(node_id, None)
+        if shape is None:
+            return
+        keys = self._bins[shape]
+        del keys[bisect_left(keys, (name, node_id))]
+        if not keys:
+            del self._bins[shape]
+            del self._order[bisect_left(self._order, shape)]
+
+    def best(self, need: Need, rooms: Mapping[str, Room]) -> Room | None:
+        """Where the fewest GPUs stay unused, then the least is starting, then most CPU is free."""
+        for at in range(bisect_left(self._order, (need.least_gpus,)), len(self._order)):
+            shape = self._order[at]
+            room = rooms[self._bins[shape][0][1]]
+            if need.fits(shape, room):
+                return room
+        return None
+
+    def bins(self, rooms: Mapping[str, Room]) -> Iterator[tuple[Shape, Room, int]]:
+        """Each shape with one of its rooms and how many there are."""
+        for shape in self._order:
+            keys = self._bins[shape]
+            yield shape, rooms[keys[0][1]], len(keys)
+
+
+class Tiers:
+    """The nodes of one scope, the preferred ones apart: a better-liked node that fits goes before
+    any other."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[int, Shelf] = {}
+        self._tier: dict[str, int] = {}
+
+    def copy(self) -> Tiers:
+        made = Tiers()
+        made._shelves = {tier: shelf.copy() for tier, shelf in self._shelves.items()}
+        made._tier = dict(self._tier)
+        return made
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._tier
+
+    def __len__(self) -> int:
+        return len(self._tier)
+
+    def put(self, room: Room, shape: Shape, tier: int | None = None) -> None:
+        """`tier`: for a node that is not there yet, or that may be liked otherwise now."""
+        if tier is None:
+            tier = self._tier[room.node.id]
+        elif self._tier.get(room.node.id, tier) != tier:
+            self.remove(room.node.id, room.node.name)
+        self._tier[room.node.id] = tier
+        self._shelves.setdefault(tier, Shelf()).put(room, shape)
+
+    def remove(self, node_id: str, name: str) -> None:
+        tier = self._tier.pop(node_id, None)
+        if tier is not None:
+            self._shelves[tier].remove(node_id, name)
+
+    def best(self, need: Need, rooms: Mapping[str, Room]) -> Room | None:
+        for tier in sorted(self._shelves):
+            found = self._shelves[tier].best(need, rooms)
+            if found is not None:
+                return found
+        return None
+
+    def bins(self, rooms: Mapping[str, Room]) -> Iterator[tuple[Shape, Room, int]]:
+        for tier in sorted(self._shelves):
+            yield from self._shelves[tier].bins(rooms)

@@ -1,0 +1,149 @@
+"""What no node of any fleet could ever hold: refused at submit, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState, StartupOrder
+from controller.lifecycle.statuses import AttemptStatus
+from controller.scheduling.capacity import Need, Needs
+from controller.scheduling.fit import as_new, closest
+from controller.scheduling.gang_placement import fits_when_empty
+from controller.scheduling.index import CapacityIndex, TrialCapacity
+from controller.scheduling.pending_reasons import is_known, no_such, why_all_wait, why_one_waits
+from controller.scheduling.queue import Kind, waiting_units
+
+
+class Feasibility:
+    """What the nodes could hold, were they free; kept, so that no submission has to look at each of
+    thousands of nodes. It is told of every change of a node or fleet."""
+
+    def __init__(self) -> None:
+        self._empty = CapacityIndex()
+        self._changed: dict[str, Node | None] = {}
+        self._silent: dict[str, Node] = {}
+        self._needs = Needs()
+
+    def node_changed(self, node_id: str, node: Node | None) -> None:
+        self._changed[node_id] = node
+        if node is None or node.status is NodeStatus.CONNECTED:
+            self._silent.pop(node_id, None)
+        else:
+            self._silent[node_id] = node
+
+    def fleet_changed(self, name: str, fleet: Fleet | None) -> None:
+        self._empty.fleet_changed(name, fleet)
+
+    def why_never(self, state: RunState) -> tuple[str, str] | None:
+        """The field of the configuration that asks too much and the sentence about it; None when
+        the nodes that are there could hold all jobs of this new run, were they free.
+
+        A node whose capacity is not known yet, since it is not connected, counts as able. Fleets
+        without nodes are no reason to refuse: the run waits for the first one (`why_queued`). A
+        fleet that nobody has made is one: it is misspelt.
+        """
+        self._refresh()
+        for job in state.jobs:
+            for fleet in job.spec.fleets:
+                if not is_known(self._empty, fleet):
+                    return (
+                        "fleets",
+                        f"{no_such(fleet)}; `fairlead fleet list` shows those there are",
+                    )
+        units = waiting_units(_without_turns(as_begun(state)), self._needs)
+        for need in dict.fromkeys(member.need for unit in units for member in unit.members):
+            refusal = None if self._is_open(need) else self._why_none_could(need)
+            if refusal is not None:
+                return refusal
+        for unit in units:
+            if unit.kind is Kind.TOGETHER and not fits_when_empty(self._empty, unit):
+                if any(self._is_open(member.need) for every in units for member in every.members):
+                    return None
+                sentence = why_all_wait(TrialCapacity(self._empty), unit)
+                return "nodes", f"no fleet could ever hold it: {sentence}"
+        return None
+
+    def _refresh(self) -> None:
+        changed, self._changed = self._changed, {}
+        for node_id, node in changed.items():
+            if node is not None or node_id in self._empty.nodes:
+                self._empty.node_changed(node_id, None if node is None else as_new(node))
+        self._empty.refresh()
+
+    def _is_open(self, need: Need) -> bool:
+        """Whether nobody can say: no node is there to be asked, or one that is silent."""
+        fleets, _ = need.scope
+        if any(_is_asked(node, fleets) for node in self._silent.values()):
+            return True
+        return not any(_is_asked(node, fleets) for node in self._empty.nodes.values())
+
+    def _why_none_could(self, need: Need) -> tuple[str, str] | None:
+        index = self._empty
+        allowed = index.sorted(need.scope)
+        if allowed.best(need, index.rooms) is not None:
+            return None
+        if not allowed:
+            why = why_one_waits(TrialCapacity(index), need)
+            return "constraints", f"no node could ever hold it: {why}"
+        rooms = [free for _, free, _ in allowed.bins(index.rooms)]
+        return "resources", f"no node could ever hold it: {closest(need.resources, rooms)}"
+
+
+def why_never(
+    state: RunState, nodes: Iterable[Node], fleets: Mapping[str, Fleet]
+) -> tuple[str, str] | None:
+    """As `Possible.why_never`, of these nodes and fleets."""
+    made = Feasibility()
+    for name, fleet in fleets.items():
+        made.fleet_changed(name, fleet)
+    for node in nodes:
+        made.node_changed(node.id, node)
+    return made.why_never(state)
+
+
+def _without_turns(state: RunState) -> RunState:
+    """As if all jobs could start at once: those whose turn comes later must fit, too."""
+    policy = replace(state.run.policy, startup_order=StartupOrder.ANY)
+    return replace(state, run=replace(state.run, policy=policy))
+
+
+def as_begun(state: RunState) -> RunState:
+    """A run that waits for its first trigger, as if that had come."""
+    if any(job.attempts for job in state.jobs):
+        return state
+    run = state.run
+    jobs = (
+        replace(
+            job,
+            attempts=(
+                Attempt(
+                    id=job.id,
+                    job_id=job.id,
+                    number=0,
+                    status=AttemptStatus.SUBMITTED,
+                    occurrence=run.occurrence,
+                    incarnation=run.incarnation,
+                    rank=job.rank,
+                    submitted_at=run.submitted_at,
+                ),
+            ),
+        )
+        for job in state.jobs
+    )
+    return replace(state, jobs=tuple(jobs))
+
+
+def why_queued(state: RunState, nodes: Sequence[Node]) -> str | None:
+    """A warning for a run of which a job can go nowhere until a node is added."""
+    for job in state.jobs:
+        fleets = job.spec.fleets
+        if not any(not fleets or node.fleet in fleets for node in nodes):
+            where = f"fleet {' or '.join(fleets)}" if fleets else "this controller"
+            return f"{where} has no node yet: the run waits for the first one"
+    return None
+
+
+def _is_asked(node: Node, fleets: tuple[str, ...]) -> bool:
+    return not fleets or node.fleet in fleets

@@ -1,0 +1,263 @@
+"""All-or-nothing placement of several jobs within one domain (docs/rules.md 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus
+from controller.lifecycle.statuses import AllocationState
+from controller.scheduling.capacity import Need
+from controller.scheduling.constraints import Domain, domain_of
+from controller.scheduling.fit import (
+    Room,
+    as_new,
+    choose,
+    fitting_gpus,
+    in_blocks,
+    is_busy,
+    is_instance,
+    is_named,
+    shortfalls,
+)
+from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
+from controller.scheduling.kept import in_order_for
+from controller.scheduling.queue import Member, Unit
+
+NewId = Callable[[], str]
+
+
+class Place(msgspec.Struct, frozen=True):
+    member: Member
+    allocation: Allocation
+
+
+def allocate(
+    unit: Unit, member: Member, free: Room, where: Where, now: float, new_id: NewId
+) -> Allocation:
+    """What the job takes of this room, in which it fits."""
+    resources = in_blocks(member.need.resources, free.node.capacity)
+    wanted = resources.gpu.names
+    gpus = tuple(gpu for gpu in free.gpus if not is_instance(gpu) or is_named(gpu, wanted))
+    if not resources.whole_node:
+        fitting = fitting_gpus(resources.gpu, free.gpus)
+        gpus = tuple(choose(fitting, free.gpus, resources.gpu.count)) if fitting else ()
+    return Allocation(
+        id=new_id(),
+        run_id=unit.run.id,
+        job_id=member.job.id,
+        node_id=free.node.id,
+        node_name=free.node.name,
+        state=AllocationState.HELD,
+        resources=resources,
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        created_at=now,
+        placement=None if where is None else where.value,
+    )
+
+
+def place_all(
+    board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
+) -> list[Place] | None:
+    """Gives every member a place in this domain, or nobody one; what is kept for the run first."""
+    places = _place_all(board, unit, where, now, new_id, kept_first=bool(unit.freed))
+    if places is None and unit.freed:
+        return _place_all(board, unit, where, now, new_id, kept_first=False)
+    return places
+
+
+def _place_all(
+    board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId, *, kept_first: bool
+) -> list[Place] | None:
+    mark = board.mark
+    places: list[Place] = []
+    for member in hardest_first(unit.members):
+        free = best_kept(board, unit, member, where) if kept_first else None
+        free = free or board.best(member.need, where)
+        if free is None:
+            board.undo(mark)
+            return None
+        allocation = allocate(unit, member, free, where, now, new_id)
+        board.give(allocation)
+        places.append(Place(member, allocation))
+    return places
+
+
+def best_kept(board: TrialCapacity, unit: Unit, member: Member, where: Where) -> Room | None:
+    """Where the job has room in a place that is kept for its run, and no other node that has room
+    is liked better."""
+    if not unit.freed:
+        return None
+    scope = member.need.scope
+    best = board.best(member.need, where)
+    least = None if best is None else board.index.tier(best.node, scope)
+    allowed = board.sorted(scope, where)
+    for place in in_order_for(member, unit):
+        free = board.rooms.get(place.node_id) if place.node_id in allowed else None
+        if free is None or shortfalls(member.need.resources, free):
+            continue
+        if board.index.tier(free.node, scope) == least:
+            return free
+    return None
+
+
+def whole_of(unit: Unit) -> Unit:
+    """With the jobs whose turn comes later, while no place of the run's binds it yet: where its
+    first jobs go the others must find room, or these would wait for them forever."""
+    if unit.anchors or not unit.later:
+        return unit
+    return replace(unit, members=unit.members + unit.later)
+
+
+def place_first(
+    board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
+) -> list[Place] | None:
+    """`place_all`, where there is room for `whole_of` the unit."""
+    whole = whole_of(unit)
+    mark = board.mark
+    places = place_all(board, whole, where, now, new_id)
+    if places is None or whole is unit:
+        return places
+    board.undo(mark)
+    places = [place for place in places if place.member in unit.members]
+    for place in places:
+        board.give(place.allocation)
+    return places
+
+
+def hardest_first(members: Iterable[Member]) -> list[Member]:
+    def size(member: Member) -> tuple[bool, int, float, int, int]:
+        need = member.need.resources
+        return (not need.whole_node, -need.gpu.count, -need.cpu, -need.memory, member.job.index)
+
+    return sorted(members, key=size)
+
+
+def domains_for(index: CapacityIndex, unit: Unit) -> list[Domain]:
+    """Where all of the unit may go, the smallest first: what is large stays whole for others."""
+    if unit.anchors:
+        anchor = unit.anchors[0]
+        node = index.nodes.get(anchor.node_id)
+        return [] if node is None else [Domain((node.fleet, anchor.placement))]
+    only_named = unit.run.policy.same_placement and not unit.gang
+    return sorted(
+        (
+            domain
+            for domain in index.domains
+            if not only_named or _names_attribute(index.fleets, domain.fleet)
+        ),
+        key=lambda domain: (len(index.domains[domain]), domain.fleet, domain.value or ""),
+    )
+
+
+def roomiest_first(board: TrialCapacity, unit: Unit, domains: list[Domain]) -> list[Domain]:
+    """Those first where the most of the gang's reserved jobs find room beside its ranks: they must
+    be where the ranks are, and would wait forever where there is no more room."""
+    if not unit.reserved or unit.anchors:
+        return domains
+    counted = by_need(unit.members + unit.reserved)
+
+    def held(domain: Domain) -> int:
+        return sum(most(board, need, domain, count) for need, count in counted.items())
+
+    return sorted(domains, key=held, reverse=True)
+
+
+def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
+    fleet = fleets.get(name)
+    return fleet is not None and fleet.placement is not None
+
+
+def most(board: TrialCapacity, need: Need, where: Where, enough: int) -> int:
+    """At least as many as such jobs find places there, counted up to `enough`."""
+    found = 0
+    for _, free, nodes in board.sorted(need.scope, where).bins(board.rooms):
+        found += nodes * _most_in(free, need, enough)
+        if found >= enough:
+            return enough
+    return found
+
+
+def _most_in(free: Room, need: Need, enough: int) -> int:
+    asked = in_blocks(need.resources, free.node.capacity)
+    if asked.whole_node:
+        return int(not shortfalls(need.resources, free))
+    if is_busy(free):
+        return 0
+    limits = [enough]
+    if asked.cpu:
+        limits.append(int(free.cpu / asked.cpu + 1e-6))
+    if asked.memory:
+        limits.append(free.memory // asked.memory)
+    if asked.disk:
+        limits.append(free.disk // asked.disk)
+    if asked.gpu.count:
+        limits.append(len(fitting_gpus(asked.gpu, free.gpus)) // asked.gpu.count)
+    return max(0, min(limits))
+
+
+def by_need(members: Iterable[Member]) -> dict[Need, int]:
+    counted: dict[Need, int] = {}
+    for member in members:
+        counted[member.need] = counted.get(member.need, 0) + 1
+    return counted
+
+
+def empty_index(
+    nodes: Iterable[Node], fleets: Mapping[str, Fleet], counts: Callable[[Node], bool]
+) -> CapacityIndex:
+    """As if nothing was on these nodes, and nothing wrong with them."""
+    made = CapacityIndex()
+    for name, fleet in fleets.items():
+        made.fleet_changed(name, fleet)
+    for node in nodes:
+        if counts(node):
+            made.node_changed(node.id, as_new(node))
+    made.refresh()
+    return made
+
+
+def could_ever_hold(
+    index: CapacityIndex, unit: Unit, ranked: Sequence[Member], domain: Domain
+) -> bool:
+    """Whether this domain could hold all these jobs of the unit's run, were nothing else there.
+
+    A node that is only silent counts as able; one that is lost, unfit, cordoned or draining does
+    not: nobody expects it back in time. But for a cordoned one that has jobs of the run already."""
+    had = {place.node_id for place in unit.anchors}
+
+    def counts(node: Node) -> bool:
+        if node.fleet != domain.fleet or node.draining or node.unfit is not None:
+            return False
+        if node.cordoned and node.id not in had:
+            return False
+        return node.status is not NodeStatus.LOST and domain_of(node, index.fleets) == domain
+
+    empty = empty_index(index.nodes.values(), index.fleets, counts)
+    whole = replace(unit, members=tuple(ranked))
+    return _fits_empty(empty, whole, domain)
+
+
+def _fits_empty(empty: CapacityIndex, unit: Unit, where: Where) -> bool:
+    """Without the limit on jobs that start at a time, which passes by itself."""
+    board = TrialCapacity(empty)
+    for member in hardest_first(unit.members):
+        free = board.best(member.need, where)
+        if free is None:
+            return False
+        board.give(allocate(unit, member, free, where, 0.0, str))
+        board.settle(free.node.id)
+    return True
+
+
+def fits_when_empty(empty: CapacityIndex, unit: Unit) -> bool:
+    """Whether any domain could hold the unit; `empty`: of nodes as new."""
+    return any(_fits_empty(empty, unit, domain) for domain in domains_for(empty, unit))
+
+
+def placement_name(fleets: Mapping[str, Fleet], domain: Domain) -> str:
+    """What one placement value of this fleet is: `rack`, `fleet`."""
+    fleet = fleets.get(domain.fleet)
+    return "fleet" if fleet is None or fleet.placement is None else fleet.placement

@@ -1,0 +1,85 @@
+"""JobSubmittedPipeline gives waiting attempts their allocations.
+
+It runs inside the turn, after the reports were decided, so that a job is submitted and placed in
+one transaction. The decision is `placement.SchedulingPass`, a pure function of the index that is
+kept here; its outcome comes back into the turn as reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+
+from controller.lifecycle.model import Fleet, Node, RunState, Use
+from controller.scheduling.explain import NameOf, PlannedPlace, Waiting, explain, preview
+from controller.scheduling.feasibility import Feasibility
+from controller.scheduling.index import CapacityIndex
+from controller.scheduling.placement import SchedulingPass, Told
+
+
+class JobSubmittedPipeline:
+    """`past_use`: what runs that the index will never see have used."""
+
+    def __init__(self, new_id: Callable[[], str], past_use: Iterable[Use] = ()) -> None:
+        self.index = CapacityIndex(past_use)
+        self._possible = Feasibility()
+        self._new_id = new_id
+        self._seen_growth = -1
+        self._to_see: dict[str, None] = {}
+        self.is_unfinished = False
+        """Whether another round should follow at once."""
+
+    def run_changed(self, run_id: str, state: RunState | None) -> None:
+        """What the round and `nominated` go by from now on; a commit that failed is taken back by
+        the state before it."""
+        self.index.run_changed(run_id, state)
+        self._to_see[run_id] = None
+
+    def run_trimmed(self, state: RunState) -> None:
+        """The run as it was told last, without some of its history."""
+        self.index.run_trimmed(state)
+
+    def run_over(self, run_id: str) -> None:
+        """The run is final, committed, and has nothing on any node."""
+        self.index.run_over(run_id)
+
+    def node_changed(self, node_id: str, node: Node | None) -> None:
+        self.index.node_changed(node_id, node)
+        self._possible.node_changed(node_id, node)
+
+    def fleet_changed(self, name: str, fleet: Fleet | None) -> None:
+        self.index.fleet_changed(name, fleet)
+        self._possible.fleet_changed(name, fleet)
+
+    def place(self, now: float, without: Container[str] = frozenset()) -> Told:
+        """What to tell which runs, in this order. While nothing has come free, only what changed
+        has a chance; what waits of the runs in `without` has none."""
+        to_see, self._to_see = self._to_see, {}
+        units = None
+        if self.index.growth == self._seen_growth:
+            units = [unit for run_id in to_see for unit in self.index.units.get(run_id, ())]
+        self._seen_growth = self.index.growth
+        if not (self.index.units if units is None else units) and not self.index.nominations:
+            self.is_unfinished = False
+            return {}
+        this_round = SchedulingPass(self.index, now, self._new_id)
+        told = this_round.decide(units, without)
+        self._to_see.update(this_round.left_over)
+        self.is_unfinished = bool(this_round.left_over)
+        return told
+
+    def why_never(self, state: RunState) -> tuple[str, str] | None:
+        """The field that asks for more than the nodes could ever hold, and the sentence."""
+        return self._possible.why_never(state)
+
+    def explain(self, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
+        """Why each job of this run that waits does so."""
+        return explain(self.index, run_id, now, name_of)
+
+    def preview(self, state: RunState, now: float, name_of: NameOf) -> tuple[PlannedPlace, ...]:
+        """Where the jobs of this run, which nobody knows yet, would go."""
+        return preview(self.index, state, now, self._new_id, name_of)
+
+    def nominated(self, state: RunState) -> frozenset[str]:
+        """Which places of this run have another's nomination on them."""
+        claims = self.index.claims
+        return frozenset(place.id for place in state.allocations if place.id in claims)

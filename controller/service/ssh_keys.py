@@ -1,0 +1,100 @@
+"""Which host key a node is pinned to, and which public keys a user may send along.
+
+A host key is trusted because the admin gave it, or gave the fingerprint of one that the host has
+now. Nothing is trusted because it was seen first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from controller.links.base import LinkError
+from controller.links.ssh import BadHostKey, describe_all, fingerprint, normalise, parse
+from controller.service.errors import Invalid, Refused, Unavailable
+
+_PREFIX = "SHA256:"
+_ON_THE_NODE = "`cat /etc/ssh/ssh_host_*_key.pub | ssh-keygen -lf -`"
+
+
+class HostKeys(Protocol):
+    """Asks a host for its keys; `controller.links.ssh` is the real one."""
+
+    async def fetch(self, host: str, port: int) -> Sequence[str]:
+        """OpenSSH public key lines, one for each key, the preferred one first. Raises LinkError."""
+
+
+async def trusted_key(
+    host_keys: HostKeys, *, host: str, port: int, host_key: str | None, accepted: str | None
+) -> str:
+    """The key line to pin. Raises Invalid, Refused (naming the fingerprints) and Unavailable."""
+    if host_key is not None:
+        return _given(host_key)
+    if accepted is not None and not accepted.startswith(_PREFIX):
+        raise Invalid(
+            f"{accepted!r} is not a fingerprint like 'SHA256:…', as ssh-keygen -l prints it",
+            field="accept_host_key",
+        )
+    lines = await _fetch(host_keys, host, port)
+    found = describe_all(map(parse, lines))
+    if accepted is None:
+        raise Refused(
+            f"the host key of {host} port {port} is not known: it has {found}. Compare them with "
+            f"what {_ON_THE_NODE} prints on the node, then accept one: --accept-host-key "
+            f"{fingerprint(lines[0])}",
+            code="host_key_unknown",
+            field="accept_host_key",
+        )
+    for line in lines:
+        if fingerprint(line) == accepted.rstrip("="):
+            return line
+    raise Refused(
+        f"{host} port {port} has no host key with the accepted fingerprint {accepted}: it has "
+        f"{found}. Compare them with what {_ON_THE_NODE} prints on the node; if none of them is "
+        f"there, another machine answers at this address",
+        code="host_key_mismatch",
+        field="accept_host_key",
+    )
+
+
+def _given(host_key: str) -> str:
+    try:
+        return normalise(host_key)
+    except BadHostKey as error:
+        raise Invalid(
+            f"{error} (on the node it is in /etc/ssh/ssh_host_ed25519_key.pub)", field="host_key"
+        ) from None
+
+
+async def _fetch(host_keys: HostKeys, host: str, port: int) -> Sequence[str]:
+    try:
+        return await host_keys.fetch(host, port)
+    except LinkError as error:
+        raise Unavailable(
+            f"cannot read the host key of {host} port {port}: {error}; is sshd running there and "
+            f"reachable from the controller?",
+            code="node_unreachable",
+            field="host",
+        ) from None
+
+
+MOST_KEYS = 32
+_KINDS = ("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-nistp", "sk-ssh-ed25519@", "sk-ecdsa-sha2-")
+
+
+def user_keys(lines: Sequence[str]) -> tuple[str, ...]:
+    """`KIND BASE64` of each, without comments and doubles. Raises Invalid, naming the line."""
+    if len(lines) > MOST_KEYS:
+        raise Invalid(f"at most {MOST_KEYS} public keys can be sent", field="ssh_keys")
+    found: dict[str, None] = {}
+    for number, line in enumerate(lines):
+        try:
+            if not line.startswith(_KINDS) or not line.strip().isprintable():
+                raise BadHostKey(line)
+            found[normalise(line)] = None
+        except BadHostKey:
+            raise Invalid(
+                "not an OpenSSH public key that can be used here, like ssh-ed25519 AAAA… comment",
+                field=f"ssh_keys[{number}]",
+            ) from None
+    return tuple(found)

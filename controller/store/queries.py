@@ -1,0 +1,299 @@
+"""Reading runs, attempts and events back from the database, recent or all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from controller.lifecycle.allocations import use_of
+from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
+from controller.lifecycle.model import Allocation, Attempt, Job, RunState, Use
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AllocationState,
+)
+from controller.store import schema
+from controller.store.base import Snapshot, StoredEvent
+from controller.store.rows import (
+    ALLOCATION,
+    ATTEMPT,
+    EVENT,
+    FLEET,
+    JOB,
+    NODE,
+    RUN,
+    TOKEN,
+    USER,
+    storable,
+)
+
+IDS_PER_QUERY = 500
+"""Databases limit the number of parameters of a statement."""
+_runs = schema.runs.c
+
+
+def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
+    live = sa.select(schema.runs).where(_runs.status.not_in(FINAL))
+    in_order = live.order_by(_runs.submitted_at, _runs.id)
+    runs = tuple(map(recent, _assemble(connection, in_order, present=True)))
+    return Snapshot(
+        runs=runs,
+        nodes=tuple(
+            NODE.value(row)
+            for row in _rows(connection, sa.select(schema.nodes).order_by(schema.nodes.c.name))
+        ),
+        users=tuple(map(USER.value, _rows(connection, sa.select(schema.users)))),
+        tokens=tuple(map(TOKEN.value, _rows(connection, sa.select(schema.tokens)))),
+        leftover_allocations=_leftovers(connection),
+        fleets=tuple(
+            FLEET.value(row)
+            for row in _rows(connection, sa.select(schema.fleets).order_by(schema.fleets.c.name))
+        ),
+        past_use=tuple(_past_use(connection, used_since, runs)),
+    )
+
+
+def _leftovers(connection: sa.Connection) -> tuple[Allocation, ...]:
+    places = schema.allocations
+    query = (
+        sa.select(places)
+        .join(schema.runs, places.c.run_id == _runs.id)
+        .where(_runs.status.in_(FINAL), places.c.state != AllocationState.RELEASED.value)
+        .order_by(places.c.id)
+    )
+    return tuple(map(ALLOCATION.value, _rows(connection, query)))
+
+
+def _past_use(connection: sa.Connection, since: float, runs: Iterable[RunState]) -> Iterator[Use]:
+    at_hand = {place.id for state in runs for place in state.allocations}
+    places = schema.allocations
+    query = (
+        sa.select(places, _runs.user)
+        .join(schema.runs, places.c.run_id == _runs.id)
+        .where(
+            places.c.state != AllocationState.NOMINATED.value,
+            places.c.released_at.is_(None) | (places.c.released_at > since),
+        )
+        .order_by(places.c.created_at, places.c.id)
+    )
+    for row in connection.execute(query).mappings():
+        place = ALLOCATION.value(row)
+        if place.id not in at_hand and not place.victims:
+            yield use_of(place, row["user"])
+
+
+def find_run(connection: sa.Connection, key: str, user: str | None) -> RunState | None:
+    key = storable(key)
+    allowed = sa.true() if user is None else _runs.user == user
+    by_id = sa.select(schema.runs).where(_runs.id == key, allowed)
+    return _first(connection, by_id) or _newest(connection, sa.and_(_runs.name == key, allowed))
+
+
+def find_submission(connection: sa.Connection, user: str, client_key: str) -> RunState | None:
+    mine = sa.and_(_runs.user == user, _runs.client_key == storable(client_key))
+    return _newest(connection, mine)
+
+
+def _newest(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> RunState | None:
+    newest = sa.select(schema.runs).where(condition)
+    return _first(connection, newest.order_by(_runs.submitted_at.desc(), _runs.id.desc()).limit(1))
+
+
+def _first(connection: sa.Connection, query: sa.Select[Any]) -> RunState | None:
+    return next(iter(_assemble(connection, query)), None)
+
+
+def list_runs(
+    connection: sa.Connection,
+    *,
+    include_finished: bool,
+    limit: int,
+    before: str | None,
+    user: str | None,
+    parent_id: str | None = None,
+) -> list[RunState]:
+    query = sa.select(schema.runs).order_by(_runs.submitted_at.desc(), _runs.id.desc())
+    if not include_finished:
+        query = query.where(_runs.status.not_in(FINAL))
+    if user is not None:
+        query = query.where(_runs.user == user)
+    if parent_id is not None:
+        query = query.where(_runs.parent_id == parent_id)
+    if before is not None:
+        before = storable(before)
+        last = connection.execute(sa.select(_runs.submitted_at).where(_runs.id == before)).scalar()
+        if last is None:
+            return []
+        earlier = _runs.submitted_at < last
+        query = query.where(earlier | ((_runs.submitted_at == last) & (_runs.id < before)))
+    return _assemble(connection, query.limit(limit))
+
+
+def events(
+    connection: sa.Connection, *, run_id: str | None, after: int, limit: int, user: str | None
+) -> list[StoredEvent]:
+    columns = schema.events.c
+    query = sa.select(schema.events).where(columns.seq > after).order_by(columns.seq).limit(limit)
+    if run_id is not None:
+        query = query.where(columns.run_id == run_id)
+    if user is not None:
+        own = sa.select(_runs.id).where(_runs.user == user)
+        query = query.where(columns.run_id.in_(own))
+    return [StoredEvent(seq=row["seq"], event=EVENT.value(row)) for row in _rows(connection, query)]
+
+
+def _assemble(
+    connection: sa.Connection, query: sa.Select[Any], *, present: bool = False
+) -> list[RunState]:
+    """The states of the runs that the query gives, in its order, with what is recent of them;
+    `present`: and with all of the present occurrence."""
+    rows = _rows(connection, query)
+    ids = [row["id"] for row in rows]
+    places = defaultdict(list)
+    order = (schema.allocations.c.created_at, schema.allocations.c.id)
+    for chunk in _chunks(ids):
+        recent_places = select_recent_allocations(chunk, present=present)
+        for row in _rows(connection, recent_places.order_by(*order)):
+            places[row["run_id"]].append(ALLOCATION.value(row))
+    jobs = _jobs(connection, ids, present=present)
+    return [
+        RunState(
+            run=RUN.value(row),
+            jobs=tuple(jobs[row["id"]]),
+            allocations=tuple(places[row["id"]]),
+        )
+        for row in rows
+    ]
+
+
+def _jobs(
+    connection: sa.Connection, run_ids: Sequence[str], *, present: bool
+) -> dict[str, list[Job]]:
+    attempts: dict[str, list[Attempt]] = defaultdict(list)
+    jobs: dict[str, list[Job]] = defaultdict(list)
+    for chunk in _chunks(run_ids):
+        of_these = select_recent_attempts(chunk, present=present)
+        for row in _rows(connection, of_these.order_by(schema.attempts.c.number)):
+            attempts[row["job_id"]].append(ATTEMPT.value(row))
+        slots = sa.select(schema.jobs).where(schema.jobs.c.run_id.in_(chunk))
+        for row in _rows(connection, slots.order_by(schema.jobs.c.index)):
+            job = JOB.value(row, attempts=tuple(attempts[row["id"]]))
+            jobs[row["run_id"]].append(job)
+    return jobs
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        yield list(ids[start : start + IDS_PER_QUERY])
+
+
+def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[sa.RowMapping]:
+    return list(connection.execute(query).mappings().all())
+
+
+FINAL = [status.value for status in FINAL_RUN_STATUSES]
+_ENDED = [status.value for status in FINAL_ATTEMPT_STATUSES]
+_attempts = schema.attempts.c
+_places = schema.allocations.c
+
+
+def is_number(key: str) -> bool:
+    """Such as a database can hold."""
+    return key.isascii() and key.isdecimal() and len(key) < 19
+
+
+def select_last_numbers(run_ids: Any) -> sa.Subquery:
+    """Per job of these runs (a list or a query of ids) the number of its latest attempt."""
+    return (
+        sa.select(_attempts.job_id, sa.func.max(_attempts.number).label("last"))
+        .where(_attempts.run_id.in_(run_ids))
+        .group_by(_attempts.job_id)
+        .subquery()
+    )
+
+
+def is_older(last: sa.Subquery) -> sa.ColumnElement[bool]:
+    return _attempts.number <= last.c.last - KEPT_ATTEMPTS
+
+
+def select_recent_attempts(run_ids: list[str], *, present: bool) -> sa.Select[Any]:
+    """No fewer than `lifecycle.recent` keeps; `present`: and all of the present occurrence."""
+    last = select_last_numbers(run_ids)
+    occupied = sa.select(_places.id).where(
+        _places.run_id.in_(run_ids), _places.state != AllocationState.RELEASED.value
+    )
+    wanted = [
+        ~is_older(last),
+        _attempts.status.not_in(_ENDED),
+        _attempts.allocation_id.in_(occupied),
+    ]
+    if present:
+        wanted.append(_attempts.occurrence >= schema.runs.c.occurrence)
+    return (
+        sa.select(schema.attempts)
+        .join(last, _attempts.job_id == last.c.job_id)
+        .join(schema.runs, _attempts.run_id == schema.runs.c.id)
+        .where(_attempts.run_id.in_(run_ids), sa.or_(*wanted))
+    )
+
+
+def select_recent_allocations(run_ids: list[str], *, present: bool) -> sa.Select[Any]:
+    """Those that are occupied, that these attempts had, or that none had."""
+    attempts = select_recent_attempts(run_ids, present=present)
+    kept = attempts.with_only_columns(_attempts.allocation_id)
+    had = sa.select(_attempts.allocation_id).where(_attempts.run_id.in_(run_ids))
+    return sa.select(schema.allocations).where(
+        _places.run_id.in_(run_ids),
+        (_places.state != AllocationState.RELEASED.value)
+        | _places.id.in_(kept.where(_attempts.allocation_id.is_not(None)))
+        | _places.id.not_in(had.where(_attempts.allocation_id.is_not(None))),
+    )
+
+
+def attempts_of(
+    run_id: str, *, job_id: str | None, occurrence: int | None, key: str | None
+) -> sa.ColumnElement[bool]:
+    wanted = [_attempts.run_id == run_id]
+    if job_id is not None:
+        wanted.append(_attempts.job_id == job_id)
+    if occurrence is not None:
+        wanted.append(_attempts.occurrence == occurrence)
+    if key is not None:
+        by_id = _attempts.id == storable(key)
+        wanted.append(by_id | (_attempts.number == int(key)) if is_number(key) else by_id)
+    return sa.and_(*wanted)
+
+
+def of_incarnation(key: str, dialect: str) -> sa.ColumnElement[bool]:
+    """`key`: its number or id. No index: the attempts of one run are few enough to look at."""
+    by_id = _of_its_incarnation("id", dialect) == storable(key)
+    if not is_number(key):
+        return by_id
+    return by_id | (_of_its_incarnation("number", dialect) == str(int(key)))
+
+
+def _of_its_incarnation(name: str, dialect: str) -> sa.ColumnElement[str]:
+    """As text, since it is in `rest`; NULL for an attempt without one."""
+    rest = _attempts.rest
+    if dialect == "postgresql":
+        return sa.func.json_extract_path_text(sa.cast(rest, sa.JSON), "incarnation", name)
+    return sa.cast(sa.func.json_extract(rest, f"$.incarnation.{name}"), sa.Text)
+
+
+def attempts_page(
+    connection: sa.Connection, wanted: sa.ColumnElement[bool], after: str | None, limit: int
+) -> list[Attempt]:
+    query = sa.select(schema.attempts).where(wanted)
+    if after is not None:
+        known = sa.select(_attempts.submitted_at).where(_attempts.id == storable(after))
+        at = connection.execute(known).scalar()
+        if at is None:
+            return []
+        later = (_attempts.submitted_at == at) & (_attempts.id > storable(after))
+        query = query.where((_attempts.submitted_at > at) | later)
+    query = query.order_by(_attempts.submitted_at, _attempts.id).limit(limit)
+    return [ATTEMPT.value(row) for row in connection.execute(query).mappings()]

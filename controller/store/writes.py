@@ -1,0 +1,256 @@
+"""Writing a turn's changes in one transaction, and forgetting what retention ends.
+
+When the database refuses a value, `culprits` finds the runs, nodes or fleets that it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from controller.lifecycle.events import Event
+from controller.lifecycle.model import RunState
+from controller.lifecycle.statuses import AllocationState
+from controller.store import schema
+from controller.store.base import Changes, is_about_values
+from controller.store.queries import FINAL, is_older, select_last_numbers
+from controller.store.rows import (
+    ALLOCATION,
+    ATTEMPT,
+    EVENT,
+    FLEET,
+    JOB,
+    NODE,
+    RUN,
+    TOKEN,
+    USER,
+    RowCodec,
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def drops_values(changes: Changes) -> bool:
+    """Whether something that may be secret is overwritten: what a job needs for its start."""
+    return any(
+        new_job.spec is not old_job.spec
+        for old, new in changes.runs.values()
+        if old is not None
+        for old_job, new_job in zip(old.jobs, new.jobs, strict=False)
+    )
+
+
+class _Batch:
+    """The rows of one table that a transaction adds and changes."""
+
+    def __init__(self, codec: RowCodec[Any]) -> None:
+        self._codec = codec
+        self._added: list[dict[str, Any]] = []
+        self._changed: list[dict[str, Any]] = []
+
+    def put(self, old: T | None, new: T, **keys: object) -> None:
+        if old is new:
+            return
+        if old is None:
+            self._added.append(self._codec.row(new, **keys))
+        elif not self._codec.same(old, new):
+            self._changed.append(self._codec.row(new, **keys))
+
+    def write(self, connection: sa.Connection) -> None:
+        table = self._codec.table
+        if self._added:
+            connection.execute(table.insert(), self._added)
+        if self._changed:
+            _update(connection, table.c.id, self._changed)
+
+
+def _update(connection: sa.Connection, key: sa.Column[Any], rows: Sequence[dict[str, Any]]) -> None:
+    """All rows by one statement; each names every column."""
+    columns = [name for name in rows[0] if name != key.name]
+    statement = (
+        sa.update(key.table)
+        .where(key == sa.bindparam("key_value"))
+        .values({name: sa.bindparam(f"new_{name}") for name in columns})
+    )
+    bound = [
+        {"key_value": row[key.name], **{f"new_{name}": row[name] for name in columns}}
+        for row in rows
+    ]
+    connection.execute(statement, bound)
+
+
+def write(connection: sa.Connection, changes: Changes) -> None:
+    _write_runs(connection, changes.runs.values())
+    _upsert(connection, FLEET, "name", changes.fleets.values())
+    delete(connection, schema.fleets.c.name, changes.removed_fleets)
+    _upsert(connection, NODE, "id", changes.nodes.values())
+    delete(connection, schema.nodes.c.id, changes.removed_nodes)
+    _upsert(connection, USER, "name", changes.users)
+    delete(connection, schema.users.c.name, changes.removed_users)
+    _upsert(connection, TOKEN, "id", changes.tokens)
+    delete(connection, schema.tokens.c.id, changes.removed_tokens)
+    if changes.events:
+        rows = [EVENT.row(event) for event in changes.events]
+        connection.execute(schema.events.insert(), rows)
+
+
+def _write_runs(
+    connection: sa.Connection, changed: Iterable[tuple[RunState | None, RunState]]
+) -> None:
+    runs, jobs = _Batch(RUN), _Batch(JOB)
+    attempts, allocations = _Batch(ATTEMPT), _Batch(ALLOCATION)
+    for old, new in changed:
+        runs.put(old.run if old else None, new.run)
+        old_jobs = {job.id: job for job in old.jobs} if old else {}
+        for job in new.jobs:
+            old_job = old_jobs.get(job.id)
+            if job is old_job:
+                continue
+            jobs.put(old_job, job, run_id=new.run.id)
+            old_attempts = {attempt.id: attempt for attempt in old_job.attempts} if old_job else {}
+            for attempt in job.attempts:
+                attempts.put(old_attempts.get(attempt.id), attempt, run_id=new.run.id)
+        old_places = {place.id: place for place in old.allocations} if old else {}
+        for place in new.allocations:
+            allocations.put(old_places.get(place.id), place)
+    for batch in (runs, jobs, attempts, allocations):
+        batch.write(connection)
+
+
+def delete(connection: sa.Connection, key: sa.Column[Any], values: Sequence[str]) -> None:
+    if values:
+        connection.execute(sa.delete(key.table).where(key.in_(values)))
+
+
+def _upsert(connection: sa.Connection, codec: RowCodec[T], key: str, values: Iterable[T]) -> None:
+    """Asking which exist is what every database understands."""
+    rows = {row[key]: row for row in map(codec.row, values)}
+    if not rows:
+        return
+    column = codec.table.c[key]
+    existing = set(connection.execute(sa.select(column).where(column.in_(rows))).scalars())
+    changed = [row for value, row in rows.items() if value in existing]
+    added = [row for value, row in rows.items() if value not in existing]
+    if changed:
+        _update(connection, column, changed)
+    if added:
+        connection.execute(codec.table.insert(), added)
+
+
+_RELEASED = AllocationState.RELEASED.value
+
+
+def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
+    """The ids of the removed runs; what belongs to a run goes with it."""
+    run, places = schema.runs.c, schema.allocations.c
+    occupied = sa.exists().where(
+        places.run_id == run.id, places.state != AllocationState.RELEASED.value
+    )
+    query = (
+        sa.select(run.id)
+        .where(
+            run.status.in_(FINAL),
+            run.finished_at < finished_before,
+            ~occupied,
+        )
+        .order_by(run.finished_at)
+        .limit(limit)
+    )
+    old = list(connection.execute(query).scalars())
+    delete(connection, schema.events.c.run_id, old)
+    delete(connection, run.id, old)
+    return old
+
+
+def forget_attempts(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
+    """The ids of the removed ones, all of earlier occurrences of live runs."""
+    run, attempt, place = schema.runs.c, schema.attempts.c, schema.allocations.c
+    last = select_last_numbers(
+        sa.select(run.id).where(run.status.not_in(FINAL), run.occurrence > 1)
+    )
+    occupied = sa.exists().where(place.id == attempt.allocation_id, place.state != _RELEASED)
+    query = (
+        sa.select(attempt.id, attempt.run_id)
+        .join(schema.runs, attempt.run_id == run.id)
+        .join(last, attempt.job_id == last.c.job_id)
+        .where(
+            attempt.occurrence < run.occurrence,
+            attempt.finished_at < finished_before,
+            is_older(last),
+            ~occupied,
+        )
+        .order_by(attempt.finished_at)
+        .limit(limit)
+    )
+    found = connection.execute(query).all()
+    old, runs = [row.id for row in found], list({row.run_id for row in found})
+    delete(connection, attempt.id, old)
+    _delete_places_without_attempt(connection, runs, finished_before)
+    _delete_events(connection, runs, old, finished_before)
+    return old
+
+
+def _delete_places_without_attempt(
+    connection: sa.Connection, runs: list[str], released_before: float
+) -> None:
+    place, attempt = schema.allocations.c, schema.attempts.c
+    used = sa.select(attempt.allocation_id).where(
+        attempt.run_id.in_(runs), attempt.allocation_id.is_not(None)
+    )
+    connection.execute(
+        sa.delete(schema.allocations).where(
+            place.run_id.in_(runs),
+            place.state == _RELEASED,
+            place.released_at < released_before,
+            place.id.not_in(used),
+        )
+    )
+
+
+def _delete_events(
+    connection: sa.Connection, runs: list[str], attempts: list[str], before: float
+) -> None:
+    event = schema.events.c
+    of_these = event.attempt_id.in_(attempts)
+    of_no_attempt = event.attempt_id.is_(None) & (event.at < before)
+    connection.execute(
+        sa.delete(schema.events).where(event.run_id.in_(runs), of_these | of_no_attempt)
+    )
+
+
+Kind = Literal["runs", "nodes", "fleets"]
+
+
+def culprits(connection: sa.Connection, changes: Changes) -> dict[Kind, set[str]]:
+    """The ids and names of what is refused on top of what came before it. The transaction, which
+    is the caller's, has the rest then, and is to be rolled back."""
+    refused: dict[Kind, set[str]] = {"runs": set(), "nodes": set(), "fleets": set()}
+    for kind, key, part in _parts(changes):
+        try:
+            with connection.begin_nested():
+                write(connection, part)
+        except Exception as error:
+            if not is_about_values(error):
+                raise
+            refused[kind].add(key)
+    return refused
+
+
+def _parts(changes: Changes) -> Iterator[tuple[Kind, str, Changes]]:
+    events: dict[str, list[Event]] = {run_id: [] for run_id in changes.runs}
+    for event in changes.events:
+        events.setdefault(event.run_id, []).append(event)
+    for run_id, told in events.items():
+        states = {run_id: changes.runs[run_id]} if run_id in changes.runs else {}
+        yield "runs", run_id, Changes(runs=states, events=tuple(told))
+    for name, fleet in changes.fleets.items():
+        yield "fleets", name, Changes(fleets={name: fleet})
+    for name in changes.removed_fleets:
+        yield "fleets", name, Changes(removed_fleets=(name,))
+    for node_id, node in changes.nodes.items():
+        yield "nodes", node_id, Changes(nodes={node_id: node})
+    for node_id in changes.removed_nodes:
+        yield "nodes", node_id, Changes(removed_nodes=(node_id,))

@@ -1,0 +1,269 @@
+"""One execution of the user's commands: start, output, stop, limits, and how it ended.
+
+The group of the main process gets the stop signal; the grace ends when nothing of the group is left
+or the time is over. When the main process ends by itself, output still in the pipes is taken,
+processes that it left behind get a short time, and then everything is killed. The shim's stop order
+is a file that the job may tamper with: it is read without waiting and capped, and all that the job
+could win is less time for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from runner import cgroup
+from runner.countdown import Countdown
+from runner.job.launch import Launch
+from runner.job.outcome import Interruption, Scope, Verdict, judge, last_line, of_max_duration
+from runner.job.process import Ending, JobProcess, spawn
+from runner.job.spawning import Children
+from runner.logs.output import Output
+from runner.logs.segments import SegmentLog
+from runner.schemas import STOP_ORDER_NAME, StopOrder
+
+
+class OutputPump:
+    """Reads both pipes until each has ended or `close` is called."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        output.before_close = loop.remove_reader
+        for fd in output.open:
+            loop.add_reader(fd, self._read, fd)
+        self._look_for_the_end()
+
+    async def wait_ended(self) -> None:
+        """Until nobody holds the writing ends any more."""
+        await self._ended.wait()
+
+    def close(self) -> None:
+        """Takes what lies in the pipes now, at most what they can hold, and stops reading."""
+        for fd in self._output.open:
+            for _ in range(16):
+                if not self._output.take(fd):
+                    break
+            self._output.close(fd)
+        self._look_for_the_end()
+
+    def _read(self, fd: int) -> None:
+        self._output.take(fd)
+        self._look_for_the_end()
+
+    def _look_for_the_end(self) -> None:
+        if not self._output.open:
+            self._ended.set()
+
+
+_MOST_BYTES = 1 << 10
+_log = logging.getLogger(__name__)
+
+
+def grace_left(task: Path, now: float) -> float | None:
+    """Seconds; None when nobody said. Blocking, but never for long."""
+    try:
+        order = msgspec.json.decode(_read(task / STOP_ORDER_NAME), type=StopOrder)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        _log.error("how long the job may take to end cannot be read: %s", error)
+        return None
+    return max(0.0, order.kill_at - now)
+
+
+def _read(path: Path) -> bytes:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path.name} is no regular file")
+        return file.read(_MOST_BYTES)
+
+
+DRAIN_LIMIT = 1.0
+"""Seconds for what the main process left behind to end and be heard."""
+SOON = 0.25
+"""Seconds after which the main process's end is told by itself, what it left behind being slow."""
+LIMIT_GRACE = 10.0
+"""Seconds between stop signal and SIGKILL when a limit ends the job."""
+MainEnded = Callable[[Ending, Verdict], Awaitable[None]]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    max_duration: float | None
+    stop_signal: int
+    restart_exit_code: int | None = None
+
+
+class Execution:
+    """`run` once; `stop` any number of times, also before and after."""
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        scope: Scope,
+        children: Children,
+        limits: Limits,
+        secrets: tuple[str, ...],
+    ) -> None:
+        self._log = log
+        self._scope = scope
+        self._children = children
+        self._limits = limits
+        self._secrets = secrets
+        self._process: JobProcess | None = None
+        self._signalled: int | None = None
+        self._kill_at: float | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._main_ended = False
+        self._over = False
+        self._quiet = asyncio.Event()
+        self._killed = asyncio.Event()
+        self._main_killed = False
+        self._interrupted = False
+        self._enforced: Verdict | None = None
+        self._countdown = self._max_duration()
+
+    async def run(
+        self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
+    ) -> tuple[Ending, Verdict]:
+        """Raises CannotStart. `started` gets the pid as soon as there is one. For `main_ended` see
+        `attend`."""
+        kills_before = await asyncio.to_thread(cgroup.oom_kills)
+        process = await spawn(launch, self._children)
+        output = Output(
+            self._log,
+            process.stdout,
+            process.stderr,
+            secrets=self._secrets,
+            is_terminal=launch.tty,
+        )
+        started(process.pid)
+        return await self.attend(process, output, kills_before, main_ended)
+
+    async def attend(
+        self, process: JobProcess, output: Output, kills_before: int, main_ended: MainEnded
+    ) -> tuple[Ending, Verdict]:
+        """A process that was just started, to its end. After a stop, others may kill this process
+        together with what the job has left behind: `main_ended` hears how the main process ended
+        while that is still waited for."""
+        loop = asyncio.get_running_loop()
+        self._process = process
+        pump = OutputPump(output)
+        stop_listening = self._children.on_reaped(self._look_for_the_group)
+        self._countdown.start(loop)
+        try:
+            self._deliver()
+            ending = await process.wait()
+            self._main_ended = True
+            if self._signalled is None:
+                await self._rest_ends(pump, DRAIN_LIMIT)
+            elif not await self._rest_ends(pump, SOON):
+                await main_ended(ending, await self._judged(ending, output, kills_before))
+                await self._rest_ends(pump, self._grace_left())
+        finally:
+            self._over = True
+            stop_listening()
+            self._countdown.stop()
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+            await asyncio.to_thread(self._scope.kill_all, process.pid)
+            pump.close()
+        return ending, await self._judged(ending, output, kills_before)
+
+    async def _judged(self, ending: Ending, output: Output, kills_before: int) -> Verdict:
+        oom_killed = await asyncio.to_thread(cgroup.oom_kills) > kills_before
+        return judge(
+            ending,
+            oom_killed=oom_killed,
+            last_line=last_line(output.stderr_tail, self._secrets),
+            enforced=self._enforced,
+            interruption=self._interruption(),
+        )
+
+    def _interruption(self) -> Interruption | None:
+        if not self._interrupted:
+            return None
+        restart = self._limits.restart_exit_code
+        return Interruption(restart_exit_code=restart, killed=self._main_killed)
+
+    def enforce(self, limit: Verdict) -> None:
+        """End the job for this reason, unless it has one or has ended."""
+        if not self._main_ended and self._enforced is None:
+            self._enforced = limit
+            self.stop(None, LIMIT_GRACE)
+
+    def stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
+        """Signal now (the job's own stop signal by default), SIGKILL after `grace` seconds, None:
+        never. A later call may bring the kill forward, not back."""
+        self._interrupted |= interrupt
+        if self._signalled is None or number is not None:
+            self._signalled = number or self._limits.stop_signal
+        if grace is not None:
+            at = asyncio.get_running_loop().time() + max(0.0, grace)
+            if self._kill_at is None or at < self._kill_at:
+                self._kill_at = at
+        self._deliver()
+
+    def _deliver(self) -> None:
+        process = self._process
+        if process is None or self._over or self._signalled is None:
+            return
+        _log.info("stopping the job with %s", signal.Signals(self._signalled).name)
+        process.signal_group(self._signalled)
+        if self._kill_at is not None:
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+            loop = asyncio.get_running_loop()
+            self._kill_timer = loop.call_at(self._kill_at, self._kill, process)
+
+    def _kill(self, process: JobProcess) -> None:
+        process.signal_group(signal.SIGKILL)
+        self._main_killed = not self._main_ended
+        self._killed.set()
+
+    def _max_duration(self) -> Countdown:
+        seconds = self._limits.max_duration
+        return Countdown(seconds, lambda: self.enforce(of_max_duration(seconds or 0.0)))
+
+    def hold_limit(self, held: bool) -> None:
+        """`max_duration` stands still, or goes on."""
+        self._countdown.hold(held)
+
+    async def _rest_ends(self, pump: OutputPump, patience: float | None) -> bool:
+        """Whether, before the time is over, the pipes have ended and, after a stop, the group is
+        empty, or all was killed."""
+        self._look_for_the_group()
+        waits = {
+            asyncio.ensure_future(self._rest_has_ended(pump)),
+            asyncio.ensure_future(self._killed.wait()),
+        }
+        done, pending = await asyncio.wait(
+            waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        return bool(done)
+
+    async def _rest_has_ended(self, pump: OutputPump) -> None:
+        await pump.wait_ended()
+        if self._signalled is not None and self._children.adopts_orphans:
+            await self._quiet.wait()
+
+    def _grace_left(self) -> float | None:
+        if self._kill_at is None:
+            return None
+        return max(0.0, self._kill_at - asyncio.get_running_loop().time())
+
+    def _look_for_the_group(self) -> None:
+        if self._process is not None and not self._process.group_is_alive():
+            self._quiet.set()

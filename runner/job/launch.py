@@ -1,0 +1,177 @@
+"""Turns a job's spec into something that can be executed: argv, environment, folder, identity.
+
+Everything that can be wrong with the spec inside this very image is found here, and said in words
+for the user, before a process exists. Reads the image's files and makes the working folder:
+blocking, call it in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from runner.errors import CannotStart
+from runner.job import environment
+from runner.job.environment import Paths
+from runner.job.identity import Identity, current_identity, resolve
+from runner.schemas import IMAGE_CONFIG_NAME, ImageConfig, JobSpec, SubmitRequest, script
+
+_SHELLS = ("/bin/bash", "/bin/sh")
+REPO_WORKING_DIR = "/workflow"
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """`argv[0]` is a path. `identity` None: stay who the runner is."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    working_dir: str
+    identity: Identity | None = None
+    tty: bool = False
+
+    def __repr__(self) -> str:
+        return f"Launch(argv[0]={self.argv[0]!r}, working_dir={self.working_dir!r})"
+
+
+def read_image_config(task: Path) -> ImageConfig:
+    """Raises CannotStart when the file is there but is no image config."""
+    try:
+        raw = (task / IMAGE_CONFIG_NAME).read_bytes()
+        return msgspec.json.decode(raw, type=ImageConfig) if raw.strip() else ImageConfig()
+    except FileNotFoundError:
+        return ImageConfig()
+    except (OSError, msgspec.DecodeError) as error:
+        raise CannotStart(f"the image's configuration cannot be read: {error}") from error
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the job runs and as whom. `identity` None: as who the runner is (`effective`)."""
+
+    working_dir: str
+    identity: Identity | None
+    effective: Identity
+
+
+def settle(request: SubmitRequest, image: ImageConfig, root: Path = Path("/")) -> Place:
+    """Makes the working folder. Raises CannotStart with a sentence for the user."""
+    job = request.job
+    identity = _identity(job.user or image.user, root)
+    working_dir = _working_dir(job, image)
+    make_folder(working_dir, identity, "working_dir")
+    effective = identity or current_identity(root)
+    return Place(working_dir=working_dir, identity=identity, effective=effective)
+
+
+def prepare(
+    request: SubmitRequest,
+    image: ImageConfig,
+    *,
+    inherited: Mapping[str, str],
+    shells: tuple[str, ...] = _SHELLS,
+    root: Path = Path("/"),
+    place: Place | None = None,
+    paths: Paths | None = None,
+) -> Launch:
+    """`place`: as `settle` gave it, if it was asked before. Raises CannotStart with a sentence for
+    the user."""
+    job = request.job
+    place = place or settle(request, image, root)
+    env = environment.for_job(inherited, request, place.effective, place.working_dir, paths)
+    argv = _argv(job, image, env, place.working_dir, shells)
+    return Launch(
+        argv=argv,
+        env=env,
+        working_dir=place.working_dir,
+        identity=place.identity,
+        tty=job.tty,
+    )
+
+
+def _working_dir(job: JobSpec, image: ImageConfig) -> str:
+    """A repository may not lie in the root folder, so a job that has one gets a folder for it."""
+    given = job.working_dir or image.working_dir or os.getcwd()
+    return REPO_WORKING_DIR if job.repos and given == "/" and not job.working_dir else given
+
+
+def _identity(user: str, root: Path) -> Identity | None:
+    if not user:
+        return None
+    identity = resolve(user, root)
+    if identity.uid == os.getuid() and identity.gid == os.getgid():
+        return None
+    if os.getuid() != 0:
+        raise CannotStart(
+            f"the job cannot run as user {user!r}: the runner itself runs as uid {os.getuid()}"
+            " and not as root"
+        )
+    return identity
+
+
+def place_of(path: str, working_dir: str) -> str:
+    return os.path.normpath(os.path.join(working_dir, path))
+
+
+def make_folder(name: str, identity: Identity | None, field: str) -> None:
+    """What is missing of the path is made, for the job's user; `field` is named in CannotStart."""
+    path = Path(name)
+    if not path.is_absolute():
+        raise CannotStart(f"{field} {name!r} must be an absolute path")
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o755, exist_ok=True)
+            folder.chmod(0o755)
+            if identity is not None:
+                os.chown(folder, identity.uid, identity.gid)
+    except OSError as error:
+        raise CannotStart(f"{field} {name!r} cannot be made: {error.strerror}") from error
+    if not path.is_dir():
+        raise CannotStart(f"{field} {name!r} is not a folder")
+
+
+def _argv(
+    job: JobSpec, image: ImageConfig, env: Mapping[str, str], cwd: str, shells: tuple[str, ...]
+) -> tuple[str, ...]:
+    if job.commands:
+        return (_shell(job.shell, env, cwd, shells), "-c", script(job.commands))
+    argv = job.entrypoint or (*image.entrypoint, *image.cmd)
+    if not argv:
+        raise CannotStart(
+            "there is nothing to run: the image has no entrypoint or cmd; give `commands` or"
+            " `entrypoint`"
+        )
+    path = find(argv[0], env, cwd)
+    if path is None:
+        raise CannotStart(f"{argv[0]!r} is not an executable in the image (PATH={env['PATH']})")
+    return (path, *argv[1:])
+
+
+def _shell(asked: str | None, env: Mapping[str, str], cwd: str, shells: tuple[str, ...]) -> str:
+    if asked:
+        path = find(asked, env, cwd)
+        if path is None:
+            raise CannotStart(f"shell {asked!r} is not in the image; choose another `shell`")
+        return path
+    for candidate in shells:
+        if _is_executable(candidate):
+            return candidate
+    raise CannotStart(
+        "the image has no shell to run `commands` (looked for " + ", ".join(shells) + ");"
+        " use `entrypoint: [program, argument, ...]` instead"
+    )
+
+
+def find(program: str, env: Mapping[str, str], cwd: str) -> str | None:
+    if "/" in program:
+        path = os.path.join(cwd, program)
+        return path if _is_executable(path) else None
+    folders = env.get("PATH", environment.DEFAULT_PATH).split(":")
+    paths = (os.path.join(cwd, folder, program) for folder in folders)
+    return next((path for path in paths if _is_executable(path)), None)
+
+
+def _is_executable(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)

@@ -1,0 +1,167 @@
+"""The outcome of a job: from how its process ended to the exit record's words, and what to kill.
+
+In a container everything but pid 1 belongs to the job. Outside, the processes of the job's session
+and all descendants of this process do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from runner.job.process import Ending
+
+_Table = dict[int, tuple[int, int]]
+"""pid → (parent, session)."""
+_ROUNDS = 20
+"""A process that forks while the list is read needs another look; a fork bomb gets no more."""
+
+
+class Scope(Protocol):
+    def kill_all(self, session: int) -> None:
+        """SIGKILL what the job with this session id has left. Repeatable."""
+
+
+class ContainerScope:
+    """We are pid 1: the kernel spares us and us alone."""
+
+    def kill_all(self, session: int) -> None:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+class SessionScope:
+    """The session only; for a runner that shares its process with others (tests)."""
+
+    def kill_all(self, session: int) -> None:
+        _kill_until_none(lambda table: {pid for pid, row in table.items() if row[1] == session})
+
+
+class DescendantScope:
+    """The session and every descendant of this process; orphans come to it as a subreaper."""
+
+    def kill_all(self, session: int) -> None:
+        me = os.getpid()
+
+        def left(table: _Table) -> set[int]:
+            found = {pid for pid, row in table.items() if row[1] == session}
+            new = found | {me}
+            while new:
+                new = {pid for pid, row in table.items() if row[0] in new} - found
+                found |= new
+            return found - {me}
+
+        _kill_until_none(left)
+
+
+def scope_of_this_process() -> Scope:
+    return ContainerScope() if os.getpid() == 1 else DescendantScope()
+
+
+def _kill_until_none(left: Callable[[_Table], set[int]]) -> None:
+    for _ in range(_ROUNDS):
+        pids = left(_process_table())
+        if not pids:
+            return
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+def _process_table() -> _Table:
+    """All that are not zombies."""
+    table: _Table = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX":
+            table[int(entry.name)] = (int(fields[1]), int(fields[3]))
+    return table
+
+
+DONE = "done_by_runner"
+EXITED_WITH_ERROR = "container_exited_with_error"
+OUT_OF_MEMORY = "out_of_memory"
+MAX_DURATION = "max_duration_exceeded"
+LOG_QUOTA = "log_quota_exceeded"
+INTERRUPTED = "interrupted"
+EXECUTOR_ERROR = "executor_error"
+STOPPED_BEFORE_START = "stopped before it started"
+"""Message of an `executor_error`: none of the reasons a runner may give means "was stopped", and
+the controller, who asked for the stop, has set the real reason before."""
+_MAX_LINE = 500
+_KILLED_CODE = 128 + signal.SIGKILL
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    reason: str
+    message: str | None = None
+
+
+class Interruption(msgspec.Struct, frozen=True, kw_only=True):
+    """The job was asked to end so that it can come back. `killed`: it took longer than it might."""
+
+    restart_exit_code: int | None
+    killed: bool
+
+
+def of_max_duration(seconds: float) -> Verdict:
+    return Verdict(MAX_DURATION, f"stopped after max_duration ({seconds:g} s)")
+
+
+def of_log_quota(quota: int) -> Verdict:
+    return Verdict(LOG_QUOTA, f"stopped when its log had more than log_quota ({quota} bytes)")
+
+
+def judge(
+    ending: Ending,
+    *,
+    oom_killed: bool,
+    last_line: str,
+    enforced: Verdict | None = None,
+    interruption: Interruption | None = None,
+) -> Verdict:
+    """`enforced` is the limit, if one made the runner stop the job."""
+    if enforced is not None:
+        return enforced
+    if interruption is not None and interruption.killed:
+        return Verdict(INTERRUPTED, "interrupted: it did not end within its grace and was killed")
+    if ending.code == 0 and ending.signal is None:
+        return Verdict(DONE)
+    if oom_killed and ending.code == _KILLED_CODE:
+        return Verdict(OUT_OF_MEMORY, "killed by the kernel: the job's memory limit was reached")
+    if interruption is not None and _asks_for_restart(ending, interruption):
+        return Verdict(INTERRUPTED, f"interrupted: exited with code {ending.code} to be restarted")
+    how = f"ended by {ending.signal}" if ending.signal else f"exited with code {ending.code}"
+    return Verdict(EXITED_WITH_ERROR, f"{how}: {last_line}" if last_line else how)
+
+
+def _asks_for_restart(ending: Ending, interruption: Interruption) -> bool:
+    code = interruption.restart_exit_code
+    return code is not None and ending == Ending(code)
+
+
+def last_line(tail: bytes, secrets: Iterable[str]) -> str:
+    """The last line of stderr that says something, with secrets and control bytes taken out."""
+    text = tail.decode("utf-8", "replace")
+    for secret in sorted(secrets, key=len, reverse=True):
+        if secret:
+            text = text.replace(secret, "***")
+    lines = (line.strip() for line in text.replace("\r", "\n").split("\n"))
+    said = [line for line in lines if line]
+    if not said:
+        return ""
+    return "".join(c if c.isprintable() else " " for c in said[-1])[:_MAX_LINE]

@@ -1,0 +1,108 @@
+"""What a job finds when it begins: its identity, folders, secrets, hostfile and environment.
+
+All blocking; in the loop call it in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from runner.errors import CannotStart
+from runner.job import cluster_ssh, environment
+from runner.job.environment import Paths
+from runner.job.launch import Launch, Place, place_of, prepare, read_image_config, settle
+from runner.job.scratch import Scratch
+from runner.schemas import ImageConfig, SubmitRequest
+
+OUTPUT_FOLDER_NAME = "output"
+SECRETS_FOLDER_NAME = "secrets"
+_HOSTFILE_NAME = "hostfile"
+
+
+class Groundwork:
+    """Of one job of one task. `clean` when the job has ended, or was not started."""
+
+    def __init__(self, task: Path, request: SubmitRequest) -> None:
+        """Raises CannotStart."""
+        self._task = task
+        self._request = request
+        self._image: ImageConfig = read_image_config(task)
+        self.inherited = environment.inherited()
+        self.place: Place = settle(request, self._image)
+        self.scratch = Scratch(request.job.attempt_id, self.place.identity)
+        self._in_cluster = False
+        self.troubles: list[str] = []
+        """What is missing that the job can do without, for the runner's own log."""
+
+    def launch(self) -> Launch:
+        """Once the code is in its place. Raises CannotStart."""
+        paths = self._make_paths()
+        self._tell_sessions(paths)
+        return prepare(
+            self._request,
+            self._image,
+            inherited=self.inherited,
+            place=self.place,
+            paths=paths,
+        )
+
+    def clean(self) -> None:
+        """Nothing of the job's secrets and environment is left."""
+        environment.remove(self._task)
+        if self._in_cluster:
+            with suppress(OSError):
+                cluster_ssh.take_back(self.scratch, self.place.effective)
+        self.scratch.remove()
+
+    def _tell_sessions(self, paths: Paths) -> None:
+        env = environment.for_session(self._request, self.place.working_dir, paths)
+        try:
+            environment.write(self._task, env)
+        except OSError as error:
+            self.troubles.append(f"visitors do not get the job's environment: {error}")
+
+    def _make_paths(self) -> Paths:
+        repos = self._request.job.repos
+        return Paths(
+            repo_dir=place_of(repos[0].path, self.place.working_dir) if repos else None,
+            output_dir=str(self._output_folder()),
+            secrets_dir=_write_secrets(self._request, self.scratch),
+            hostfile=self._set_up_cluster(),
+        )
+
+    def _output_folder(self) -> Path:
+        """In the task's folder, so that it stays on the node as long as the task does. Who is not
+        in the node's group may pass through that folder, not look into it."""
+        folder = self._task / OUTPUT_FOLDER_NAME
+        identity = self.place.identity
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if identity is not None:
+                self._task.chmod(self._task.stat().st_mode | 0o001)
+                os.chown(folder, identity.uid, identity.gid)
+        except OSError as error:
+            raise CannotStart(f"the output folder cannot be made: {error.strerror}") from error
+        return folder
+
+    def _set_up_cluster(self) -> str | None:
+        cluster, key = self._request.cluster, self._request.cluster_key
+        if cluster is None or self._request.job.job_count < 2:
+            return None
+        if key is not None:
+            try:
+                cluster_ssh.set_up(cluster, key, self.scratch, self.place.effective)
+                self._in_cluster = True
+            except OSError as error:
+                self.troubles.append(f"no SSH between the nodes: {error}")
+        return str(self.scratch.file(_HOSTFILE_NAME, environment.hostfile(cluster), 0o644))
+
+
+def _write_secrets(request: SubmitRequest, scratch: Scratch) -> str | None:
+    if not request.secrets:
+        return None
+    folder = scratch.subfolder(SECRETS_FOLDER_NAME)
+    for name, value in request.secrets.items():
+        scratch.secret_file(f"{SECRETS_FOLDER_NAME}/{name}", value)
+    return str(folder)

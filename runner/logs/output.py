@@ -1,0 +1,172 @@
+"""Output goes from the job's pipes into the log, with secrets masked wherever the pieces are cut.
+
+What could be the beginning of a secret is held back until the bytes after it tell; nothing else
+waits. A job can always say its secrets in other words: this guards against accidents.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from runner.job import terminal
+from runner.logs.segments import SegmentLog
+from runner.schemas import SHORTEST_SECRET
+from runner.schemas.frames import Stream
+
+MASK = b"***"
+_SHARED = 3
+"""Bytes by which needles are told apart first; fewer than the shortest has."""
+
+
+class Masker:
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._needles = _needles(secrets)
+        self._pattern = re.compile(_any_of(self._needles))
+        self._by_start: dict[bytes, list[bytes]] = {}
+        for needle in self._needles:
+            self._by_start.setdefault(needle[:SHORTEST_SECRET], []).append(needle)
+        self._starts = re.compile(b"(?=" + _any_of(list(self._by_start)) + b")")
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be shown now."""
+        if not self._needles:
+            return data
+        data = self._held + data
+        keep = self._start_of_a_needle(data)
+        self._held = data[keep:]
+        return self._pattern.sub(MASK, data[:keep])
+
+    def rest(self) -> bytes:
+        """At the end: what was held back and became no secret."""
+        held, self._held = self._held, b""
+        return self._pattern.sub(MASK, held) if self._needles else held
+
+    def _start_of_a_needle(self, data: bytes) -> int:
+        """Where the unfinished end of `data` begins: the first place from which all that follows is
+        the beginning of a needle, unless that place lies within a whole one."""
+        begin = max(0, len(data) - len(self._needles[0]) + 1)
+        whole: list[tuple[int, int]] | None = None
+        for at in self._possible_starts(data, begin):
+            if not self._may_begin(data, at):
+                continue
+            if whole is None:
+                whole = [m.span() for m in self._pattern.finditer(data) if m.end() > begin]
+            if not any(start < at < end for start, end in whole):
+                return at
+        return len(data)
+
+    def _possible_starts(self, data: bytes, begin: int) -> Iterator[int]:
+        """In order. The last few bytes may be the start of any needle."""
+        last = max(begin, len(data) - SHORTEST_SECRET + 1)
+        for match in self._starts.finditer(data, begin):
+            if match.start() < last:
+                yield match.start()
+        yield from range(last, len(data))
+
+    def _may_begin(self, data: bytes, at: int) -> bool:
+        end = data[at:]
+        if len(end) < SHORTEST_SECRET:
+            return any(start.startswith(end) for start in self._by_start)
+        alike = self._by_start.get(end[:SHORTEST_SECRET], ())
+        return any(len(n) > len(end) and n.startswith(end) for n in alike)
+
+
+def _any_of(needles: Sequence[bytes], depth: int = _SHARED) -> bytes:
+    """A pattern of all of them, the earlier first. Those that begin alike are told apart by their
+    next byte, so that a place where none begins costs the same for one needle and for thousands."""
+    if depth == 0 or len(needles) < 2:
+        return b"|".join(map(re.escape, needles))
+    by_first: dict[bytes, list[bytes]] = {}
+    for needle in needles:
+        by_first.setdefault(needle[:1], []).append(needle[1:])
+    return b"|".join(
+        re.escape(first) + b"(?:" + _any_of(rests, depth - 1) + b")"
+        for first, rests in by_first.items()
+    )
+
+
+def _needles(secrets: Iterable[str]) -> list[bytes]:
+    """Longest first, so that of two that begin alike the longer is masked. The lines of a secret
+    of several (a key) count too, since tools print them one by one."""
+    texts = {part for secret in secrets for part in (secret, *secret.splitlines())}
+    needles = {text.encode() for text in texts if text.strip()}
+    return sorted((n for n in needles if len(n) >= SHORTEST_SECRET), key=lambda n: (-len(n), n))
+
+
+_TAIL = 4096
+_READ_SIZE = 256 << 10
+
+
+class Output:
+    """Owns both pipes. What `secrets` holds never reaches the log. With `is_terminal`, `stdout` is
+    a terminal's side (see `terminal.open_for`) that carries both streams."""
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        stdout: int,
+        stderr: int,
+        *,
+        secrets: Iterable[str] = (),
+        is_terminal: bool = False,
+    ) -> None:
+        self.before_close: Callable[[int], object] = _ignore
+        self._log = log
+        self._open = {stdout: Stream.STDOUT, stderr: Stream.STDERR}
+        self._maskers = {fd: Masker(secrets) for fd in self._open}
+        self._terminal = stdout if is_terminal else None
+        self._tail_of = Stream.STDOUT if is_terminal else Stream.STDERR
+        self._tail = b""
+
+    @property
+    def open(self) -> tuple[int, ...]:
+        """Those of the two that have not come to their end."""
+        return tuple(self._open)
+
+    @property
+    def stderr_tail(self) -> bytes:
+        """The last few KiB of stderr (or of the terminal), secrets masked."""
+        return self._tail
+
+    def take(self, fd: int) -> bool:
+        """A piece of what lies in this pipe; False when it is empty, or has ended and is closed."""
+        try:
+            data = os.read(fd, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""  # a terminal that nobody holds any more
+        if not data:
+            self.close(fd)
+            return False
+        if len(data) == _READ_SIZE:
+            self._log.pacing.press()
+        if fd == self._terminal:
+            data = terminal.heard(fd, data)
+        self._append(self._open[fd], self._maskers[fd].feed(data))
+        return True
+
+    def close(self, fd: int) -> None:
+        """Repeatable. What was held back because it might have become a secret goes out."""
+        stream = self._open.pop(fd, None)
+        if stream is None:
+            return
+        self._append(stream, self._maskers.pop(fd).rest())
+        self.before_close(fd)
+        os.close(fd)
+
+    def _append(self, stream: Stream, data: bytes) -> None:
+        if stream is self._tail_of:
+            self._tail = (self._tail + data)[-_TAIL:]
+        if data:
+            self._log.append(stream, data)
+
+
+def _ignore(_: int) -> None:
+    pass

@@ -1,0 +1,519 @@
+"""The job's output on disk: segment files of frames, named by the offset they start at.
+
+Files outlive the runner and its container, so whatever happens to either, what was written can be
+read: by the runner's followers through `LogReader`, later by the shim as raw bytes. Promises: an
+offset is handed out once and never again for other bytes; appending never blocks on a reader; above
+the quota the oldest segments go, and a marker segment at offset 0 counts what went; a tail torn by
+a crash is cut on open; a file that the job removes is a marker to its readers; the newest, which is
+still open, is read all the same and put back at the end.
+
+Writes go to the page cache and are cheap enough for the event loop. Syncing is not: rotated
+segments are given to `retire`, and `sync` is for a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from runner.durable import write_all
+from runner.logs.pacing import MOST_PIECE, Pacing
+from runner.schemas import LOG_COMPLETE_HEADER, LOG_END_HEADER
+from runner.schemas.frames import (
+    HEADER_SIZE,
+    BadFrame,
+    Decoder,
+    Frame,
+    Stream,
+    encode,
+    frame_size,
+    tail_from,
+)
+from runner.status import Bell
+
+SEGMENT_SIZE = 16 << 20
+QUOTA = 1 << 30
+MAX_FRAME_PAYLOAD = 64 << 10
+"""Bytes of output in one frame. A reader takes whole frames, so this is what a hundred of them that
+stand still cost at least."""
+_INDEX_STEP = 64 << 10
+_SEGMENTS_IN_QUOTA = 8
+"""At least, so that of a small quota only a small part goes at once."""
+_LEAST_SEGMENT = 64 << 10
+_SUFFIX = ".seg"
+_WARY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""The job may be root in its container and put a link or a pipe where a segment should be."""
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _WARY
+LIMIT_REACHED = "the log limit was reached"
+FILE_REMOVED = "their file was removed"
+DISK_FULL = "the disk was full"
+
+
+class Segment:
+    """One file. `positions[i]` is where the frame that starts at `offsets[i]` lies."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.path = path
+        self.start = start
+        self.end = start
+        self.size = 0
+        self.positions = array("Q")
+        self.offsets = array("Q")
+
+    def add(self, end: int, size: int) -> None:
+        """Account for a frame of `size` bytes, the output after which is `end`."""
+        if not self.positions or self.size - self.positions[-1] >= _INDEX_STEP:
+            self.positions.append(self.size)
+            self.offsets.append(self.end)
+        self.size += size
+        self.end = end
+
+
+def _segment_path(folder: Path, start: int) -> Path:
+    return folder / f"{start:020d}{_SUFFIX}"
+
+
+class SegmentLog:
+    """The writing side, and what readers need to know. One per folder, one writer.
+
+    `quota` and `segment_size` are bytes of files, frame headers included. `bell` rings whenever
+    something was appended or the log was finished.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_size: int = SEGMENT_SIZE,
+        quota: int = QUOTA,
+        now_ns: Callable[[], int] = time.time_ns,
+        retire: Callable[[int], None] = os.close,
+    ) -> None:
+        """Opens or makes `folder`, cutting a torn tail. Raises OSError."""
+        self.bell = Bell()
+        self.pacing = Pacing()
+        self.finished = False
+        self.at_line_start = True
+        """Whether the newest output ends with a newline."""
+        self._folder = folder
+        self._segment_size = segment_size
+        self._quota = quota
+        self._now_ns = now_ns
+        self.retire = retire
+        self._on_limit: Callable[[], None] | None = None
+        self._fd = -1
+        self._lost = 0
+        self._why_lost = ""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
+        self._dropped_to, self.why_dropped, self.segments = _load(folder)
+        self._total = sum(segment.size for segment in self.segments)
+        if self.segments:
+            self._fd = os.open(self.segments[-1].path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    @property
+    def start(self) -> int:
+        """Oldest offset still kept."""
+        return self.segments[0].start if self.segments else self._dropped_to
+
+    @property
+    def end(self) -> int:
+        """Offset after the newest byte."""
+        return (self.segments[-1].end if self.segments else self._dropped_to) + self._lost
+
+    def limit(self, quota: int, on_reached: Callable[[], None] | None = None) -> None:
+        """Keep `quota` bytes at most from now on; `on_reached` is called once, when the first of
+        them go."""
+        self._quota = quota
+        least = max(_LEAST_SEGMENT, quota // _SEGMENTS_IN_QUOTA)
+        self._segment_size = min(self._segment_size, least)
+        self._on_limit = on_reached
+
+    def append(self, stream: Stream, payload: bytes) -> None:
+        """Never raises: what cannot be written even after the oldest segments were given up is
+        counted by a marker in front of the next output that can."""
+        if len(payload) > MAX_FRAME_PAYLOAD:
+            for begin in range(0, len(payload), MAX_FRAME_PAYLOAD):
+                self.append(stream, payload[begin : begin + MAX_FRAME_PAYLOAD])
+            return
+        if self._lost:
+            written = self.end - self._lost
+            failure = self._write(_marker(written, self._lost, self._now_ns, self._why_lost))
+            if failure is not None:
+                self._lose(payload, failure)
+                return
+        self._lost, self._why_lost = 0, ""
+        self.at_line_start = payload.endswith(b"\n")
+        failure = self._write(Frame(self.end, self._now_ns(), stream, payload))
+        if failure is not None:
+            self._lose(payload, failure)
+        self.bell.ring()
+
+    def _lose(self, payload: bytes, failure: OSError) -> None:
+        self._lost += len(payload)
+        self._why_lost = _also(self._why_lost, _why(failure))
+
+    def finish(self) -> None:
+        """No more output will come; readers may end once they have all."""
+        self.finished = True
+        self.bell.ring()
+
+    def sync(self) -> None:
+        """Make the newest segment durable. Blocking; raises OSError."""
+        if self._fd >= 0:
+            os.fsync(self._fd)
+
+    def make_whole(self) -> int:
+        """When nothing is appended any more: puts the newest segment back if somebody has removed
+        it. Gives how many bytes of output are gone with others. Blocking; raises OSError."""
+        gone = 0
+        for segment in self.segments:
+            if os.path.lexists(segment.path):
+                continue
+            if self.is_newest(segment) and self._fd >= 0:
+                self._put_back(segment)
+            else:
+                gone += segment.end - segment.start
+        return gone
+
+    def _put_back(self, segment: Segment) -> None:
+        import shutil  # hardly ever, and a job's start does not wait for it
+
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
+        old = self._fd
+        with open(self.open_segment(segment), "rb") as source:
+            self._fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
+            os.close(old)
+            with open(self._fd, "wb", closefd=False) as copy:
+                shutil.copyfileobj(source, copy)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def open_segment(self, segment: Segment) -> int:
+        """A descriptor to read it by, of the newest also when its name is gone. Raises OSError."""
+        try:
+            return os.open(segment.path, os.O_RDONLY | _WARY)
+        except FileNotFoundError:
+            if not self.is_newest(segment) or self._fd < 0:
+                raise
+            return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def reader(self, offset: int) -> LogReader:
+        return LogReader(self, offset)
+
+    def lost_from(self, offset: int) -> tuple[int, str]:
+        """Up to where nothing is kept of what begins at `offset`, and why; `offset` itself when it
+        is kept, or its bytes may still come."""
+        if offset < self.start:
+            return self.start, self.why_dropped
+        index = bisect_right(self.segments, offset, key=lambda segment: segment.start)
+        if index < len(self.segments) and self.find(offset) is None:
+            return self.segments[index].start, FILE_REMOVED
+        if self.finished and offset >= self.end - self._lost:
+            return self.end, self._why_lost
+        return offset, ""
+
+    def find(self, offset: int) -> Segment | None:
+        """The segment that holds `offset`; None when nothing kept does."""
+        index = bisect_right(self.segments, offset, key=lambda segment: segment.start) - 1
+        if index < 0 or offset >= self.segments[index].end:
+            return None
+        return self.segments[index]
+
+    def is_newest(self, segment: Segment) -> bool:
+        return bool(self.segments) and self.segments[-1] is segment
+
+    def _write(self, frame: Frame) -> OSError | None:
+        """Why it failed. On a full disk the oldest segment makes room, but no more than one: other
+        programs may be filling the disk, and then giving up more would gain nothing."""
+        data = encode(frame)
+        failure = self._put(frame, data)
+        if failure is not None and self._drop_oldest(_why(failure)):
+            failure = self._put(frame, data)
+        if failure is None:
+            self._keep_quota()
+        return failure
+
+    def _put(self, frame: Frame, data: bytes) -> OSError | None:
+        try:
+            segment = self._segment_for(frame.offset, len(data))
+            try:
+                write_all(self._fd, data)
+            except OSError:
+                self._cut_torn(segment)
+                raise
+        except OSError as error:
+            return error
+        segment.add(frame.end, len(data))
+        self._total += len(data)
+        return None
+
+    def _cut_torn(self, segment: Segment) -> None:
+        """Raises OSError; nothing is then written behind what is torn."""
+        try:
+            os.ftruncate(self._fd, segment.size)
+        except OSError:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            raise
+
+    def _keep_quota(self) -> None:
+        dropped = False
+        while self._total > self._quota and self._drop_oldest(LIMIT_REACHED):
+            dropped = True
+        if dropped and self._on_limit is not None:
+            on_limit, self._on_limit = self._on_limit, None
+            on_limit()
+
+    def _segment_for(self, offset: int, size: int) -> Segment:
+        if self.segments and self._fd >= 0:
+            newest = self.segments[-1]
+            if not newest.size or newest.size + size <= self._segment_size:
+                return newest
+        segment = Segment(_segment_path(self._folder, offset), offset)
+        try:
+            fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
+        except FileNotFoundError:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
+            fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
+        if self._fd >= 0:
+            self.retire(self._fd)
+        self._fd = fd
+        self.segments.append(segment)
+        return segment
+
+    def _drop_oldest(self, why: str) -> bool:
+        if len(self.segments) < 2:
+            return False
+        oldest, keep_from = self.segments[0], self.segments[1].start
+        why = _also(self.why_dropped, why)
+        marker = _segment_path(self._folder, 0)
+        try:
+            try:
+                self._put_marker(marker, keep_from, why)
+            except OSError:  # no room even for that
+                oldest.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._put_marker(marker, keep_from, why)
+            if oldest.path != marker:
+                oldest.path.unlink(missing_ok=True)
+        except OSError:
+            return False
+        self._dropped_to, self.why_dropped = keep_from, why
+        self._total -= oldest.size
+        del self.segments[0]
+        return True
+
+    def _put_marker(self, path: Path, keep_from: int, why: str) -> None:
+        temporary = self._folder / ".marker.tmp"
+        _write_file(temporary, encode(_marker(0, keep_from, self._now_ns, why)))
+        os.replace(temporary, path)
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    fd = os.open(path, _WRITE_FLAGS, 0o640)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _marker(offset: int, dropped: int, now_ns: Callable[[], int], why: str) -> Frame:
+    text = f"[fairlead: {dropped} bytes of output are gone, {why}]\n"
+    return Frame(offset, now_ns(), Stream.MARKER, text.encode(), dropped)
+
+
+def _why_of(marker: Frame) -> str:
+    """The words of `_marker`; of another marker that the limit was reached, as most are."""
+    _, found, why = marker.payload.decode(errors="replace").partition(" are gone, ")
+    return why.removesuffix("]\n") if found else LIMIT_REACHED
+
+
+def _why(failure: OSError) -> str:
+    """Why bytes that were to be written are gone, for the job's user."""
+    match failure.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return DISK_FULL
+        case int(number):
+            return f"they could not be written ({os.strerror(number)})"
+        case _:
+            return "they could not be written"
+
+
+def _also(known: str, why: str) -> str:
+    """Both reasons for what one marker stands for."""
+    if why in known:
+        return known
+    return f"{known} and {why}" if known else why
+
+
+def _load(folder: Path) -> tuple[int, str, list[Segment]]:
+    """What was dropped and why, and the segments that are left, after a restart."""
+    dropped_to, why = 0, ""
+    segments: list[Segment] = []
+    paths = sorted(p for p in folder.glob(f"*{_SUFFIX}") if p.stem.isdecimal() and p.is_file())
+    for path in paths:
+        segment = Segment(path, int(path.stem))
+        frames = _scan(segment)
+        first = _first_frame(path) if frames == 1 and segment.start == 0 else None
+        if first is not None and first.stream is Stream.MARKER:
+            dropped_to, why = segment.end, _why_of(first)
+        elif segment.end <= dropped_to or segment.size == 0:
+            path.unlink()
+        else:
+            segments.append(segment)
+    if segments and segments[0].start > dropped_to:
+        why = _also(why, FILE_REMOVED)
+    return dropped_to, why, segments
+
+
+def _scan(segment: Segment) -> int:
+    """Index the frames of a file, cut what is no whole frame; how many there are."""
+    decoder, count = Decoder(), 0
+    with segment.path.open("r+b") as file:
+        try:
+            while piece := file.read(MOST_PIECE):
+                for frame in decoder.feed(piece):
+                    segment.add(frame.end, len(encode(frame)))
+                    count += 1
+        except BadFrame:
+            pass
+        file.truncate(segment.size)
+    return count
+
+
+def _first_frame(path: Path) -> Frame:
+    return next(Decoder().feed(path.read_bytes()))
+
+
+class LogReader:
+    """Hands out the frames from an offset on, in pieces of bounded size, each piece whole
+    frames. Keeps a dropped segment readable while it stands in it. Close it after use."""
+
+    def __init__(self, log: SegmentLog, offset: int) -> None:
+        self.offset = offset
+        """The next offset to hand out."""
+        self._log = log
+        self._segment: Segment | None = None
+        self._fd = -1
+        self._position = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._log.finished and self.offset >= self._log.end
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._segment = None
+
+    def read(self, size: int = MOST_PIECE) -> bytes:
+        """About `size` bytes, one frame at least; b"" when there is nothing (yet). Raises BadFrame
+        when the files were tampered with, OSError when they are gone."""
+        while True:
+            if self._segment is None:
+                first = self._seek()
+                if first or self._segment is None:
+                    return first
+            segment = self._segment
+            if self._position < segment.size:
+                return self._piece(segment, size)
+            if self._log.is_newest(segment):
+                return self._skip_lost()
+            self.close()
+
+    def _piece(self, segment: Segment, size: int) -> bytes:
+        stop, end = segment.size, segment.end
+        if stop - self._position > size:
+            index = bisect_right(segment.positions, self._position + size) - 1
+            if segment.positions[index] <= self._position:
+                index += 1
+            if index < len(segment.positions):
+                stop, end = segment.positions[index], segment.offsets[index]
+        data = os.pread(self._fd, stop - self._position, self._position)
+        if len(data) < stop - self._position:
+            raise BadFrame(f"segment {segment.path.name} is shorter than what was written")
+        self._position, self.offset = stop, end
+        return data
+
+    def _seek(self) -> bytes:
+        """Stand at `offset`; gives what must come first, a marker or the rest of a frame."""
+        log = self._log
+        segment = log.find(self.offset)
+        if segment is None:
+            return self._skip_lost()
+        try:
+            self._fd = log.open_segment(segment)
+        except FileNotFoundError:
+            return self._skip_to(segment.end, FILE_REMOVED)
+        self._segment = segment
+        index = bisect_right(segment.offsets, self.offset) - 1
+        self._position = segment.positions[index]
+        return self._skip_to_offset(segment)
+
+    def _skip_lost(self) -> bytes:
+        end, why = self._log.lost_from(self.offset)
+        return self._skip_to(end, why) if end > self.offset else b""
+
+    def _skip_to(self, end: int, why: str) -> bytes:
+        marker = _marker(self.offset, end - self.offset, time.time_ns, why)
+        self.offset = end
+        return encode(marker)
+
+    def _skip_to_offset(self, segment: Segment) -> bytes:
+        while self._position < segment.size:
+            header = os.pread(self._fd, HEADER_SIZE, self._position)
+            if len(header) < HEADER_SIZE:
+                raise BadFrame(f"segment {segment.path.name} is shorter than what was written")
+            raw = os.pread(self._fd, frame_size(header), self._position)
+            frame = next(Decoder().feed(raw), None)
+            if frame is None:
+                raise BadFrame(f"segment {segment.path.name} is shorter than what was written")
+            if frame.offset >= self.offset:
+                return b""
+            self._position += len(raw)
+            rest = tail_from(frame, self.offset)
+            if rest is not None:
+                self.offset = frame.end
+                return encode(rest)
+        return b""
+
+
+PAGE_SIZE = 4 << 20
+"""About how much one page has at most; the reader asks again from where it ends."""
+
+
+class Page(NamedTuple):
+    """`complete`: the job has ended and this reaches the end of its output. `end`: where the next
+    page begins."""
+
+    frames: bytes
+    complete: bool
+    end: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        complete = "true" if self.complete else "false"
+        return {
+            "Content-Type": "application/octet-stream",
+            LOG_COMPLETE_HEADER: complete,
+            LOG_END_HEADER: str(self.end),
+        }
+
+
+def next_page(reader: LogReader, size: int = PAGE_SIZE) -> Page:
+    """Raises BadFrame and OSError as `LogReader.read` does."""
+    frames = bytearray()
+    while len(frames) < size and (piece := reader.read(size)):
+        frames += piece
+    return Page(bytes(frames), reader.at_end, reader.offset)

@@ -1,0 +1,408 @@
+"""The runner's one straight life: wait for a job, (code,) run it, serve its output, end.
+
+Every call may be repeated. The exit record is on disk before anybody hears that the job has ended,
+and the last output before the record. A runner that finds a record in its folder has run its job
+already: it serves that and runs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from runner import __version__
+from runner.code.prepare import CodeStore
+from runner.durable import sync_and_close, write_durably
+from runner.errors import CannotStart, Refused
+from runner.head_start import HeadStart
+from runner.job import execution
+from runner.job.execution import Execution, Limits, MainEnded
+from runner.job.launch import Launch
+from runner.job.outcome import EXECUTOR_ERROR, STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
+from runner.job.preparation import Preparation
+from runner.job.process import Ending, JobProcess
+from runner.job.spawning import Children
+from runner.logs.segments import SegmentLog
+from runner.options import Settings
+from runner.schemas import (
+    EXIT_RECORD_NAME,
+    LOGS_FOLDER_NAME,
+    ExitRecord,
+    RunnerHealth,
+    RunnerState,
+    StatusEvent,
+    StopRequest,
+    SubmitRequest,
+)
+from runner.schemas.frames import Stream, notice_line
+from runner.status import Bell, StatusLog
+from runner.validation import check_submission, signal_number, wanted_blobs
+
+HURRIED_LINGER = 2.0
+"""The same when the container is being stopped; then only for followers that are there now."""
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Make it inside a running loop. Raises OSError when `task` cannot be used."""
+
+    def __init__(
+        self,
+        task: Path,
+        *,
+        scope: Scope,
+        children: Children,
+        settings: Settings | None = None,
+        now: Callable[[], float] = time.time,
+        head_start: HeadStart | None = None,
+    ) -> None:
+        self._task = task
+        self._scope = scope
+        self._children = children
+        self._settings = settings or Settings()
+        self._now = now
+        self._request: SubmitRequest | None = None
+        self._execution: Execution | None = None
+        self._job: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[Launch] | None = None
+        self._stopped = False
+        self._suspended = False
+        self._hurried = False
+        self._syncs: set[asyncio.Future[None]] = set()
+        self._acked = 0
+        self._ack_seen = False
+        self._followers = 0
+        self._noticed: set[str] = set()
+        self._log_ends = False
+        self._changed = Bell()
+        self.code = CodeStore(task)
+        if head_start is not None:
+            self._take_over(head_start)
+            return
+        self.log = SegmentLog(
+            task / LOGS_FOLDER_NAME,
+            segment_size=self._settings.segment_size,
+            quota=self._settings.log_quota,
+            retire=self._retire,
+        )
+        self._preparation = Preparation(task, self.code, children)
+        self.status = StatusLog(now)
+        self._resume_ended()
+
+    def _take_over(self, begun: HeadStart) -> None:
+        self.log, self.status, self._request = begun.log, begun.status, begun.request
+        self.log.retire = self._retire
+        self._limit_log(begun.request)
+        self._preparation = Preparation(self._task, self.code, self._children, begun.groundwork)
+        execution = self._execution = self._execution_of(begun.request)
+        process = JobProcess(begun.spawned, self._children)
+        attend = partial(execution.attend, process, begun.output, begun.oom_kills)
+        self._begin(self._to_the_end(begun.started_at, attend))
+
+    @property
+    def state(self) -> RunnerState:
+        return self.status.latest.state
+
+    def health(self) -> RunnerHealth:
+        return RunnerHealth(
+            version=__version__,
+            api_versions=("v1",),
+            state=self.state,
+            log_start=self.log.start,
+            log_end=self.log.end,
+            log_acked=self._acked,
+        )
+
+    def submit(self, request: SubmitRequest) -> StatusEvent:
+        """Raises Refused."""
+        check_submission(request)
+        if self._request is not None:
+            if not request.is_the_same_job(self._request):
+                raise Refused(409, "conflict", "another job was submitted to this runner before")
+            return self.status.latest
+        if self.state is not RunnerState.WAITING_FOR_JOB:
+            raise Refused(409, "ended", "this runner's job has ended")
+        self._request = request
+        self._limit_log(request)
+        self.code.expect(wanted_blobs(request.job))
+        waits = bool(self.code.missing)
+        self.status.add(RunnerState.WAITING_FOR_CODE if waits else RunnerState.READY)
+        return self.status.latest
+
+    def _limit_log(self, request: SubmitRequest) -> None:
+        job = request.job
+        quota = job.log_quota or self._settings.log_quota
+
+        def end() -> None:
+            if self._execution is not None:
+                self._execution.enforce(of_log_quota(quota))
+
+        self.log.limit(quota, end if job.fail_on_log_quota else None)
+
+    async def receive_code(self, digest: str, pieces: AsyncIterable[bytes]) -> StatusEvent:
+        """The job is ready when all of its blobs have come. Raises Refused, OSError."""
+        if self.state is RunnerState.WAITING_FOR_CODE or self._request is None:
+            await self.code.receive(digest, pieces)
+        if self.state is RunnerState.WAITING_FOR_CODE and not self.code.missing:
+            self.status.add(RunnerState.READY)
+        return self.status.latest
+
+    def run(self) -> StatusEvent:
+        """Raises Refused while there is nothing that can be run."""
+        if self.state is RunnerState.WAITING_FOR_JOB:
+            raise Refused(409, "not_ready", "submit a job first")
+        if self.state is RunnerState.WAITING_FOR_CODE:
+            raise Refused(409, "not_ready", "the job's code has not arrived yet")
+        if self.state is RunnerState.READY and self._job is None and self._request is not None:
+            self.status.add(RunnerState.PREPARING)
+            self._begin(self._execute(self._request))
+        return self.status.latest
+
+    def start(self) -> StatusEvent:
+        """`run`, but a job whose code has not arrived yet waits for it, and for `run`."""
+        waits = self.state is RunnerState.WAITING_FOR_CODE
+        return self.status.latest if waits else self.run()
+
+    def stop(self, request: StopRequest) -> StatusEvent:
+        """A job that has not been started never will be. Raises Refused for an unknown signal."""
+        number = signal_number(request.signal, "signal") if request.signal else None
+        if request.grace < 0:
+            raise Refused(400, "invalid", "grace must be 0 or more seconds", "grace")
+        self._stop(number, request.grace, interrupt=request.interrupt)
+        return self.status.latest
+
+    def suspend(self, suspended: bool) -> StatusEvent:
+        """The job's run is suspended, or goes on: `max_duration` stands still meanwhile."""
+        self._suspended = suspended
+        if self._execution is not None:
+            self._execution.hold_limit(suspended)
+        return self.status.latest
+
+    def shut_down(self) -> None:
+        """The container is being stopped: end the job with its own signal, within the grace that
+        was left for it (without any: who stops the container kills it in the end), and do not wait
+        for acknowledgements."""
+        self._hurried = True
+        self._stop(None, execution.grace_left(self._task, self._now()))
+        self._changed.ring()
+
+    def ack(self, offset: int) -> int:
+        """What is acknowledged now; the end acknowledged (0 too) lets an ended runner go. Raises
+        Refused for bytes that never were."""
+        if not 0 <= offset <= self.log.end:
+            raise Refused(
+                400, "invalid", f"offset {offset} is not within 0..{self.log.end}", "offset"
+            )
+        self._acked = max(self._acked, offset)
+        self._ack_seen = True
+        self._changed.ring()
+        return self._acked
+
+    def notice(self, notice_id: str, text: str) -> StatusEvent:
+        """Put a line into the log. The runner is the only one who writes there, so that every
+        reader finds the same bytes at the same offsets. Raises Refused after the job's end."""
+        if self._log_ends:
+            raise Refused(409, "ended", "the job has ended, and its log with it")
+        if notice_id not in self._noticed:
+            self._noticed.add(notice_id)
+            lead = b"" if self.log.at_line_start else b"\n"
+            self.log.append(Stream.SYSTEM, lead + notice_line(text))
+        return self.status.latest
+
+    def follower_came(self) -> None:
+        self._followers += 1
+
+    def follower_left(self) -> None:
+        self._followers -= 1
+        self._changed.ring()
+
+    async def until_over(self) -> ExitRecord:
+        """When the job has ended and its log was read, or the time for that is over."""
+        while self.state is not RunnerState.SERVING_LOGS:
+            await self._changed.wait()
+        record = self.status.latest.exit
+        assert record is not None
+        started = asyncio.get_running_loop().time()
+        while not self._is_read(record.log_end):
+            linger = HURRIED_LINGER if self._hurried else self._settings.linger
+            try:
+                async with asyncio.timeout_at(started + linger):
+                    await self._changed.wait()
+            except TimeoutError:
+                if asyncio.get_running_loop().time() >= started + linger:
+                    break
+        self.status.close()
+        return record
+
+    async def close(self) -> None:
+        """Stops a job that still runs, at once; for a runner that is given up."""
+        self._stop(None, 0.0)
+        if self._job is not None:
+            await self._job
+        await self._synced()
+        self.status.close()
+        self.log.close()
+
+    def _is_read(self, log_end: int) -> bool:
+        if self._followers:
+            return False
+        return self._hurried or (self._ack_seen and self._acked >= log_end)
+
+    def _stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
+        if self.state is RunnerState.SERVING_LOGS:
+            return
+        self._stopped = True
+        if self._execution is not None:
+            self._execution.stop(number, grace, interrupt=interrupt)
+        elif self._preparing is not None:
+            self._preparing.cancel()
+        elif self._job is None:
+            self._begin(self._conclude_unstarted(Verdict(EXECUTOR_ERROR, STOPPED_BEFORE_START)))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._job = asyncio.create_task(self._concluded(work))
+
+    async def _execute(self, request: SubmitRequest) -> None:
+        launch = await self._prepared(request)
+        if self._stopped:
+            raise CannotStart(STOPPED_BEFORE_START)
+        execution = self._execution = self._execution_of(request)
+
+        def started(pid: int) -> None:
+            self.status.add(RunnerState.RUNNING, pid=pid)
+
+        await self._to_the_end(self._now(), partial(execution.run, launch, started))
+
+    async def _concluded(self, work: Coroutine[None, None, None]) -> None:
+        """Whatever goes wrong becomes the job's record."""
+        try:
+            await work
+        except CannotStart as error:
+            await self._conclude_unstarted(Verdict(EXECUTOR_ERROR, str(error)))
+        except Exception:
+            _log.exception("the runner failed")
+            verdict = Verdict(
+                EXECUTOR_ERROR, "the runner failed; its own log (runner.log) says why"
+            )
+            await self._conclude_unstarted(verdict)
+
+    def _execution_of(self, request: SubmitRequest) -> Execution:
+        job = request.job
+        limits = Limits(
+            max_duration=job.max_duration,
+            stop_signal=signal_number(job.stop_signal, "job.stop_signal"),
+            restart_exit_code=job.restart_exit_code,
+        )
+        secrets = tuple(request.secrets.values())
+        execution = Execution(self.log, self._scope, self._children, limits, secrets)
+        execution.hold_limit(self._suspended)
+        return execution
+
+    async def _to_the_end(
+        self, started_at: float, execute: Callable[[MainEnded], Awaitable[tuple[Ending, Verdict]]]
+    ) -> None:
+        def record(ending: Ending, verdict: Verdict) -> ExitRecord:
+            return ExitRecord(
+                reason=verdict.reason,
+                message=verdict.message,
+                exit_code=ending.code,
+                signal=ending.signal,
+                started_at=started_at,
+                finished_at=self._now(),
+                log_end=self.log.end,
+                container_stopped=self._hurried,
+            )
+
+        async def main_ended(ending: Ending, verdict: Verdict) -> None:
+            await self._keep(record(ending, verdict))
+
+        ending, verdict = await execute(main_ended)
+        await self._conclude(record(ending, verdict))
+
+    async def _prepared(self, request: SubmitRequest) -> Launch:
+        self._preparing = asyncio.create_task(self._preparation.launch(request))
+        try:
+            return await self._preparing
+        except asyncio.CancelledError:
+            if self._preparing.cancelled():
+                raise CannotStart(STOPPED_BEFORE_START) from None
+            raise
+
+    async def _conclude_unstarted(self, verdict: Verdict) -> None:
+        await self._conclude(
+            ExitRecord(
+                reason=verdict.reason,
+                message=verdict.message,
+                finished_at=self._now(),
+                log_end=self.log.end,
+                container_stopped=self._hurried,
+            )
+        )
+
+    async def _conclude(self, record: ExitRecord) -> None:
+        self._log_ends = True
+        _log.info("the job has ended: %s, exit code %s", record.reason, record.exit_code)
+        await asyncio.to_thread(self._preparation.clean)
+        record = await self._with_log_whole(record)
+        await self._keep(record)
+        self.log.finish()
+        self.status.add(RunnerState.SERVING_LOGS, exit=record)
+        self._changed.ring()
+
+    async def _keep(self, record: ExitRecord) -> None:
+        try:
+            await self._synced()
+            path, data = self._task / EXIT_RECORD_NAME, msgspec.json.encode(record)
+            await asyncio.to_thread(write_durably, path, data)
+        except OSError:
+            _log.exception("the exit record could not be written")
+
+    async def _with_log_whole(self, record: ExitRecord) -> ExitRecord:
+        """A job that removed its log's files hears of it."""
+        gone = 0
+        try:
+            gone = await asyncio.to_thread(self.log.make_whole)
+        except OSError:
+            _log.exception("the log's newest segment is not put back")
+        if not gone:
+            return record
+        told = f"{gone} bytes of its log are gone: the job removed their files"
+        message = told if record.message is None else f"{record.message}; {told}"
+        return msgspec.structs.replace(record, message=message)
+
+    async def _synced(self) -> None:
+        if self._syncs:
+            await asyncio.wait(self._syncs)
+        await asyncio.to_thread(self.log.sync)
+
+    def _retire(self, fd: int) -> None:
+        """A full segment: make it durable beside the loop."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(None, partial(sync_and_close, fd))
+        self._syncs.add(future)
+        future.add_done_callback(self._retired)
+
+    def _retired(self, future: asyncio.Future[None]) -> None:
+        self._syncs.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            _log.error("a log segment could not be synced: %s", error)
+
+    def _resume_ended(self) -> None:
+        """Blocking, once, before anything is served."""
+        try:
+            raw = (self._task / EXIT_RECORD_NAME).read_bytes()
+            record = msgspec.json.decode(raw, type=ExitRecord)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            _log.error("the exit record found cannot be read: %s", error)
+            return
+        self._log_ends = True
+        self.log.finish()
+        self.status.add(RunnerState.SERVING_LOGS, exit=record)

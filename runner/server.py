@@ -1,0 +1,191 @@
+"""The server joins the parts: one runner and its API on a unix socket, from start to end.
+
+It serves `fairlead-runner` and, in the same process as pid 1's duties, `fairlead-entrypoint`. Peers
+that may not connect are turned away before their first byte is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from runner import metrics, relay
+from runner.app import make_app
+from runner.early import Early, Left
+from runner.job.outcome import Scope, scope_of_this_process
+from runner.job.spawning import Children
+from runner.logs.followers import FOLLOWER_PATIENCE
+from runner.options import UMASK, Options
+from runner.relay import Relay
+from runner.runner import Runner
+from runner.schemas import ExitRecord
+from runner.sockets import Peers, is_welcome, listen
+
+_MakeProtocol = Callable[[], asyncio.BaseProtocol]
+
+
+class Door:
+    """`http` makes protocols for requests; those for a port of the job go to `relayed`."""
+
+    def __init__(self, peers: Peers, http: _MakeProtocol, relayed: relay.Relay) -> None:
+        self._peers = peers
+        self._http = http
+        self._relayed = relayed
+        self._waiting: set[asyncio.Transport] = set()
+
+    def make_protocol(self) -> asyncio.Protocol:
+        return _Visitor(self)
+
+    def close(self) -> None:
+        """Sends away who has not said yet what it wants, and ends what is relayed."""
+        for transport in tuple(self._waiting):
+            transport.abort()
+        self._relayed.close()
+
+    def welcomes(self, transport: asyncio.Transport) -> bool:
+        if not is_welcome(transport.get_extra_info("socket"), self._peers):
+            return False
+        self._waiting.add(transport)
+        return True
+
+    def gone(self, transport: asyncio.Transport) -> None:
+        self._waiting.discard(transport)
+
+    def lead(self, transport: asyncio.Transport, said: bytes) -> None:
+        self._waiting.discard(transport)
+        for_port = said.startswith(relay.BEGIN)
+        protocol = self._relayed.make_protocol() if for_port else self._http()
+        assert isinstance(protocol, asyncio.Protocol)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(said)
+
+
+class _Visitor(asyncio.Protocol):
+    """An unwelcome one is cut off before it can send a byte."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._transport: asyncio.Transport | None = None
+        self._said = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if not self._door.welcomes(transport):
+            transport.abort()
+            return
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        self._said += data
+        if len(self._said) >= len(relay.BEGIN) or not relay.BEGIN.startswith(self._said):
+            self._door.lead(self._transport, self._said)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._door.gone(self._transport)
+
+
+EXIT_NOT_STARTED = 125
+"""Exit status of a runner whose job was never started."""
+_LOG_SIZE = 1 << 20
+_SHUTDOWN_TIME = 2.0
+
+
+def log_to(task: Path) -> None:
+    """The runner's own log: `runner.log` in the task's folder, two files of 1 MiB at most, apart
+    from the job's. Raises OSError."""
+    task.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        task / "runner.log", maxBytes=_LOG_SIZE, backupCount=1, encoding="utf-8"
+    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+@asynccontextmanager
+async def served(
+    runner: Runner,
+    socket: Path,
+    peers: Peers,
+    *,
+    patience: float = FOLLOWER_PATIENCE,
+    left: Left | None = None,
+) -> AsyncIterator[None]:
+    """Answers on `socket` meanwhile, also those who were `left` waiting there; drops a follower
+    that takes nothing for `patience` seconds. Raises SocketUnusable."""
+    relay = Relay()
+    in_container = peers is Peers.NODE
+    measure = metrics.measure if in_container else metrics.measure_own_processes
+    app = make_app(runner, relay, patience=patience, measure=measure)
+    app_runner = web.AppRunner(
+        app,
+        access_log=None,
+        auto_decompress=False,
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_TIME,
+    )
+    await app_runner.setup()
+    server_factory = app_runner.server
+    assert server_factory is not None
+    door = Door(peers, server_factory, relay)
+    loop = asyncio.get_running_loop()
+    listener = await asyncio.to_thread(listen, socket) if left is None else left.listener
+    server = await loop.create_unix_server(door.make_protocol, sock=listener)
+    for visitor in () if left is None else left.visitors:
+        await loop.connect_accepted_socket(door.make_protocol, visitor)
+    try:
+        yield
+    finally:
+        server.close()
+        door.close()
+        server_factory.pre_shutdown()
+        await app_runner.cleanup()
+        await asyncio.to_thread(socket.unlink, missing_ok=True)
+
+
+async def serve(
+    options: Options,
+    children: Children | None = None,
+    scope: Scope | None = None,
+    early: Early | None = None,
+) -> int:
+    """Run one job to its end, which `early` may have started; the status to exit with. SIGTERM and
+    SIGINT stop the job first. Raises SocketUnusable and OSError."""
+    os.umask(UMASK)
+    left = None if early is None else early.leave()
+    runner = Runner(
+        options.task,
+        scope=scope or scope_of_this_process(),
+        children=children or Children(),
+        settings=options.settings,
+        head_start=None if left is None else left.head_start,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runner.shut_down)
+    if early is not None and early.stop_asked:
+        runner.shut_down()
+    try:
+        async with served(runner, options.socket, options.peers, left=left):
+            record = await runner.until_over()
+    finally:
+        await runner.close()
+    return exit_status(record)
+
+
+def exit_status(record: ExitRecord) -> int:
+    return EXIT_NOT_STARTED if record.exit_code is None else record.exit_code

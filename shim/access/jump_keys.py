@@ -1,0 +1,154 @@
+"""Users' public keys: checked, and lent to the jump user for exactly one port.
+
+Users come to a task's SSH port through the node's own sshd, as a jump user whose keys are a file
+that the shim writes. The file is never edited, only made anew from the tasks that live and replaced
+at once: whatever a crash left in it is gone with the first write. sshd takes the first line that
+has a visitor's key, so a key that belongs to several tasks is one line with several ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+
+import msgspec
+
+from shim.errors import invalid
+from shim.schemas import Event, SshRequest
+from shim.state.events import EventLog
+from shim.state.records import sync_folder
+
+log = logging.getLogger(__name__)
+_KINDS = frozenset(
+    {
+        "ssh-ed25519",
+        "ssh-rsa",
+        "ecdsa-sha2-nistp256",
+        "ecdsa-sha2-nistp384",
+        "ecdsa-sha2-nistp521",
+        "sk-ssh-ed25519@openssh.com",
+        "sk-ecdsa-sha2-nistp256@openssh.com",
+    }
+)
+_MOST_KEYS = 64
+_MOST_KEY_LENGTH = 4096
+_PAUSE_AFTER_FAILURE = 5.0
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """One task's port on the node's loopback, and who may reach it."""
+
+    port: int
+    keys: tuple[str, ...]
+
+
+def check_keys(request: SshRequest) -> None:
+    """Raises ShimProblem (400) unless every line is a public key and nothing else."""
+    field = "ssh.authorized_keys"
+    if len(request.authorized_keys) > _MOST_KEYS:
+        raise invalid(f"at most {_MOST_KEYS} public keys", field)
+    for number, line in enumerate(request.authorized_keys):
+        if public_key(line) is None:
+            raise invalid(
+                "must be an OpenSSH public key on one line, without options: "
+                "ssh-ed25519 AAAA… comment",
+                f"{field}[{number}]",
+            )
+    if request.cluster_key is not None and public_key(request.cluster_key) is None:
+        raise invalid("must be an OpenSSH public key on one line", "ssh.cluster_key")
+
+
+def public_key(line: str) -> str | None:
+    """`KIND BASE64` of a public key line, its comment left out; None when it is no such line."""
+    words = line.split(" ", 2)
+    if len(line) > _MOST_KEY_LENGTH or not line.isprintable() or len(words) < 2:
+        return None
+    kind, blob = words[0], words[1]
+    try:
+        content = base64.b64decode(blob, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    named = len(kind).to_bytes(4, "big") + kind.encode()
+    return f"{kind} {blob}" if kind in _KINDS and content.startswith(named) else None
+
+
+def render(visits: Iterable[Visit]) -> str:
+    """The jump user's authorized_keys. Each key may open its tasks' ports and do nothing else."""
+    ports: dict[str, set[int]] = {}
+    for visit in visits:
+        for line in visit.keys:
+            key = public_key(line)
+            if key is not None:
+                ports.setdefault(key, set()).add(visit.port)
+    return "".join(
+        f"restrict,port-forwarding,{_permits(ports[key])} {key} fairlead\n" for key in sorted(ports)
+    )
+
+
+def _permits(ports: set[int]) -> str:
+    return ",".join(f'permitopen="127.0.0.1:{port}"' for port in sorted(ports))
+
+
+class JumpKeys:
+    """Keeps `path` true to `visits()`: once at `open`, then after each change of a task."""
+
+    def __init__(
+        self, path: Path, visits: Callable[[], Iterable[Visit]], executor: Executor
+    ) -> None:
+        self._path = path
+        self._visits = visits
+        self._executor = executor
+        self._written: str | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    async def open(self, events: EventLog) -> None:
+        """Raises OSError when the file cannot be replaced."""
+        stream = events.follow(None)
+        await anext(stream)
+        await self._write()
+        self._following = asyncio.create_task(self._follow(stream), name="jump keys")
+
+    async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._following
+            self._following = None
+
+    async def _follow(self, changes: AsyncGenerator[Event, None]) -> None:
+        async for _ in changes:
+            while True:
+                try:
+                    await self._write()
+                    break
+                except OSError as error:
+                    log.error("cannot write %s: %s", self._path, error.strerror)
+                    await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+
+    async def _write(self) -> None:
+        text = render(self._visits())
+        if text != self._written:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._executor, _replace, self._path, text)
+            self._written = text
+
+
+def _replace(path: Path, text: str) -> None:
+    """sshd reads the file as the jump user, so it is open to all; only its owner may write it."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o644)
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+    fresh.rename(path)
+    sync_folder(path.parent)

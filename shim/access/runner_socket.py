@@ -1,0 +1,111 @@
+"""The one path by which callers reach a task's runner, out of the job's reach.
+
+The runner makes its socket in a folder that it shares with the shim. A job that is root can replace
+what lies there by a socket of its own or by a link to another task's, so callers get a hard link in
+a folder of the shim. The shim makes the link when the socket first appears, before the runner can
+have been told to start the job, and never again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from shim.tasks.steps.base import StepContext
+
+_CREATE, _MOVED_TO = 0x100, 0x80
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+async def arrival(folder: Path, name: str) -> None:
+    """Returns once `folder/name` is there, whatever it is. Raises OSError without the folder."""
+    fd = _watch(folder)
+    try:
+        while not _is_there(folder / name):
+            await _readable(fd)
+            os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _watch(folder: Path) -> int:
+    fd = int(_libc.inotify_init1(_NONBLOCK_CLOEXEC))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "no inotify")
+    if _libc.inotify_add_watch(fd, os.fsencode(folder), _CREATE | _MOVED_TO) < 0:
+        code = ctypes.get_errno()
+        os.close(fd)
+        raise OSError(code, os.strerror(code), str(folder))
+    return fd
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+    loop.add_reader(fd, came.set)
+    try:
+        await came.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+log = logging.getLogger(__name__)
+_NAME = "runner.sock"
+
+
+async def open_door(ctx: StepContext) -> None:
+    """Returns once the task's runner can be reached, or never can."""
+    info = ctx.task.info
+    door = Path(info.runner_socket)
+    folder = ctx.settings.socket_folder(info.id)
+    in_thread = partial(asyncio.get_running_loop().run_in_executor, ctx.executor)
+    if door.parent != ctx.settings.doors_folder or await in_thread(door.exists):
+        return
+    try:
+        await arrival(folder, _NAME)
+        await in_thread(_link, folder, door)
+    except OSError as error:
+        log.error("task %s: its runner cannot be reached: %s", info.id, error)
+
+
+async def is_open(ctx: StepContext) -> bool:
+    """Whether the task's runner can be reached now."""
+    door = Path(ctx.task.info.runner_socket)
+    return await asyncio.get_running_loop().run_in_executor(ctx.executor, door.exists)
+
+
+async def until_it_listens(ctx: StepContext) -> None:
+    """Returns once the task's runner has its socket. Raises OSError."""
+    await arrival(ctx.settings.socket_folder(ctx.task.info.id), _NAME)
+
+
+def _link(folder: Path, door: Path) -> None:
+    fd = os.open(folder / _NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(f"{folder / _NAME} is no socket")
+        with contextlib.suppress(FileExistsError):
+            # Only with a folder's descriptor, here unused, does it follow to what `fd` is.
+            os.link(f"/proc/self/fd/{fd}", door, src_dir_fd=fd, follow_symlinks=True)
+    finally:
+        os.close(fd)
+
+
+def remove_strays(folder: Path, known: Iterable[str]) -> None:
+    """Blocking. Doors of tasks that are no more, after a crash."""
+    wanted = {f"{task_id}.sock" for task_id in known}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in wanted:
+            path.unlink()

@@ -1,0 +1,1 @@
+"""The REST API on the unix socket. The door is `app.make_app`."""

@@ -1,0 +1,328 @@
+"""The shim's HTTP API on its unix socket.
+
+Routes are thin: they decode, ask the supervisor and encode. Every refusal has the one error shape,
+and no traceback leaves the process. Logs are sent as raw bytes of their segment files, also after
+the container has gone; the controller decodes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from shim import safe_files
+from shim.api.openapi import document
+from shim.daemon import Daemon
+from shim.errors import ShimProblem, invalid
+from shim.node.metrics import CONTENT_TYPE, prometheus_text
+from shim.schemas import (
+    FENCE_HEADER,
+    INCARNATION_HEADER,
+    LOG_START_HEADER,
+    RUN_HEADER,
+    DrainRequest,
+    ErrorBody,
+    ErrorDetail,
+    Fence,
+    TaskRequest,
+    TerminateRequest,
+    is_count,
+)
+from shim.state.fencing import Caller
+
+_SEGMENT = re.compile(r"(\d{20})\.seg", re.ASCII)
+_PIECE = 1 << 18
+_MOST_BYTES = 4 << 30
+"""A job may have planted a sparse file of any size; no honest log is this long."""
+
+
+class LogSource(msgspec.Struct, frozen=True):
+    """`start` is the payload offset of the first frame in `segments`."""
+
+    start: int
+    segments: tuple[str, ...]
+
+
+def find_segments(job_folder: Path, offset: int) -> LogSource:
+    """Blocking. The segments from the one that holds `offset` (or the first kept) to the last."""
+    starts = sorted(
+        int(match[1])
+        for name in safe_files.list_names(job_folder, "logs")
+        if (match := _SEGMENT.fullmatch(name))
+    )
+    if not starts:
+        return LogSource(0, ())
+    before = [start for start in starts if start <= offset]
+    first = before[-1] if before else starts[0]
+    names = tuple(f"logs/{start:020d}.seg" for start in starts if start >= first)
+    return LogSource(first, names)
+
+
+async def read_segments(
+    job_folder: Path, source: LogSource, executor: Executor
+) -> AsyncIterator[bytes]:
+    """The raw bytes of the segments; ends early at a file that is gone or not safe."""
+    loop = asyncio.get_running_loop()
+    left = _MOST_BYTES
+    for name in source.segments:
+        try:
+            fd = safe_files.open_regular(job_folder, name)
+        except OSError:
+            return
+        try:
+            size = min(os.fstat(fd).st_size, left)
+            at = 0
+            while at < size:
+                want = min(_PIECE, size - at)
+                piece = await loop.run_in_executor(executor, os.pread, fd, want, at)
+                if not piece:
+                    break
+                at += len(piece)
+                yield piece
+            left -= at
+        finally:
+            os.close(fd)
+
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_MOST_BODY = 1 << 20
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+
+
+class Routes:
+    def __init__(self, service: Daemon) -> None:
+        self._service = service
+
+    def table(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/health", self.health),
+            web.get("/v1/openapi.json", self.openapi),
+            web.get("/v1/node", self.node),
+            web.get("/v1/node/metrics", self.node_metrics),
+            web.get("/metrics", self.prometheus),
+            web.post("/v1/node/drain", self.drain),
+            web.post("/v1/node/gpus/{id}/clear", self.clear_gpu),
+            web.get("/v1/allocations", self.allocations),
+            web.delete("/v1/allocations/{id}", self.release),
+            web.get("/v1/tasks", self.tasks),
+            web.get("/v1/tasks/{id}", self.task),
+            web.put("/v1/tasks/{id}", self.put_task),
+            web.delete("/v1/tasks/{id}", self.remove_task),
+            web.post("/v1/tasks/{id}/claim", self.claim),
+            web.post("/v1/tasks/{id}/terminate", self.terminate),
+            web.get("/v1/tasks/{id}/logs", self.task_logs),
+            web.get("/v1/events", self.events),
+        ]
+
+    async def health(self, request: web.Request) -> web.Response:
+        return _json(self._service.health())
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        return _json(document())
+
+    async def node(self, request: web.Request) -> web.Response:
+        return _json(await self._service.node())
+
+    async def node_metrics(self, request: web.Request) -> web.Response:
+        return _json(await self._service.metrics())
+
+    async def prometheus(self, request: web.Request) -> web.Response:
+        reading = await self._service.metrics()
+        body = await self._service.in_thread(prometheus_text, reading)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def drain(self, request: web.Request) -> web.Response:
+        await self._service.drain(await _body(request, DrainRequest))
+        return _json(await self._service.node())
+
+    async def clear_gpu(self, request: web.Request) -> web.Response:
+        await self._service.supervisor.clear_gpu(request.match_info["id"])
+        return _json(await self._service.node())
+
+    async def allocations(self, request: web.Request) -> web.Response:
+        return _json(self._service.supervisor.allocations)
+
+    async def release(self, request: web.Request) -> web.Response:
+        await self._service.supervisor.release(request.match_info["id"], _speaker(request))
+        return web.Response(status=204)
+
+    async def tasks(self, request: web.Request) -> web.Response:
+        return _json(self._service.supervisor.infos)
+
+    async def task(self, request: web.Request) -> web.Response:
+        return _json(self._service.supervisor.info(request.match_info["id"]))
+
+    async def put_task(self, request: web.Request) -> web.Response:
+        speaker = _speaker(request)
+        wanted = await _body(request, TaskRequest)
+        info, new = await self._service.supervisor.put(request.match_info["id"], wanted, speaker)
+        return _json(info, status=201 if new else 200)
+
+    async def remove_task(self, request: web.Request) -> web.Response:
+        await self._service.supervisor.remove(request.match_info["id"], _speaker(request))
+        return web.Response(status=204)
+
+    async def claim(self, request: web.Request) -> web.Response:
+        """Changes nothing but whose word counts from now on."""
+        supervisor = self._service.supervisor
+        task = await supervisor.spoken_for(request.match_info["id"], _speaker(request))
+        return _json(task.info)
+
+    async def terminate(self, request: web.Request) -> web.Response:
+        speaker = _speaker(request)
+        order = await _body(request, TerminateRequest)
+        return _json(
+            await self._service.supervisor.terminate(request.match_info["id"], order, speaker)
+        )
+
+    async def task_logs(self, request: web.Request) -> web.StreamResponse:
+        info = self._service.supervisor.info(request.match_info["id"])
+        folder = self._service.settings.job_folder(info.id)
+        source = await self._service.in_thread(find_segments, folder, _offset(request))
+        response = web.StreamResponse(headers={LOG_START_HEADER: str(source.start)})
+        response.content_type = "application/octet-stream"
+        with _reader_may_leave(request):
+            await response.prepare(request)
+            try:
+                async for piece in read_segments(folder, source, self._service.executor):
+                    await response.write(piece)
+            except safe_files.UnsafeFile as error:
+                log.warning("task %s: %s", info.id, error)
+            await response.write_eof()
+        return response
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.content_type = "application/x-ndjson"
+        with _reader_may_leave(request):
+            await response.prepare(request)
+            async for event in self._service.events.follow(request.query.get("after")):
+                await response.write(msgspec.json.encode(event) + b"\n")
+        return response
+
+
+@contextlib.contextmanager
+def _reader_may_leave(request: web.Request) -> Iterator[None]:
+    """A stream's reader that goes away is no fault of anybody's."""
+    try:
+        yield
+    except ConnectionError:
+        log.debug("%s %s: the reader has gone away", request.method, request.path)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except ShimProblem as problem:
+        return _error(problem)
+    except web.HTTPException as error:
+        code = (error.reason or "error").lower().replace(" ", "_")
+        text = f"{request.method} {request.path}: {error.reason}"
+        response = _error(ShimProblem(error.status, code, text))
+        if allowed := error.headers.get("Allow"):
+            response.headers["Allow"] = allowed
+    except ConnectionResetError:
+        raise
+    except web.RequestPayloadError:
+        text = "the body does not match its Content-Length or Transfer-Encoding"
+        return _error(invalid(text, "body"))
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        text = "the shim failed at this request; its log says why"
+        return _error(ShimProblem(500, "internal", text))
+    return response
+
+
+def _hear(service: Daemon) -> Middleware:
+    """A request with a fence that was not refused is a controller's."""
+
+    @web.middleware
+    async def hearing(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if FENCE_HEADER in request.headers:
+            with contextlib.suppress(ValueError):
+                service.heard(Fence.parse(request.headers[FENCE_HEADER]))
+        return response
+
+    return hearing
+
+
+def make_app(service: Daemon) -> web.Application:
+    app = web.Application(middlewares=[_errors, _hear(service)], client_max_size=_MOST_BODY)
+    app.add_routes(Routes(service).table())
+    return app
+
+
+def make_runner(service: Daemon, *, shutdown_timeout: float) -> web.AppRunner:
+    """Serves the application. Bodies are taken as they were sent, never unpacked."""
+    return web.AppRunner(
+        make_app(service),
+        access_log=None,
+        auto_decompress=False,
+        shutdown_timeout=shutdown_timeout,
+    )
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json"
+    )
+
+
+def _error(problem: ShimProblem) -> web.Response:
+    detail = ErrorDetail(code=problem.code, message=problem.message, field=problem.field)
+    return _json(ErrorBody(error=detail), status=problem.status)
+
+
+async def _body(request: web.Request, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        missing = _MISSING.search(message)
+        names = (path.rstrip("`"), missing[1] if missing else "")
+        raise invalid(message, ".".join(filter(None, names)) or "body") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"the body is not valid JSON: {error}", "body") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply", "body") from None
+
+
+def _speaker(request: web.Request) -> Caller:
+    fence = _header(request, FENCE_HEADER)
+    try:
+        parsed = Fence.parse(fence)
+    except ValueError as error:
+        raise invalid(str(error), FENCE_HEADER) from None
+    incarnation = _header(request, INCARNATION_HEADER)
+    if not is_count(incarnation):
+        raise invalid(f"not a whole number: {incarnation!r:.80}", INCARNATION_HEADER)
+    return Caller(_header(request, RUN_HEADER), parsed, int(incarnation))
+
+
+def _header(request: web.Request, name: str) -> str:
+    value = request.headers.get(name)
+    if not value:
+        raise invalid(f"the header {name} is needed for this request", name)
+    return value
+
+
+def _offset(request: web.Request) -> int:
+    text = request.query.get("offset", "0")
+    if not is_count(text):
+        raise invalid(f"offset must be a number of bytes: {text!r:.80}", "offset")
+    return int(text)

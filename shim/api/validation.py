@@ -1,0 +1,107 @@
+"""What a task's request must be like on any node, each complaint naming its field. Pure.
+
+What only this node can say (its capacity, what its operator allows) is asked elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+from shim.access.jump_keys import check_keys
+from shim.errors import invalid
+from shim.node.machine import LEAST_MEMORY
+from shim.schemas import GpuRequest, TaskRequest, TaskResources, TerminateRequest
+from shim.settings import check_name
+
+_MOST_IMAGE = 1024
+_MOST_RUN_NAME = 256
+_MOST_HOSTNAME = 63
+"""What the kernel takes is 64 with its end."""
+_HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", re.ASCII)
+_MOST_CORES = 65536.0
+_MOST_BYTES = 1 << 60
+_MOST_SECONDS = 10 * 366 * 86400.0
+_CAPABILITY = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?", re.ASCII)
+
+
+def check(request: TaskRequest) -> None:
+    """Raises ShimProblem (400)."""
+    check_name(request.run_id, "run_id")
+    check_name(request.allocation_id, "allocation_id")
+    if len(request.run_name) > _MOST_RUN_NAME:
+        raise invalid(f"at most {_MOST_RUN_NAME} characters", "run_name")
+    _check_image(request.image)
+    _check_resources(request.resources)
+    _check_gpu(request.resources.gpu)
+    _check_hostname(request.hostname)
+    unheard = request.stop_when_unheard_seconds
+    if unheard is not None and not 0 < unheard <= _MOST_SECONDS:
+        message = "it must be more than 0 seconds and at most 10 years"
+        raise invalid(message, "stop_when_unheard_seconds")
+    for number, volume in enumerate(request.volumes):
+        _check_size(volume.size, f"volumes[{number}].size")
+    if request.ssh is not None:
+        check_keys(request.ssh)
+
+
+def check_order(order: TerminateRequest) -> None:
+    """Raises ShimProblem (400)."""
+    if not 0 <= order.grace <= _MOST_SECONDS:
+        raise invalid("grace must be 0 or more seconds, and at most 10 years", "grace")
+
+
+def _check_image(image: str) -> None:
+    """Whether it is an image's name is for the engine to say: its task ends with that reason."""
+    if not image.strip():
+        raise invalid("an image is needed", "image")
+    if len(image) > _MOST_IMAGE:
+        raise invalid(f"an image's name has at most {_MOST_IMAGE} characters", "image")
+
+
+def _check_resources(resources: TaskResources) -> None:
+    if not 0 < resources.cpu <= _MOST_CORES:
+        message = f"cpu must be greater than 0 cores and at most {_MOST_CORES:g}"
+        raise invalid(message, "resources.cpu")
+    for field in ("memory", "disk", "shm_size"):
+        _check_size(getattr(resources, field), f"resources.{field}")
+    if resources.memory < LEAST_MEMORY:
+        raise invalid("memory must be at least 6 MiB", "resources.memory")
+    if (resources.disk or 0) < 0:
+        raise invalid("disk must not be negative", "resources.disk")
+    if resources.shm_size is not None and resources.shm_size <= 0:
+        raise invalid("shm_size must be more than 0 bytes", "resources.shm_size")
+
+
+def _check_size(size: int | None, field: str) -> None:
+    if size is not None and size > _MOST_BYTES:
+        raise invalid(f"at most {_MOST_BYTES} bytes", field)
+
+
+def _check_gpu(gpu: GpuRequest) -> None:
+    if not 0 <= gpu.count <= _MOST_CORES:
+        message = f"count must not be negative, and at most {_MOST_CORES:g}"
+        raise invalid(message, "resources.gpu.count")
+    _check_size(gpu.min_memory, "resources.gpu.min_memory")
+    if gpu.uuids and gpu.count not in (0, len(gpu.uuids)):
+        raise invalid(
+            f"count is {gpu.count}, but {len(gpu.uuids)} GPUs are named in `uuids`; leave it out "
+            "or let it be the same",
+            "resources.gpu.count",
+        )
+    if gpu.min_memory < 0:
+        raise invalid("min_memory must not be negative", "resources.gpu.min_memory")
+    least = gpu.min_compute_capability
+    if least is not None and not _CAPABILITY.fullmatch(least):
+        raise invalid(
+            f"{least!r:.80} is not a compute capability, such as 8.0",
+            "resources.gpu.min_compute_capability",
+        )
+
+
+def _check_hostname(name: str | None) -> None:
+    if name is not None and not (_HOSTNAME.fullmatch(name) and len(name) <= _MOST_HOSTNAME):
+        raise invalid(
+            f"a hostname has 1 to {_MOST_HOSTNAME} letters, digits, '-' and '.', and begins and "
+            "ends with a letter or a digit",
+            "hostname",
+        )

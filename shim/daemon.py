@@ -1,0 +1,276 @@
+"""The shim put together: from a data folder and an engine to something that can answer.
+
+`Daemon.open` returns only after reconciliation, so that no request ever sees a half-known node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from shim.access.jump_keys import JumpKeys
+from shim.access.runner_socket import remove_strays
+from shim.engines.base import Engine, EngineError
+from shim.gpus import Gpus
+from shim.gpus.health import Fault
+from shim.gpus.inventory import Entry, Roll
+from shim.gpus.watch import GpuWatch
+from shim.image_access import ImageAccess, PrivateImage
+from shim.images import ImageRecord, Images, Watermarks
+from shim.node import machine
+from shim.node.controller_silence import ControllerSilence
+from shim.node.ledger import Asked, Capacity, Ledger
+from shim.node.ledger import check as check_blocks
+from shim.node.watchdog import Systemd, Upkeep
+from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics, TaskStatus
+from shim.settings import Settings
+from shim.state.events import EventLog
+from shim.state.fencing import FenceBook, Fences
+from shim.state.reconcile import leftovers_of, reconcile
+from shim.state.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords, kept
+from shim.tasks.steps.volumes import release_strays
+from shim.tasks.supervisor import Supervisor
+from shim.version import VERSION
+from shim.volumes.mounter import KernelMounter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+API_VERSIONS = ("v1",)
+_NODE_KEY = "node"
+_LIFE_BITS = 24
+
+
+class Identity:
+    """Who this data folder is, and which of its lives this is."""
+
+    def __init__(self, book: DiskRecords[NodeRecord], record: NodeRecord) -> None:
+        self._book = book
+        self.record = record
+
+    @classmethod
+    async def load(
+        cls,
+        settings: Settings,
+        executor: Executor,
+        find_install: Callable[[Path], str | None] = lambda data: None,
+    ) -> Identity:
+        """Counts a new life. Without its record it is the install that `find_install` (blocking)
+        finds for the data folder: under a new name its containers would be nobody's."""
+        book = DiskRecords(settings.data / "records" / "node", NodeRecord, executor)
+        known = (await book.load()).records.get(_NODE_KEY)
+        if known is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(executor, find_install, settings.data)
+            known = NodeRecord(install_id=found or uuid.uuid4().hex, life=0)
+        record = msgspec.structs.replace(known, life=known.life + 1)
+        await book.save(_NODE_KEY, record)
+        return cls(book, record)
+
+    async def set_draining(self, draining: bool, reason: str | None) -> None:
+        """Raises OSError; nothing has changed then."""
+        record = msgspec.structs.replace(self.record, draining=draining, drain_reason=reason)
+        await self._book.save(_NODE_KEY, record)
+        self.record = record
+
+
+def _alive(tasks: Iterable[TaskRecord]) -> set[str]:
+    """Only those whose container may be there need what was mounted for it."""
+    return {task.info.id for task in tasks if task.info.status is not TaskStatus.TERMINATED}
+
+
+def _life(identity: Identity, tasks: tuple[TaskRecord, ...]) -> int:
+    """The count of lives may have been lost with its record; versions still only grow."""
+    return max(identity.record.life, *(1 + (t.info.version >> _LIFE_BITS) for t in tasks), 0)
+
+
+async def _images(settings: Settings, engine: Engine, executor: Executor) -> Images:
+    records = DiskRecords(settings.data / "records" / "images", ImageRecord, executor)
+    marks = Watermarks(*settings.image_gc) if settings.image_gc else None
+    private = DiskRecords(settings.data / "records" / "private-images", PrivateImage, executor)
+    access = ImageAccess(engine, private, is_open=settings.private_images_open)
+    images = Images(engine, records, settings.pull_stall, marks, access=access)
+    await images.open()
+    return images
+
+
+async def _watch(
+    settings: Settings, gpus: Gpus, tasks: Iterable[TaskRecord], executor: Executor
+) -> GpuWatch:
+    faults = [settings.data / "records" / "gpus", settings.data / "gpu-faults"]
+    seen = DiskRecords(settings.data / "records" / "gpus-seen", Entry, executor)
+    twins = TwinRecords(*(DiskRecords(folder, Fault, executor) for folder in faults))
+    watch = GpuWatch(gpus, twins, Roll(seen))
+    alive = (task.info for task in tasks if task.info.status is not TaskStatus.TERMINATED)
+    await watch.open([uuid for info in alive for uuid in info.gpus])
+    return watch
+
+
+def disk_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=4, thread_name_prefix="shim-disk")
+
+
+class Daemon:
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        supervisor: Supervisor,
+        executor: Executor,
+        leftovers: tuple[str, ...],
+        systemd: Systemd | None = None,
+    ) -> None:
+        self.settings = settings
+        self.supervisor = supervisor
+        self.executor = executor
+        self.events = supervisor.events
+        self._identity = identity
+        self._leftovers = leftovers
+        self._boot_id = machine.boot_id()
+        self._jump_keys: JumpKeys | None = None
+        self._hearing: ControllerSilence | None = None
+        self._upkeep = Upkeep(supervisor, systemd)
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        engine: Engine,
+        gpus: Gpus,
+        capacity: Capacity,
+        identity: Identity,
+        executor: Executor,
+        books: RecordBooks | None = None,
+        blocks: Asked | None = None,
+        systemd: Systemd | None = None,
+    ) -> Daemon:
+        """Raises EngineError, OSError or StartError when the node's state cannot be established."""
+        await engine.open()
+        books = books or RecordBooks.on_disk(settings.data, executor)
+        found = await reconcile(books, engine, settings, executor)
+        mounter = KernelMounter(settings.mounts_folder)
+        await release_strays(settings, executor, mounter, _alive(found.tasks))
+        known = [task.info.id for task in found.tasks]
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(executor, remove_strays, settings.doors_folder, known)
+        images = await _images(settings, engine, executor)
+        watch = await _watch(settings, gpus, found.tasks, executor)
+        infos = watch.infos()
+        check_blocks(blocks, gpus=len(infos))
+        ledger = Ledger(capacity, infos, found.allocations, blocks)
+        events = EventLog(epoch=f"{identity.record.life}-{secrets.token_hex(4)}")
+        supervisor = Supervisor(
+            settings,
+            engine,
+            executor,
+            books,
+            events,
+            ledger,
+            Fences(FenceBook(found.fences), books.fences),
+            watch,
+            images,
+            mounter,
+        )
+        supervisor.draining = identity.record.draining
+        supervisor.block(found.unexplained)
+        supervisor.adopt(found.tasks, first_version=_life(identity, found.tasks) << _LIFE_BITS)
+        await watch.tell_again()
+        service = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
+        await service._lend_keys()
+        fences = [task.fence for task in found.tasks]
+        service._hearing = await ControllerSilence.open(
+            supervisor, settings.data, executor, service._boot_id, fences
+        )
+        supervisor.resume()
+        return service
+
+    async def close(self) -> None:
+        """What runs goes on."""
+        self.events.close()
+        await self._upkeep.close()
+        if self._hearing is not None:
+            await self._hearing.close()
+        if self._jump_keys is not None:
+            await self._jump_keys.close()
+        await self.supervisor.close()
+        await self.supervisor.gpus.close()
+        await self.supervisor.images.close()
+        await self.supervisor.engine.close()
+
+    async def _lend_keys(self) -> None:
+        path = self.settings.jump_keys
+        if path is not None:
+            self._jump_keys = JumpKeys(path, self.supervisor.visits, self.executor)
+            await self._jump_keys.open(self.events)
+
+    def health(self) -> Health:
+        return Health(
+            version=VERSION,
+            api_versions=API_VERSIONS,
+            boot_id=self._boot_id,
+            install_id=self._identity.record.install_id,
+            epoch=self.events.epoch,
+            at=time.time(),
+        )
+
+    def heard(self, fence: Fence) -> None:
+        """A controller has spoken, and was not refused."""
+        if self._hearing is not None:
+            self._hearing.heard(fence)
+
+    async def node(self) -> NodeInfo:
+        engine, ledger = self.supervisor.engine, self.supervisor.ledger
+        used = ledger.used()
+        version: str | None = None
+        images: tuple[str, ...] = ()
+        engine_error: str | None = None
+        try:
+            version, images = await asyncio.gather(engine.version(), engine.images())
+        except EngineError as error:
+            engine_error = str(error)
+        return NodeInfo(
+            hostname=socket.gethostname(),
+            engine=engine.kind,
+            engine_version=version,
+            isolation=engine.isolation,
+            host_network=self.settings.host_network,
+            cpu=ledger.capacity.cpu,
+            memory=ledger.capacity.memory,
+            disk=ledger.capacity.disk,
+            cpu_allocated=used.cpu,
+            memory_allocated=used.memory,
+            disk_allocated=used.disk,
+            addresses=machine.addresses(),
+            gpus=ledger.gpus(),
+            gpu_boards=self.supervisor.gpus.boards,
+            gpu_driver=self.supervisor.gpus.driver,
+            blocks=ledger.blocks,
+            images=images,
+            draining=self.supervisor.draining,
+            disk_free=await self.supervisor.free_disk(),
+            engine_error=engine_error,
+            unlabelled=(*leftovers_of(self.supervisor.unexplained), *self._leftovers),
+        )
+
+    async def metrics(self) -> NodeMetrics:
+        from shim.node import metrics
+
+        return await metrics.collect(self.supervisor, self.executor)
+
+    async def drain(self, request: DrainRequest) -> None:
+        """Raises ShimProblem (507)."""
+        await kept(self._identity.set_draining(request.draining, request.reason))
+        self.supervisor.draining = request.draining
+        self.events.node_changed()
+
+    async def in_thread(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.executor, lambda: act(*args, **kwargs))

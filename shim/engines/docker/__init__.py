@@ -1,0 +1,1 @@
+"""Docker as an `Engine`. The door is `engine.DockerEngine`."""

@@ -1,0 +1,140 @@
+"""What the rest of the Docker engine shares: errors, the install's identity, volumes, own threads.
+
+Errors are told apart as far as our parts need it. When the shim's own record of its install is
+lost, the labels and mounts of its containers name it. A task's volume `data` is the engine's
+`fairlead-data`, so no user reaches a volume of other software; volumes are never removed here. An
+act that may take forever gets a thread of its own, which fills no pool and keeps no process alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+import docker.errors
+import requests.exceptions
+
+from shim.container_rules import VolumeError
+from shim.engines.base import EngineError, EngineUnavailable, NodeFault
+
+_SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
+"""How requests quotes what the system said, somewhere within its own words."""
+_DENIED = "Permission denied"
+
+
+class Refused(EngineError):
+    """`status` is that of the engine's answer."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFound(Refused):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 404)
+
+
+class Conflict(Refused):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 409)
+
+
+def unreachable(url: str, error: Exception) -> EngineUnavailable:
+    """Nobody answers at `url`, for a person who must do something about it."""
+    found = _SYSTEMS_WORDS.search(str(error))
+    why = (found[1] or found[2]) if found else str(error)[:200]
+    what_to_do = (
+        "the shim needs root, or the group of this socket"
+        if why == _DENIED
+        else "is Docker installed and running there? (DOCKER_HOST says where it is)"
+    )
+    return EngineUnavailable(f"the Docker engine at {url} does not answer: {why}; {what_to_do}")
+
+
+_INSTALL = "fairlead.install"
+_CALL_SECONDS = 60
+
+
+def find_install(data: Path) -> str | None:
+    """Blocking. Raises EngineUnavailable: without the engine nobody can tell."""
+    url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    try:
+        api = docker.APIClient(base_url=url, version="auto", timeout=_CALL_SECONDS)
+        try:
+            found = api.containers(all=True, filters={"label": _INSTALL})
+        finally:
+            api.close()
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise unreachable(url, error) from None
+    installs = {one["Labels"][_INSTALL] for one in found if _is_mounted_from(one, data)}
+    return min(installs, default=None)
+
+
+def _is_mounted_from(container: dict[str, Any], data: Path) -> bool:
+    return any(
+        str(mount.get("Source", "")).startswith(f"{data}/tasks/")
+        for mount in container.get("Mounts") or ()
+    )
+
+
+_PREFIX = "fairlead-"
+
+
+async def ensure_volume(call: Any, api: Any, name: str) -> str:
+    """Raises VolumeError."""
+    full = _PREFIX + name
+    try:
+        try:
+            await call(lambda: api.inspect_volume(full))
+        except NotFound:
+            await call(lambda: api.create_volume(full))
+    except EngineUnavailable:
+        raise
+    except Refused as error:
+        if error.status >= 500:
+            raise NodeFault(f"volume {name}: {error}") from None
+        raise VolumeError(f"volume {name}: {error}") from None
+    except EngineError as error:
+        raise VolumeError(f"volume {name}: {error}") from None
+    return full
+
+
+T = TypeVar("T")
+
+
+def in_own_thread(act: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Begins at once. Nobody has to wait for the future."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    future.add_done_callback(_seen)
+
+    def work() -> None:
+        settle: Callable[[], None]
+        try:
+            settle = partial(future.set_result, act())
+        except BaseException as error:
+            settle = partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who asked
+            loop.call_soon_threadsafe(_unless_cancelled, future, settle)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+def _unless_cancelled(future: asyncio.Future[T], settle: Callable[[], None]) -> None:
+    if not future.cancelled():
+        settle()
+
+
+def _seen(future: asyncio.Future[T]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,159 @@
+"""One thread reads the Docker engine's events, and what the engine remembers fills the gaps.
+
+docker-py's stream ends without an exception when the engine dies, so an end is a loss: the thread
+connects again with growing pauses and says that events were missed. The engine remembers a few
+hundred events of its own life; an end that it does not remember lies before that life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+import docker.errors
+import msgspec
+
+from shim.engines.base import EngineError, EngineUnavailable
+
+ENDING_SIGNALS = frozenset({"15", "9", "SIGTERM", "SIGKILL"})
+REMEMBERED = 256
+"""Events that every engine keeps at least."""
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """`stopped`: the container was sent a signal to end it. `unseen`: it ended before the engine's
+    present life began, maybe together with the one before."""
+
+    stopped: bool = False
+    unseen: bool = False
+
+
+class Call(Protocol):
+    """One act of docker-py, its errors in the engine's words."""
+
+    async def __call__(self, act: Callable[[], Any], /) -> Any: ...
+
+
+async def past_of(call: Call, api: Any, container_id: str) -> Past:
+    """Nothing is known when the engine does not tell. Raises EngineUnavailable."""
+    try:
+        info = await call(api.info)
+        now = datetime.fromisoformat(info["SystemTime"]).timestamp()
+        span = {"since": 0, "until": f"{now:.6f}"}
+        events = await call(lambda: list(api.events(decode=True, **span)))
+    except EngineUnavailable:
+        raise
+    except (EngineError, KeyError, ValueError):
+        return Past()
+    return judge(events, container_id, live_restore=bool(info.get("LiveRestoreEnabled")))
+
+
+def judge(events: Iterable[Mapping[str, Any]], container_id: str, *, live_restore: bool) -> Past:
+    """From all events of the engine's life, or the latest of them."""
+    all_of_them = list(events)
+    own = [one for one in all_of_them if subject(one) == container_id]
+    is_told = any(one.get("Action") == "die" for one in own)
+    return Past(
+        stopped=any(ends_it(one) for one in own),
+        unseen=not is_told and not live_restore and len(all_of_them) < REMEMBERED,
+    )
+
+
+def subject(event: Mapping[str, Any]) -> str | None:
+    """The container that it is about."""
+    return (event.get("Actor") or {}).get("ID") or event.get("id")
+
+
+def ends_it(event: Mapping[str, Any]) -> bool:
+    """Whether it is a signal to the container that ends it."""
+    attributes = (event.get("Actor") or {}).get("Attributes") or {}
+    return event.get("Action") == "kill" and attributes.get("signal") in ENDING_SIGNALS
+
+
+log = logging.getLogger(__name__)
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class EventFollower:
+    """`on_hint(container_id)` is called in the loop for each event, `on_hint(None)` after each
+    (re)connection, `on_stop(container_id)` before it for a signal that ends a container."""
+
+    def __init__(
+        self,
+        subscribe: Callable[[], Any],
+        on_hint: Callable[[str | None], None],
+        on_stop: Callable[[str], None],
+        lost: tuple[type[Exception], ...],
+    ) -> None:
+        self._subscribe = subscribe
+        self._on_hint = on_hint
+        self._on_stop = on_stop
+        engine: type[Exception] = docker.errors.DockerException
+        self._lost: tuple[type[Exception], ...] = (*lost, engine, OSError, ValueError)
+        self._stop = threading.Event()
+        self._stream: Any = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_connected = asyncio.Event()
+
+    async def open(self) -> None:
+        """Returns once the first subscription stands."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._follow, name="shim-docker-events", daemon=True)
+        self._thread.start()
+        await self._is_connected.wait()
+
+    async def connected(self) -> None:
+        await self._is_connected.wait()
+
+    async def close(self) -> None:
+        self._stop.set()
+        self._cut()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 5.0)
+
+    def _follow(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stop.is_set():
+            try:
+                self._stream = self._subscribe()
+                if self._stop.is_set():
+                    self._cut()
+                    return
+                self._tell(self._came)
+                pause = _FIRST_PAUSE
+                for event in self._stream:
+                    container_id = subject(event)
+                    if event.get("Action") != "kill":
+                        self._tell(self._on_hint, container_id)
+                    elif ends_it(event):
+                        self._tell(self._on_stop, container_id)
+            except self._lost as error:
+                log.debug("events: %s", error)
+            self._cut()
+            self._tell(self._is_connected.clear)
+            if not self._stop.is_set():
+                log.warning("the Docker engine's events ended: connecting again")
+            self._stop.wait(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _came(self) -> None:
+        self._is_connected.set()
+        self._on_hint(None)
+
+    def _cut(self) -> None:
+        stream = self._stream
+        if stream is not None:
+            with contextlib.suppress(Exception):
+                stream.close()
+
+    def _tell(self, act: Callable[..., None], *args: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(act, *args)

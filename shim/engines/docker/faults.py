@@ -1,0 +1,62 @@
+"""Tells whose fault it is that the Docker engine could not create or start a container. Pure.
+
+The job asked for something that cannot be (a mount where none can be, limits that the engine may
+not raise), or the node is not as it should be (a full disk, a network or runtime that is gone). The
+engine's status tells the two apart only roughly: it answers 400 where the node's runtime is missing
+and 500 where the job's user is. So the words come first; without known words a 4xx is the job's.
+"""
+
+from __future__ import annotations
+
+import re
+
+from shim.engines.base import EngineError, NodeFault
+from shim.engines.docker.api import Conflict, NotFound, Refused
+from shim.engines.docker.request import ENTRYPOINT, explain_start
+
+_NODES = (
+    "no space left on device",
+    "disk quota exceeded",
+    "bind source path does not exist",
+    "unknown runtime",
+    "unknown or invalid runtime",
+    f'exec: "{ENTRYPOINT}"',
+)
+"""Every bind mount has a source of the shim's own, volumes included."""
+_JOBS = (
+    *("rlimit", "docker-init", "unable to apply caps"),
+    *("unable to find user", "unable to find group"),
+    *("to rootfs at", "memory limit too low", "sethostname"),
+    "requirement error",
+)
+"""`to rootfs at` is where a mount's target is named; NVIDIA's hook says the last of an image that
+wants a newer driver."""
+_GONE_SOURCE = re.compile(
+    r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
+)
+_REFUSED_LIMIT = re.compile(r"failed to write .*: invalid argument")
+
+
+def of_create(error: EngineError) -> EngineError:
+    """The error to raise when the engine refused to create the container."""
+    return _named(error, str(error))
+
+
+def of_start(error: EngineError) -> EngineError:
+    """The error to raise when the engine refused to start it; says what the user can do."""
+    return _named(error, explain_start(str(error)))
+
+
+def _named(error: EngineError, message: str) -> EngineError:
+    if not isinstance(error, Refused):
+        return error
+    kind = NodeFault if _is_nodes(error, str(error).lower()) else EngineError
+    return kind(message)
+
+
+def _is_nodes(error: Refused, text: str) -> bool:
+    if any(words in text for words in _NODES) or _GONE_SOURCE.search(text):
+        return True
+    if any(words in text for words in _JOBS) or _REFUSED_LIMIT.search(text):
+        return False
+    return isinstance(error, NotFound | Conflict) or error.status >= 500

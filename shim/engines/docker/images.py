@@ -1,0 +1,338 @@
+"""Images of the Docker engine are looked up, pulled and removed here, and their disk is measured.
+
+A pull tells bytes as they come, ends on demand, and fails with an error that a person can act on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import requests.exceptions
+from docker.auth import encode_header
+from docker.types import CancellableStream
+from docker.utils import parse_repository_tag
+
+from shim.engines.base import (
+    EngineError,
+    EngineUnavailable,
+    ImageError,
+    ImageInfo,
+    ImageProblem,
+    Storage,
+)
+from shim.engines.docker.api import Conflict, NotFound, in_own_thread
+from shim.image_access import pinned, repository_of
+from shim.schemas import PullProgress, RegistryAuth
+
+_LONGEST_DETAIL = 300
+ASK_SECONDS = 30.0
+"""A registry that takes longer to say whose image it is has not said yes."""
+
+
+class Pull:
+    """One pull, in a thread and over a connection of its own: the engine answers nothing before the
+    registry does, and however many registries are silent, what runs is still watched and stopped.
+
+    docker-py gives no way to end a pull from another thread; its event stream has one
+    (`CancellableStream`), which is used here on the pull's own response."""
+
+    def __init__(
+        self, connect: Callable[[], Any], reference: str, auth: RegistryAuth | None
+    ) -> None:
+        self._connect = connect
+        self._reference = reference
+        self._auth = auth
+        self._cancelled = False
+        self._complete = False
+        self._stream: Any = None
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._extracted: dict[str, int] = {}
+
+    async def run(self, progress: Callable[[PullProgress], None]) -> None:
+        """Until the image is there. Raises EngineError, docker-py's and requests' errors. Cancelled
+        before the engine has answered, it leaves the thread behind, which ends with the answer."""
+        loop = asyncio.get_running_loop()
+
+        def report(now: PullProgress) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who asked
+                loop.call_soon_threadsafe(progress, now)
+
+        work = in_own_thread(lambda: self._pull(report), "shim-pull")
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._cancel()
+            if self._stream is not None:
+                await asyncio.wait({work})
+            raise
+
+    def _pull(self, report: Callable[[PullProgress], None]) -> None:
+        api = self._connect()
+        try:
+            self._post(api, report)
+        finally:
+            api.close()
+
+    def _post(self, api: Any, report: Callable[[PullProgress], None]) -> None:
+        repository, tag = parse_repository_tag(self._reference)
+        response = api._post(
+            api._url("/images/create"),
+            params={"fromImage": repository, "tag": tag or "latest"},
+            headers=_login(self._auth),
+            stream=True,
+            timeout=None,
+        )
+        with contextlib.closing(response):
+            self._follow(api, response, report)
+
+    def _follow(self, api: Any, response: Any, report: Callable[[PullProgress], None]) -> None:
+        api._raise_for_status(response)
+        self._stream = CancellableStream(api._stream_helper(response, decode=True), response)
+        if self._cancelled:
+            self._cancel()
+        for message in self._stream:
+            if "error" in message:
+                raise EngineError(str(message["error"]))
+            self._note(message)
+            report(self._progress())
+        if not (self._complete or self._cancelled):
+            raise EngineUnavailable("the Docker engine broke the pull off")
+
+    def _cancel(self) -> None:
+        """From any thread, at any time."""
+        self._cancelled = True
+        if self._stream is not None:
+            with contextlib.suppress(Exception):
+                self._stream.close()
+
+    def _note(self, message: dict[str, Any]) -> None:
+        layer, status = message.get("id"), str(message.get("status", ""))
+        self._complete = self._complete or status.startswith("Status:")
+        if not layer:
+            return
+        detail = message.get("progressDetail") or {}
+        if status == "Downloading" and detail.get("total"):
+            self._layers[layer] = (int(detail.get("current", 0)), int(detail["total"]))
+        elif status in ("Download complete", "Pull complete") and layer in self._layers:
+            total = self._layers[layer][1]
+            self._layers[layer] = (total, total)
+        if status == "Extracting":
+            self._extracted[layer] = int(detail.get("current", 0))
+        elif status == "Pull complete" and layer in self._layers:
+            self._extracted[layer] = self._layers[layer][1]
+
+    def _progress(self) -> PullProgress:
+        return PullProgress(
+            downloaded=sum(done for done, _ in self._layers.values()),
+            total=sum(total for _, total in self._layers.values()),
+            extracted=sum(self._extracted.values()),
+        )
+
+
+def ask(connect: Callable[[], Any], reference: str, auth: RegistryAuth | None) -> None:
+    """The engine asks the registry for the image's manifest, with these credentials or none, and
+    pulls nothing. Raises ImageError, docker-py's and requests' errors. Blocks."""
+    api = connect()
+    try:
+        response = api._get(
+            api._url("/distribution/{0}/json", reference),
+            headers=_login(auth),
+            timeout=ASK_SECONDS,
+        )
+        api._raise_for_status(response)
+    except requests.exceptions.ReadTimeout:
+        raise ImageError(
+            f"the registry of {reference} did not say within {ASK_SECONDS} s whether this run may "
+            "have the image",
+            ImageProblem.STALLED,
+        ) from None
+    finally:
+        api.close()
+
+
+def _login(auth: RegistryAuth | None) -> dict[str, str]:
+    """docker-py itself would take what it finds in the home folder of the shim's user."""
+    if auth is None:
+        return {}
+    login = {"username": auth.username, "password": auth.password}
+    return {"X-Registry-Auth": encode_header(login).decode()}
+
+
+def explain(reference: str, auth: RegistryAuth | None, detail: str) -> ImageError:
+    """The engine's words, sorted into what the user can do about them."""
+    if auth is not None:
+        detail = detail.replace(auth.password, "***") if auth.password else detail
+    detail = " ".join(detail.split())[:_LONGEST_DETAIL]
+    problem = _problem(detail.lower())
+    advice = _ADVICE[problem].format(image=reference)
+    if problem is ImageProblem.REFUSED and auth is None:
+        advice = f"{reference} does not exist, or its registry wants credentials: set registry_auth"
+    return ImageError(f"{advice} ({detail})", problem)
+
+
+_WORDS: tuple[tuple[ImageProblem, tuple[str, ...]], ...] = (
+    (ImageProblem.NO_SPACE, ("no space left", "disk quota exceeded")),
+    (
+        ImageProblem.BAD_NAME,
+        ("invalid reference format", "invalid repository name", "repository name must be"),
+    ),
+    (
+        ImageProblem.REFUSED,
+        ("unauthorized", "access denied", "denied", "no basic auth", "authentication required"),
+    ),
+    (ImageProblem.MISSING, ("manifest unknown", "manifest for", "not found: manifest")),
+    (
+        ImageProblem.TLS,
+        ("server gave http response", "x509", "certificate", "tls:"),
+    ),
+    (
+        ImageProblem.UNREACHABLE,
+        (
+            *("no such host", "connection refused", "dial tcp", "i/o timeout", "timeout"),
+            *("no route", "connection reset", "unexpected eof", "server misbehaving"),
+        ),
+    ),
+    (ImageProblem.MISSING, ("not found", "does not exist")),
+)
+_ADVICE = {
+    ImageProblem.NO_SPACE: "the node's disk is too full for {image}",
+    ImageProblem.BAD_NAME: "{image!r} is not a valid image name",
+    ImageProblem.REFUSED: "the registry refused the user name or password of registry_auth for "
+    "{image}",
+    ImageProblem.MISSING: "there is no image {image}",
+    ImageProblem.TLS: "the registry of {image} does not speak the TLS that the Docker engine "
+    "expects",
+    ImageProblem.UNREACHABLE: "the registry of {image} cannot be reached from this node",
+    ImageProblem.OTHER: "image {image} could not be pulled",
+}
+
+
+def _problem(detail: str) -> ImageProblem:
+    for problem, words in _WORDS:
+        if any(word in detail for word in words):
+            return problem
+    return ImageProblem.OTHER
+
+
+T = TypeVar("T")
+
+
+class Call(Protocol):
+    """Runs an act of docker-py in a thread, its errors in our words."""
+
+    def __call__(self, act: Callable[[], T]) -> Awaitable[T]: ...
+
+
+class DockerImages:
+    """`in_our_words` is the part of `call` that is about errors."""
+
+    def __init__(
+        self, call: Call, in_our_words: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._call = call
+        self._in_our_words = in_our_words
+        self._api: Any = None
+        self._folder = ""
+        self._connect: Callable[[], Any] = lambda: None
+
+    def open(self, api: Any, folder: str, connect: Callable[[], Any]) -> None:
+        """`folder` is where the engine keeps its images; `connect` makes a client of docker-py for
+        one pull."""
+        self._api = api
+        self._folder = folder
+        self._connect = connect
+
+    async def tags(self) -> tuple[str, ...]:
+        found = await self._call(lambda: self._api.images())
+        return tuple(sorted(tag for image in found for tag in image.get("RepoTags") or ()))
+
+    async def local(self, reference: str) -> ImageInfo | None:
+        try:
+            found = await self._call(lambda: self._api.inspect_image(reference))
+        except NotFound:
+            return None
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            raise explain(reference, None, str(error)) from None
+        return _image_info(reference, found)
+
+    async def pull(
+        self,
+        reference: str,
+        auth: RegistryAuth | None,
+        progress: Callable[[PullProgress], None],
+    ) -> ImageInfo:
+        pull = Pull(self._connect, reference, auth)
+        try:
+            with self._in_our_words():
+                await pull.run(progress)
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            raise explain(reference, auth, str(error)) from None
+        image = await self.local(reference)
+        if image is None:
+            raise explain(reference, auth, "it is gone again right after the pull")
+        return image
+
+    async def ask(self, reference: str, digest: str | None, auth: RegistryAuth | None) -> None:
+        """In a thread of its own, as a pull: a registry may never answer."""
+        act = partial(ask, self._connect, pinned(reference, digest), auth)
+        try:
+            with self._in_our_words():
+                await in_own_thread(act, "shim-ask")
+        except (EngineUnavailable, ImageError):
+            raise
+        except EngineError as error:
+            raise explain(reference, auth, str(error)) from None
+
+    async def remove(self, reference: str) -> bool:
+        """The engine itself refuses what a container uses, also one that has ended."""
+        try:
+            found = await self._call(lambda: self._api.inspect_image(reference))
+            image_id = str(found["Id"])
+            used = {"ancestor": image_id}
+            if await self._call(lambda: self._api.containers(all=True, filters=used)):
+                return False
+            await self._call(lambda: self._api.remove_image(reference))
+        except NotFound:
+            return True
+        except Conflict:
+            return False
+        return True
+
+    async def storage(self) -> Storage | None:
+        try:
+            found = await self._call(lambda: os.statvfs(self._folder))
+        except OSError:
+            return None
+        total = found.f_blocks * found.f_frsize
+        return Storage(used=total - found.f_bavail * found.f_frsize, total=total)
+
+
+def _image_info(reference: str, found: dict[str, Any]) -> ImageInfo:
+    config = found.get("Config") or {}
+    digests = _by_repository(found.get("RepoDigests"))
+    repository = repository_of(reference)
+    return ImageInfo(
+        id=found["Id"],
+        digest=digests.get(repository, "").partition("@")[2] or None,
+        by_id=repository not in {*digests, *_by_repository(found.get("RepoTags"))},
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        cmd=tuple(config.get("Cmd") or ()),
+        user=config.get("User") or "",
+        working_dir=config.get("WorkingDir") or "",
+    )
+
+
+def _by_repository(names: list[str] | None) -> dict[str, str]:
+    """Another repository may have compressed the same image into another manifest. The first name
+    of a repository counts."""
+    return {repository_of(name): name for name in reversed(names or ())}

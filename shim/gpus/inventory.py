@@ -1,0 +1,109 @@
+"""Which GPUs this machine had, across restarts: one that is gone when the shim starts was lost.
+
+A GPU is remembered when it is first listed and forgotten when its operator says so, or when a card
+that was never here sits in its place. Where the record is damaged, or older than this, its name
+and the tasks that live with the GPU are enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from shim.gpus.selection import normal_pci
+from shim.schemas import GpuInfo
+from shim.state.records import Records
+
+log = logging.getLogger(__name__)
+_WHOLE = "GPU-"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU as it was offered: itself, or its MIG instances."""
+
+    units: tuple[GpuInfo, ...]
+
+
+class Roll:
+    """Entries by the UUID of the whole GPU."""
+
+    def __init__(self, records: Records[Entry]) -> None:
+        self._records = records
+        self._entries: dict[str, Entry] = {}
+        self._kept: dict[str, Entry] = {}
+        self._held: frozenset[str] = frozenset()
+
+    async def load(self, held: Iterable[str]) -> None:
+        """`held` are those of tasks that live, instances or whole. Raises OSError."""
+        loaded = await self._records.load()
+        self._kept = {uuid: entry for uuid, entry in loaded.records.items() if entry.units}
+        self._entries = dict(self._kept)
+        self._held = frozenset(held)
+        known = {unit.uuid for entry in self._entries.values() for unit in entry.units}
+        for uuid in (*loaded.damaged, *self._held):
+            if uuid.startswith(_WHOLE) and uuid not in known:
+                unknown = GpuInfo(uuid=uuid, index=0, name="unknown", memory=0)
+                self._entries.setdefault(uuid, Entry(units=(unknown,)))
+
+    def boards(self) -> tuple[GpuInfo, ...]:
+        """The whole GPUs, split or not."""
+        return tuple(
+            msgspec.structs.replace(entry.units[0], uuid=uuid, mig_parent=None)
+            for uuid, entry in self._entries.items()
+        )
+
+    def units(self, board: str) -> tuple[GpuInfo, ...]:
+        entry = self._entries.get(board)
+        return () if entry is None else entry.units
+
+    async def remember(self, listed: Iterable[GpuInfo]) -> None:
+        """What cannot be written is written with a later listing."""
+        units: dict[str, tuple[GpuInfo, ...]] = {}
+        for gpu in listed:
+            board = gpu.mig_parent or gpu.uuid
+            units[board] = (*units.get(board, ()), msgspec.structs.replace(gpu, links={}))
+        now = {board: Entry(units=its) for board, its in units.items()}
+        replaced = self._replaced_by(now)
+        self._entries.update(now)
+        changed = [uuid for uuid, entry in now.items() if self._kept.get(uuid) != entry]
+        await asyncio.gather(*map(self._keep, changed), *map(self._drop, replaced))
+
+    async def forget(self, board: str) -> None:
+        """Raises OSError; it is known then as before."""
+        await self._records.delete(board)
+        self._kept.pop(board, None)
+        self._entries.pop(board, None)
+
+    def _replaced_by(self, now: dict[str, Entry]) -> list[str]:
+        """A machine of the cloud may come back with other cards, a broken one is replaced; one that
+        has only moved up, since another is gone, replaces nothing."""
+        new = {_place(entry) for uuid, entry in now.items() if uuid not in self._entries} - {None}
+        return [
+            uuid
+            for uuid, entry in self._entries.items()
+            if uuid not in now and uuid not in self._held and _place(entry) in new
+        ]
+
+    async def _keep(self, board: str) -> None:
+        entry = self._entries[board]
+        try:
+            await self._records.save(board, entry)
+        except OSError as error:
+            log.error("GPU %s is not remembered across a restart: %s", board, error)
+        else:
+            self._kept[board] = entry
+
+    async def _drop(self, board: str) -> None:
+        log.warning("GPU %s is forgotten: another one sits in its place", board)
+        try:
+            await self.forget(board)
+        except OSError as error:
+            log.error("GPU %s is not forgotten: %s", board, error)
+
+
+def _place(entry: Entry) -> str | None:
+    pci = entry.units[0].pci
+    return None if pci is None else normal_pci(pci)

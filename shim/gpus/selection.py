@@ -1,0 +1,177 @@
+"""Selection decides which of the free GPUs an allocation gets. Pure.
+
+The tightest interconnect comes first: the worst link within the choice, then all of its links. Of
+equally tight choices the one wins that leaves the largest groups of near GPUs whole; then the one
+of least memory, then of lowest index. GPUs that the operator excludes by index, UUID or PCI address
+are never chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
+from math import comb
+
+import msgspec
+
+from shim.errors import StartError
+from shim.schemas import GpuInfo, GpuLink
+
+_NEARNESS = {
+    GpuLink.NVLINK: 7,
+    GpuLink.SAME_BOARD: 6,
+    GpuLink.ONE_SWITCH: 5,
+    GpuLink.SWITCHES: 4,
+    GpuLink.HOST_BRIDGE: 3,
+    GpuLink.NUMA_NODE: 2,
+    GpuLink.SYSTEM: 1,
+}
+_SAME_GPU = 8
+_WORD = re.compile(r"[a-z0-9]+")
+_MIG = "mig"
+_MOST_COMBINATIONS = 5_000
+"""Beyond, a choice grows from each GPU by its nearest ones, instead of looking at all choices."""
+Nearness = Callable[[GpuInfo, GpuInfo], int]
+
+
+def choose(
+    fitting: Sequence[GpuInfo],
+    free: Sequence[GpuInfo],
+    count: int,
+    beside: Sequence[GpuInfo] = (),
+) -> tuple[str, ...]:
+    """UUIDs of `count` of `fitting`, which are among `free`, to join those of `beside`. Needs
+    count <= len(fitting)."""
+    if count == 0:
+        return ()
+    if count == len(fitting):
+        return tuple(gpu.uuid for gpu in fitting)
+    groups = _groups(free)
+    best = min(_candidates(fitting, count), key=lambda chosen: _cost((*beside, *chosen), groups))
+    return tuple(gpu.uuid for gpu in sorted(best, key=_place))
+
+
+def is_named(gpu: GpuInfo, names: Sequence[str]) -> bool:
+    """Whether a task that asks for these names (none: for any GPU) may have it. An instance of a
+    GPU in MIG mode needs a name that asks for it."""
+    if not names:
+        return not is_instance(gpu)
+    wanted = [name for name in names if _MIG in name.lower() or not is_instance(gpu)]
+    return any(is_called(gpu.name, name) for name in wanted)
+
+
+def is_instance(gpu: GpuInfo) -> bool:
+    return gpu.mig_parent is not None or _MIG in _WORD.findall(gpu.name.lower())
+
+
+def is_called(name: str, asked: str) -> bool:
+    """Whether `asked` are words in a row of a GPU's name, however they are joined: RTX4090 is an
+    "NVIDIA GeForce RTX 4090", L4 is no "NVIDIA L40S". Who does not ask for MIG gets a whole GPU."""
+    words = _WORD.findall(name.lower())
+    wanted = "".join(_WORD.findall(asked.lower()))
+    if _MIG in words and _MIG not in wanted:
+        return False
+    rows = combinations(range(len(words) + 1), 2)
+    return any("".join(words[start:end]) == wanted for start, end in rows)
+
+
+def nearness(one: GpuInfo, other: GpuInfo) -> int:
+    """Greater is nearer."""
+    if one.mig_parent is not None and one.mig_parent == other.mig_parent:
+        return _SAME_GPU
+    link = one.links.get(other.uuid) or other.links.get(one.uuid)
+    if link is None and one.numa is not None and one.numa == other.numa:
+        link = GpuLink.NUMA_NODE
+    return _NEARNESS[link or GpuLink.SYSTEM]
+
+
+def tightness(chosen: Sequence[GpuInfo]) -> tuple[int, int]:
+    """Worst link, sum of links; greater is tighter."""
+    near = [nearness(one, other) for one, other in combinations(chosen, 2)]
+    return (min(near), sum(near)) if near else (_SAME_GPU, 0)
+
+
+def _candidates(fitting: Sequence[GpuInfo], count: int) -> Iterator[tuple[GpuInfo, ...]]:
+    if comb(len(fitting), count) <= _MOST_COMBINATIONS:
+        yield from combinations(fitting, count)
+        return
+    for seed in fitting:
+        near = sorted(fitting, key=lambda gpu: -nearness(seed, gpu) if gpu is not seed else -99)
+        yield tuple(near[:count])
+
+
+def _cost(
+    chosen: tuple[GpuInfo, ...], groups: Sequence[frozenset[str]]
+) -> tuple[int, int, int, int, list[tuple[int, str]]]:
+    worst, total = tightness(chosen)
+    uuids = {gpu.uuid for gpu in chosen}
+    left = sum(len(group - uuids) ** 2 for group in groups)
+    memory = sum(gpu.memory for gpu in chosen)
+    return -worst, -total, -left, memory, sorted(_place(gpu) for gpu in chosen)
+
+
+def _place(gpu: GpuInfo) -> tuple[int, str]:
+    return gpu.index, gpu.uuid
+
+
+def _groups(free: Sequence[GpuInfo]) -> list[frozenset[str]]:
+    """For each degree of nearness, the groups of free GPUs that are at least that near."""
+    degrees = {nearness(one, other) for one, other in combinations(free, 2)}
+    return [group for degree in sorted(degrees) for group in _connected(free, degree)]
+
+
+def _connected(free: Iterable[GpuInfo], degree: int) -> list[frozenset[str]]:
+    groups: list[list[GpuInfo]] = []
+    for gpu in free:
+        near = [group for group in groups if any(nearness(gpu, o) >= degree for o in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append([gpu, *(other for group in near for other in group)])
+    return [frozenset(gpu.uuid for gpu in group) for group in groups]
+
+
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
+
+
+class Exclusion(msgspec.Struct, frozen=True):
+    """One `--exclude-gpu`. Leaving out a GPU leaves out its MIG instances."""
+
+    text: str
+    index: int | None = None
+    uuid: str | None = None
+    pci: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Exclusion:
+        """Raises StartError: a GPU that was to be kept must not be offered for a typing error."""
+        if text.isascii() and text.isdecimal():
+            return cls(text, index=int(text))
+        if _UUID.fullmatch(text):
+            return cls(text, uuid=text.lower())
+        if normal_pci(text) is not None:
+            return cls(text, pci=normal_pci(text))
+        raise StartError(
+            f"--exclude-gpu {text!r}: expected an index (0), a UUID (GPU-…) or a PCI address "
+            "(0000:17:00.0)"
+        )
+
+    def covers(self, gpu: GpuInfo) -> bool:
+        if self.index is not None:
+            return gpu.index == self.index
+        if self.uuid is not None:
+            return self.uuid in (gpu.uuid.lower(), (gpu.mig_parent or "").lower())
+        return gpu.pci is not None and normal_pci(gpu.pci) == self.pci
+
+    def covers_also_when_gone(self, gpu: GpuInfo) -> bool:
+        """The index of a GPU that is gone is another one's now."""
+        return self.index is None and self.covers(gpu)
+
+
+def normal_pci(text: str) -> str | None:
+    """Lower case with a domain of eight digits, as in `00000000:17:00.0`; None: no address."""
+    match = _PCI.fullmatch(text)
+    if match is None:
+        return None
+    domain, bus, device, function = match.groups()
+    return f"{int(domain or '0', 16):08x}:{bus}:{device}.{function}".lower()

@@ -1,0 +1,2 @@
+"""The machine: what it has, who holds it (`ledger`), how it fares (`metrics`), and what watches
+over the shim itself."""

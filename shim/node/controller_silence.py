@@ -1,0 +1,125 @@
+"""Whether a controller was heard, for tasks that are to end without one (`on_disconnect: stop`).
+
+Only a request with a fence counts, and only when its fence is the newest so far: metrics are read
+by others too, and a controller that was taken over may still talk. The time is the kernel's since
+the boot, so that neither a restart of the shim nor an adjusted clock makes anything of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+
+import msgspec
+
+from shim.schemas import Fence
+from shim.state.records import DiskRecords, Records
+from shim.tasks.supervisor import Supervisor
+from shim.tasks.task import TaskState
+
+log = logging.getLogger(__name__)
+REASON = "instance_unreachable"
+GRACE_SECONDS = 30.0
+_KEY = "heard"
+_LOOK_SECONDS = 5.0
+_KEEP_SECONDS = 5.0
+_since_boot = time.monotonic
+
+
+class HeardRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`at`: seconds since the boot `boot_id`."""
+
+    boot_id: str
+    at: float
+
+
+class ControllerSilence:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        records: Records[HeardRecord],
+        boot_id: str,
+        heard_at: float,
+        fences: Iterable[Fence] = (),
+    ) -> None:
+        self._supervisor = supervisor
+        self._records = records
+        self._boot_id = boot_id
+        self._heard_at = heard_at
+        self._kept_at = heard_at
+        self._newest = max(fences, default=None)
+        self._loop = asyncio.create_task(self._run(), name="hearing")
+
+    @classmethod
+    async def open(
+        cls,
+        supervisor: Supervisor,
+        data: Path,
+        executor: Executor,
+        boot_id: str,
+        fences: Iterable[Fence],
+    ) -> ControllerSilence:
+        """Goes on from what the last life of the shim had heard in this boot."""
+        records = DiskRecords(data / "records" / "hearing", HeardRecord, executor)
+        known = (await records.load()).records.get(_KEY)
+        same_boot = known is not None and known.boot_id == boot_id
+        heard_at = known.at if known is not None and same_boot else _since_boot()
+        return cls(supervisor, records, boot_id, heard_at, fences)
+
+    @property
+    def silent_for(self) -> float:
+        return _since_boot() - self._heard_at
+
+    def heard(self, fence: Fence) -> None:
+        if self._newest is None or fence >= self._newest:
+            self._newest = fence
+            self._heard_at = _since_boot()
+
+    async def close(self) -> None:
+        self._loop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._loop
+
+    async def _run(self) -> None:
+        while True:
+            waiting = self._waiting()
+            if waiting:
+                await self._keep()
+            silent = self.silent_for
+            for task, patience in waiting:
+                if silent >= patience:
+                    await self._stop(task, patience)
+            left = [patience - silent for _, patience in waiting if patience > silent]
+            await asyncio.sleep(min([_LOOK_SECONDS, *left]))
+
+    def _waiting(self) -> list[tuple[TaskState, float]]:
+        """The tasks that are to be stopped when no controller is heard, and after how long."""
+        return [
+            (task, task.request.stop_when_unheard_seconds)
+            for task in self._supervisor.live
+            if task.request.stop_when_unheard_seconds is not None and not task.stop_wanted.is_set()
+        ]
+
+    async def _keep(self) -> None:
+        if self._heard_at - self._kept_at < _KEEP_SECONDS:
+            return
+        kept = self._heard_at
+        try:
+            await self._records.save(_KEY, HeardRecord(boot_id=self._boot_id, at=kept))
+        except OSError as error:
+            log.warning("cannot keep when a controller was heard: %s", error)
+        else:
+            self._kept_at = kept
+
+    async def _stop(self, task: TaskState, patience: float) -> None:
+        message = f"its node had not heard of a controller for {patience:g} s (on_disconnect)"
+        log.warning("task %s is stopped: %s", task.info.id, message)
+        try:
+            await task.order_stop(GRACE_SECONDS, REASON, message)
+        except OSError as error:
+            log.error("task %s: its stop could not be kept: %s", task.info.id, error)

@@ -1,0 +1,73 @@
+"""Facts about the machine: its name, addresses, boot, and how much of it may be allocated."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import socket
+import struct
+from pathlib import Path
+
+from shim.errors import StartError
+from shim.node.ledger import Capacity
+
+_SIOCGIFADDR = 0x8915
+_NOT_OURS = ("lo", "docker", "br-", "veth", "virbr")
+_RESERVED_MEMORY = 256 << 20
+LEAST_MEMORY = 6 << 20
+"""Bytes: with less the engine starts nothing."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes, from `8GB`, `512MiB` or a plain number (binary units). Raises StartError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise StartError(f"{option} {text!r}: expected a size such as 512MB or 16GB")
+    return int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+
+
+def parse_memory(text: str, option: str) -> int:
+    """As `parse_size`, and at least what a task needs. Raises StartError."""
+    size = parse_size(text, option)
+    if size < LEAST_MEMORY:
+        raise StartError(f"{option} {text!r}: no task fits, at least 6MB are needed (16GB, 512MB)")
+    return size
+
+
+def capacity(
+    data: Path, cpu: float | None = None, memory: int | None = None, disk: int | None = None
+) -> Capacity:
+    """What is not given is measured; some memory stays with the machine's own daemons."""
+    return Capacity(
+        cpu=cpu if cpu is not None else float(len(os.sched_getaffinity(0))),
+        memory=memory if memory is not None else max(_memory() - _RESERVED_MEMORY, 0),
+        disk=disk if disk is not None else shutil.disk_usage(data).free,
+    )
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def addresses() -> tuple[str, ...]:
+    """IPv4 addresses of the machine's own interfaces, bridges of containers left out."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            if name.startswith(_NOT_OURS):
+                continue
+            request = struct.pack("256s", name[:15].encode())
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return tuple(found)

@@ -1,0 +1,315 @@
+"""Records hold what the shim must still know after a crash.
+
+There are three kinds, each in a folder of its own: tasks, allocations and the fences of runs. A
+record is on disk before the side effect that it announces. No record ever holds a secret. A file is
+written next to its place, synced and renamed over it, and the folder is synced, so that a reader
+finds the old content or the new one and never a mix. A checksum tells a damaged or swapped file: it
+is reported, never trusted, and never stops the shim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from shim.errors import ShimProblem
+from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskRequest
+
+_MAGIC = b"fairlead1 "
+
+
+class DamagedFile(ValueError):
+    """The content is not what was written."""
+
+
+def write_file(path: Path, body: bytes) -> None:
+    """Blocks for two fsyncs. Raises OSError (disk full, read-only)."""
+    temporary = path.with_name(f".{path.name}.new")
+    data = _MAGIC + _checksum(path, body) + b"\n" + body
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.closing(os.fdopen(fd, "wb", closefd=False)) as file:
+            file.write(data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    sync_folder(path.parent)
+
+
+def read_file(path: Path) -> bytes:
+    """Raises DamagedFile, and FileNotFoundError when there is none."""
+    head, newline, body = path.read_bytes().partition(b"\n")
+    if not newline or head != _MAGIC + _checksum(path, body):
+        raise DamagedFile(f"{path} is damaged: its checksum does not match")
+    return body
+
+
+def _checksum(path: Path, body: bytes) -> bytes:
+    """The name is part of it: a file that was renamed or copied is somebody else's record."""
+    return hashlib.sha256(path.name.encode() + b"\0" + body).hexdigest().encode()
+
+
+def remove_file(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A task is to end: by `kill_at` (Unix seconds; 0: at once) at the latest, for the first given
+    reason."""
+
+    kill_at: float
+    reason: str | None = None
+    message: str | None = None
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one task that must outlive the shim's process.
+
+    `body_hash` stands for the request as it came (without its secret); `request` is that request
+    without `registry_auth`. `had_credentials` says that a pull needs them again.
+    """
+
+    request: TaskRequest
+    body_hash: str
+    had_credentials: bool
+    info: TaskInfo
+    fence: Fence
+    stop: StopOrder | None = None
+    boot_id: str | None = None
+    """The kernel's, when the task was accepted."""
+
+
+class FenceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest fence and incarnation seen for a run, and task ids that must not be revived.
+
+    `forgotten` maps a task id to the time (Unix seconds) until which a delayed PUT is refused.
+    `expires_at` is set when the run's last task is gone.
+    """
+
+    run_id: str
+    fence: Fence
+    incarnation: int
+    forgotten: dict[str, float] = {}
+    expires_at: float | None = None
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`life` counts the starts of the shim on this data folder."""
+
+    install_id: str
+    life: int
+    draining: bool = False
+    drain_reason: str | None = None
+
+
+class Loaded(msgspec.Struct, Generic[T]):
+    records: dict[str, T]
+    damaged: tuple[str, ...]
+    """Keys whose record could not be trusted; their files are set aside."""
+
+
+class Records(Protocol[T]):
+    """Durable values by key. `save` and `delete` return once the change is on disk, in the order
+    in which they were called for a key; both may raise OSError."""
+
+    async def save(self, key: str, record: T) -> None: ...
+
+    async def delete(self, key: str) -> None: ...
+
+    async def load(self) -> Loaded[T]: ...
+
+
+async def kept(*writes: Awaitable[None]) -> None:
+    """All writes are on disk, or the caller hears why not and nothing was accepted. Raises
+    ShimProblem (507)."""
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    for result in results:
+        if isinstance(result, OSError):
+            log.error("cannot write a record: %s", result)
+            raise ShimProblem(
+                507, "storage", f"the node cannot write its records: {result.strerror}"
+            )
+        if isinstance(result, BaseException):
+            raise result
+
+
+def without_secrets(request: TaskRequest) -> TaskRequest:
+    return msgspec.structs.replace(request, registry_auth=None)
+
+
+def hash_of(request: TaskRequest) -> str:
+    return hashlib.sha256(msgspec.json.encode(without_secrets(request))).hexdigest()
+
+
+def is_same_body(record: TaskRecord, request: TaskRequest) -> bool:
+    """A shim of another version, with more fields, may have made the record's hash."""
+    return hash_of(request) == record.body_hash or without_secrets(request) == record.request
+
+
+class DiskRecords(Generic[T]):
+    """One checksummed file per key. The disk is only touched in `executor`'s threads."""
+
+    def __init__(self, folder: Path, kind: type[T], executor: Executor) -> None:
+        self._folder = folder
+        self._decoder = msgspec.json.Decoder(kind)
+        self._executor = executor
+        self._order: dict[str, asyncio.Lock] = {}
+
+    async def save(self, key: str, record: T) -> None:
+        body = msgspec.json.encode(record)
+        async with self._turn(key):
+            await self._in_thread(lambda: write_file(self._path(key), body))
+
+    async def delete(self, key: str) -> None:
+        async with self._turn(key):
+            await self._in_thread(lambda: remove_file(self._path(key)))
+        self._order.pop(key, None)
+
+    async def load(self) -> Loaded[T]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._load)
+
+    def _turn(self, key: str) -> asyncio.Lock:
+        return self._order.setdefault(key, asyncio.Lock())
+
+    async def _in_thread(self, write: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, write)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The next write of this key must not overtake this one.
+            with contextlib.suppress(OSError):
+                await future
+            raise
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _load(self) -> Loaded[T]:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found: dict[str, T] = {}
+        damaged: list[str] = []
+        for path in sorted(self._folder.iterdir()):
+            if path.name.startswith(".") and path.is_file():
+                path.unlink()
+            if path.suffix != ".json" or path.name.startswith("."):
+                continue
+            try:
+                found[path.stem] = self._decoder.decode(_read_regular(path))
+            except (DamagedFile, msgspec.DecodeError, OSError):
+                damaged.append(path.stem)
+                _set_aside(path)
+        return Loaded(found, tuple(damaged))
+
+
+def _read_regular(path: Path) -> bytes:
+    """Whatever else lies there could make its reader wait forever."""
+    if path.is_symlink() or not path.is_file():
+        raise DamagedFile(f"{path} is no regular file")
+    return read_file(path)
+
+
+def _set_aside(path: Path) -> None:
+    """Kept for whoever wants to know what happened; a former one of that name makes room."""
+    with contextlib.suppress(OSError):
+        os.rename(path, path.with_name(f"{path.stem}.{time.time_ns()}.damaged"))
+
+
+class TwinRecords(Generic[T]):
+    """Each record in two places, for what nothing else could tell anew: it is lost only with both.
+    One that has gone or is damaged is made again from the other."""
+
+    def __init__(self, first: Records[T], second: Records[T]) -> None:
+        self._both = (first, second)
+
+    async def save(self, key: str, record: T) -> None:
+        """Raises OSError when neither took it."""
+        saves = (records.save(key, record) for records in self._both)
+        results = await asyncio.gather(*saves, return_exceptions=True)
+        wrong = [result for result in results if result is not None]
+        if any(not isinstance(error, OSError) for error in wrong) or len(wrong) == len(results):
+            raise wrong[0]
+
+    async def delete(self, key: str) -> None:
+        for records in self._both:
+            await records.delete(key)
+
+    async def load(self) -> Loaded[T]:
+        first, second = [await records.load() for records in self._both]
+        known = second.records | first.records
+        for records, loaded in zip(self._both, (first, second), strict=True):
+            for key in known.keys() - loaded.records.keys():
+                with contextlib.suppress(OSError):
+                    await records.save(key, known[key])
+        damaged = set(first.damaged + second.damaged) - known.keys()
+        return Loaded(known, tuple(sorted(damaged)))
+
+
+class MemoryRecords(Generic[T]):
+    """For tests: as durable as the object itself."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, T] = {}
+
+    async def save(self, key: str, record: T) -> None:
+        self.kept[key] = record
+
+    async def delete(self, key: str) -> None:
+        self.kept.pop(key, None)
+
+    async def load(self) -> Loaded[T]:
+        return Loaded(dict(self.kept), ())
+
+
+class FailingRecords(MemoryRecords[T]):
+    """A disk that is full: nothing new can be kept, what is there can be read and removed."""
+
+    async def save(self, key: str, record: T) -> None:
+        raise OSError(28, "No space left on device")
+
+
+class RecordBooks(msgspec.Struct, frozen=True):
+    """The three folders of records that a shim works with."""
+
+    tasks: Records[TaskRecord]
+    allocations: Records[AllocationInfo]
+    fences: Records[FenceRecord]
+
+    @classmethod
+    def on_disk(cls, data: Path, executor: Executor) -> RecordBooks:
+        folder = data / "records"
+        return cls(
+            DiskRecords(folder / "tasks", TaskRecord, executor),
+            DiskRecords(folder / "allocations", AllocationInfo, executor),
+            DiskRecords(folder / "fences", FenceRecord, executor),
+        )
+
+    @classmethod
+    def in_memory(cls) -> RecordBooks:
+        return cls(MemoryRecords(), MemoryRecords(), MemoryRecords())

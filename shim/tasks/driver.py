@@ -1,0 +1,330 @@
+"""The driver takes one task from its record to its end: set up, watch, stop when asked, report.
+
+Cancelling a driver leaves the container alone: that is how the shim itself ends. To stop a task it
+tells the runner until when the job may go on; the runner then kills what is left and writes down
+how the job ended, which a kill of the whole container would lose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from shim import safe_files
+from shim.access import runner_socket
+from shim.engines.base import EngineError, EngineUnavailable, Exit, NodeFault
+from shim.schemas import TaskStatus
+from shim.state.records import StopOrder
+from shim.tasks.steps.base import Step, StepContext
+from shim.tasks.steps.container import Container, Network, Start
+from shim.tasks.steps.folders import Folders
+from shim.tasks.steps.image import Image
+from shim.tasks.steps.ssh import Published, Ssh
+from shim.tasks.steps.volumes import Volumes
+
+log = logging.getLogger(__name__)
+LAST_WORDS = 5.0
+"""Seconds between the end of a job's grace and the kill of its container, for the runner."""
+_STOP_ORDER = "stop.json"
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+async def stop_when_asked(ctx: StepContext) -> None:
+    """Returns once the container is told to end for good."""
+    await ctx.task.stop_wanted.wait()
+    came = asyncio.Event()
+    if await runner_socket.is_open(ctx):
+        return await _stop(ctx, came)
+    waiting = asyncio.create_task(_wait_for_the_runner(ctx, came))
+    try:
+        await _stop(ctx, came)
+    finally:
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def _stop(ctx: StepContext, came: asyncio.Event) -> None:
+    task = ctx.task
+    told: float | None = None
+    while (left := _seconds_left(ctx, told)) > 0:
+        task.stop_hurried.clear()
+        if told is None or _kill_at(ctx) < told or came.is_set():
+            came.clear()
+            told = _kill_at(ctx)
+            await _signal(ctx, told)
+            continue
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                await task.stop_hurried.wait()
+    await insist(ctx, lambda: ctx.engine.kill(task.info.container_id or ""))
+
+
+async def _wait_for_the_runner(ctx: StepContext, came: asyncio.Event) -> None:
+    """The kernel spares a container's first process each signal that it has no handler for; its
+    handler is there before its socket. Whoever came too late to hear the first is told again."""
+    try:
+        await runner_socket.until_it_listens(ctx)
+    except OSError as error:
+        log.warning("task %s: its stop may go unheard: %s", ctx.task.info.id, error)
+        return
+    came.set()
+    ctx.task.stop_hurried.set()
+
+
+def _kill_at(ctx: StepContext) -> float:
+    order = ctx.task.record.stop
+    return order.kill_at if order else 0.0
+
+
+def _seconds_left(ctx: StepContext, told: float | None) -> float:
+    """Who was not told when the job is killed gets no time for last words."""
+    kill_at = _kill_at(ctx)
+    return kill_at - time.time() + (LAST_WORDS if told == kill_at else 0.0)
+
+
+async def _signal(ctx: StepContext, kill_at: float) -> None:
+    folder = ctx.settings.job_folder(ctx.task.info.id)
+    content = msgspec.json.encode({"kill_at": kill_at})
+    try:
+        await asyncio.get_running_loop().run_in_executor(
+            ctx.executor, safe_files.replace_file, folder, _STOP_ORDER, content
+        )
+    except OSError as error:
+        log.warning("task %s: its grace cannot be told: %s", ctx.task.info.id, error)
+    await insist(ctx, lambda: ctx.engine.signal_stop(ctx.task.info.container_id or ""))
+
+
+async def insist(ctx: StepContext, act: Callable[[], Awaitable[None]]) -> None:
+    """Returns once it is done; an engine that refuses is asked again, ever more seldom."""
+    waits = pauses()
+    while True:
+        try:
+            return await act()
+        except EngineUnavailable:
+            await ctx.engine.ready()
+        except EngineError as error:
+            log.warning("task %s: ending its container: %s", ctx.task.info.id, error)
+            await asyncio.sleep(next(waits))
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between tries, ever longer."""
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+_EXIT_RECORD = "exit.json"
+_MOST_EXIT_RECORD = 1 << 16
+STOPPED_BY_OTHERS = "its container was stopped on the node: by the Docker engine, or by hand"
+FELL_WITH_ITS_ENGINE = "its container ended with the Docker engine, which was stopped or killed"
+STAGES: tuple[tuple[Step, ...], ...] = (
+    (Folders(),),
+    (Image(), Ssh(), Network(), Volumes()),
+    (Container(),),
+    (Start(),),
+)
+"""Steps of one stage are independent of each other and done together."""
+
+
+class _ExitRecord(msgspec.Struct, frozen=True):
+    """The one thing in the runner's record that matters here."""
+
+    container_stopped: bool = False
+
+
+async def drive(ctx: StepContext) -> None:
+    """Returns when the task is terminated."""
+    try:
+        if ctx.task.info.status is TaskStatus.RUNNING or await _set_up(ctx):
+            await _watch(ctx)
+    except Exception as error:
+        log.exception("task %s: the shim failed", ctx.task.info.id)
+        await _give_up(ctx, EngineError.reason, f"the shim failed: {error}")
+
+
+async def undo_all(ctx: StepContext) -> None:
+    """Raises EngineError or OSError; may be asked again then."""
+    for stage in reversed(STAGES):
+        for step in reversed(stage):
+            await step.undo(ctx)
+
+
+async def _set_up(ctx: StepContext) -> bool:
+    """Whether the container was started; otherwise the task is terminated."""
+    stop = asyncio.ensure_future(ctx.task.stop_wanted.wait())
+    work = asyncio.ensure_future(_do_all(ctx))
+    try:
+        await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+        if not work.done():
+            work.cancel()
+        await asyncio.wait({stop, work})
+    if work.cancelled():
+        order = ctx.task.record.stop or StopOrder(kill_at=0.0)
+        await _give_up(ctx, order.reason, order.message)
+        return False
+    error = work.exception()
+    if error is None:
+        return True
+    await _give_up(ctx, _reason_of(ctx, error), str(error))
+    return False
+
+
+def _reason_of(ctx: StepContext, error: BaseException) -> str:
+    """A disk that refuses is the node's fault. A fault of our own may come again with each try,
+    and must not be tried forever."""
+    if isinstance(error, EngineError):
+        return error.reason
+    if isinstance(error, OSError):
+        log.error("task %s: setting up failed: %s", ctx.task.info.id, error)
+        return NodeFault.reason
+    log.error("task %s: setting up failed", ctx.task.info.id, exc_info=error)
+    return EngineError.reason
+
+
+async def _do_all(ctx: StepContext) -> None:
+    await ctx.task.enter(TaskStatus.PREPARING)
+    for stage in STAGES:
+        if len(stage) == 1:
+            await _patiently(ctx, stage[0])
+            continue
+        try:
+            async with asyncio.TaskGroup() as group:
+                for step in stage:
+                    group.create_task(_patiently(ctx, step))
+        except ExceptionGroup as errors:
+            raise _first_of(errors) from None
+
+
+async def _patiently(ctx: StepContext, step: Step) -> None:
+    """An engine that is restarting is waited for; the step is then done again."""
+    deadline = time.monotonic() + ctx.settings.engine_patience
+    while True:
+        try:
+            return await step.do(ctx)
+        except EngineUnavailable:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await ctx.engine.ready()
+
+
+def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+async def _give_up(ctx: StepContext, reason: str | None, message: str | None) -> None:
+    """The end is said once the container is confirmed gone: with it the task's place is free."""
+    await insist(ctx, lambda: ctx.engine.remove(ctx.task.info.id))
+    await _let_volumes_go(ctx)
+    await _end(ctx, reason=reason, message=message, container_id=None)
+
+
+async def _let_volumes_go(ctx: StepContext) -> None:
+    """Before the end is said: whoever hears of it may mount the same disk elsewhere. What is busy
+    is tried again when the task is removed, and does not hold up its end."""
+    try:
+        await Volumes().undo(ctx)
+    except (EngineError, OSError) as error:
+        log.warning("task %s: a volume stays mounted for now: %s", ctx.task.info.id, error)
+
+
+async def _end(ctx: StepContext, **changes: Any) -> None:
+    """The end is announced even when the disk is full, and written as soon as it can be."""
+    is_kept = await ctx.task.finish(**changes)
+    waits = pauses()
+    while not is_kept:
+        await asyncio.sleep(next(waits))
+        is_kept = await ctx.task.keep()
+
+
+async def _watch(ctx: StepContext) -> None:
+    beside = [
+        asyncio.create_task(stop_when_asked(ctx)),
+        asyncio.create_task(runner_socket.open_door(ctx)),
+        asyncio.create_task(insist(ctx, lambda: Published().do(ctx))),
+    ]
+    try:
+        ended = await _exit_of(ctx)
+    finally:
+        for task in beside:
+            task.cancel()
+        for result in await asyncio.gather(*beside, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("task %s: %s", ctx.task.info.id, result)
+    await _say_end(ctx, ended)
+
+
+async def _exit_of(ctx: StepContext) -> Exit:
+    container_id = ctx.task.info.container_id
+    if container_id is None:
+        return Exit(exit_code=None, gone=True)
+    while True:
+        try:
+            return await ctx.engine.wait(container_id)
+        except EngineUnavailable:
+            await ctx.engine.ready()
+
+
+async def _say_end(ctx: StepContext, ended: Exit) -> None:
+    task = ctx.task
+    await _let_volumes_go(ctx)
+    exit_record = await asyncio.get_running_loop().run_in_executor(
+        ctx.executor, _read_exit_record, ctx
+    )
+    changes: dict[str, Any] = {"exit_record": exit_record}
+    reason, message = _why(ended, exit_record)
+    if task.record.stop is not None:
+        reason, message = task.record.stop.reason, task.record.stop.message
+    elif reason is None and ended.exit_code == 0:
+        changes["gpu_fault"] = None
+    await _end(ctx, reason=reason, message=message, exit_code=ended.exit_code, **changes)
+
+
+def _why(ended: Exit, exit_record: str | None) -> tuple[str | None, str | None]:
+    """The runner's exit record knows better; without one the container's end has to do. But what
+    was stopped from outside the job, and not by us, is no failure of the job's."""
+    if (ended.stopped or ended.unseen) and not _ended_by_itself(ended, exit_record):
+        return "instance_unreachable", STOPPED_BY_OTHERS if ended.stopped else FELL_WITH_ITS_ENGINE
+    if exit_record is not None or ended.exit_code == 0:
+        return None, None
+    if ended.oom_killed:
+        return "out_of_memory", "the container used more memory than its resources allow"
+    if ended.gone:
+        return "container_exited_with_error", "the container was removed by someone else"
+    code = "unknown" if ended.exit_code is None else ended.exit_code
+    return (
+        "container_exited_with_error",
+        f"the container ended (exit code {code}) before the runner could say how the job did",
+    )
+
+
+def _ended_by_itself(ended: Exit, exit_record: str | None) -> bool:
+    """Whether the job was over before its container was stopped, or fell with its engine."""
+    try:
+        record = msgspec.json.decode(exit_record or "", type=_ExitRecord)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ended.oom_killed
+    return not record.container_stopped
+
+
+def _read_exit_record(ctx: StepContext) -> str | None:
+    folder = ctx.settings.job_folder(ctx.task.info.id)
+    data = safe_files.read_small(folder, _EXIT_RECORD, _MOST_EXIT_RECORD)
+    try:
+        return data.decode() if data else None
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,1 @@
+"""One module per step of setting a task up; each has `do` and `undo`, and both can be repeated."""

@@ -1,0 +1,61 @@
+"""Setting a task up is a list of small steps, each with a `do` and an `undo`.
+
+Both can be repeated: a shim that was killed anywhere walks the list again from its start, and a
+removal that failed half-way is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Protocol
+
+import msgspec
+
+from shim.engines.base import Engine, ImageInfo, MountSpec
+from shim.images import Images
+from shim.schemas import GpuInfo
+from shim.settings import Settings
+from shim.tasks.task import TaskState
+from shim.volumes.mounter import Mounter
+
+
+class RunLocks:
+    """Networks belong to runs: making and removing one must not interleave."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def of(self, run_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(run_id, asyncio.Lock())
+
+    def forget(self, run_id: str) -> None:
+        lock = self._locks.get(run_id)
+        if lock is not None and not lock.locked():
+            del self._locks[run_id]
+
+
+class StepContext(msgspec.Struct):
+    """What the steps of one task share. `run_is_used` says whether other tasks of the run exist
+    that have not left it."""
+
+    task: TaskState
+    engine: Engine
+    settings: Settings
+    executor: Executor
+    run_locks: RunLocks
+    run_is_used: Callable[[], bool]
+    gpus: Callable[[], tuple[GpuInfo, ...]]
+    images: Images
+    mounter: Mounter
+    image: ImageInfo | None = None
+    mounts: tuple[MountSpec, ...] = ()
+
+
+class Step(Protocol):
+    async def do(self, ctx: StepContext) -> None:
+        """Raises EngineError (ImageError, EngineUnavailable) or OSError."""
+
+    async def undo(self, ctx: StepContext) -> None:
+        """Succeeds when there is nothing to undo."""

@@ -1,0 +1,96 @@
+"""The image: looked for on the node first, else pulled, with bytes shown to whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from shim import safe_files
+from shim.engines.base import ImageError, ImageInfo, ImageProblem
+from shim.image_access import pinned
+from shim.schemas import PullPolicy, PullProgress, TaskStatus
+from shim.tasks.steps.base import StepContext
+
+_SHOWN_EVERY = 0.5
+
+
+class Image:
+    async def do(self, ctx: StepContext) -> None:
+        reference = _reference(ctx)
+        image = await self._local(ctx, reference) or await self._pull(ctx, reference)
+        ctx.image = image
+        config = {
+            "entrypoint": image.entrypoint,
+            "cmd": image.cmd,
+            "user": image.user,
+            "working_dir": image.working_dir,
+        }
+        folder, content = ctx.settings.job_folder(ctx.task.info.id), msgspec.json.encode(config)
+        loop = asyncio.get_running_loop()
+        write = safe_files.replace_file
+        await loop.run_in_executor(ctx.executor, write, folder, "image.json", content)
+
+    async def undo(self, ctx: StepContext) -> None:
+        """Images stay: the next task will want them. It may go when the disk is full."""
+        await ctx.images.let_go(ctx.task.info.id, _reference(ctx))
+
+    async def _local(self, ctx: StepContext, reference: str) -> ImageInfo | None:
+        request = ctx.task.request
+        if request.pull_policy is PullPolicy.ALWAYS:
+            return None
+        image = await ctx.images.local(reference, ctx.task.info.id)
+        if image is None and request.pull_policy is PullPolicy.NEVER:
+            raise ImageError(
+                f"image {reference} is not on this node and pull_policy is 'never'",
+                ImageProblem.NOT_HERE,
+            )
+        if image is not None and not await self._may_use(ctx, reference, image):
+            return None
+        return image
+
+    async def _may_use(self, ctx: StepContext, reference: str, image: ImageInfo) -> bool:
+        """False where the registry has lost it, and may have another by the same name."""
+        task, access = ctx.task, ctx.images.access
+        if not access.must_ask(task.info.run_id, reference, image):
+            return True
+        await task.enter(TaskStatus.PULLING, pull=PullProgress())
+        await _credentials(ctx)
+        try:
+            await access.ask(task.info.run_id, reference, image, task.auth)
+        except ImageError as error:
+            may_pull = task.request.pull_policy is PullPolicy.IF_NOT_PRESENT
+            if error.problem is not ImageProblem.MISSING or not may_pull:
+                raise
+            return False
+        return True
+
+    async def _pull(self, ctx: StepContext, reference: str) -> ImageInfo:
+        task = ctx.task
+        await task.enter(TaskStatus.PULLING, pull=PullProgress())
+        await _credentials(ctx)
+        shown_at = 0.0
+
+        def progress(now: PullProgress) -> None:
+            nonlocal shown_at
+            if now != task.info.pull and time.monotonic() - shown_at >= _SHOWN_EVERY:
+                shown_at = time.monotonic()
+                task.show(pull=now)
+
+        image = await ctx.images.pull(reference, task.auth, task.info.id, progress)
+        ctx.images.access.grant(task.info.run_id, image)
+        return image
+
+
+def _reference(ctx: StepContext) -> str:
+    return pinned(ctx.task.request.image, ctx.task.request.image_digest)
+
+
+async def _credentials(ctx: StepContext) -> None:
+    """After a restart only the caller still knows them: the same PUT brings them again."""
+    task = ctx.task
+    if task.record.had_credentials and task.auth is None:
+        await task.change(needs_credentials=True)
+        await task.credentials_came.wait()
+        await task.change(needs_credentials=False)

@@ -1,0 +1,164 @@
+"""SSH into the task: what its entrypoint needs to open the door, and where the node finds it.
+
+The host key is made here and not in the container, so that its public half is known, and can be
+pinned by whoever connects, before anything of the job runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from shim import safe_files
+from shim.engines.base import EngineError, EngineUnavailable, NodeFault
+from shim.schemas import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
+from shim.state.records import sync_folder
+from shim.tasks.steps.base import StepContext
+
+log = logging.getLogger(__name__)
+PORT_NAME = "ssh"
+CONTAINER_PORT = CLUSTER_SSH_PORT
+"""In a network of its own a container may use any port; 22 is left to the image."""
+_HOST_KEY = "ssh_host_ed25519_key"
+_SETTINGS = "ssh.json"
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = "0.0.0.0"
+_HOST_PORTS = range(20000, 32768)
+"""Below those that the kernel gives to outgoing connections."""
+_TRIES = 100
+_MOST_KEY = 1 << 12
+_SECONDS = 20.0
+
+
+class _NoKeygen(NodeFault):
+    """Where nobody asked for SSH by name, a job goes on without it."""
+
+
+class Ssh:
+    """Host key and settings in the task's folder; in host mode also the port, which is chosen on
+    the node."""
+
+    async def do(self, ctx: StepContext) -> None:
+        asked = ctx.task.request.ssh
+        if asked is None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            public = await loop.run_in_executor(ctx.executor, _make_host_key, ctx)
+        except _NoKeygen as error:
+            if asked.mode is not SshMode.AUTO or asked.cluster_key is not None:
+                raise
+            log.warning("task %s: no SSH: %s", ctx.task.info.id, error)
+            return
+        ports = ctx.task.info.ports
+        if ctx.task.info.network_mode is NetworkMode.HOST and PORT_NAME not in ports:
+            port = await loop.run_in_executor(ctx.executor, _host_port, asked)
+            ports = {**ports, PORT_NAME: port}
+        await ctx.task.change(ssh_host_key=public, ports=ports)
+        await loop.run_in_executor(ctx.executor, _write_settings, ctx, asked)
+
+    async def undo(self, ctx: StepContext) -> None:
+        """Both files go with the task's folder."""
+
+
+class Published:
+    """Which port of the node the engine gave to a container with a network of its own. The engine
+    keeps that, so each life of the shim asks anew; a job is never ended for want of the answer."""
+
+    async def do(self, ctx: StepContext) -> None:
+        info = ctx.task.info
+        if published_port(ctx) is None or info.container_id is None:
+            return
+        try:
+            port = await ctx.engine.published_port(info.container_id, CONTAINER_PORT)
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            log.warning("task %s: nobody knows its SSH port: %s", info.id, error)
+            return
+        if port is not None and info.ports.get(PORT_NAME) != port:
+            ctx.task.show(ports={**info.ports, PORT_NAME: port})
+
+    async def undo(self, ctx: StepContext) -> None:
+        """The port goes with the container."""
+
+
+def published_port(ctx: StepContext) -> int | None:
+    """The container's port that the engine is to publish on the node's loopback."""
+    bridged = ctx.task.info.network_mode is NetworkMode.BRIDGE
+    return CONTAINER_PORT if bridged and ctx.task.info.ssh_host_key is not None else None
+
+
+def _make_host_key(ctx: StepContext) -> str:
+    """The public key line. Made once: a repeated step finds it. Blocking."""
+    job_folder, known = ctx.settings.job_folder(ctx.task.info.id), ctx.task.info.ssh_host_key
+    if known is not None and safe_files.read_small(job_folder, _HOST_KEY, _MOST_KEY) is not None:
+        return known
+    private, public = _new_key(ctx.settings.task_folder(ctx.task.info.id))
+    # The container's user may be any, but is in the group that owns the folder.
+    safe_files.replace_file(job_folder, _HOST_KEY, private, 0o640, ctx.settings.gid)
+    sync_folder(job_folder)
+    return " ".join(public.split()[:2])
+
+
+def _new_key(folder: Path) -> tuple[bytes, str]:
+    """Made where no job reaches."""
+    with TemporaryDirectory(dir=folder) as private:
+        path = Path(private) / _HOST_KEY
+        _generate(path)
+        return path.read_bytes(), path.with_name(f"{path.name}.pub").read_text()
+
+
+def _generate(path: Path) -> None:
+    command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path))
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise _NoKeygen(
+            "this node has no ssh-keygen, so there is no SSH into its tasks: install "
+            "openssh-client, or say `ssh: off`"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise NodeFault(f"ssh-keygen did not end in {_SECONDS:.0f} s") from None
+    if done.returncode != 0:
+        raise NodeFault(f"ssh-keygen failed: {done.stderr.decode(errors='replace').strip()}")
+
+
+def _write_settings(ctx: StepContext, asked: SshRequest) -> None:
+    info = ctx.task.info
+    host_mode = info.network_mode is NetworkMode.HOST
+    settings = {
+        "address": _LOOPBACK if host_mode and asked.cluster_key is None else _EVERYWHERE,
+        "port": info.ports[PORT_NAME] if host_mode else CONTAINER_PORT,
+        "authorized_keys": (*asked.authorized_keys, *filter(None, [asked.cluster_key])),
+        "mode": asked.mode,
+    }
+    content = msgspec.json.encode(settings)
+    folder = ctx.settings.job_folder(info.id)
+    safe_files.replace_file(folder, _SETTINGS, content, 0o640, ctx.settings.gid)
+
+
+def _host_port(asked: SshRequest) -> int:
+    return _free_port() if asked.cluster_key is None else CONTAINER_PORT
+
+
+def _free_port() -> int:
+    for _ in range(_TRIES):
+        port = random.choice(_HOST_PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_LOOPBACK, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"none of {_TRIES} ports tried on {_LOOPBACK} is free")

@@ -1,0 +1,108 @@
+"""The task's volumes, mounted at places of the shim's own that the container then gets.
+
+The engine would follow a path once more, after it was checked; so it is never given the user's
+path, but a mount of what was checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+
+from shim import container_rules
+from shim.container_rules import VolumeError
+from shim.engines.base import EngineError, MountSpec, NodeFault
+from shim.schemas import EngineKind, VolumeKind, VolumeMount
+from shim.settings import Settings
+from shim.tasks.steps.base import StepContext
+from shim.volumes.mounter import Mounter
+
+log = logging.getLogger(__name__)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Of the node, whatever is to be mounted."""
+
+
+class Volumes:
+    async def do(self, ctx: StepContext) -> None:
+        volumes = ctx.task.request.volumes
+        if volumes and ctx.engine.kind is EngineKind.PROCESS:
+            raise VolumeError("volumes need containers, which this node's engine does not have")
+        container_rules.check_volumes(volumes)
+        places = [await self._place(ctx, *numbered) for numbered in enumerate(volumes)]
+        ctx.mounts = tuple(place for place in places if place is not None)
+
+    async def undo(self, ctx: StepContext) -> None:
+        folder = ctx.settings.task_mounts(ctx.task.info.id)
+        await _in_thread(ctx, lambda: ctx.mounter.release(folder))
+
+    async def _place(self, ctx: StepContext, number: int, volume: VolumeMount) -> MountSpec | None:
+        source = ""
+        if volume.kind is VolumeKind.NAMED:
+            source = await ctx.engine.ensure_volume(volume.source)
+        elif volume.kind is not VolumeKind.TMPFS:
+            place = ctx.settings.task_mounts(ctx.task.info.id) / str(number)
+            if not await self._mount(ctx, volume, place):
+                return None
+            source = str(place)
+        return MountSpec(
+            kind=volume.kind,
+            source=source,
+            target=volume.target,
+            read_only=volume.read_only,
+            size=volume.size,
+        )
+
+    async def _mount(self, ctx: StepContext, volume: VolumeMount, place: Path) -> bool:
+        """False for an optional one that is not there."""
+        allowed = container_rules.allowed_place(volume, ctx.settings.volume_prefixes)
+
+        def mount() -> bool:
+            if volume.kind is VolumeKind.DEVICE:
+                return ctx.mounter.device(Path(volume.source), place)
+            return ctx.mounter.bind(allowed.prefix, allowed.relative, place)
+
+        try:
+            is_there = await _in_thread(ctx, mount)
+        except OSError as error:
+            kind = NodeFault if error.errno in _FULL else VolumeError
+            raise kind(f"{volume.source} cannot be mounted: {error}") from error
+        if not is_there and not volume.optional:
+            raise VolumeError(f"there is no {volume.source} on this node")
+        if not is_there:
+            log.info("task %s: no %s here, left out", ctx.task.info.id, volume.source)
+        return is_there
+
+
+async def release_strays(
+    settings: Settings, executor: Executor, mounter: Mounter, known: set[str]
+) -> None:
+    """What a crash left mounted for tasks that nobody knows any more."""
+
+    def release() -> None:
+        if not settings.mounts_folder.exists():
+            return
+        for folder in settings.mounts_folder.iterdir():
+            if folder.name in known:
+                continue
+            try:
+                mounter.release(folder)
+            except (OSError, EngineError) as error:
+                log.error("%s cannot be released: %s", folder, error)
+
+    await asyncio.get_running_loop().run_in_executor(executor, release)
+
+
+async def _in_thread(ctx: StepContext, act: Callable[[], bool | None]) -> bool:
+    """A mount that began is awaited, so that none comes after its release."""
+    future = asyncio.get_running_loop().run_in_executor(ctx.executor, act)
+    try:
+        return bool(await asyncio.shield(future))
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()
+        raise

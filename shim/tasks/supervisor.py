@@ -1,0 +1,450 @@
+"""Every task of the node, and the rules by which they come and go.
+
+The supervisor accepts a task once its fence, its allocation and its record are on disk; from then
+on a driver takes it to its end. It refuses what is old, what does not fit and what would revive the
+dead, always with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+
+from shim import container_rules
+from shim.access.jump_keys import Visit
+from shim.api import validation
+from shim.engines.base import ContainerState, Engine, EngineError, Found
+from shim.errors import ShimProblem, conflict, invalid, not_found
+from shim.gpus.health import Finding
+from shim.gpus.watch import GpuWatch
+from shim.images import Images
+from shim.node.ledger import Ledger
+from shim.node.machine import boot_id
+from shim.schemas import (
+    AllocationInfo,
+    EngineKind,
+    GpuInfo,
+    NetworkMode,
+    Notice,
+    TaskInfo,
+    TaskRequest,
+    TaskStatus,
+    TaskTimes,
+    TerminateRequest,
+)
+from shim.settings import Settings, check_name
+from shim.state import reconcile
+from shim.state.events import EventLog
+from shim.state.fencing import Caller, Fences
+from shim.state.records import RecordBooks, TaskRecord, hash_of, is_same_body, kept, without_secrets
+from shim.tasks import driver
+from shim.tasks.steps.base import RunLocks, StepContext
+from shim.tasks.steps.ssh import PORT_NAME
+from shim.tasks.task import TaskState
+from shim.volumes.mounter import Mounter
+
+log = logging.getLogger(__name__)
+_MOST_NOTICES = 32
+
+
+async def _let_go(task: TaskState) -> None:
+    """The task's driver ends; what runs goes on."""
+    if task.driver is not None:
+        task.driver.cancel()
+        await asyncio.wait({task.driver})
+
+
+def _has_ended(found: Found | None) -> bool:
+    return found is None or found.state is ContainerState.EXITED
+
+
+class Supervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        executor: Executor,
+        books: RecordBooks,
+        events: EventLog,
+        ledger: Ledger,
+        fences: Fences,
+        gpus: GpuWatch,
+        images: Images,
+        mounter: Mounter,
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.ledger = ledger
+        self.events = events
+        self.gpus = gpus
+        self.images = images
+        self._mounter = mounter
+        self.draining = False
+        self.unexplained: tuple[Found, ...] = ()
+        self._blocked: set[str] = set()
+        self._executor = executor
+        self._books = books
+        self.fences = fences
+        self._tasks: dict[str, TaskState] = {}
+        self._first_version = 0
+        self._run_locks = RunLocks()
+        self._deciding = asyncio.Lock()
+        gpus.changed = self._gpus_changed
+        gpus.told = self._notice
+
+    @property
+    def infos(self) -> tuple[TaskInfo, ...]:
+        return tuple(task.info for task in self._tasks.values())
+
+    def info(self, task_id: str) -> TaskInfo:
+        return self._known(task_id).info
+
+    def adopt(self, records: Iterable[TaskRecord], first_version: int) -> None:
+        """Know the tasks of an earlier life, in the state that reconciliation found. A task that
+        still needs credentials asks for them anew."""
+        self._first_version = first_version
+        for record in records:
+            info = record.info
+            newer = msgspec.structs.replace(
+                info, version=max(info.version + 1, first_version), needs_credentials=False
+            )
+            self._track(msgspec.structs.replace(record, info=newer))
+
+    def resume(self) -> None:
+        """Go on with what was adopted. Each task then asks the engine for its container, which many
+        tasks at once make the slowest part of a start: it comes last."""
+        for task in self.live:
+            self._drive(task)
+
+    async def put(
+        self, task_id: str, request: TaskRequest, speaker: Caller
+    ) -> tuple[TaskInfo, bool]:
+        """The task, and whether it is new. Raises ShimProblem."""
+        self._check_request(task_id, request, speaker)
+        async with self._deciding:
+            self.fences.check(speaker)
+            known = self._tasks.get(task_id)
+            if known is not None:
+                return await self._same_again(known, request, speaker), False
+            self.fences.check_revival(task_id, speaker)
+            container_rules.check_network(request, self.settings)
+            return await self._accept(task_id, request, speaker), True
+
+    async def terminate(self, task_id: str, order: TerminateRequest, speaker: Caller) -> TaskInfo:
+        validation.check_order(order)
+        task = await self.spoken_for(task_id, speaker)
+        if not task.ended:
+            await kept(task.order_stop(order.grace, order.reason, order.message))
+        return task.info
+
+    async def remove(self, task_id: str, speaker: Caller) -> None:
+        """Raises ShimProblem: 409 `not_terminated`, 500 `cleanup_failed` (ask again)."""
+        task = await self.spoken_for(task_id, speaker)
+        if not task.ended:
+            raise ShimProblem(
+                409, "not_terminated", f"task {task_id} is {task.info.status}: terminate it first"
+            )
+        async with task.removing:
+            if self._tasks.get(task_id) is not task:
+                return
+            await _let_go(task)
+            try:
+                await driver.undo_all(self._context(task))
+            except (EngineError, OSError) as error:
+                raise ShimProblem(
+                    500, "cleanup_failed", f"task {task_id} is not fully removed: {error}"
+                ) from error
+            async with self._deciding:
+                await kept(self._forget(task))
+            log.info("task %s: removed", task_id)
+            self.events.task_removed(task_id)
+
+    async def release(self, allocation_id: str, speaker: Caller) -> None:
+        async with self._deciding:
+            self.fences.check(speaker)
+            allocation = self.ledger.get(allocation_id)
+            if allocation is None:
+                raise not_found(f"there is no allocation {allocation_id}")
+            if allocation.run_id != speaker.run_id:
+                raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
+            self._check_idle(allocation_id)
+            self._check_explained(allocation_id)
+            await kept(self._books.allocations.delete(allocation_id))
+            self.ledger.release(allocation_id)
+            self.gpus.doubt(allocation.gpus)
+            self.events.node_changed()
+        await self.gpus.look(allocation.gpus)
+
+    async def clear_gpu(self, uuid: str) -> None:
+        """Raises ShimProblem: 404 for a GPU that is not cordoned."""
+        if not self.gpus.is_cordoned(uuid):
+            raise not_found(f"there is no cordoned GPU {uuid}")
+        await kept(self.gpus.clear(uuid))
+
+    @property
+    def live(self) -> tuple[TaskState, ...]:
+        return tuple(task for task in self._tasks.values() if not task.ended)
+
+    def visits(self) -> tuple[Visit, ...]:
+        """The SSH ports of the tasks that live, and who may come."""
+        return tuple(
+            Visit(port=task.info.ports[PORT_NAME], keys=task.request.ssh.authorized_keys)
+            for task in self._tasks.values()
+            if task.request.ssh is not None and PORT_NAME in task.info.ports and not task.ended
+        )
+
+    async def free_disk(self) -> int:
+        """Bytes, where records and logs lie."""
+        loop = asyncio.get_running_loop()
+        data = self.settings.data
+        return (await loop.run_in_executor(self._executor, shutil.disk_usage, data)).free
+
+    async def close(self) -> None:
+        """Let go of every task; what runs goes on."""
+        await asyncio.gather(*map(_let_go, self._tasks.values()))
+
+    async def compare(self, suspects: frozenset[str]) -> frozenset[str]:
+        """Hold what the engine has against what is known; the tasks that seem to have ended unseen.
+        Those that were `suspects` before are looked at again: an event was lost."""
+        known = set(self._tasks)
+        containers = {one.task_id: one for one in await self.engine.list()}
+        known |= set(self._tasks)  # removed meanwhile, or new: neither is a stranger's
+        self.unexplained = tuple(one for key, one in containers.items() if key not in known)
+        self._drop_claims_of_the_gone()
+        missed = frozenset(
+            task.info.id
+            for task in self._tasks.values()
+            if task.info.status is TaskStatus.RUNNING and _has_ended(containers.get(task.info.id))
+        )
+        for task_id in missed & suspects:
+            log.warning("task %s: its end went unnoticed", task_id)
+            await self._look_again(self._tasks[task_id])
+        return missed - suspects
+
+    async def _look_again(self, task: TaskState) -> None:
+        await _let_go(task)
+        if task.ended:
+            self.events.task_changed(task.info)
+        else:
+            self._drive(task)
+
+    def _drop_claims_of_the_gone(self) -> None:
+        """What an unexplained container held is free once somebody has removed it."""
+        claimed = {reconcile.allocation_of(one) for one in self.unexplained}
+        for allocation_id in self._blocked - claimed:
+            allocation = self.ledger.get(allocation_id)
+            if allocation is not None and reconcile.is_of_container(allocation):
+                self.ledger.release(allocation_id)
+                self.events.node_changed()
+        self._blocked &= claimed
+
+    def block(self, unexplained: tuple[Found, ...]) -> None:
+        """Nobody gets what these containers may hold while they are there."""
+        self.unexplained = unexplained
+        self._blocked = {reconcile.allocation_of(one) for one in unexplained}
+
+    def _check_explained(self, allocation_id: str) -> None:
+        for one in self.unexplained:
+            if reconcile.allocation_of(one) == allocation_id:
+                raise conflict(
+                    f"allocation {allocation_id} is in use by container {one.container_id}, which "
+                    "the shim does not know: remove it by hand first"
+                )
+
+    def _check_request(self, task_id: str, request: TaskRequest, speaker: Caller) -> None:
+        self.settings.check_task_id(task_id)
+        validation.check(request)
+        if request.run_id != speaker.run_id:
+            raise invalid("the body names another run than the header Fairlead-Run", "run_id")
+        allowed = self.settings.allow_privileged
+        container_rules.check_options(request.container, allow_privileged=allowed)
+
+    async def _same_again(
+        self, known: TaskState, request: TaskRequest, speaker: Caller
+    ) -> TaskInfo:
+        if not is_same_body(known.record, request):
+            raise conflict(f"task {known.info.id} exists already, with another body")
+        await kept(self.fences.hear(speaker))
+        if request.registry_auth is not None:
+            known.give_credentials(request.registry_auth)
+        return known.info
+
+    async def _accept(self, task_id: str, request: TaskRequest, speaker: Caller) -> TaskInfo:
+        held = self.ledger.get(request.allocation_id)
+        if self.draining and held is None:
+            raise ShimProblem(409, "draining", "the node is draining and takes nothing new")
+        self._check_idle(request.allocation_id)
+        if held is not None:
+            await self.gpus.look(held.gpus)
+        allocation = self.ledger.plan(task_id, request)
+        record = self._new_record(task_id, request, speaker, allocation.gpus)
+        try:
+            await kept(
+                self.fences.hear(speaker),
+                self._books.allocations.save(allocation.id, allocation),
+                self._books.tasks.save(task_id, record),
+            )
+        except ShimProblem:
+            await self._take_back(task_id, held, allocation)
+            raise
+        self.ledger.hold(allocation)
+        task = self._track(record, request)
+        self.events.task_changed(task.info)
+        log.info(
+            "task %s of run %s: accepted, allocation %s", task_id, request.run_id, allocation.id
+        )
+        self._drive(task)
+        return task.info
+
+    def _gpus_changed(self) -> None:
+        before = self.ledger.gpus()
+        self.ledger.set_gpus(self.gpus.infos())
+        if self.ledger.gpus() != before:
+            self.events.node_changed()
+
+    async def _notice(self, gpu: GpuInfo, finding: Finding, line: str) -> None:
+        """The tasks that have this GPU are told, each once."""
+        notice = Notice(id=f"{gpu.uuid}:{finding.key}", at=time.time(), text=line)
+        for task in list(self._tasks.values()):
+            if gpu.uuid not in task.info.gpus or task.ended:
+                continue
+            changes: dict[str, Any] = {}
+            known = task.info.notices
+            if notice.id not in {one.id for one in known} and len(known) < _MOST_NOTICES:
+                changes["notices"] = (*known, notice)
+            if finding.cordon and task.info.gpu_fault is None:
+                changes["gpu_fault"] = line
+            if changes:
+                try:
+                    await task.change(**changes)
+                except OSError as error:
+                    log.error("task %s: a notice may be lost: %s", task.info.id, error)
+
+    async def _take_back(
+        self, task_id: str, held: AllocationInfo | None, refused: AllocationInfo
+    ) -> None:
+        """What was refused must not come alive at the next start."""
+        before = (
+            self._books.allocations.save(held.id, held)
+            if held
+            else self._books.allocations.delete(refused.id)
+        )
+        await asyncio.gather(before, self._books.tasks.delete(task_id), return_exceptions=True)
+
+    def _new_record(
+        self, task_id: str, request: TaskRequest, speaker: Caller, gpus: tuple[str, ...]
+    ) -> TaskRecord:
+        in_host_network = container_rules.is_in_host_network(request, self.settings)
+        if self.engine.kind is EngineKind.PROCESS:
+            in_host_network = True
+        return TaskRecord(
+            request=without_secrets(request),
+            body_hash=hash_of(request),
+            had_credentials=request.registry_auth is not None,
+            fence=speaker.fence,
+            boot_id=boot_id(),
+            info=TaskInfo(
+                id=task_id,
+                run_id=request.run_id,
+                run_name=request.run_name,
+                allocation_id=request.allocation_id,
+                status=TaskStatus.PENDING,
+                image=request.image,
+                incarnation=speaker.incarnation,
+                network_mode=NetworkMode.HOST if in_host_network else NetworkMode.BRIDGE,
+                runner_socket=self.settings.runner_socket(task_id),
+                gpus=gpus,
+                version=self._first_version,
+                times=TaskTimes(submitted_at=time.time()),
+            ),
+        )
+
+    def _check_idle(self, allocation_id: str) -> None:
+        live = [
+            task.info.id
+            for task in self._tasks.values()
+            if task.info.allocation_id == allocation_id and not task.ended
+        ]
+        if live:
+            raise conflict(
+                f"allocation {allocation_id} is in use by task {live[0]}", "allocation_id"
+            )
+
+    async def spoken_for(self, task_id: str, speaker: Caller) -> TaskState:
+        """A fence older than known is refused; so is an incarnation older than the task's own."""
+        async with self._deciding:
+            task = self._tasks.get(task_id)
+            if task is None:
+                self.fences.check_for_task(speaker, None)
+                self.settings.check_task_id(task_id)
+                check_name(speaker.run_id, "Fairlead-Run")
+                used = self._run_is_used(speaker.run_id)
+                await kept(self.fences.remember_unknown(task_id, speaker, used))
+                raise not_found(f"there is no task {task_id}")
+            if task.info.run_id != speaker.run_id:
+                raise conflict(f"task {task_id} belongs to run {task.info.run_id}")
+            self.fences.check_for_task(speaker, task.info.incarnation)
+            await kept(self.fences.hear(speaker))
+            return task
+
+    async def _forget(self, task: TaskState) -> None:
+        """The id is refused for as long as the fence is kept, and the record goes last."""
+        info = task.info
+        run_is_used = self._run_is_used(info.run_id, besides=info.id)
+        await self.fences.forget(info.run_id, info.id, run_is_used)
+        allocation = self.ledger.without_task(info.allocation_id, info.id)
+        if allocation is not None:
+            await self._books.allocations.save(allocation.id, allocation)
+        await self._books.tasks.delete(info.id)
+        del self._tasks[info.id]
+
+    def _run_is_used(self, run_id: str, besides: str | None = None) -> bool:
+        return any(
+            task.info.run_id == run_id and task.info.id != besides for task in self._tasks.values()
+        )
+
+    def _run_has_others(self, task: TaskState) -> bool:
+        return any(
+            other.info.run_id == task.info.run_id and other is not task and not other.left_run
+            for other in self._tasks.values()
+        )
+
+    def _track(self, record: TaskRecord, request: TaskRequest | None = None) -> TaskState:
+        auth = request.registry_auth if request else None
+        task = TaskState(record, self._books.tasks, self.events, auth)
+        self._tasks[record.info.id] = task
+        return task
+
+    def _drive(self, task: TaskState) -> None:
+        name = f"task {task.info.id}"
+        task.driver = asyncio.create_task(driver.drive(self._context(task)), name=name)
+
+    def _context(self, task: TaskState) -> StepContext:
+        return StepContext(
+            task=task,
+            engine=self.engine,
+            settings=self.settings,
+            executor=self._executor,
+            run_locks=self._run_locks,
+            run_is_used=lambda: self._run_has_others(task),
+            gpus=self.gpus.infos,
+            images=self.images,
+            mounter=self._mounter,
+        )
+
+    def _known(self, task_id: str) -> TaskState:
+        try:
+            return self._tasks[task_id]
+        except KeyError:
+            raise not_found(f"there is no task {task_id}") from None
+
+    @property
+    def allocations(self) -> tuple[AllocationInfo, ...]:
+        return self.ledger.held

@@ -1,0 +1,143 @@
+"""One task in the shim's memory, and the single way to change it.
+
+A change is numbered, made durable, and only then announced, so that nobody is told a state that a
+crash could take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from shim.schemas import RegistryAuth, TaskInfo, TaskRequest, TaskStatus
+from shim.state.events import EventLog
+from shim.state.records import Records, StopOrder, TaskRecord
+
+log = logging.getLogger(__name__)
+_LONGEST_WORDS = 500
+
+
+class TaskState:
+    """`auth` is the pull's credentials; it lives in memory alone."""
+
+    def __init__(
+        self,
+        record: TaskRecord,
+        records: Records[TaskRecord],
+        events: EventLog,
+        auth: RegistryAuth | None = None,
+    ) -> None:
+        self.record = record
+        self.auth = auth
+        self.credentials_came = asyncio.Event()
+        self.stop_wanted = asyncio.Event()
+        self.stop_hurried = asyncio.Event()
+        self.removing = asyncio.Lock()
+        self.left_run = False
+        """Whether its removal came past what it shared with other tasks of its run."""
+        self.driver: asyncio.Task[None] | None = None
+        self._records = records
+        self._events = events
+        if record.stop is not None:
+            self.stop_wanted.set()
+
+    @property
+    def info(self) -> TaskInfo:
+        return self.record.info
+
+    @property
+    def request(self) -> TaskRequest:
+        return self.record.request
+
+    @property
+    def ended(self) -> bool:
+        return self.info.status is TaskStatus.TERMINATED
+
+    async def enter(self, status: TaskStatus, **changes: Any) -> None:
+        """Move to `status` and note its time. Raises OSError when it cannot be made durable."""
+        times = msgspec.structs.replace(self.info.times, **{f"{status.value}_at": time.time()})
+        await self.change(status=status, times=times, **changes)
+        self._log_status()
+
+    def _log_status(self) -> None:
+        """For the operator: nothing of what the job was given but its image."""
+        info = self.info
+        about = {
+            TaskStatus.PULLING: f"image {info.image}",
+            TaskStatus.TERMINATED: _how_it_ended(info),
+        }.get(info.status)
+        log.info("task %s: %s%s", info.id, info.status, f": {_readable(about)}" if about else "")
+
+    async def change(self, **changes: Any) -> None:
+        self._apply(**changes)
+        info = self.info
+        await self._records.save(info.id, self.record)
+        self._events.task_changed(info)
+
+    def show(self, **changes: Any) -> None:
+        """Announce what need not survive a crash (progress)."""
+        self._apply(**changes)
+        self._events.task_changed(self.info)
+
+    async def enter_at_last(self, status: TaskStatus, **changes: Any) -> bool:
+        """As `enter`, for what has happened already and is announced even when it cannot be kept.
+        Whether it was kept: if not, a crash makes the next life find it out again."""
+        try:
+            await self.enter(status, **changes)
+        except OSError as error:
+            self._log_status()
+            log.error("cannot keep that task %s is %s: %s", self.info.id, status, error)
+            self._events.task_changed(self.info)
+            return False
+        return True
+
+    async def finish(self, **changes: Any) -> bool:
+        return await self.enter_at_last(
+            TaskStatus.TERMINATED, pull=None, needs_credentials=False, **changes
+        )
+
+    async def keep(self) -> bool:
+        """Whether the state that was announced is on disk now."""
+        try:
+            await self._records.save(self.info.id, self.record)
+        except OSError:
+            return False
+        return True
+
+    async def order_stop(self, grace: float, reason: str | None, message: str | None) -> None:
+        """The first reason stays; the deadline only comes nearer. The task is stopped even when the
+        order cannot be made durable: only then a full disk can be emptied. Raises OSError then."""
+        known = self.record.stop
+        kill_at = time.time() + grace if grace > 0 else 0.0
+        if known is None:
+            order = StopOrder(kill_at=kill_at, reason=reason, message=message)
+        else:
+            order = msgspec.structs.replace(known, kill_at=min(kill_at, known.kill_at))
+        self.record = msgspec.structs.replace(self.record, stop=order)
+        try:
+            await self._records.save(self.info.id, self.record)
+        finally:
+            self.stop_hurried.set()
+            self.stop_wanted.set()
+
+    def give_credentials(self, auth: RegistryAuth) -> None:
+        self.auth = auth
+        self.credentials_came.set()
+
+    def _apply(self, **changes: Any) -> None:
+        info = msgspec.structs.replace(self.info, version=self.info.version + 1, **changes)
+        self.record = msgspec.structs.replace(self.record, info=info)
+
+
+def _how_it_ended(info: TaskInfo) -> str:
+    code = None if info.exit_code is None else f"exit code {info.exit_code}"
+    return ", ".join(filter(None, (info.reason, code, info.message)))
+
+
+def _readable(text: str) -> str:
+    """One line of it: engines quote what a job asked for."""
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_WORDS]

@@ -1,0 +1,205 @@
+"""The kernel's part of volumes: finding a path without being led astray, mounting, unmounting.
+
+A path that users may write below can change between a check and its use. So a path is opened once,
+beneath the folder that the operator allows, and what was opened is mounted, whatever the path says
+by then. All of this blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+from typing import Protocol
+
+from shim import safe_files
+from shim.container_rules import VolumeError
+
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+_MS_PRIVATE = 1 << 18
+_UMOUNT_NOFOLLOW = 8
+_MNT_DETACH = 2
+_MOUNT_SECONDS = 60
+_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Mounter(Protocol):
+    """What mounts, for the step. Raises VolumeError for the user, OSError for the node."""
+
+    def bind(self, allowed: Path, relative: str, target: Path) -> bool:
+        """Mount what lies at `relative` beneath `allowed` at `target`, which is made; False when
+        nothing is there. Refuses what a symbolic link leads out of `allowed`."""
+
+    def device(self, path: Path, target: Path) -> bool:
+        """Mount the filesystem of the block device; False when there is no such device."""
+
+    def release(self, folder: Path) -> None:
+        """Unmount all that is mounted below `folder`, and remove it. Never removes a file."""
+
+
+class KernelMounter:
+    """`ours`: what is mounted below it was mounted by a shim of this node."""
+
+    def __init__(self, ours: Path) -> None:
+        self._ours = ours
+
+    def bind(self, allowed: Path, relative: str, target: Path) -> bool:
+        try:
+            fd = safe_files.open_place(allowed, relative)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except safe_files.UnsafeFile:
+            raise VolumeError(f"{allowed / relative} leads out of {allowed}") from None
+        try:
+            mode = os.fstat(fd).st_mode
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                raise VolumeError(f"{allowed / relative} is neither a folder nor a regular file")
+            self._refuse_ours(fd, allowed / relative)
+            _make_place(target, is_folder=stat.S_ISDIR(mode))
+            _mount(f"/proc/self/fd/{fd}", target, _MS_BIND | _MS_REC)
+            _keep_to_ourselves(target)
+        finally:
+            os.close(fd)
+        return True
+
+    def device(self, path: Path, target: Path) -> bool:
+        try:
+            device = path.stat()
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISBLK(device.st_mode):
+            raise VolumeError(f"{path} is not a block device")
+        self._refuse_used(path, device.st_rdev)
+        filesystem = _filesystem_of(path)
+        _make_place(target, is_folder=True)
+        options = "nosuid,nodev"
+        _run(["mount", "-t", filesystem, "-o", options, "--", str(path), str(target)], path)
+        _keep_to_ourselves(target)
+        return True
+
+    def release(self, folder: Path) -> None:
+        if not folder.exists():
+            return
+        for point in reversed(mounts_below(folder)):
+            _unmount(point)
+        for place in sorted(folder.iterdir()):
+            if place.is_dir() and not place.is_symlink():
+                place.rmdir()
+            else:
+                _remove_placeholder(place)
+        folder.rmdir()
+
+    def _refuse_ours(self, fd: int, shown: Path) -> None:
+        """Records, and other tasks' volumes, whatever prefix the operator chose."""
+        real = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        data = self._ours.parent.resolve()
+        if real.is_relative_to(data) or data.is_relative_to(real):
+            raise VolumeError(f"{shown} holds the node's own records")
+
+    def _refuse_used(self, path: Path, number: int) -> None:
+        """The operator's own filesystem is not handed out; ours may serve several tasks."""
+        own = f"{self._ours.resolve()}/"
+        device = f"{os.major(number)}:{os.minor(number)}"
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            fields = line.split(" ")
+            point = _plain(fields[4])
+            if fields[2] == device and not point.startswith(own):
+                raise VolumeError(f"{path} is mounted on the node itself, at {point}")
+
+
+def mounts_below(folder: Path) -> list[Path]:
+    """Mount points below `folder`, in the order in which they were made."""
+    start = f"{folder.resolve()}/"
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = (_plain(line.split(" ")[4]) for line in lines)
+    return [Path(point) for point in points if point.startswith(start)]
+
+
+def _plain(text: str) -> str:
+    """Blanks and the like are written in octal there."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def _make_place(target: Path, *, is_folder: bool) -> None:
+    """Where a crash left an earlier mount, a new one goes over nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    while target in mounts_below(target.parent):
+        _unmount(target)
+    if is_folder:
+        target.mkdir(exist_ok=True)
+    else:
+        target.touch()
+
+
+def _remove_placeholder(place: Path) -> None:
+    if place.stat().st_size:
+        raise OSError(errno.EBUSY, "is not the empty file that was made there", str(place))
+    place.unlink()
+
+
+def _filesystem_of(path: Path) -> str:
+    done = _command(["blkid", "-p", "-o", "value", "-s", "TYPE", "--", str(path)], path)
+    found = done.stdout.strip()
+    if not found:
+        raise VolumeError(f"{path} holds no filesystem; make one on it first")
+    if found not in _FILESYSTEMS:
+        raise VolumeError(f"{path} holds {found}, not one of {', '.join(_FILESYSTEMS)}")
+    return found
+
+
+def _run(argv: list[str], path: Path) -> None:
+    done = _command(argv, path)
+    if done.returncode:
+        words = " ".join(done.stderr.split())[:300] or f"{argv[0]} ended with {done.returncode}"
+        raise VolumeError(f"{path} cannot be mounted: {words}")
+
+
+def _command(argv: list[str], path: Path) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_MOUNT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise VolumeError(f"{path} does not answer: {argv[0]} took too long") from None
+
+
+def _keep_to_ourselves(target: Path) -> None:
+    """Else what is unmounted here would be unmounted at its source as well."""
+    _mount("none", target, _MS_PRIVATE | _MS_REC)
+
+
+def _mount(source: str, target: Path, flags: int) -> None:
+    result = _libc.mount(source.encode(), os.fsencode(target), None, ctypes.c_ulong(flags), None)
+    if result < 0:
+        raise _error("mount", target)
+
+
+def _unmount(target: Path) -> None:
+    """At once, also while somebody still has a file open there."""
+    with contextlib.suppress(OSError):
+        _keep_to_ourselves(target)
+    if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) < 0:
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOENT):
+            raise _error("unmount", target)
+
+
+def _error(what: str, target: Path) -> OSError:
+    code = ctypes.get_errno()
+    if code == errno.EPERM:
+        raise VolumeError("the shim may not mount: volumes need a shim that runs as root")
+    return OSError(code, f"cannot {what}: {os.strerror(code)}", str(target))

@@ -1,0 +1,363 @@
+"""MemoryStore keeps its state in memory, for simulations and tests, with the promises of a real
+store.
+
+`MemoryDatabase` is what survives a controller: open another `MemoryStore` over it to restart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from controller.lifecycle.allocations import use_of
+from controller.lifecycle.compaction import KEPT_ATTEMPTS, recent
+from controller.lifecycle.model import (
+    Allocation,
+    Attempt,
+    Fleet,
+    Job,
+    Node,
+    Past,
+    PastRunning,
+    RunState,
+    Use,
+)
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
+from controller.store.base import (
+    USE_SECONDS,
+    Boot,
+    Changes,
+    LeaseHeld,
+    LeaseLost,
+    Snapshot,
+    StoredEvent,
+    StoredToken,
+    StoreUnavailable,
+    User,
+)
+from controller.store.schema import SCHEMA_VERSION
+
+
+def is_of_incarnation(attempt: Attempt, key: str) -> bool:
+    incarnation = attempt.incarnation
+    return incarnation is not None and key in (incarnation.id, str(incarnation.number))
+
+
+def whole(old: RunState | None, new: RunState) -> RunState:
+    """The committed state with all that it no longer has."""
+    if old is None:
+        return new
+    before = {job.id: job for job in old.jobs}
+    there = {place.id for place in new.allocations}
+    earlier = tuple(place for place in old.allocations if place.id not in there)
+    jobs = tuple(_whole_job(before.get(job.id), job) for job in new.jobs)
+    if not earlier and all(job is one for job, one in zip(jobs, new.jobs, strict=True)):
+        return new
+    return RunState(
+        run=replace(new.run, past_running=PastRunning()),
+        jobs=jobs,
+        allocations=(*earlier, *new.allocations),
+    )
+
+
+def _whole_job(old: Job | None, new: Job) -> Job:
+    there = {attempt.id for attempt in new.attempts}
+    earlier = [a for a in (old.attempts if old else ()) if a.id not in there]
+    if not earlier:
+        return new
+    attempts = sorted((*earlier, *new.attempts), key=lambda attempt: attempt.number)
+    return replace(new, attempts=tuple(attempts), past=Past())
+
+
+def forgettable(state: RunState, finished_before: float) -> list[Attempt]:
+    occupied = {p.id for p in state.allocations if p.state is not AllocationState.RELEASED}
+    return [
+        attempt
+        for job in state.jobs
+        for attempt in job.attempts
+        if attempt.occurrence < state.run.occurrence
+        and attempt.finished_at is not None
+        and attempt.finished_at < finished_before
+        and attempt.number <= job.attempts[-1].number - KEPT_ATTEMPTS
+        and attempt.allocation_id not in occupied
+    ]
+
+
+def without(state: RunState, old: Collection[Attempt], released_before: float) -> RunState:
+    gone = {attempt.id for attempt in old}
+    jobs = tuple(
+        replace(job, attempts=tuple(a for a in job.attempts if a.id not in gone))
+        for job in state.jobs
+    )
+    used = {attempt.allocation_id for job in jobs for attempt in job.attempts}
+    places = tuple(
+        place
+        for place in state.allocations
+        if place.id in used or place.released_at is None or place.released_at >= released_before
+    )
+    return replace(state, jobs=jobs, allocations=places)
+
+
+T = TypeVar("T")
+
+
+class MemoryDatabase:
+    """`seize` stands for what `kill -9` does to a lock: the holder of the lease is gone."""
+
+    def __init__(self, installation_id: str = "installation") -> None:
+        self.installation_id = installation_id
+        self.epoch = 1
+        self.restored_at: float | None = None
+        self.token = 0
+        self.held = False
+        self.runs: dict[str, RunState] = {}
+        self.nodes: dict[str, Node] = {}
+        self.fleets: dict[str, Fleet] = {}
+        self.users: dict[str, User] = {}
+        self.tokens: dict[str, StoredToken] = {}
+        self.events: list[StoredEvent] = []
+        self.last_seq = 0
+
+    def seize(self) -> None:
+        self.held = False
+
+
+class MemoryStore:
+    def __init__(
+        self, database: MemoryDatabase | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database or MemoryDatabase()
+        self._now = now
+        self._token: int | None = None
+
+    async def open(self) -> Boot:
+        database = self._database
+        if database.held:
+            raise LeaseHeld("another controller works on this store: stop it first")
+        database.held = True
+        database.token += 1
+        self._token = database.token
+        return Boot(
+            epoch=database.epoch,
+            token=database.token,
+            installation_id=database.installation_id,
+            schema_version=SCHEMA_VERSION,
+            restored_at=database.restored_at,
+        )
+
+    async def load(self) -> Snapshot:
+        database = self._opened()
+        runs = tuple(reversed(self._newest_first(lambda state: not _is_final(state))))
+        return Snapshot(
+            runs=runs,
+            nodes=tuple(sorted(database.nodes.values(), key=lambda node: node.name)),
+            users=tuple(database.users.values()),
+            tokens=tuple(database.tokens.values()),
+            leftover_allocations=tuple(
+                place
+                for state in database.runs.values()
+                if _is_final(state)
+                for place in state.allocations
+                if _is_occupied(place)
+            ),
+            fleets=tuple(sorted(database.fleets.values(), key=lambda fleet: fleet.name)),
+            past_use=tuple(self._past_use(runs)),
+        )
+
+    def _past_use(self, runs: Iterable[RunState]) -> Iterator[Use]:
+        at_hand = {place.id for state in runs for place in state.allocations}
+        since = self._now() - USE_SECONDS
+        places = [
+            (place, state.run.user)
+            for state in self._opened().runs.values()
+            for place in state.allocations
+            if place.id not in at_hand and not place.victims
+        ]
+        for place, user in sorted(places, key=lambda entry: (entry[0].created_at, entry[0].id)):
+            if place.state is not AllocationState.NOMINATED and (
+                place.released_at is None or place.released_at > since
+            ):
+                yield use_of(place, user)
+
+    async def commit(self, changes: Changes) -> None:
+        database = self._verified()
+        for run_id, (_, new) in changes.runs.items():
+            database.runs[run_id] = whole(database.runs.get(run_id), new)
+        _put(database.fleets, changes.fleets, changes.removed_fleets)
+        _put(database.nodes, changes.nodes, changes.removed_nodes)
+        _put(database.users, {user.name: user for user in changes.users}, changes.removed_users)
+        orphans = [
+            token.id for token in database.tokens.values() if token.user in changes.removed_users
+        ]
+        _put(
+            database.tokens,
+            {token.id: token for token in changes.tokens},
+            (*changes.removed_tokens, *orphans),
+        )
+        first = database.last_seq + 1
+        database.last_seq += len(changes.events)
+        database.events += [
+            StoredEvent(seq=seq, event=event) for seq, event in enumerate(changes.events, first)
+        ]
+
+    async def forget(self, *, finished_before: float, limit: int) -> int:
+        database = self._verified()
+        old = [
+            state.run.id
+            for state in database.runs.values()
+            if _is_final(state)
+            and state.run.finished_at is not None
+            and state.run.finished_at < finished_before
+            and not any(map(_is_occupied, state.allocations))
+        ][:limit]
+        for run_id in old:
+            del database.runs[run_id]
+        database.events = [one for one in database.events if one.event.run_id not in old]
+        return len(old)
+
+    async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
+        database = self._verified()
+        removed: set[str] = set()
+        for state in list(database.runs.values()):
+            old = [] if _is_final(state) else forgettable(state, finished_before)
+            old = old[: limit - len(removed)]
+            if old:
+                removed |= {attempt.id for attempt in old}
+                database.runs[state.run.id] = without(state, old, finished_before)
+                database.events = [
+                    one
+                    for one in database.events
+                    if one.event.run_id != state.run.id
+                    or (
+                        one.event.attempt_id not in removed
+                        and (one.event.attempt_id is not None or one.event.at >= finished_before)
+                    )
+                ]
+        return len(removed)
+
+    async def attempts(
+        self,
+        run_id: str,
+        *,
+        job_id: str | None = None,
+        occurrence: int | None = None,
+        incarnation: str | None = None,
+        key: str | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> list[Attempt]:
+        state = self._opened().runs.get(run_id)
+        everything = [a for job in (state.jobs if state else ()) for a in job.attempts]
+        everything.sort(key=lambda attempt: (attempt.submitted_at, attempt.id))
+        if after is not None:
+            ids = [attempt.id for attempt in everything]
+            everything = everything[ids.index(after) + 1 :] if after in ids else []
+        return [
+            attempt
+            for attempt in everything
+            if job_id in (None, attempt.job_id)
+            and occurrence in (None, attempt.occurrence)
+            and (incarnation is None or is_of_incarnation(attempt, incarnation))
+            and key in (None, attempt.id, str(attempt.number))
+        ][:limit]
+
+    async def renew_lease(self) -> None:
+        self._verified()
+
+    async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
+        found = self._opened().runs.get(key)
+        if found is not None and user in (None, found.run.user):
+            return recent(found)
+        return self._newest(lambda state: state.run.name == key and user in (None, state.run.user))
+
+    async def find_submission(self, user: str, client_key: str) -> RunState | None:
+        return self._newest(
+            lambda state: state.run.user == user and state.run.client_key == client_key
+        )
+
+    async def list_runs(
+        self,
+        *,
+        include_finished: bool = True,
+        limit: int = 100,
+        before: str | None = None,
+        user: str | None = None,
+        parent_id: str | None = None,
+    ) -> list[RunState]:
+        database = self._opened()
+        runs = self._newest_first(
+            lambda state: (
+                (include_finished or not _is_final(state))
+                and (user is None or state.run.user == user)
+                and (parent_id is None or state.run.parent_id == parent_id)
+            )
+        )
+        if before is not None:
+            last = database.runs.get(before)
+            runs = [state for state in runs if last is not None and _age(state) < _age(last)]
+        return runs[:limit]
+
+    async def events(
+        self,
+        *,
+        run_id: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        user: str | None = None,
+    ) -> list[StoredEvent]:
+        found = [
+            stored
+            for stored in self._opened().events
+            if stored.seq > after
+            and run_id in (None, stored.event.run_id)
+            and (user is None or self._owner(stored.event.run_id) == user)
+        ]
+        return found[:limit]
+
+    def _owner(self, run_id: str) -> str | None:
+        state = self._opened().runs.get(run_id)
+        return None if state is None else state.run.user
+
+    async def close(self) -> None:
+        if self._token is not None and self._token == self._database.token:
+            self._database.held = False
+        self._token = None
+
+    def _opened(self) -> MemoryDatabase:
+        if self._token is None:
+            raise StoreUnavailable("the store is not open")
+        return self._database
+
+    def _verified(self) -> MemoryDatabase:
+        database = self._opened()
+        if self._token != database.token:
+            raise LeaseLost("another controller has taken over; this one stops")
+        return database
+
+    def _newest(self, wanted: Callable[[RunState], bool]) -> RunState | None:
+        return next(iter(self._newest_first(wanted)), None)
+
+    def _newest_first(self, wanted: Callable[[RunState], bool]) -> list[RunState]:
+        runs = [recent(state) for state in self._opened().runs.values() if wanted(state)]
+        return sorted(runs, key=_age, reverse=True)
+
+
+def _put(kept: dict[str, T], changed: Mapping[str, T], removed: Iterable[str]) -> None:
+    kept.update(changed)
+    for key in removed:
+        kept.pop(key, None)
+
+
+def _age(state: RunState) -> tuple[float, str]:
+    return (state.run.submitted_at, state.run.id)
+
+
+def _is_final(state: RunState) -> bool:
+    return state.run.status in FINAL_RUN_STATUSES
+
+
+def _is_occupied(place: Allocation) -> bool:
+    return place.state is not AllocationState.RELEASED
