@@ -155,8 +155,6 @@ class RunView(_View, frozen=True):
     termination_reason: RunReason | None
     message: str | None
     incarnation: IncarnationView | None
-    gathering: str | None
-    gives_up_at: str | None
     occurrence: int
     next_triggered_at: str | None
     suspended: bool
@@ -164,6 +162,8 @@ class RunView(_View, frozen=True):
     deployment: int
     switches: tuple[SwitchView, ...]
     jobs: tuple[JobView, ...]
+    gathering: str | None
+    gives_up_at: str | None
     groups: tuple[GroupView, ...]
     allocations: tuple[AllocationView, ...]
     occurrences: tuple[OccurrenceView, ...]

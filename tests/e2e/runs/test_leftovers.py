@@ -23,6 +23,7 @@ def leave(name: str) -> str:
 
 
 def is_left(name: str) -> bool:
+    """A process between two programs has no arguments yet: wait for it."""
     return any("sleep 600; :" in command for command in processes_of(name).values())
 
 
@@ -38,7 +39,7 @@ def test_what_a_visitor_left_in_a_container_ends_with_it(
     with user.run("visited", init=init):
         container = lab.container("visited")
         assert user.ssh("visited", "visited", leave(container)).returncode == 0
-        assert is_left(container)
+        wait_until(lambda: is_left(container))
         lab.cli("stop", "visited", "--abort").succeeded()
         lab.wait_for("visited")
         assert processes_of(container) == {}
@@ -60,7 +61,7 @@ def test_what_a_visitor_left_in_a_job_without_a_container_ends_with_it(
     (attempt,) = lab.attempts("near")
     place = f"/{attempt['id']}/"
     wait_until(lambda: lab.cli("ssh", "near", "--", leave(place)).status == 0)
-    assert is_left(place)
+    wait_until(lambda: is_left(place))
     lab.cli("stop", "near", "--abort").succeeded()
     lab.wait_for("near")
     assert processes_of(place) == {}
