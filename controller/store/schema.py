@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
 
-SCHEMA_VERSION = "0003"
+SCHEMA_VERSION = "0001"
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -81,7 +81,7 @@ users = sa.Table(
     _id("name"),
     _word("role", nullable=False),
     _time("created_at", nullable=False),
-    sa.Column("rest", sa.Text(), nullable=False, server_default="{}"),
+    _rest(),
 )
 tokens = sa.Table(
     "tokens",

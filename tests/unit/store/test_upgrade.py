@@ -25,8 +25,9 @@ from tests.unit.store.samples import change
 ROWS: dict[str, dict[str, Any]] = {
     "installation": {"id": "inst", "epoch": 1, "created_at": 1.0},
     "leases": {"name": "controller", "holder": "process 7 on h", "token": 5, "expires_at": 31.0},
-    "users": {"name": "admin", "role": "admin", "created_at": 1.0},
+    "users": {"name": "admin", "role": "admin", "created_at": 1.0, "rest": {}},
     "tokens": {"id": "t1", "user": "admin", "digest": "d" * 64, "label": "x", "created_at": 1.0},
+    "fleets": {"name": "default", "placement": None, "created_at": 1.0, "rest": {}},
     "nodes": {
         "id": "n1",
         "name": "gpu-1",
@@ -163,7 +164,7 @@ async def test_live_jobs_of_the_first_version_go_on(
     assert (node.status, node.cordoned, node.unfit) == (NodeStatus.CONNECTED, False, None)
     assert [user.bands for user in snapshot.users] == [()]
     assert [token.label for token in snapshot.tokens] == ["x"]
-    assert snapshot.fleets == ()
+    assert [fleet.name for fleet in snapshot.fleets] == ["default"]
 
 
 async def _goes_on(store: SqlStore, state: RunState) -> None:

@@ -1,4 +1,4 @@
-"""Runs, jobs, attempts, allocations, nodes, users and the story of what happened."""
+"""The tables of the first release: runs, jobs, attempts, allocations, nodes, users and events."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ SEQUENCE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    _create_who_we_are()
-    _create_people()
+    _create_installation()
+    _create_users()
+    _create_fleets()
     _create_nodes()
     _create_runs()
     _create_jobs()
@@ -29,12 +30,13 @@ def upgrade() -> None:
     _create_events()
 
 
-def _create_who_we_are() -> None:
+def _create_installation() -> None:
     op.create_table(
         "installation",
         sa.Column("id", ID, nullable=False),
         sa.Column("epoch", NUMBER, nullable=False),
         sa.Column("created_at", TIME, nullable=False),
+        sa.Column("restored_at", TIME),
         sa.PrimaryKeyConstraint("id", name="pk_installation"),
     )
     op.create_table(
@@ -47,12 +49,13 @@ def _create_who_we_are() -> None:
     )
 
 
-def _create_people() -> None:
+def _create_users() -> None:
     op.create_table(
         "users",
         sa.Column("name", ID, nullable=False),
         sa.Column("role", ID, nullable=False),
         sa.Column("created_at", TIME, nullable=False),
+        sa.Column("rest", TEXT, nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_users"),
     )
     op.create_table(
@@ -66,6 +69,17 @@ def _create_people() -> None:
         sa.ForeignKeyConstraint(
             ["user"], ["users.name"], name="fk_tokens_user", ondelete="CASCADE"
         ),
+    )
+
+
+def _create_fleets() -> None:
+    op.create_table(
+        "fleets",
+        sa.Column("name", ID, nullable=False),
+        sa.Column("placement", TEXT),
+        sa.Column("created_at", TIME, nullable=False),
+        sa.Column("rest", TEXT, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_fleets"),
     )
 
 
@@ -113,6 +127,8 @@ def _create_runs() -> None:
     op.create_index("ix_runs_name_submitted_at", "runs", ["name", "submitted_at"])
     op.create_index("ix_runs_status", "runs", ["status"])
     op.create_index("ix_runs_user_client_key", "runs", ["user", "client_key"])
+    op.create_index("ix_runs_finished_at", "runs", ["finished_at"])
+    op.create_index("ix_runs_parent_id", "runs", ["parent_id"])
 
 
 def _create_jobs() -> None:
@@ -183,6 +199,7 @@ def _create_allocations() -> None:
     )
     op.create_index("ix_allocations_run_id", "allocations", ["run_id"])
     op.create_index("ix_allocations_state", "allocations", ["state"])
+    op.create_index("ix_allocations_released_at", "allocations", ["released_at"])
 
 
 def _create_events() -> None:
