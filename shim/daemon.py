@@ -97,7 +97,7 @@ async def _images(settings: Settings, engine: Engine, executor: Executor) -> Ima
     marks = Watermarks(*settings.image_gc) if settings.image_gc else None
     private = DiskRecords(settings.data / "records" / "private-images", PrivateImage, executor)
     access = ImageAccess(engine, private, is_open=settings.private_images_open)
-    images = Images(engine, records, settings.pull_stall, marks, access=access)
+    images = Images(engine, records, access, settings.pull_stall, marks)
     await images.open()
     return images
 

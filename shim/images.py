@@ -20,7 +20,7 @@ import msgspec
 from shim.engines.base import Engine, EngineError, ImageError, ImageInfo, ImageProblem
 from shim.image_access import ImageAccess, pinned
 from shim.schemas import PullProgress, RegistryAuth
-from shim.state.records import MemoryRecords, Records
+from shim.state.records import Records
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +68,12 @@ class Images:
         self,
         engine: Engine,
         records: Records[ImageRecord],
+        access: ImageAccess,
         stall: float,
         watermarks: Watermarks | None = None,
         now: Callable[[], float] = time.time,
-        access: ImageAccess | None = None,
     ) -> None:
-        self.access = access or ImageAccess(engine, MemoryRecords())
+        self.access = access
         self._engine = engine
         self._records = records
         self._stall = stall

@@ -29,7 +29,7 @@ from shim.api.app import make_runner
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine, EngineError
 from shim.errors import StartError
-from shim.gpus import Gpus, NoGpus
+from shim.gpus import Gpus
 from shim.gpus.selection import Exclusion
 from shim.node import ledger, machine
 from shim.node.ledger import Capacity
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine",
         choices=[kind.value for kind in EngineKind],
         required=True,
-        help="docker; process (development only, no isolation); memory (tests)",
+        help="docker; process (development only, no isolation)",
     )
     _add_offers(add)
     add(
@@ -255,7 +255,7 @@ async def _serve(
     kind = EngineKind(arguments.engine)
     identity = await Identity.load(settings, threads, _install_finder(kind))
     engine = _engine(kind, settings, identity.record.install_id, threads)
-    gpus = _gpus(kind, [Exclusion.parse(text) for text in arguments.exclude_gpu])
+    gpus = _gpus([Exclusion.parse(text) for text in arguments.exclude_gpu])
     split = None if arguments.blocks is None else ledger.parse(arguments.blocks)
     systemd = Systemd()
     service = await Daemon.open(
@@ -413,19 +413,13 @@ def _engine(
         from shim.engines.docker.engine import DockerEngine
 
         return DockerEngine(settings, install_id)
-    if kind is EngineKind.PROCESS:
-        from shim.engines.process import ProcessEngine
+    from shim.engines.process import ProcessEngine
 
-        log.warning("the process engine is for development only: tasks are not isolated")
-        return ProcessEngine(settings.data, install_id, threads)
-    from shim.engines.memory import MemoryEngine
-
-    return MemoryEngine()
+    log.warning("the process engine is for development only: tasks are not isolated")
+    return ProcessEngine(settings.data, install_id, threads)
 
 
-def _gpus(kind: EngineKind, excluded: list[Exclusion]) -> Gpus:
-    if kind is EngineKind.MEMORY:
-        return NoGpus()
+def _gpus(excluded: list[Exclusion]) -> Gpus:
     from shim.gpus.nvml import NvmlGpus
 
     return NvmlGpus(excluded)

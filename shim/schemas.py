@@ -69,7 +69,6 @@ class TaskStatus(StrEnum):
 class EngineKind(StrEnum):
     DOCKER = "docker"
     PROCESS = "process"
-    MEMORY = "memory"
 
 
 class NetworkMode(StrEnum):

@@ -120,7 +120,7 @@ class Node:
     def _info(self) -> NodeInfo:
         return NodeInfo(
             hostname=self.name,
-            engine=EngineKind.MEMORY,
+            engine=EngineKind.DOCKER,
             engine_version=None,
             isolation=True,
             cpu=8.0,

@@ -1,1 +1,1 @@
-"""What runs a task: Docker, plain processes (development only), or memory (tests)."""
+"""What runs a task: Docker, or plain processes (development only)."""

@@ -1,10 +1,10 @@
 """The node's GPUs: what they are, who may have them, how they are, how a container gets them.
 
-`base` is the seam with its none, memory and failing versions, `nvml` the real one. `selection` and
+`base` is the seam, `nvml` the real version. `selection` and
 `health` decide without I/O; `watch` keeps what is known up to date; `handover` says how an engine
 is asked.
 """
 
-from shim.gpus.base import FailingGpus, Gpus, MemoryGpus, NoGpus
+from shim.gpus.base import Gpus
 
-__all__ = ["FailingGpus", "Gpus", "MemoryGpus", "NoGpus"]
+__all__ = ["Gpus"]

@@ -7,7 +7,6 @@ neither the others nor the caller.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Protocol
@@ -94,58 +93,3 @@ class Gpus(Protocol):
 
     async def next_xid(self) -> Xid:
         """Waits for the next one, forever if need be."""
-
-
-class MemoryGpus:
-    """For tests: has what was planted, and says of each what a test wants."""
-
-    driver: str | None = "memory"
-
-    def __init__(self, *gpus: GpuInfo) -> None:
-        self.gpus = gpus
-        self.bare: frozenset[str] = frozenset()
-        """Cards in MIG mode without instances."""
-        self.readings: dict[str, Vitals | GpuError] = {}
-        self._xids: asyncio.Queue[Xid] = asyncio.Queue()
-
-    async def open(self) -> None:
-        return None
-
-    async def close(self) -> None:
-        return None
-
-    async def list(self) -> tuple[GpuInfo, ...]:
-        return self.gpus
-
-    def boards(self) -> frozenset[str]:
-        return self.bare | {gpu.mig_parent or gpu.uuid for gpu in self.gpus}
-
-    def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
-        """A machine that lists none says nothing about them."""
-        there = self.boards()
-        return frozenset(gpu.uuid for gpu in boards if there and gpu.uuid not in there)
-
-    async def vitals(self, uuid: str) -> Vitals:
-        reading = self.readings.get(uuid, Vitals())
-        if isinstance(reading, GpuError):
-            raise reading
-        return reading
-
-    async def next_xid(self) -> Xid:
-        return await self._xids.get()
-
-    def raise_xid(self, uuid: str, number: int) -> None:
-        self._xids.put_nowait(Xid(uuid, number))
-
-
-class NoGpus(MemoryGpus):
-    """A machine without any."""
-
-    driver: str | None = None
-
-
-class FailingGpus(MemoryGpus):
-    """Each GPU is listed, and then none ever answers."""
-
-    async def vitals(self, uuid: str) -> Vitals:
-        raise GpuSilent("the driver does not answer")

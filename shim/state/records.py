@@ -271,29 +271,6 @@ class TwinRecords(Generic[T]):
         return Loaded(known, tuple(sorted(damaged)))
 
 
-class MemoryRecords(Generic[T]):
-    """For tests: as durable as the object itself."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, T] = {}
-
-    async def save(self, key: str, record: T) -> None:
-        self.kept[key] = record
-
-    async def delete(self, key: str) -> None:
-        self.kept.pop(key, None)
-
-    async def load(self) -> Loaded[T]:
-        return Loaded(dict(self.kept), ())
-
-
-class FailingRecords(MemoryRecords[T]):
-    """A disk that is full: nothing new can be kept, what is there can be read and removed."""
-
-    async def save(self, key: str, record: T) -> None:
-        raise OSError(28, "No space left on device")
-
-
 class RecordBooks(msgspec.Struct, frozen=True):
     """The three folders of records that a shim works with."""
 
@@ -309,7 +286,3 @@ class RecordBooks(msgspec.Struct, frozen=True):
             DiskRecords(folder / "allocations", AllocationInfo, executor),
             DiskRecords(folder / "fences", FenceRecord, executor),
         )
-
-    @classmethod
-    def in_memory(cls) -> RecordBooks:
-        return cls(MemoryRecords(), MemoryRecords(), MemoryRecords())

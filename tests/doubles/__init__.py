@@ -1,1 +1,1 @@
-"""Stand-ins for real parts, one per Protocol, each with a name for how it misbehaves."""
+"""Stand-ins for real parts: one per Protocol, and each misbehaving one named after what it does wrong."""

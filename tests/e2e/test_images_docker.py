@@ -14,10 +14,11 @@ import pytest
 
 from shim.engines.base import ImageError, ImageProblem
 from shim.engines.docker.engine import DockerEngine
+from shim.image_access import ImageAccess
 from shim.images import ImageRecord, Images, Watermarks
 from shim.schemas import PullProgress, RegistryAuth
 from shim.settings import Settings
-from shim.state.records import MemoryRecords
+from tests.doubles.records import MemoryRecords
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.docker_registry import DockerRegistry
@@ -201,7 +202,8 @@ async def test_a_full_disk_loses_the_images_that_nobody_uses_and_no_other(
     small_engine: DockerEngine, small_dockerd: DockerDaemon, registries: list[Registry]
 ) -> None:
     records: MemoryRecords[ImageRecord] = MemoryRecords()
-    images = Images(small_engine, records, 60.0, Watermarks(high=0.55, low=0.4))
+    access = ImageAccess(small_engine, MemoryRecords())
+    images = Images(small_engine, records, access, 60.0, Watermarks(high=0.55, low=0.4))
     used, idle, wanted, last = [registry.name for registry in registries]
     try:
         await images.pull(used, None, "t1", nothing)
@@ -231,7 +233,7 @@ async def test_a_full_disk_loses_the_images_that_nobody_uses_and_no_other(
 async def test_a_pull_that_does_not_fit_makes_room_by_itself(
     small_engine: DockerEngine, registries: list[Registry]
 ) -> None:
-    images = Images(small_engine, MemoryRecords(), 60.0)
+    images = Images(small_engine, MemoryRecords(), ImageAccess(small_engine, MemoryRecords()), 60.0)
     names = [registry.name for registry in registries]
     try:
         for name in names:

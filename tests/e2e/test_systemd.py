@@ -77,7 +77,7 @@ def test_the_shims_command_lends_jump_keys_where_its_file_says_so(testbed_folder
         "/var/lib/fairlead": folder / "data",
         "/run/fairlead/shim.sock": folder / "run" / "shim.sock",
     }
-    argv = _command(SHIM, paths, f"--engine memory --jump-keys {keys}")
+    argv = _command(SHIM, paths, f"--engine process --jump-keys {keys}")
     daemon = Daemon(argv, folder / "log")
     daemon.spawn()
     daemon.wait_ready((folder / "run" / "shim.sock").exists)
@@ -97,7 +97,7 @@ def test_systemd_hears_that_the_shim_is_ready_alive_and_stopping(testbed_folder:
         manager.bind(str(folder / "notify"))
         manager.settimeout(LONG)
         env = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "200000"}
-        shim = ShimProcess(folder / "n", "memory", env=env)
+        shim = ShimProcess(folder / "n", "process", env=env)
         try:
             shim.daemon.spawn()
             until = _listen(manager, {READY, ALIVE})

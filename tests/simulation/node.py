@@ -233,7 +233,7 @@ class SimulatedNode:
         capacity, used = self.ledger.capacity, self.ledger.used()
         return NodeInfo(
             hostname=self.name,
-            engine=EngineKind.MEMORY,
+            engine=EngineKind.DOCKER,
             engine_version=None,
             isolation=True,
             cpu=capacity.cpu,

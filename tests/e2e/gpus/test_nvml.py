@@ -17,7 +17,7 @@ from shim.gpus.inventory import Entry, Roll
 from shim.gpus.nvml import CALL_SECONDS, NvmlGpus
 from shim.gpus.watch import READ_EVERY, GpuWatch
 from shim.schemas import GpuInfo, GpuLink
-from shim.state.records import MemoryRecords
+from tests.doubles.records import MemoryRecords
 from tests.e2e.gpus.conftest import OpenGpus
 from tests.support.nvml import StandIn, mig_uuid, uuid
 from tests.support.waiting import LONG, eventually

@@ -148,7 +148,7 @@ def a_node(node_id: str = "n1", **changes: Any) -> Node:
         name=f"node-{node_id}",
         address=NodeAddress(shim_socket="/shim.sock", local_socket=True),
         status=NodeStatus.CONNECTED,
-        capacity=NodeCapacity(cpu=64.0, memory=1 << 40, disk=1 << 40, engine="memory"),
+        capacity=NodeCapacity(cpu=64.0, memory=1 << 40, disk=1 << 40, engine="docker"),
         created_at=NOW,
     )
     return msgspec.structs.replace(node, **changes)
@@ -157,7 +157,7 @@ def a_node(node_id: str = "n1", **changes: Any) -> Node:
 def node_info(**changes: Any) -> NodeInfo:
     info = NodeInfo(
         hostname="node",
-        engine=EngineKind.MEMORY,
+        engine=EngineKind.DOCKER,
         engine_version=None,
         isolation=True,
         cpu=64.0,

@@ -17,9 +17,7 @@ import msgspec
 
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import ContainerState
-from shim.engines.memory import MemoryEngine, MemoryHost
 from shim.errors import ShimProblem
-from shim.gpus import MemoryGpus
 from shim.schemas import (
     Fence,
     GpuRequest,
@@ -29,6 +27,8 @@ from shim.schemas import (
     TerminateRequest,
 )
 from shim.state.fencing import Caller
+from tests.doubles.engines import MemoryEngine, MemoryHost
+from tests.doubles.gpus import MemoryGpus
 from tests.unit.shim.parts import CAPACITY, GPU, request, settings, until
 
 GPUS = tuple(msgspec.structs.replace(GPU, uuid=f"GPU-{n}", index=n) for n in range(4))

@@ -13,8 +13,7 @@ import msgspec
 
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine
-from shim.engines.memory import MemoryEngine, MemoryHost
-from shim.gpus import Gpus, NoGpus
+from shim.gpus import Gpus
 from shim.node.ledger import Capacity
 from shim.schemas import (
     Event,
@@ -28,7 +27,10 @@ from shim.schemas import (
 from shim.settings import Settings
 from shim.state.events import EventLog
 from shim.state.fencing import Caller
-from shim.state.records import MemoryRecords, RecordBooks, TaskRecord
+from shim.state.records import TaskRecord
+from tests.doubles.engines import MemoryEngine, MemoryHost
+from tests.doubles.gpus import NoGpus
+from tests.doubles.records import MemoryRecords, books_in_memory
 
 RUN = "run-1"
 SPEAKER = Caller(RUN, Fence(1, 1), 0)
@@ -60,7 +62,7 @@ class Node:
         self.settings = settings(folder)
         self.settings.data.mkdir(parents=True, exist_ok=True)
         self.host = MemoryHost()
-        self.books = RecordBooks.in_memory()
+        self.books = books_in_memory()
         self.gpus: Gpus = NoGpus()
         self.blocks: int | None = None
 

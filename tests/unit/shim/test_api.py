@@ -64,7 +64,7 @@ async def test_health_names_this_life_and_this_install(client: ShimClient) -> No
 async def test_the_node_says_what_it_has_and_what_is_taken(client: ShimClient) -> None:
     await client.put_task("t1", request(), fence=FENCE)
     info = await client.node()
-    assert (info.engine, info.isolation) == (EngineKind.MEMORY, False)
+    assert (info.engine, info.isolation) == (EngineKind.DOCKER, False)
     assert (info.cpu, info.cpu_allocated, info.memory_allocated) == (4.0, 1.0, 1 << 30)
 
 

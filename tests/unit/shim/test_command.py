@@ -39,7 +39,7 @@ def start(folder: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def shim(*options: str, data: str = "data", socket: str = "run/shim.sock") -> object:
-        argv = [sys.executable, "-m", "shim.main", "--engine", "memory", *options]
+        argv = [sys.executable, "-m", "shim.main", "--engine", "process", *options]
         paths = ["--data", str(folder / data), "--socket", str(folder / socket)]
         process = subprocess.Popen(
             [*argv, *paths], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
@@ -74,7 +74,7 @@ def test_a_disk_that_is_full_is_told_with_the_folders_in_question(
 
     monkeypatch.setattr("shim.main._settings", full)
     with pytest.raises(SystemExit) as ended:
-        main(["--engine", "memory", "--data", f"{folder}/d", "--socket", f"{folder}/s"])
+        main(["--engine", "process", "--data", f"{folder}/d", "--socket", f"{folder}/s"])
     assert ended.value.code == (
         f"fairlead-shim: cannot start: with --data {folder}/d and --socket {folder}/s: "
         "No space left on device"

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from shim.engines.base import EngineError
-from shim.engines.memory import MemoryEngine
 from shim.errors import ShimProblem
 from shim.schemas import TaskStatus, TerminateRequest
-from shim.state.records import MemoryRecords, TaskRecord
+from shim.state.records import TaskRecord
+from tests.doubles.engines import MemoryEngine
+from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_tasks import put

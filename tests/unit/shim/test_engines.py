@@ -12,8 +12,8 @@ import pytest
 
 from shim.engines import procfs
 from shim.engines.base import ContainerState, Engine
-from shim.engines.memory import MemoryContainer, MemoryEngine, MemoryHost
 from shim.engines.process import PrivateMemory
+from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost
 from tests.support.engine_contract import DEADLINE, EngineContract, World, spec
 from tests.support.waiting import eventually
 from tests.unit.shim.process_world import ProcessWorld

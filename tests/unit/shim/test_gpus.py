@@ -9,7 +9,7 @@ import pytest
 
 from shim.daemon import Daemon
 from shim.errors import ShimProblem
-from shim.gpus import MemoryGpus, watch
+from shim.gpus import watch
 from shim.gpus.base import Vitals
 from shim.schemas import (
     GpuRequest,
@@ -19,6 +19,7 @@ from shim.schemas import (
     TaskStatus,
     TerminateRequest,
 )
+from tests.doubles.gpus import MemoryGpus
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import GPU, SPEAKER, Node, request, until
 

@@ -11,11 +11,11 @@ import pytest
 
 from shim.daemon import Daemon
 from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImageProblem
-from shim.engines.memory import FailingEngine, MemoryEngine, MemoryHost
 from shim.image_access import ImageAccess, PrivateImage, repository_of
 from shim.schemas import Fence, PullPolicy, RegistryAuth, TaskInfo, TaskStatus
 from shim.state.fencing import Caller
-from shim.state.records import FailingRecords, MemoryRecords
+from tests.doubles.engines import FailingEngine, MemoryEngine, MemoryHost
+from tests.doubles.records import FailingRecords, MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import Node, request, until
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from shim.engines.base import ContainerSpec, ImageError, ImageInfo, ImageProblem
-from shim.engines.memory import MemoryContainer, MemoryEngine, MemoryHost
-from shim.image_access import pinned
+from shim.image_access import ImageAccess, pinned
 from shim.images import ImageRecord, Images, Watermarks
 from shim.schemas import NetworkMode, PullProgress, RegistryAuth
-from shim.state.records import MemoryRecords
+from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost
+from tests.doubles.records import MemoryRecords
 from tests.simulation.virtual import VirtualLoop
 from tests.support.waiting import eventually
 
@@ -48,6 +48,10 @@ class FullEngine(MemoryEngine):
         return await super().pull(reference, auth, progress)
 
 
+def access(engine: MemoryEngine) -> ImageAccess:
+    return ImageAccess(engine, MemoryRecords())
+
+
 class World:
     def __init__(self, marks: Watermarks | None = None, stall: float = 30.0) -> None:
         self.host = MemoryHost()
@@ -55,7 +59,7 @@ class World:
         self.records: MemoryRecords[ImageRecord] = MemoryRecords()
         self.engine = FullEngine(self.host)
         self.engine.fits = 100
-        self.images = Images(self.engine, self.records, stall, marks, Clock())
+        self.images = Images(self.engine, self.records, access(self.engine), stall, marks, Clock())
 
     def offer(self, *names: str) -> None:
         for name in names:
@@ -217,7 +221,7 @@ async def test_who_looks_for_an_image_while_it_is_removed_is_told_that_it_is_gon
 
 async def test_what_was_pulled_in_an_earlier_life_is_known_in_the_next(world: World) -> None:
     await world.used_and_left("a")
-    later = Images(world.engine, world.records, 30.0)
+    later = Images(world.engine, world.records, access(world.engine), 30.0)
     await later.open()
     world.host.image_bytes = 20
     assert (await later.collect(until=0.0), world.host.local) == (1, {})

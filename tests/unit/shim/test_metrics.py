@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shim.gpus import MemoryGpus
 from shim.gpus.base import Vitals
 from shim.node.metrics import Cgroup, collect, prometheus_text
 from shim.schemas import GpuRequest, NodeMetrics, TaskResources, TaskStatus
+from tests.doubles.gpus import MemoryGpus
 from tests.unit.shim.parts import GPU, Node, request, until
 from tests.unit.shim.test_tasks import put
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from shim.engines.memory import FailingEngine, MemoryEngine
 from shim.schemas import TaskStatus, TerminateRequest
 from shim.state import reconcile
-from shim.state.records import MemoryRecords
 from shim.tasks import driver
+from tests.doubles.engines import FailingEngine, MemoryEngine
+from tests.doubles.records import MemoryRecords, books_in_memory
 from tests.unit.shim.parts import RUN, SPEAKER, Node, request, until
 
 
@@ -115,7 +115,7 @@ async def test_a_lost_record_is_rebuilt_from_the_containers_labels(node: Node) -
     async with node.shim() as service:
         await service.supervisor.put("t1", request(), SPEAKER)
         before = await until(service, "t1", TaskStatus.RUNNING)
-    node.books = type(node.books).in_memory()
+    node.books = books_in_memory()
     async with node.shim() as service:
         after = service.supervisor.info("t1")
         allocations = service.supervisor.allocations

@@ -12,14 +12,8 @@ import msgspec
 import pytest
 
 from shim.schemas import Fence, RegistryAuth
-from shim.state.records import (
-    DiskRecords,
-    FailingRecords,
-    FenceRecord,
-    MemoryRecords,
-    Records,
-    hash_of,
-)
+from shim.state.records import DiskRecords, FenceRecord, Records, hash_of
+from tests.doubles.records import FailingRecords, MemoryRecords
 from tests.unit.shim.parts import request
 
 RECORD = FenceRecord(run_id="r", fence=Fence(1, 2), incarnation=3)

@@ -13,7 +13,7 @@ import pytest
 from shim.container_rules import VolumeError
 from shim.daemon import disk_threads
 from shim.engines.base import ContainerState, ImageInfo, NodeFault
-from shim.engines.memory import MemoryEngine, MemoryHost
+from shim.image_access import ImageAccess
 from shim.images import Images
 from shim.schemas import (
     ContainerOptions,
@@ -27,15 +27,17 @@ from shim.schemas import (
     VolumeMount,
 )
 from shim.state.events import EventLog
-from shim.state.records import MemoryRecords, TaskRecord, hash_of
+from shim.state.records import TaskRecord, hash_of
 from shim.tasks import driver
 from shim.tasks.steps.base import RunLocks, Step, StepContext
 from shim.tasks.steps.container import Container
 from shim.tasks.steps.image import Image
 from shim.tasks.steps.volumes import Volumes, release_strays
 from shim.tasks.task import TaskState
-from shim.volumes.memory import FailingMounter, MemoryMounter
 from shim.volumes.mounter import Mounter
+from tests.doubles.engines import MemoryEngine, MemoryHost
+from tests.doubles.mounters import FailingMounter, MemoryMounter
+from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import RUN, request, settings
 
@@ -102,7 +104,7 @@ async def bench(
         run_locks=RunLocks(),
         run_is_used=lambda: False,
         gpus=lambda: (),
-        images=Images(engine, MemoryRecords(), 30.0),
+        images=Images(engine, MemoryRecords(), ImageAccess(engine, MemoryRecords()), 30.0),
         mounter=known,
     )
     try:

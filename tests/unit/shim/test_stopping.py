@@ -11,9 +11,9 @@ import pytest
 from runner.job import execution
 from shim import safe_files
 from shim.daemon import Daemon
-from shim.engines.memory import MemoryEngine
 from shim.schemas import TaskStatus, TerminateRequest
 from shim.tasks import driver
+from tests.doubles.engines import MemoryEngine
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_doors import listen

@@ -18,9 +18,7 @@ from shim.engines.base import (
     ImageProblem,
     NodeFault,
 )
-from shim.engines.memory import FailingEngine, MemoryEngine
 from shim.errors import ShimProblem
-from shim.gpus import MemoryGpus
 from shim.schemas import (
     EventType,
     Fence,
@@ -33,8 +31,11 @@ from shim.schemas import (
     TerminateRequest,
 )
 from shim.state.fencing import Caller
-from shim.state.records import FailingRecords, RecordBooks
+from shim.state.records import RecordBooks
 from shim.tasks import driver
+from tests.doubles.engines import FailingEngine, MemoryEngine
+from tests.doubles.gpus import MemoryGpus
+from tests.doubles.records import FailingRecords, books_in_memory
 from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, request, until, until_event
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
@@ -344,7 +345,7 @@ async def test_the_chosen_gpus_reach_the_task_and_its_container(node: Node) -> N
 
 
 async def test_a_full_disk_refuses_the_task_and_keeps_nothing(node: Node) -> None:
-    memory = RecordBooks.in_memory()
+    memory = books_in_memory()
     node.books = RecordBooks(FailingRecords(), memory.allocations, memory.fences)
     async with node.shim() as service:
         assert await refused(service, "t1") == "storage"

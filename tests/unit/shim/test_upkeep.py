@@ -13,10 +13,10 @@ import pytest
 
 from shim.daemon import Daemon
 from shim.engines.base import EngineUnavailable, Exit, Found
-from shim.engines.memory import MemoryEngine, MemoryHost
 from shim.node.watchdog import ALIVE, READY, Systemd, Upkeep
 from shim.schemas import EventType, TaskStatus
-from shim.state.records import MemoryRecords
+from tests.doubles.engines import MemoryEngine, MemoryHost
+from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_tasks import put

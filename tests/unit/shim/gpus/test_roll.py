@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from shim.gpus import MemoryGpus
 from shim.gpus.base import GpuError
 from shim.gpus.health import Fault, Finding
 from shim.gpus.inventory import Entry, Roll
 from shim.gpus.watch import GpuWatch
 from shim.schemas import GpuInfo
-from shim.state.records import DiskRecords, FailingRecords, MemoryRecords, Records
+from shim.state.records import DiskRecords, Records
+from tests.doubles.gpus import MemoryGpus
+from tests.doubles.records import FailingRecords, MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.gpus.parts import gpu, mig
 

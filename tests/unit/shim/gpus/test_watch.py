@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from shim.gpus import MemoryGpus, watch
+from shim.gpus import watch
 from shim.gpus.base import GpuLost, GpuSilent, Recovery, Vitals
 from shim.gpus.health import Fault, Finding
 from shim.gpus.inventory import Entry, Roll
 from shim.gpus.watch import GpuWatch
 from shim.schemas import GpuInfo
-from shim.state.records import DiskRecords, FailingRecords, MemoryRecords, Records, TwinRecords
+from shim.state.records import DiskRecords, Records, TwinRecords
+from tests.doubles.gpus import MemoryGpus
+from tests.doubles.records import FailingRecords, MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.gpus.parts import gpu, mig
 

@@ -1,4 +1,4 @@
-"""An engine for tests: containers are entries of a dictionary that outlives the shim's object.
+"""An engine in the place of Docker: its containers are entries of a dictionary.
 
 `MemoryHost` is the machine (it survives a "crash" of the shim), `MemoryEngine` the way to it.
 `FailingEngine` wraps any engine and breaks at a named act, before or after its side effect.
@@ -60,7 +60,7 @@ class MemoryHost:
 
 
 class MemoryEngine:
-    kind = EngineKind.MEMORY
+    kind = EngineKind.DOCKER
     isolation = False
 
     def __init__(self, host: MemoryHost | None = None) -> None:
