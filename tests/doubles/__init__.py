@@ -1,1 +1,1 @@
-"""Stand-ins for real parts: one per Protocol, and each misbehaving one named after what it does wrong."""
+"""Stand-ins for real parts, one per Protocol. What misbehaves is named after what it does wrong."""
