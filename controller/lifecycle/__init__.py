@@ -1,6 +1,6 @@
-"""What may happen to a run, decided by functions without I/O, clock or randomness of their own.
+"""This package decides what happens to a run. It has no I/O, clock or randomness of its own.
 
-`decide.decide(state, reports, now, new_id)` is the door: it takes the whole state of one run and
-all that was reported since the last turn, and gives the next state, its events and next deadline.
-`effects.wanted(state, now)` says what the outside should be made to do *given a committed state*.
+`decide.decide(state, reports, now, new_id)` takes the state of one run and the reports since the
+last turn. It gives the next state, its events and the next deadline. `effects.wanted(state,
+attempt, now)` says what the outside must do for a *committed* state.
 """

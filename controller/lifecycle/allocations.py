@@ -1,10 +1,11 @@
 """The rules for allocations between attempts, and for nominations.
 
-An allocation is released only when its shim has let go of it. Where the task's removal took it
-along that is known at once; one that was kept beyond its task is `releasing` until the shim says so
-(PlaceReleased), or orphaned when its node is gone. A nomination keeps an allocation for a waiting
-attempt until the victims have left (docs/rules.md 6.6); it becomes the attempt's allocation when
-the attempt is `Placed`, and ends with the attempt.
+An allocation is released only when its shim has let go of it. If the shim removed it together with
+the task, that is known at once. If it was kept beyond its task, it is `releasing` until the shim
+confirms it (PlaceReleased), or orphaned when its node is gone.
+
+A nomination keeps an allocation for a waiting attempt until the victims have left (docs/rules.md
+6.6). It becomes the attempt's allocation when the attempt is `Placed`, and ends with the attempt.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ OCCUPIED = frozenset({AllocationState.HELD, AllocationState.ORPHANED})
 
 
 def is_kept(run: Run, attempt: Attempt) -> bool:
-    """Whether the place of this attempt, its job's last, waits for the next one. It never becomes
-    true again once it was false, so who removes the task and who decides may ask at different
-    times."""
+    """Return whether the allocation of this attempt, its job's last, is kept for the next attempt.
+
+    Once this is false it never becomes true again. So the code that decides and the code that
+    removes the task may ask at different times.
+    """
     if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
         return False
     return attempt.reason is Reason.SIBLING_FAILED or keeps_place(run, attempt)
 
 
 def holders(jobs: list[Job] | tuple[Job, ...]) -> dict[str, Attempt]:
-    """The last attempt that has, or had, each allocation, by the allocation's id."""
+    """Return the last attempt that has, or had, each allocation, by the allocation's id."""
     return {
         attempt.allocation_id: attempt
         for job in jobs
@@ -49,7 +52,7 @@ def holders(jobs: list[Job] | tuple[Job, ...]) -> dict[str, Attempt]:
 
 
 def settle(draft: Draft) -> None:
-    """Give back what is held, not needed, and not being given back yet."""
+    """Give back every allocation that is held, not needed, and not being given back yet."""
     for place, attempt in _idle(draft):
         if attempt.cleanup_unknown:
             continue
@@ -62,15 +65,19 @@ def settle(draft: Draft) -> None:
 
 
 def goes_with_its_task(draft: Draft, attempt: Attempt) -> bool:
-    """Where the shim has nothing of the attempt, it has nothing of its place: true of the attempt
-    that took it, not of one that took it over."""
+    """Return whether the shim drops the attempt's allocation together with its task.
+
+    It does for the attempt that took the allocation, not for a successor that took it over.
+    """
     place = draft.allocation_of(attempt)
     return place is None or not place.taken_over
 
 
 def free_orphaned(draft: Draft, attempt: Attempt, cause: str) -> None:
-    """It is known now what became of the attempt; of a place that it took over the shim has to say
-    so itself."""
+    """Free the allocation of an attempt whose end is now known.
+
+    An allocation that was taken over is only marked `releasing`: the shim must confirm its release.
+    """
     place = draft.allocation_of(attempt)
     if attempt.place_released or goes_with_its_task(draft, attempt):
         draft.move_allocation(attempt, AllocationState.RELEASED, cause)
@@ -79,14 +86,18 @@ def free_orphaned(draft: Draft, attempt: Attempt, cause: str) -> None:
 
 
 def released_by_shim(draft: Draft, allocation_id: str) -> None:
+    """Release an allocation that the shim no longer holds."""
     for place, attempt in _idle(draft):
         if place.id == allocation_id and place.releasing:
             draft.move_allocation(attempt, AllocationState.RELEASED, "PlaceReleased")
 
 
 def lose(draft: Draft, report: NodeGone) -> None:
-    """Of a node that is gone: the places that outlived their tasks. Its shim may come back with
-    them, whatever became of what ran there."""
+    """Handle the allocations on a lost node that outlived their tasks.
+
+    They become orphaned, because the shim may come back with them. If the node was removed, they
+    are released.
+    """
     for place, attempt in _idle(draft):
         if place.node_id != report.node_id or attempt.cleanup_unknown or attempt.place_released:
             continue
@@ -98,12 +109,12 @@ def lose(draft: Draft, report: NodeGone) -> None:
 
 
 def all_given_back(draft: Draft) -> bool:
-    """Nothing is occupied that a shim could still let go of."""
+    """Return whether no allocation is held: what is left belongs to lost nodes."""
     return all(place.state is not AllocationState.HELD for place in draft.allocations())
 
 
 def _idle(draft: Draft) -> Iterator[tuple[Allocation, Attempt]]:
-    """The occupied places that no live attempt has, each with the last attempt that had it."""
+    """Yield the occupied allocations that no live attempt has, each with its last attempt."""
     occupied = [place for place in draft.allocations() if place.state in OCCUPIED]
     if not occupied:
         return
@@ -115,22 +126,26 @@ def _idle(draft: Draft) -> Iterator[tuple[Allocation, Attempt]]:
 
 
 def _stays(draft: Draft, place: Allocation, attempt: Attempt) -> bool:
-    """A node that drains is to become empty, and nobody knows when a suspended run goes on: no
-    place is kept there, or for it."""
+    """Return whether the allocation is kept for the job's next attempt.
+
+    It is not kept on a draining node, which must become empty, or for a suspended run, which may
+    stay suspended for any time.
+    """
     if place.node_id in draft.context.draining_nodes or _lies_still(draft):
         return False
     return is_kept(draft.run, attempt) and _is_waited_for(draft, attempt)
 
 
 def _lies_still(draft: Draft) -> bool:
-    """Suspended, and no gang of it goes on for which a finished rank's place could be kept."""
+    """Return whether the run is suspended and no gang goes on that needs a finished rank's
+    allocation."""
     if not draft.run.suspended:
         return False
     return not is_gang_run(draft.run) or all(one.reason is not None for one in draft.live())
 
 
 def _is_waited_for(draft: Draft, attempt: Attempt) -> bool:
-    """It is its job's last, and the job may get another one."""
+    """Return whether the attempt is its job's last and the job may get another one."""
     return any(
         job.attempts and job.attempts[-1] is attempt and not job.abandoned for job in draft.jobs
     )
@@ -159,7 +174,7 @@ def end_nomination(draft: Draft, report: NominationEnded) -> None:
 
 
 def settle_nominations(draft: Draft) -> None:
-    """End the nominations of attempts that wait no longer."""
+    """End the nominations of attempts that no longer wait."""
     for place in draft.allocations():
         if place.state is AllocationState.NOMINATED:
             job = draft.job(place.job_id)
@@ -169,7 +184,7 @@ def settle_nominations(draft: Draft) -> None:
 
 
 def give_up_nomination(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
-    """The waiting attempt is in the queue again, if a place was kept for it."""
+    """End the attempt's nomination, if it has one; the attempt is in the queue again."""
     place = draft.allocation_of(attempt)
     if place is None or place.state is not AllocationState.NOMINATED:
         return attempt
@@ -178,7 +193,8 @@ def give_up_nomination(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
 
 
 def use_of(place: Allocation, user: str) -> Use:
-    """A nominated place counts for nobody yet: do not ask for it."""
+    """Return what the user used with this allocation. A nominated allocation counts for nobody yet:
+    do not pass one."""
     return Use(
         user=user,
         gpus=len(place.gpus),

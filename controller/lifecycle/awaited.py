@@ -1,7 +1,8 @@
-"""What each attempt that is not final waits for, and until when: docs/rules.md 2 promises
-that every one of them has a deadline, or waits for something that can still come and is named.
+"""This module names what each attempt waits for, and until when.
 
-`explain` shows these sentences; the simulation checks after every commit that the promise holds.
+docs/rules.md 2.7 promises that every attempt that is not final has a deadline, or waits for
+something that can still come. `explain` shows these sentences. The simulation checks the promise
+after every commit.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ NOT_LOOKED_AT = "waits for the scheduler to look at it"
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True):
-    """`until` (Unix seconds): when the wait is over whatever comes, None: when it comes.
-    `ends_as`: how the attempt ends then, None: it goes on."""
+    """One thing that an attempt waits for.
+
+    `until` (Unix seconds) is the latest end of the wait; None: there is no limit. `ends_as` is the
+    reason with which the attempt then ends; None: it goes on.
+    """
 
     what: str
     until: float | None = None
@@ -27,7 +31,7 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def awaited(state: RunState, attempt: Attempt) -> Awaited | None:
-    """None for a final attempt, which waits for nothing."""
+    """Return what the attempt waits for; None for a final attempt, which waits for nothing."""
     if attempt.status in FINAL_ATTEMPT_STATUSES:
         return None
     if attempt.status is AttemptStatus.TERMINATING:

@@ -1,8 +1,8 @@
-"""What the reports of one turn claim about why an attempt ended, and which claim is believed.
+"""Reports of one turn claim why an attempt ended; this module chooses the claim to believe.
 
-docs/rules.md 2 ranks them: runner exit 0 > out_of_memory > runner exit code > shim error >
-node loss. The best one becomes the reason, the others are recorded. Who is believed must not depend
-on which report came first within a turn.
+docs/rules.md 2.5 ranks them: runner exit 0 > out_of_memory > runner exit code > shim error > node
+loss. The best claim becomes the reason; the others are recorded. The choice does not depend on the
+order in which the reports of a turn arrive.
 """
 
 from __future__ import annotations
@@ -32,20 +32,25 @@ from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 
 
 class Rank(IntEnum):
+    """The rank of a claim; the smallest number wins."""
+
     RUNNER_DONE = 0
     OUT_OF_MEMORY = 1
     ENDED_BY_SHIM = 2
-    """What the runner says of such an end is only its consequence."""
+    """The shim ended the job: the runner's own report of that end is only a consequence."""
     RUNNER_ERROR = 3
     SHIM_ERROR = 4
     NODE_LOSS = 5
     TAKEN_AWAY = 6
-    """Nothing went wrong with it: its place is wanted back."""
+    """The job did nothing wrong: its allocation is wanted for something else."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """`inferred`: nobody said so, it is what the silence of the others leaves; never recorded
-    beside another reason."""
+    """One claim about why an attempt ended.
+
+    `inferred`: no report said so; it is concluded from missing reports. An inferred claim is never
+    recorded next to another reason.
+    """
 
     rank: Rank
     reason: Reason
@@ -55,7 +60,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Claims = dict[str, list[Claim]]
-"""By attempt id."""
+"""The claims by attempt id."""
 
 _RUNNER_RANKS = {
     Reason.DONE_BY_RUNNER: Rank.RUNNER_DONE,
@@ -65,8 +70,8 @@ _RUNNER_RANKS = {
     Reason.MAX_DURATION_EXCEEDED: Rank.RUNNER_ERROR,
     Reason.LOG_QUOTA_EXCEEDED: Rank.RUNNER_ERROR,
 }
-"""What an exit record may say. The job can forge it, so it must not reach a reason that would spare
-its retry budget."""
+"""The reasons that an exit record may give. The job can forge the record, so no reason here may
+spare its retry budget."""
 
 _SHIM_RANKS: dict[str, Rank] = {
     Reason.OUT_OF_MEMORY: Rank.OUT_OF_MEMORY,
@@ -80,33 +85,36 @@ _SHIM_RANKS: dict[str, Rank] = {
     Reason.IMAGE_PULL_FAILED: Rank.SHIM_ERROR,
     Reason.VOLUME_ERROR: Rank.SHIM_ERROR,
 }
-"""What a shim may say of a task that nobody asked it to end. Any other reason is an echo: an order
-of a controller whose decision this database does not have, since it was restored to before it. A
-job must not hang for that, nor end for good: it lost its place."""
+"""The reasons that a shim may give for a task that nobody asked it to end.
+
+Any other reason repeats an order of this controller from before the database was restored. The job
+lost its allocation: it must neither hang nor end for good because of that.
+"""
 _ECHOED_FROM_RUNNERS = frozenset(
     {Reason.DONE_BY_RUNNER, Reason.MAX_DURATION_EXCEEDED, Reason.LOG_QUOTA_EXCEEDED}
 )
-"""Such an order repeats what the job's runner had said: its record, if there is one, decides."""
+"""Reasons in such an order that come from the job's runner: its exit record, if there is one,
+decides."""
 
 _ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
 _NOT_STARTED = frozenset(
     {AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONING, AttemptStatus.PULLING}
 )
-"""A task that is refused while its attempt still waits is one that a node has from before a
+"""A node can refuse a task while its attempt still waits: the node has the task from before a
 restore."""
 
 
 def ranked(claims: Sequence[Claim]) -> list[Claim]:
-    """Best first; equal claims in an order that does not depend on their arrival."""
+    """Sort claims, best first. Equal claims get an order that does not depend on their arrival."""
     return sorted(claims, key=lambda c: (c.rank, c.inferred, c.reason, c.message or "", c.cause))
 
 
 def missing_when_reported(draft: Draft, reports: Sequence[Report]) -> Claims:
-    """The claims of TaskMissing, to be asked before this turn's facts are applied: a task that the
-    shim accepts in the same turn had not been lost.
+    """Return the claims of TaskMissing; call this before the facts of the turn are applied.
 
-    Section 5 (revival) names the reason for a task that was acknowledged and is missing on a
-    reached shim, lost_after_revival; it is used outside gangs too, for the node itself is there.
+    A task that the shim accepts in the same turn was not lost, so such a report makes no claim. The
+    reason is lost_after_revival (docs/rules.md 5.10), also outside gangs: the node is there, the
+    task is not.
     """
     claims: Claims = {}
     for report in reports:
@@ -206,7 +214,7 @@ def _claim(
 
 
 def _claim_gpu_fault(attempt: Attempt | None, report: TaskSeen, claims: Claims) -> None:
-    """Of the shim's own finding: it outranks the error that the job then ends with."""
+    """Add the claim of a GPU fault that the shim found itself: it outranks the job's own error."""
     if attempt is None or attempt.status not in _ON_NODE:
         return
     claim = Claim(
@@ -219,8 +227,11 @@ def _claim_gpu_fault(attempt: Attempt | None, report: TaskSeen, claims: Claims) 
 
 
 def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim | None:
-    """A job that was asked to interrupt itself did so by its `restart_exit_code`, or had to be
-    killed for it; who was not asked cannot claim it."""
+    """Return the claim of a job that ended because it was asked to.
+
+    It ended with its `restart_exit_code` or had to be killed. A job that was not asked cannot make
+    this claim.
+    """
     if attempt.interrupt_requested_at is None:
         return None
     job = draft.job(attempt.job_id)

@@ -1,9 +1,9 @@
-"""What a run's state keeps of its history: memory and decisions must not grow with it.
+"""Compaction keeps a run's state small: memory and decisions must not grow with its history.
 
-The store has every attempt until retention takes it. A state has the latest of each job and those
-of which something may still be left on a node; what decisions need to know of the others is folded
-into `Job.past` and `Run.past_running` when they leave it. To be called with what is committed only,
-so that nothing leaves a state that the store does not have.
+The store has every attempt until retention removes it. A state has the latest attempts of each job,
+and those that may still have something on a node. What decisions need of the others is folded into
+`Job.past` and `Run.past_running`. Call this with a committed state only, so that nothing leaves a
+state that the store does not have.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from controller.lifecycle.retry import charged_to, past_of
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
 
 KEPT_ATTEMPTS = 20
-"""Of each job."""
+"""How many attempts of each job a state keeps."""
 
 
 def recent(state: RunState) -> RunState:
-    """The state without what is older; the very object when nothing is."""
+    """Return the state without its older attempts; the same object when there are none."""
     keep = max(KEPT_ATTEMPTS, len(state.run.policy.limits.waits) + 1)
     if all(len(job.attempts) <= keep for job in state.jobs) and (
         len(state.allocations) <= 2 * keep * len(state.jobs)
@@ -49,7 +49,7 @@ def recent(state: RunState) -> RunState:
 
 
 def _older(state: RunState, job: Job, keep: int) -> list[Attempt]:
-    """The attempts that nothing in the present asks for."""
+    """Return the attempts that no present decision needs."""
     old, late = job.attempts[:-keep], job.attempts[-keep:]
     occupied = {p.id for p in state.allocations if p.state is not AllocationState.RELEASED}
     occupied -= {attempt.allocation_id for attempt in late}
@@ -74,8 +74,11 @@ def _older(state: RunState, job: Job, keep: int) -> list[Attempt]:
 def _in_order_of_time(
     state: RunState, leaving: dict[str, Attempt]
 ) -> tuple[dict[str, Attempt], float]:
-    """Which may leave without their time being counted twice or not at all: those that had ended
-    before any that stay ran; and for how long these were RUNNING."""
+    """Return the attempts that may leave, and the seconds during which they were RUNNING.
+
+    Only attempts that ended before every staying one may leave: otherwise their time would count
+    twice or not at all.
+    """
     present = [
         attempt
         for job in state.jobs

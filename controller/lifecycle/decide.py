@@ -1,8 +1,8 @@
-"""One turn of a run: all that was reported is applied first, then what follows is decided.
+"""One turn of a run: apply all reports first, then decide what follows.
 
 `decide` has no clock, no randomness and no I/O of its own. The same state, reports, time and ids
-give the same decision, and the order of the reports within a turn does not matter (but for a link
-that goes down and up within one turn, where the last word counts).
+give the same decision. The order of the reports in a turn does not matter, with one exception: when
+a link goes down and up in one turn, its last report counts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from controller.lifecycle.statuses import AttemptStatus, RunStatus
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`state` is the very object given when nothing changed. `wake_at`: the Unix time at which
-    `decide` must be asked again with a Tick, if nothing is reported before."""
+    """The result of one turn.
+
+    `state` is the same object as before when nothing changed. `wake_at` is the Unix time at which
+    `decide` must be called with a Tick if no report comes before.
+    """
 
     state: RunState
     events: tuple[Event, ...]
@@ -43,7 +46,10 @@ def decide(
     jitter: Callable[[], float] = no_jitter,
     context: DecisionContext = EMPTY_CONTEXT,
 ) -> Decision:
-    """`jitter` gives numbers in [-1, 1]; `new_id` a fresh id for each attempt that is made."""
+    """Apply the reports to the state and decide what follows.
+
+    `jitter` gives numbers in [-1, 1]; `new_id` gives a fresh id for each new attempt.
+    """
     draft = Draft(state, now, new_id, jitter, context)
     if state.run.version == 0:
         _tell_submission(draft)
@@ -88,9 +94,11 @@ def _advance(draft: Draft, reports: Sequence[Report]) -> None:
 
 
 def _take_over_derived_status(draft: Draft, reports: Sequence[Report]) -> None:
-    """What ends the run comes before switches and retries; any other status is derived after them,
-    for the one that a run has between an attempt and a successor made in the same turn is nobody's
-    business."""
+    """Derive the run's status from its jobs, and switch or retry where that is due.
+
+    A status that ends the run comes before switches and retries. Any other status is derived after
+    them, because the status between an attempt and its successor in the same turn means nothing.
+    """
     outcome = derive(draft.run, draft.jobs)
     if outcome.status is not RunStatus.TERMINATING and is_gang_run(draft.run):
         _move_gang(draft, reports)
@@ -115,7 +123,7 @@ def _move_gang(draft: Draft, reports: Sequence[Report]) -> None:
 
 
 def wake_at(draft: Draft) -> float | None:
-    """The earliest of all timers of the run as it now is."""
+    """Return the earliest of all timers of the run as it now is."""
     return min(_timers(draft), default=None)
 
 

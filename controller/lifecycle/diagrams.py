@@ -1,6 +1,6 @@
-"""The state machines as pages: `python -m controller.lifecycle.diagrams [FOLDER]` writes them.
+"""Write the state machines as pages: `python -m controller.lifecycle.diagrams [FOLDER]`.
 
-They are printed from the tables that the code itself moves by, and a test keeps them equal.
+The pages are generated from the tables that the code itself uses; a test keeps them equal.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _occurrence_page() -> str:
 
 
 def pages() -> dict[str, str]:
-    """Text by file name."""
+    """Return the text of each page by file name."""
     return {
         "attempt.md": _attempt_page(),
         "run.md": _run_page(),

@@ -1,8 +1,8 @@
 """A draft is one turn's working copy of a run, so that rules can be small functions.
 
-A draft never touches the state it was made from. What no rule changed keeps its identity, so states
+A draft never changes the state it was made from. What no rule changed keeps its identity, so states
 before and after can be compared with `is`. Every move goes through the tables of `statuses` and
-leaves its event. `DecisionContext` is what the decision must know of the world next to the run.
+leaves an event. `DecisionContext` holds what the decision needs to know besides the run.
 """
 
 from __future__ import annotations
@@ -29,25 +29,31 @@ from controller.lifecycle.statuses import (
 
 
 class DecisionContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts outside of the run that a decision needs."""
+
     unusable_nodes: frozenset[str] = frozenset()
-    """Not connected, draining, cordoned, unfit or unknown: no place there outlives its attempt."""
+    """Nodes that are not connected, draining, cordoned, unfit or unknown: no allocation there
+    outlives its attempt."""
     draining_nodes: frozenset[str] = frozenset()
-    """Those of the unusable nodes that are to become empty: a place there is kept for nobody."""
+    """The unusable nodes that must become empty: no allocation there is kept."""
     undecided_nodes: frozenset[str] = frozenset()
-    """Nodes of this run's places to which a link is just being made: nobody knows yet whether they
+    """Nodes of this run's allocations whose link is being made: it is not known yet whether they
     are usable."""
     broken_places: frozenset[str] = frozenset()
-    """Allocations of this run of which a GPU is broken."""
+    """Allocations of this run that have a broken GPU."""
     nominated: frozenset[str] = frozenset()
-    """Allocations of this run on whose place another run's nomination lies."""
+    """Allocations of this run that another run has nominated."""
     next_trigger: float | None = None
-    """When a cron expression of the run fires next after now; None: it has none, or never."""
+    """When a cron expression of the run fires next after now; None: the run has none, or it never
+    fires."""
 
 
 EMPTY_CONTEXT: Final = DecisionContext()
 
 
 class Draft:
+    """One turn's working copy of a run: the rules read it and change it."""
+
     def __init__(
         self,
         state: RunState,
@@ -83,11 +89,11 @@ class Draft:
         return self.jobs[place[0]].attempts[place[1]]
 
     def attempts_on(self, node_id: str) -> list[Attempt]:
-        """All attempts that ever had a place on this node, final ones included."""
+        """Return all attempts that ever had an allocation on this node, final ones included."""
         return [a for job in self.jobs for a in job.attempts if a.node_id == node_id]
 
     def live(self) -> Iterator[Attempt]:
-        """The attempts that are not final, each as it is when its turn comes."""
+        """Yield the attempts that are not final, each in its state when the iterator reaches it."""
         for at in range(len(self.jobs)):
             attempts = self.jobs[at].attempts
             if attempts and attempts[-1].status not in FINAL_ATTEMPT_STATUSES:
@@ -100,13 +106,13 @@ class Draft:
         return list(self._allocations.values())
 
     def released_in_this_turn(self) -> list[Allocation]:
-        """What was held when the turn began."""
+        """Return the allocations that were held when the turn began and are released now."""
         held = (one.id for one in self._before.allocations if one.state is AllocationState.HELD)
         now = (self._allocations[allocation_id] for allocation_id in held)
         return [one for one in now if one.state is AllocationState.RELEASED]
 
     def result(self) -> RunState:
-        """The state after the turn; the very object it was made from when nothing changed."""
+        """Return the state after the turn; the same object as before when nothing changed."""
         before = self._before
         jobs = before.jobs
         same = len(self.jobs) == len(jobs)
@@ -131,7 +137,8 @@ class Draft:
     # -- changing ---------------------------------------------------------------------------
 
     def change_attempt(self, attempt: Attempt, **changes: Any) -> Attempt:
-        """`attempt` must be the draft's own current one; returns the current one afterwards."""
+        """Change fields of an attempt. `attempt` must be the draft's current one; the result is the
+        new one."""
         if all(getattr(attempt, name) == value for name, value in changes.items()):
             return attempt
         at, number = self._places[attempt.id]
@@ -169,7 +176,7 @@ class Draft:
         return attempt
 
     def fresh_attempt(self, job: Job, cause: str) -> Attempt:
-        """A new SUBMITTED attempt of this job, in the present occurrence and incarnation."""
+        """Add a new SUBMITTED attempt to this job, in the present occurrence and incarnation."""
         attempt = Attempt(
             id=self.new_id(),
             job_id=job.id,
@@ -183,7 +190,7 @@ class Draft:
         return self.add_attempt(job, attempt, cause)
 
     def add_job(self, job: Job) -> Job:
-        """A slot that the run did not have, without attempts."""
+        """Add a job that the run did not have, without attempts."""
         self.jobs.append(job)
         return job
 
@@ -191,7 +198,8 @@ class Draft:
         return next((job for job in self.jobs if job.id == job_id), None)
 
     def change_job(self, job: Job, **changes: Any) -> Job:
-        """`job` must be the draft's own current one; returns the current one afterwards."""
+        """Change fields of a job. `job` must be the draft's current one; the result is the new
+        one."""
         if all(getattr(job, name) == value for name, value in changes.items()):
             return job
         changed = replace(job, **changes)
@@ -232,7 +240,7 @@ class Draft:
         )
 
     def hold(self, attempt: Attempt, allocation: Allocation, cause: str) -> None:
-        """Take a new allocation for this attempt."""
+        """Give this attempt a new held allocation, or hold its nominated one."""
         held = replace(allocation, state=AllocationState.HELD)
         before = self._allocations.get(held.id)
         if before is not None:
@@ -250,7 +258,7 @@ class Draft:
         self._allocations[allocation.id] = allocation
 
     def take_over(self, attempt: Attempt, place: Allocation, cause: str) -> Attempt:
-        """Give a SUBMITTED attempt a place that is held already."""
+        """Give a SUBMITTED attempt an allocation that is held already."""
         place = self.change_allocation(place, taken_over=True)
         return self.move_attempt(
             attempt,
@@ -265,15 +273,15 @@ class Draft:
         )
 
     def change_allocation(self, place: Allocation, **changes: Any) -> Allocation:
-        """Anything but its state. `place` must be the draft's own current one; returns the current
-        one afterwards."""
+        """Change fields of an allocation other than its state. `place` must be the draft's current
+        one; the result is the new one."""
         if all(getattr(place, name) == value for name, value in changes.items()):
             return place
         self._allocations[place.id] = replace(place, **changes)
         return self._allocations[place.id]
 
     def move_allocation(self, attempt: Attempt, target: AllocationState, cause: str) -> None:
-        """Move this attempt's allocation, if it has one that is not there already."""
+        """Move this attempt's allocation to `target`, if it has one in another state."""
         allocation = self.allocation_of(attempt)
         if allocation is None or allocation.state is target:
             return
@@ -285,13 +293,13 @@ class Draft:
         )
 
     def end_nomination(self, place: Allocation, cause: str) -> None:
-        """Of a place that is nominated for the run, not for an attempt."""
+        """Release an allocation that is nominated for the run, not for an attempt."""
         state = move_allocation(place.state, AllocationState.RELEASED)
         self._allocations[place.id] = replace(place, state=state, released_at=self.now)
         self._note_of_place(place, cause, from_status=place.state, to_status=state)
 
     def nominate(self, place: Allocation, cause: str) -> None:
-        """Keep a place for the run, not for an attempt."""
+        """Keep an allocation for the run, not for an attempt."""
         self._allocations[place.id] = place
         self._note_of_place(place, cause, from_status=None, to_status=place.state)
 
@@ -321,7 +329,7 @@ class Draft:
         reason: str | None = None,
         message: str | None = None,
     ) -> None:
-        """An event of the run, or of one of its jobs, that is about no attempt."""
+        """Record an event of the run or of one of its jobs that is about no attempt."""
         self.events.append(
             Event(
                 run_id=self.run.id,
@@ -346,6 +354,7 @@ class Draft:
         reason: str | None = None,
         message: str | None = None,
     ) -> None:
+        """Record an event that is about this attempt."""
         self.events.append(
             Event(
                 run_id=self.run.id,

@@ -1,8 +1,8 @@
-"""What the outside should be made to do for an attempt, given its *committed* state.
+"""Effects are what the outside must do for an attempt, given its *committed* state.
 
-Effects are level-triggered: `wanted` is asked after every commit and after every reconnect, and the
-shell starts what is wanted and not under way, stops what is no longer wanted. So each one can be
-repeated, and a crash between commit and effect loses nothing.
+Effects are level-triggered. `wanted` is called after every commit and every reconnect. The caller
+starts the effects that are wanted and not under way, and stops those that are no longer wanted. So
+each effect can be repeated, and a crash between commit and effect loses nothing.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from controller.lifecycle.statuses import AttemptStatus
 
 
 class EffectKind(StrEnum):
+    """The kinds of effects. After the arrow: the report that completes the effect."""
+
     SUBMIT_TASK = "submit_task"
     """PUT the task until the shim has it, and again when it asks for credentials → TaskAccepted or
     TaskRefused."""
     START_JOB = "start_job"
-    """Give the runner spec and code and run it → RunnerStarted."""
+    """Give spec and code to the runner and run them → RunnerStarted."""
     FOLLOW_RUNNER = "follow_runner"
     """Follow the runner's status until it ends → RunnerExited."""
     COLLECT_LOGS = "collect_logs"
     """Store and acknowledge the log → LogsComplete."""
     INTERRUPT_JOB = "interrupt_job"
-    """Ask the runner to let the job end by itself, so that it can come back."""
+    """Ask the runner to interrupt the job, so that it ends by itself and can come back."""
     SUSPEND_LIMIT = "suspend_limit"
-    """Tell the runner that its run is suspended: its own `max_duration` stands still."""
+    """Tell the runner that its run is suspended, so that its own `max_duration` stands still."""
     RESUME_LIMIT = "resume_limit"
-    """Tell the runner that its run goes on."""
+    """Tell the runner that its run is resumed."""
     STOP_JOB = "stop_job"
     """Ask the runner to stop the commands, with the grace left until `remove_at`."""
     TERMINATE_TASK = "terminate_task"
-    """Make the shim end the container; its stream then says `terminated`."""
+    """Make the shim end the container; its event stream then reports `terminated`."""
     REMOVE_TASK = "remove_task"
     """Delete the task on the shim, and its allocation unless that is kept → TaskRemoved."""
     RELEASE_PLACE = "release_place"
-    """Release an allocation whose task is gone already → PlaceReleased."""
+    """Release an allocation whose task is already gone → PlaceReleased."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wanted(state: RunState, attempt: Attempt, now: float) -> tuple[Effect, ...]:
-    """The effects that this attempt needs now; empty while it has no node or is final and clean."""
+    """Return the effects that this attempt needs now. There are none while it has no node, or once
+    it is final and clean."""
     if attempt.node_id is None:
         return ()
     return tuple(
@@ -91,8 +94,12 @@ def _interrupting(attempt: Attempt) -> tuple[EffectKind, ...]:
 
 
 def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:
-    """Its runner is the backstop of `max_duration`, and cannot know that no limit counts now. What
-    began after the last suspension has never heard of one."""
+    """Tell the runner when its run is suspended or resumed: it enforces `max_duration` as a
+    backstop.
+
+    An attempt that began after the last suspension was never told of one, so it is not told of the
+    end of it.
+    """
     if run.policy.max_duration is None:
         return ()
     if run.suspended:
@@ -107,7 +114,7 @@ def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:
 
 
 def _stopping_kinds(attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
-    """After the runner's exit the container ends by itself, so that followers may read to the end;
+    """After the runner's exit the container ends by itself, so that followers can read to the end.
     `remove_at` bounds that too."""
     if attempt.remove_at is None or now >= attempt.remove_at:
         return (*_collecting(attempt), EffectKind.TERMINATE_TASK)
@@ -117,7 +124,7 @@ def _stopping_kinds(attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
 
 
 def _cleaning_kinds(attempt: Attempt) -> tuple[EffectKind, ...]:
-    """Also for a final attempt whose node came back after it was given up for lost."""
+    """Return what is left to clean up, also for a final attempt whose lost node came back."""
     if not attempt.container_gone:
         return (EffectKind.TERMINATE_TASK,)
     if not attempt.logs_complete:
@@ -126,8 +133,8 @@ def _cleaning_kinds(attempt: Attempt) -> tuple[EffectKind, ...]:
 
 
 def releases(state: RunState) -> dict[str, Effect]:
-    """What must be released on a shim though its task is gone already, by the id of the attempt
-    that had it last."""
+    """Return the allocations to release on a shim although their tasks are gone, by the id of the
+    last attempt that had them."""
     idle = [place for place in state.allocations if place.releasing and place.state in OCCUPIED]
     if not idle:
         return {}

@@ -1,6 +1,6 @@
-"""The story of a run: one event for each transition, with what caused it.
+"""Events tell what happened to a run: one for each transition, with its cause.
 
-`fairlead events` tells these in order; nothing is ever decided from them.
+`fairlead events` prints them in order. No decision reads them.
 """
 
 from __future__ import annotations
@@ -11,32 +11,35 @@ import msgspec
 
 
 class EventKind(StrEnum):
+    """The kinds of events."""
+
     RUN = "run"
     """The run's status changed."""
     ATTEMPT = "attempt"
-    """An attempt's status changed, or it was made (`from_status` None)."""
+    """An attempt's status changed, or the attempt was made (`from_status` None)."""
     ALLOCATION = "allocation"
-    """An allocation's state changed, or it was taken (`from_status` None)."""
+    """An allocation's state changed, or the allocation was made (`from_status` None)."""
     LATER_REASON = "later_reason"
-    """A reason that came after the first: recorded, not applied."""
+    """A reason came after the first one: it is recorded, not applied."""
     CONNECTION = "connection"
     """The attempt's node was `connected` or `disconnected`."""
     WAIT = "wait"
     """The job waits before its next attempt."""
     SWITCH = "switch"
-    """A gang began its next incarnation; `from_status` and `to_status` are the numbers, the attempt
-    is the one that caused it."""
+    """A gang began its next incarnation. `from_status` and `to_status` are the numbers; the attempt
+    is the one that caused the switch."""
     REQUEST = "request"
-    """A user asked for something that no status tells: suspend, resume, scale, abandon, interrupt;
-    `to_status` is what holds since."""
+    """A user made a request that no status shows: suspend, resume, scale, abandon or interrupt.
+    `to_status` is what holds since then."""
     OCCURRENCE = "occurrence"
-    """An execution of a scheduled run: `started`, `skipped`, or its final status."""
+    """An occurrence of a scheduled run `started`, was `skipped`, or got its final status."""
     STORING = "storing"
-    """What became of the run was `refused` by the database: the run waits as it was before."""
+    """The database `refused` the run's new state: the run stays as it was before."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """`cause` names the report, limit or rule that made it happen; `at` is Unix seconds."""
+    """One event of a run. `cause` names the report, limit or rule that caused it; `at` is Unix
+    seconds."""
 
     run_id: str
     job_id: str | None = None

@@ -1,7 +1,8 @@
-"""What was seen, put on the rows: facts only ever grow, so reports may repeat, in any order.
+"""Facts are what was seen on a node; this module writes them to the attempts.
 
-A fact also lands on a final attempt; a status moves only while the attempt is live. Nothing on a
-node can be about an attempt that was never placed, so such a report is dropped.
+Facts only grow, so reports may repeat and come in any order. A fact also lands on a final attempt;
+a status moves only while the attempt is live. A report about an attempt that was never placed is
+dropped: nothing on a node can be about it.
 """
 
 from __future__ import annotations
@@ -50,17 +51,18 @@ _ORDER: dict[type, int] = {
     NominationEnded: 11,
     Nominated: 12,
 }
-"""Along an attempt's life. TaskMissing stands before TaskAccepted: a shim that accepted a task in
-this turn had not lost it, it did not have it yet."""
+"""The order along an attempt's life. TaskMissing stands before TaskAccepted: a shim that accepted
+the task in this turn did not lose it, it did not have it yet."""
 
 _STEPS_OF_PROGRESS = 20
-"""In how many parts of its limit the progress of a pull is committed; its shim tells of it twice a
-second."""
+"""A pull's progress is committed at most this many times within its limit; its shim reports it
+twice a second."""
 
 _ACKNOWLEDGED = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING, AttemptStatus.TERMINATING})
 
 
 def apply(draft: Draft, reports: Sequence[Report]) -> None:
+    """Apply the facts among the reports, in the order of an attempt's life."""
     facts = [report for report in reports if type(report) in _ORDER]
     if len(facts) > 1:
         facts.sort(key=_place_in_turn)
@@ -152,7 +154,7 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
 
 
 def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:
-    """As if the node had been away since its limit began."""
+    """Start the attempt's limit again, as if the node had been away since the limit began."""
     began = limits.start_limit_began_at(attempt)
     return draft.change_attempt(attempt, limit_paused_since=began, limit_paused_total=0.0)
 
@@ -184,7 +186,8 @@ def _placed(draft: Draft, report: Placed) -> None:
 
 
 def _acknowledge(draft: Draft, attempt: Attempt, report: Report) -> Attempt:
-    """The shim has the task on record, whichever report shows it first."""
+    """Move the attempt to PULLING: any of these reports shows that the shim has recorded the
+    task."""
     if attempt.status is not AttemptStatus.PROVISIONING:
         return attempt
     cause = type(report).__name__
@@ -193,7 +196,8 @@ def _acknowledge(draft: Draft, attempt: Attempt, report: Report) -> Attempt:
 
 
 def _limit_begins(draft: Draft, attempt: Attempt) -> dict[str, Any]:
-    """Pauses of the limit before do not count for the one that begins now."""
+    """Return the fields of a limit that begins now; pauses of the limit before do not count for
+    it."""
     since = draft.now if attempt.disconnected else None
     return {"limit_paused_since": since, "limit_paused_total": 0.0}
 
@@ -242,7 +246,8 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
 
 
 def _progressed(draft: Draft, attempt: Attempt, report: TaskSeen) -> Attempt:
-    """A pull that begins anew gets further too, so any other number counts, not only a greater."""
+    """Record the progress of a pull. Any other number counts, not only a greater one: a pull that
+    starts again makes progress too."""
     allowed = draft.run.policy.limits
     shortest = min(allowed.waiting_container, allowed.reincarnation_timeout)
     step = (allowed.waiting_container if attempt.rank is None else shortest) / _STEPS_OF_PROGRESS
@@ -259,8 +264,12 @@ def _progressed(draft: Draft, attempt: Attempt, report: TaskSeen) -> Attempt:
 
 
 def _credentials_asked(attempt: Attempt, report: TaskSeen) -> int | None:
-    """A report from before the last request takes nothing back. One that comes late may ask in
-    vain: then the shim gets once more what it has."""
+    """Return the task version at which the shim last asked for credentials; None: it does not wait
+    for them.
+
+    An older report than the last request changes nothing. A late report may cause one needless
+    request: then the shim gets credentials that it has already.
+    """
     asked = attempt.credentials_asked
     if report.needs_credentials:
         return report.version if asked is None else max(asked, report.version)
@@ -268,8 +277,11 @@ def _credentials_asked(attempt: Attempt, report: TaskSeen) -> int | None:
 
 
 def _exit_code(attempt: Attempt, report: TaskSeen) -> int | None:
-    """The job's own, where its runner told it; a runner that could not start the job tells none,
-    and its container's must not be taken for it."""
+    """Return the job's exit code: the runner's, if the runner reported one, else the container's.
+
+    A runner that could not start the job reports no code, and the container's code is not the
+    job's.
+    """
     told = attempt.runner_exited or attempt.exit_code is not None
     return attempt.exit_code if told else report.exit_code
 

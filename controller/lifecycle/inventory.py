@@ -1,6 +1,6 @@
-"""Fleets and nodes as the controller knows them: the inventory that runs are placed on.
+"""The inventory: fleets and nodes as the controller knows them; runs are placed on it.
 
-`model` gives these names too. Times are Unix seconds, sizes bytes, CPU is in cores.
+Times are Unix seconds, sizes bytes, CPU is in cores.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import msgspec
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of nodes. `placement` names the attribute whose value the nodes of one gang share;
-    None: the whole fleet is one place. `attributes` hold for all its nodes that don't say else."""
+    """A set of nodes.
+
+    `placement` names the attribute whose value all nodes of one gang share; None: any nodes of the
+    fleet. `attributes` hold for each of its nodes that does not set them itself.
+    """
 
     name: str
     placement: str | None = None
@@ -22,11 +25,11 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_FLEET: Final = Fleet(name="default", created_at=0.0)
-"""Always there: where nodes are that name no other."""
+"""The fleet of nodes that name no other; it always exists."""
 
 
 class NodeStatus(StrEnum):
-    """How the controller sees a node's link (docs/rules.md 7)."""
+    """The state of the controller's link to a node (docs/rules.md 7)."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -35,8 +38,11 @@ class NodeStatus(StrEnum):
 
 
 class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What is made of a node's silence, in seconds: when nothing was heard for `probe_every` it is
-    asked; it is UNREACHABLE after `unreachable_after`, LOST after `lost_after`."""
+    """How the controller judges a node's silence, in seconds.
+
+    It probes the node when it heard nothing for `probe_every`. The node is UNREACHABLE after
+    `unreachable_after`, LOST after `lost_after`.
+    """
 
     probe_every: float = 10.0
     unreachable_after: float = 30.0
@@ -47,7 +53,8 @@ DEFAULT_NODE_FAILURE: Final = NodeFailure()
 
 
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `local_socket` (same machine) or SSH to `host` with the pinned `host_key`."""
+    """How the controller reaches a node: `local_socket` (same machine), or SSH to `host` with the
+    pinned `host_key`."""
 
     shim_socket: str
     local_socket: bool = False
@@ -57,33 +64,36 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
     host_key: str | None = None
     """OpenSSH public key line without comment: `ssh-ed25519 AAAA...`."""
     jump_user: str = "fairlead-jump"
-    """As whom people come through the node's sshd to the SSH ports of their tasks."""
+    """The user of the node's sshd through which people reach the SSH ports of their tasks."""
 
 
 class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a node, or one MIG instance of it."""
+
     uuid: str
     name: str
     memory: int
     compute_capability: str | None = None
     healthy: bool = True
-    """Whether it may be given to a job: not broken, and nobody else's memory on it."""
+    """Whether the GPU may be given to a job: it is not broken, and no other program uses its
+    memory."""
     message: str | None = None
-    """Why it is not healthy, for a person."""
+    """Why it is not healthy, as a sentence."""
     missing: bool = False
-    """The node had it and does not name it any more."""
+    """The node had this GPU and no longer reports it."""
     mig_parent: str | None = None
-    """Of an instance of a GPU in MIG mode: that GPU's UUID."""
+    """The UUID of the GPU in MIG mode of which this is an instance; None: it is no instance."""
     near: dict[str, int] = {}
-    """How near other GPUs of its node are, by UUID; greater is nearer."""
+    """How near other GPUs of its node are, by UUID; a greater number is nearer."""
 
     @property
     def board(self) -> str:
-        """The UUID of the card that it is, or is an instance of."""
+        """The UUID of the card that this GPU is, or is an instance of."""
         return self.mig_parent or self.uuid
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node's shim last said it can allocate."""
+    """What the node's shim last reported as allocatable."""
 
     cpu: float = 0.0
     memory: int = 0
@@ -94,19 +104,20 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""
     isolation: bool = True
     host_network: bool = True
-    """A job that holds the whole node gets the node's network: its operator may say no."""
+    """Whether a job that holds the whole node gets the node's network; the node's operator may
+    forbid it."""
     addresses: tuple[str, ...] = ()
 
 
 class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task on a node of which this controller knows nothing; its place is occupied."""
+    """A task on a node that this controller does not know; its allocation is occupied."""
 
     id: str
     run_id: str
     run_name: str
     allocation_id: str
     status: str
-    """As the shim names it."""
+    """The shim's name of the status."""
     cpu: float = 0.0
     memory: int = 0
     disk: int = 0
@@ -114,7 +125,7 @@ class QuarantinedTask(msgspec.Struct, frozen=True, kw_only=True):
     whole_node: bool = False
     submitted_at: float
     stopping: bool = False
-    """An admin has asked for its end."""
+    """An admin has asked to stop it."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,17 +138,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     drain_reason: str | None = None
     drain_deadline: float | None = None
-    """When what still runs there ends as node_drained."""
+    """When the jobs that still run there end as node_drained."""
     cordoned: bool = False
-    """Nothing new is placed there; what runs goes on, and nobody waits for it to end."""
+    """Nothing new is placed there; running jobs stay."""
     cordon_reason: str | None = None
     quarantine: tuple[QuarantinedTask, ...] = ()
     unfit: str | None = None
-    """Why the health gate does not let it take work; None: it may."""
+    """Why the health check lets it take no work; None: it may take work."""
     boot_id: str | None = None
     install_id: str | None = None
     capacity: NodeCapacity = NodeCapacity()
     message: str | None = None
-    """Why it is not connected, for a person."""
+    """Why it is not connected, as a sentence."""
     created_at: float
     last_seen_at: float | None = None

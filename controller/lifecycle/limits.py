@@ -1,9 +1,9 @@
 """The time limits of docs/rules.md 2, 4 and 6, and `startup_order`, which they wait for.
 
-`deadline` is the only function that computes a limit, so what wakes a run and what ends its
-attempts cannot disagree by a rounding. A gang's job that waits for its turn already has its
-container, and `waiting_runner` stands still meanwhile. A single job that waits for its turn holds
-no allocation yet: jobs that wait for each other could lock a full cluster.
+`deadline` is the only function that computes a limit. So the time at which a run wakes and the time
+at which its attempts end cannot differ by a rounding. A gang's job that waits for its turn already
+has its container, and `waiting_runner` stands still meanwhile. A single job that waits for its turn
+holds no allocation yet: jobs that wait for each other could lock a full cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _NEEDS_NO_START = ENDED_FOR_GOOD | {Verdict.DONE, Verdict.ABANDONED}
 
 
 def master_of(jobs: Sequence[Job]) -> Job | None:
-    """Rank 0, else cookie 0, of the first group; None when there is none among `jobs`."""
+    """Return the job with rank 0, else with cookie 0, of the first group; None when `jobs` has
+    none."""
     if not jobs:
         return None
     first = min(jobs, key=lambda job: job.index).group
@@ -45,8 +46,11 @@ def master_of(jobs: Sequence[Job]) -> Job | None:
 
 
 def may_start(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
-    """Whether the runner of this attempt may be given its job now: a gang's once every rank has its
-    place, for they are told of each other."""
+    """Return whether the runner of this attempt may get its job now.
+
+    A gang's jobs start once every rank has its allocation, because each job is told the others'
+    addresses.
+    """
     if is_gang_run(run) and not ranked_hold_places(run, jobs):
         return False
     order = run.policy.startup_order
@@ -67,7 +71,7 @@ def may_take_place(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
 
 
 def waits_for_its_turn(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
-    """Whether nothing but the others is what this attempt waits for now."""
+    """Return whether this attempt waits for other jobs of its run and for nothing else."""
     match attempt.status:
         case AttemptStatus.SUBMITTED:
             return not may_take_place(run, jobs, attempt)
@@ -78,7 +82,7 @@ def waits_for_its_turn(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
 
 
 def why_not_queued(run: Run, jobs: Sequence[Job], attempt: Attempt) -> str | None:
-    """Why the scheduler does not look for a place for this attempt; None: it does."""
+    """Return why the scheduler does not look for an allocation for this attempt; None: it does."""
     if run.suspended:
         return SUSPENDED
     if not may_take_place(run, jobs, attempt):
@@ -93,12 +97,13 @@ def is_why_not_queued(run: Run, sentence: str | None) -> bool:
 
 
 def words_for_its_turn(run: Run) -> str:
-    """The `pending_reason` of what waits for its turn."""
+    """Return the `pending_reason` of an attempt that waits for its turn."""
     return f"waits for its turn (startup_order: {run.policy.startup_order})"
 
 
 def _counts(job: Job) -> bool:
-    """Nobody waits for a reserved job, which may never find a place."""
+    """Return whether others wait for this job. A reserved job does not count: it may never get an
+    allocation."""
     return not (job.scaled_down or (job.attempts and is_reserved(job.attempts[-1])))
 
 
@@ -112,22 +117,25 @@ def _has_started(run: Run, job: Job) -> bool:
 
 
 _TOLD_WITHIN = 10.0
-"""Seconds that the runner, which ends an interrupted job itself, has to tell how that went."""
+"""Seconds that the runner has, after it ended an interrupted job itself, to report how that
+went."""
 _CLOCK_RESOLUTION = 1e-3
-"""Seconds; a remainder below it cannot be waited for."""
+"""Seconds; a shorter remainder cannot be waited for."""
 
 
 class Deadline(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that runs now: when it ends, and with which reason the attempt then ends."""
+
     at: float
     reason: Reason
     name: str
     message: str
     grace: float | None = None
-    """None: that of the reason."""
+    """Seconds instead of the reason's own grace; None: the reason's."""
 
 
 def deadline(run: Run, attempt: Attempt) -> Deadline | None:
-    """The limit that runs for this attempt alone, if one does now."""
+    """Return the limit that runs now for this attempt alone; None: no limit runs."""
     if attempt.limit_paused_since is not None:
         return None
     match attempt.status:
@@ -146,7 +154,10 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
-    """Only once the scheduler has looked: with a timeout of 0 it still gets its one chance."""
+    """Return the scheduling limit, once the scheduler has looked at the attempt.
+
+    So an attempt with a timeout of 0 still gets one chance.
+    """
     at = scheduling_ends_at(run, attempt)
     if at is None or attempt.pending_reason is None:
         return None
@@ -159,8 +170,11 @@ def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def scheduling_ends_at(run: Run, attempt: Attempt) -> float | None:
-    """When `scheduling_timeout` has passed for a waiting attempt; None: never. Not for a reserved
-    job: its end would fail nothing, and its successor would only wait again."""
+    """Return when `scheduling_timeout` ends for a waiting attempt; None: never.
+
+    A reserved job has no such limit: its end would fail nothing, and its successor would only wait
+    again.
+    """
     timeout = run.policy.scheduling_timeout
     if timeout is None or is_reserved(attempt):
         return None
@@ -168,7 +182,7 @@ def scheduling_ends_at(run: Run, attempt: Attempt) -> float | None:
 
 
 def start_limit_began_at(attempt: Attempt) -> float | None:
-    """Since when the limit counts that now runs, or last ran, on the way to RUNNING."""
+    """Return when the limit began that now runs, or last ran, on the way to RUNNING."""
     container = attempt.container_started_at or attempt.progressed_at
     return container or attempt.pulling_at or attempt.provisioned_at
 
@@ -186,7 +200,8 @@ def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def _waiting_container(run: Run, attempt: Attempt) -> Deadline | None:
-    """Blames the node: its shim names what it finds itself, and gives up sooner."""
+    """Return the limit for image and container. Its end blames the node: the shim has shorter
+    limits and names the faults that it finds."""
     began = start_limit_began_at(attempt)
     if began is None:
         return None
@@ -232,8 +247,8 @@ def _interruption(run: Run, attempt: Attempt) -> Deadline | None:
 
 
 def interruption_ends_at(run: Run, attempt: Attempt, now: float) -> float | None:
-    """When a job that was asked to interrupt itself has had its time, if nothing is in its way from
-    now on; None: it was not asked."""
+    """Return when an interrupted job must have ended, if nothing pauses that time from now on;
+    None: it was not interrupted."""
     if attempt.interrupt_requested_at is None:
         return None
     paused_since = attempt.interrupt_paused_since
@@ -247,8 +262,10 @@ def _first_end(run: Run, attempt: Attempt) -> float:
 
 
 def begin_interruption(draft: Draft, attempt: Attempt) -> Attempt:
-    """It has a time of its own: how long the job has run or its node was silent before does not
-    count."""
+    """Start the time that the job has for its interruption.
+
+    The time before does not count, neither how long the job ran nor how long its node was silent.
+    """
     ends_at = draft.now + draft.run.policy.stop_duration
     return draft.change_attempt(
         attempt,
@@ -260,15 +277,17 @@ def begin_interruption(draft: Draft, attempt: Attempt) -> Attempt:
 
 
 def pause_interruption(draft: Draft, attempt: Attempt) -> Attempt:
-    """Its node is silent, or its run is suspended. A controller that was away pauses nothing: the
-    runner has kept the time meanwhile."""
+    """Stop the time of an interruption while the node is silent or the run suspended.
+
+    A controller that was away pauses nothing: the runner kept the time meanwhile.
+    """
     if attempt.interrupt_requested_at is None or attempt.interrupt_paused_since is not None:
         return attempt
     return draft.change_attempt(attempt, interrupt_paused_since=draft.now)
 
 
 def _resume_interruption(draft: Draft, attempt: Attempt) -> Attempt:
-    """The runner may have something to tell from before."""
+    """Let the time of an interruption go on, with new time for the runner to report."""
     ends_at = interruption_ends_at(draft.run, attempt, draft.now)
     if ends_at is None:
         return attempt
@@ -281,7 +300,8 @@ def _resume_interruption(draft: Draft, attempt: Attempt) -> Attempt:
 
 
 def stand_still(draft: Draft) -> None:
-    """Stop and start the limits of all live attempts, as their surroundings now are."""
+    """Stop or continue the limits of all live attempts, depending on their node, run and startup
+    order."""
     run = draft.run
     for attempt in draft.live():
         its_turn = not waits_for_its_turn(run, draft.jobs, attempt)
@@ -300,8 +320,10 @@ def stand_still(draft: Draft) -> None:
 
 
 def _tell_why_not_queued(draft: Draft, attempt: Attempt) -> Attempt:
-    """An attempt that has just come into the queue has no sentence: the scheduler has not looked
-    yet."""
+    """Set or clear the attempt's pending reason.
+
+    An attempt that has just come into the queue has none: the scheduler has not looked at it yet.
+    """
     sentence = why_not_queued(draft.run, draft.jobs, attempt)
     if sentence is None and not is_why_not_queued(draft.run, attempt.pending_reason):
         return attempt
@@ -309,14 +331,14 @@ def _tell_why_not_queued(draft: Draft, attempt: Attempt) -> Attempt:
 
 
 def running_seconds(jobs: Iterable[Job], occurrence: int, now: float) -> float:
-    """Wall time of the occurrence during which at least one job was RUNNING."""
+    """Return the wall time of the occurrence during which at least one job was RUNNING."""
     return covered_seconds(
         (a for job in jobs for a in job.attempts if a.occurrence == occurrence), now
     )
 
 
 def covered_seconds(attempts: Iterable[Attempt], now: float) -> float:
-    """Wall time during which at least one of these was RUNNING."""
+    """Return the wall time during which at least one of these attempts was RUNNING."""
     spans = sorted(
         (a.running_at, now if a.terminating_at is None else a.terminating_at)
         for a in attempts
@@ -330,9 +352,9 @@ def covered_seconds(attempts: Iterable[Attempt], now: float) -> float:
 
 
 def max_duration_at(run: Run, jobs: Iterable[Job], now: float) -> float | None:
-    """When the run will have been RUNNING for too long, if nothing changes; None: not foreseeable.
+    """Return when the run reaches its `max_duration`, if nothing changes; None: not foreseeable.
 
-    Not after `now` when it has been already.
+    It is never after `now` when the duration has passed already.
     """
     limit = run.policy.max_duration
     if limit is None or run.suspended:
@@ -345,7 +367,7 @@ def max_duration_at(run: Run, jobs: Iterable[Job], now: float) -> float | None:
 
 
 def _ran_before(run: Run) -> float:
-    """Of the present occurrence, what the state no longer has."""
+    """Return the running seconds of the present occurrence that the state no longer has."""
     past = run.past_running
     return past.seconds if past.occurrence == run.occurrence else 0.0
 
@@ -355,6 +377,7 @@ def _runs(attempt: Attempt) -> bool:
 
 
 def enforce(draft: Draft) -> None:
+    """End every attempt whose limit has passed."""
     for attempt in draft.live():
         limit = deadline(draft.run, attempt)
         if limit is not None and draft.now >= limit.at:

@@ -1,7 +1,7 @@
 """The nouns of docs/rules.md 1 as immutable values.
 
-Times are Unix seconds, durations seconds, sizes bytes, CPU is in cores. Nothing here can be counted
-from something else here: failures, preemptions, used resources are derived where they are needed.
+Times are Unix seconds, durations seconds, sizes bytes, CPU is in cores. No field repeats what other
+fields tell: failures, preemptions and used resources are derived where they are needed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Band(StrEnum):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """docs/rules.md 3. `max_failures` None: unlimited when `error` is listed."""
+    """When a job is tried again (docs/rules.md 3). `max_failures` None: unlimited when `error` is
+    listed."""
 
     on_events: frozenset[RetryEvent] = frozenset({RetryEvent.INTERRUPTION})
     duration: float | None = None
@@ -61,12 +62,12 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The configurable time limits and waits, docs/rules.md 2, 3 and 7."""
+    """The configurable time limits and waits (docs/rules.md 2, 3 and 7)."""
 
     waiting_instance: float = 120.0
     waiting_container: float = 1200.0
-    """Without any progress. Longer than a shim's own limits, which know the fault, and than
-    `reincarnation_timeout`, which charges nothing."""
+    """Seconds without any progress. It is longer than a shim's own limits, which know the fault,
+    and than `reincarnation_timeout`, which charges nothing."""
     waiting_runner: float = 300.0
     node_lost_after: float = 300.0
     reincarnation_timeout: float = 600.0
@@ -89,9 +90,10 @@ class Operator(StrEnum):
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's attribute must be, or had better be when not `required` (docs/rules.md 6).
+    """What a node's attribute must be, or should be when not `required` (docs/rules.md 6).
 
-    `values` is empty for EXISTS and NOT_EXISTS, has one entry for all others but IN."""
+    `values` is empty for EXISTS and NOT_EXISTS; all others but IN have one value.
+    """
 
     attribute: str
     operator: Operator
@@ -102,8 +104,9 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs of one kind in a run (docs/rules.md 5).
 
-    `gang_size` None: no gang group; of its `nodes` jobs that many carry a rank, the rest are
-    reserved."""
+    `gang_size` None: the group is no gang. Otherwise so many of its `nodes` jobs carry a rank; the
+    rest are reserved.
+    """
 
     name: str
     nodes: int = 1
@@ -113,7 +116,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for that decides about the run's life."""
+    """The user's settings that decide about the run's life."""
 
     retry: RetryPolicy = RetryPolicy()
     stop_duration: float = 300.0
@@ -136,6 +139,8 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs that one job needs."""
+
     count: int = 0
     names: tuple[str, ...] = ()
     min_memory: int = 0
@@ -143,7 +148,7 @@ class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What one job takes from its node."""
+    """The resources that one job takes from its node."""
 
     cpu: float = 1.0
     memory: int = 1 << 30
@@ -153,10 +158,13 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     infiniband: bool = False
     whole_node: bool = False
     host_network: bool = False
-    """The run's jobs on other nodes reach it at its node's address."""
+    """The job uses its node's network, so the run's jobs on other nodes reach it at the node's
+    address."""
 
 
 class RegistryCredentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Credentials for the registry of a private image."""
+
     username: str
     password: str
 
@@ -165,8 +173,11 @@ class RegistryCredentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeMount(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is one of the shim's: host, named, tmpfs, device. `source` is a path or a name on the
-    node, `size` a tmpfs's."""
+    """One mount of a container.
+
+    `kind` is a kind of the shim's: host, named, tmpfs or device. `source` is a path or a name on
+    the node; `size` is for tmpfs.
+    """
 
     kind: str
     target: str
@@ -177,7 +188,7 @@ class VolumeMount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
-    """-1 means unlimited."""
+    """One ulimit of a container; -1 means unlimited."""
 
     name: str
     soft: int
@@ -222,7 +233,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job executes; the same for all jobs of a group."""
+    """What a job executes; it is the same for all jobs of a group."""
 
     image: str
     commands: tuple[str, ...] = ()
@@ -237,7 +248,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ssh: str = "auto"
     """`auto`, `embedded`, `install` or `off`."""
     ssh_keys: tuple[str, ...] = ()
-    """Public keys of the user who submitted it, the only ones that are let in."""
+    """The submitting user's public keys; no other key gives SSH access to the job."""
     resources: Resources = Resources()
     volumes: tuple[VolumeMount, ...] = ()
     container: ContainerOptions = ContainerOptions()
@@ -247,30 +258,32 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     tty: bool = False
     env_style: tuple[str, ...] = ()
     restart_exit_code: int | None = None
-    """How an interrupted job says that it wants to be started again."""
+    """The exit code with which an interrupted job asks to be started again."""
     log_quota: int | None = None
-    """None: the runner's own."""
+    """Bytes; None: the runner's own default."""
     fail_on_log_quota: bool = False
     stop_when_unheard: float | None = None
-    """`on_disconnect: stop`: so many seconds after the last word of a controller its node's shim
-    stops it."""
+    """`on_disconnect: stop`: seconds without contact to a controller after which the node's shim
+    stops the job."""
     constraints: tuple[Constraint, ...] = ()
     fleets: tuple[str, ...] = ()
-    """The names of the fleets that it may go to; empty: any."""
+    """The names of the fleets that may run it; empty: any."""
 
     def __repr__(self) -> str:
-        """Without the values of `env` and `secrets`."""
+        """Show the spec without the values of `env` and `secrets`."""
         return f"JobSpec(image={self.image!r}, commands={self.commands!r})"
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """What must have been uploaded for it, each once."""
+        """The blobs that must have been uploaded for it, each once."""
         of_repos = (blob for repo in self.repos for blob in (repo.archive, repo.diff))
         named = (*of_repos, *(files.archive for files in self.files))
         return tuple(dict.fromkeys(blob for blob in named if blob is not None))
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of a gang between two switches."""
+
     number: int
     id: str
 
@@ -284,13 +297,13 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None
     at: float
     incarnation: int = 0
-    """The number of the incarnation that began with it."""
+    """The number of the incarnation that began with this switch."""
     whole: bool = False
-    """All places were given back, and the gang queued anew as a whole."""
+    """All allocations were given back, and the gang queued again as a whole."""
 
 
 class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution of a scheduled run that is over."""
+    """One finished execution of a scheduled run."""
 
     number: int
     status: RunStatus
@@ -301,46 +314,47 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The place a job holds on a node."""
+    """What a job holds on a node: CPU, memory, GPUs, ports."""
 
     id: str
     run_id: str
     job_id: str
     node_id: str
     node_name: str | None = None
-    """Kept, since a node may be removed before its history is forgotten."""
+    """The node's name at that time: the node may be removed before its history is."""
     state: AllocationState
     resources: Resources
     gpus: tuple[str, ...] = ()
     created_at: float
     released_at: float | None = None
     placement: str | None = None
-    """The value of the fleet's placement attribute on its node, when it was taken."""
+    """The node's value of the fleet's placement attribute when the allocation was made."""
     monitoring_descriptor: str | None = None
     releasing: bool = False
-    """No attempt needs it any more, and its shim is being told so; until then it is occupied."""
+    """No attempt needs it any more and its shim is being told so; until the shim confirms, it is
+    occupied."""
     taken_over: bool = False
-    """An attempt began in it that another one of its job had left it to."""
+    """An attempt took it over from an earlier attempt of the same job."""
     victims: tuple[str, ...] = ()
-    """While NOMINATED: the allocations of others that must be gone before it can be held. Kept by
-    a nomination that ended, so that what was never held is told from what was."""
+    """While NOMINATED: the allocations of others that must be gone before it can be held. A
+    nomination that ended keeps them: they show that it was never held."""
     freed: bool = False
-    """A switch of its gang freed it: NOMINATED for the run, not for an attempt, in the place of its
-    one victim, until the gang is whole again or gives up (`gangs.freed`)."""
+    """A switch of its gang freed it. It is NOMINATED for the run, not for an attempt, in place of
+    its one victim, until the gang is whole again or gives up (`gangs.freed`)."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try of a job; its id is also the id of the shim's task.
 
-    `later_reasons` are reasons that came after the first and were not applied. `container_started`,
+    `later_reasons` came after the first reason and were not applied. `container_started`,
     `runner_exited`, `container_gone`, `logs_complete` and `task_removed` are facts seen on the node
-    in this life of the attempt; each only ever goes from false to true.
+    during this attempt; each only ever goes from false to true.
     """
 
     id: str
     job_id: str
     number: int
-    """Counts from 0 within the job."""
+    """Counted from 0 within the job."""
     status: AttemptStatus
     occurrence: int = 1
     incarnation: Incarnation | None = None
@@ -359,19 +373,20 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ssh_host_key: str | None = None
     runner_socket: str | None = None
     image_digest: str | None = None
-    """What its image was; later attempts of the job in this occurrence get the same."""
+    """The digest of its image; later attempts of the job in this occurrence use the same."""
     ready: bool = False
     disconnected: bool = False
     cleanup_unknown: bool = False
     place_released: bool = False
-    """The shim let go of its allocation together with its task."""
+    """The shim released its allocation together with its task."""
     credentials_asked: int | None = None
-    """The version of its task at which the shim last asked for the registry's credentials again,
-    as it does after a restart; None: it does not wait for them."""
+    """The task version at which the shim last asked for the registry's credentials again, as it
+    does after a restart; None: it does not wait for them."""
     progress: int = 0
-    """How far its image was at `progressed_at`: any number that changes while the pull goes on."""
+    """The progress of the pull at `progressed_at`: any number that changes while the pull goes
+    on."""
     creating_seen: bool = False
-    """The shim was creating its container, or further."""
+    """The shim reported `creating` or later."""
     container_started: bool = False
     runner_exited: bool = False
     container_gone: bool = False
@@ -382,28 +397,31 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     provisioned_at: float | None = None
     pulling_at: float | None = None
     progressed_at: float | None = None
-    """When image or container last got further before the container ran, to a step."""
+    """When image or container last made progress before the container ran, rounded to a step."""
     container_started_at: float | None = None
     running_at: float | None = None
     terminating_at: float | None = None
     finished_at: float | None = None
     interrupt_requested_at: float | None = None
-    """Since when a user wants the job to end by itself so that it can come back."""
+    """When a user asked to interrupt the job: it ends by itself and can come back."""
     interrupt_ends_at: float | None = None
-    """When its runner kills what is left of an interrupted job; None in older rows."""
+    """When its runner kills the rest of an interrupted job; None in older rows."""
     interrupt_paused_since: float | None = None
-    """Since when that stands still: its node is silent or the run is suspended."""
+    """When that time was paused, because its node is silent or the run suspended; None: it runs."""
     interrupt_told_by: float | None = None
-    """Until when the runner has to tell how the interrupted job ended."""
+    """The latest time at which the runner must report how the interrupted job ended."""
     limit_paused_since: float | None = None
-    """Since when its limit stands still: its node is not healthy, the run is suspended, or it waits
-    for its turn by `startup_order`."""
+    """When its limit was paused: its node is not healthy, the run is suspended, or it waits for its
+    turn by `startup_order`; None: the limit runs."""
     limit_paused_total: float = 0.0
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """What decisions need to know of a job's older attempts of one occurrence. Derived from their
-    rows when a state is read, and as attempts leave it; never stored."""
+    """What decisions need to know of a job's older attempts of one occurrence.
+
+    It is derived from their rows when a state is read, and updated as attempts leave the state. It
+    is never stored.
+    """
 
     occurrence: int = 0
     failures: int = 0
@@ -411,21 +429,26 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     failed_incarnations: frozenset[int] = frozenset()
     first_submitted_at: float | None = None
     last_end_at: float | None = None
-    """When the last of them ended that had a place."""
+    """When the last of them that had an allocation ended."""
 
 
 class PastRunning(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long older attempts of one occurrence were RUNNING, before any that the state has.
-    Derived, as `Past` is."""
+    """How long older attempts of one occurrence were RUNNING, before any attempt that the state
+    has.
+
+    It is derived, as `Past` is.
+    """
 
     occurrence: int = 0
     seconds: float = 0.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot of a run; `attempts` in the order they were made, the last is the current one.
+    """One slot of a run. `attempts` are in the order in which they were made; the last is the
+    current one.
 
-    A state has the recent ones (`lifecycle.recent`), the store has all."""
+    A state has the recent attempts (`lifecycle.compaction`), the store has all.
+    """
 
     id: str
     group: str
@@ -437,13 +460,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: bool = False
     attempts: tuple[Attempt, ...] = ()
     retry_at: float | None = None
-    """When its next attempt is made, while a wait of section 3 is going."""
+    """When its next attempt is made, during a wait (docs/rules.md 3.4)."""
     scaled_down: bool = False
-    """`scale` took this slot away; a later one may bring it back."""
+    """`scale` removed this slot; a later `scale` may bring it back."""
     past: Past = Past()
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user submitted from one configuration."""
+
     id: str
     name: str
     type: RunType
@@ -457,26 +482,27 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...] = ()
     """In the order of the configuration; empty for a run that was made of single jobs."""
     next_triggered_at: float | None = None
-    """When the next occurrence of a scheduled run starts; skipped when one is still going then."""
+    """When the next occurrence of a scheduled run starts; it is skipped if the last one still goes
+    on then."""
     triggered_at: float | None = None
     """When the present occurrence of a scheduled run started; None between occurrences."""
     occurrences: tuple[Occurrence, ...] = ()
-    """The latest ones of a scheduled run that are over."""
+    """The latest finished occurrences of a scheduled run."""
     ends_as: RunReason | None = None
-    """How a user ended a scheduled run, once the present occurrence is over."""
+    """How a user ended a scheduled run; it applies when the present occurrence is over."""
     suspended: bool = False
     resumed_at: float | None = None
-    """When its last suspension was over."""
+    """When its last suspension ended."""
     parent_id: str | None = None
     deployment: int = 0
     policy: RunPolicy = RunPolicy()
     configuration: dict[str, object] = {}
-    """As the user wrote it, secrets taken out; for showing, never for deciding."""
+    """As the user wrote it, without secrets; it is shown, and no decision reads it."""
     client_key: str | None = None
     submitted_at: float
     finished_at: float | None = None
     version: int = 0
-    """Grows by one with each turn that changed the run."""
+    """It grows by one with each turn that changed the run."""
     past_running: PastRunning = PastRunning()
 
 
@@ -489,8 +515,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """What one allocation of a user's took, from `start` to `end` (None: still): the scheduler's
-    fair turns are derived from these."""
+    """What one allocation of a user took from `start` to `end` (None: still). The scheduler derives
+    fair shares from it."""
 
     user: str
     gpus: int

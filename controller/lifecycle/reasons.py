@@ -1,7 +1,7 @@
-"""Why attempts and runs end, as data: docs/rules.md's reason table, one row each.
+"""Why attempts and runs end, as data: one row for each reason of docs/rules.md.
 
-Everything that depends on a reason (final status, retry, budget, gang switch, what a person reads)
-is looked up here; no rule elsewhere lists reasons by name.
+Everything that depends on a reason (final status, retry, budget, gang switch, sentence) is looked
+up here. No rule elsewhere lists reasons by name.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RetryEvent(StrEnum):
 
 
 class ComesBack(StrEnum):
-    """The attempt ended for the sake of something else, and its job comes back with that."""
+    """The attempt ended because of something else; its job comes back together with that."""
 
     WITH_ITS_GANG = "with its gang"
     WITH_ITS_REPLICA = "with its replica"
@@ -87,21 +87,22 @@ class ComesBack(StrEnum):
 
 
 class ReasonClass(StrEnum):
+    """Whether an end is a success, a failure or neither."""
+
     SUCCESS = "success"
     FAILURE = "failure"
     NEUTRAL = "neutral"
 
 
 class Budget(StrEnum):
-    """Which of the retry policy's limits an end is charged to."""
+    """The limit of the retry policy that an end is charged to."""
 
     FAILURE = "failure"
     PREEMPTION = "preemption"
 
 
 class SwitchReason(StrEnum):
-    """Why a gang began a new incarnation; the first three stand in the rows of the ends that cause
-    it."""
+    """Why a gang began a new incarnation; the rows of the causing reasons name the first three."""
 
     JOB_FAILED = "job_failed"
     JOB_ABORTED = "job_aborted"
@@ -111,19 +112,19 @@ class SwitchReason(StrEnum):
     """An elastic fleet had no offer left for a rank."""
     REINCARNATION_TIMEOUT = "reincarnation_timeout"
     PLACEMENT_TOO_SMALL = "placement_too_small"
-    """Where the survivors are, the whole gang can never be."""
+    """The placement value of the survivors can never hold the whole gang."""
     RESUMED = "resumed"
 
 
 class Limit(StrEnum):
-    """Which limit of the retry policy ended a job for good."""
+    """The limit of the retry policy that ended a job for good."""
 
     BUDGET = "budget"
     DURATION = "duration"
 
 
 class GraceClass(StrEnum):
-    """How long the job may go on after the reason is set, once it was RUNNING."""
+    """How long a job that was RUNNING may go on after its reason is set."""
 
     NONE = "none"
     SHORT = "short"
@@ -135,8 +136,11 @@ SHORT_GRACE: Final = 10.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from one reason; `sentence` is for the person who reads it. `run`: why the run
-    ends when a job ends for good with this reason and no limit of the retry policy."""
+    """What follows from one reason.
+
+    `sentence` is for people. `run` is why the run ends when a job ends for good with this reason
+    and no limit of the retry policy ended it.
+    """
 
     final: AttemptStatus
     reason_class: ReasonClass
@@ -324,10 +328,10 @@ PLACE_LOST: Final = frozenset(
         Reason.PREEMPTED,
     }
 )
-"""Before the container runs these charge nothing and are always tried again."""
+"""Before the container runs, these reasons charge nothing, and the job is always tried again."""
 
 ENDS_NO_RUN: Final = frozenset({Reason.ABANDONED, Reason.SCALED_DOWN, Reason.RELEASED})
-"""Neutral ends of a job for good that leave its run alone."""
+"""Neutral reasons that end a job for good and leave its run alone."""
 
 FINAL_STATUS_OF_RUN: Mapping[RunReason, RunStatus] = {
     RunReason.ALL_JOBS_DONE: RunStatus.DONE,
@@ -367,18 +371,23 @@ ATTEMPT_REASON_OF_RUN: Mapping[RunReason, Reason] = {
     RunReason.STOPPED_BY_USER: Reason.TERMINATED_BY_USER,
     RunReason.ABORTED_BY_USER: Reason.ABORTED_BY_USER,
 }
-"""What a run that is TERMINATING marks its active attempts with."""
+"""The reason that the active attempts of a TERMINATING run get."""
 
 
 def run_reason_of(reason: Reason, limit: Limit | None = None) -> RunReason:
-    """Why a run ends when a job ended for good with `reason`; `limit`: of its retry policy, where
-    that ended it and not the kind of its end."""
+    """Return why a run ends when a job ended for good with `reason`.
+
+    `limit` is the limit of the retry policy that ended the job; None: its reason allows no retry.
+    """
     run = ROWS[reason].run
     lost_too_often = run is RunReason.WORKER_FAILED and limit is Limit.BUDGET
     return run if limit is None or lost_too_often else RunReason.RETRY_LIMIT_EXCEEDED
 
 
 def state_of(status: AttemptStatus, reason: Reason | None) -> IrisState:
-    """The name that Iris gives an attempt. It has ended there as soon as its reason is set, here
-    once its cleanup is confirmed: `status` tells that."""
+    """Return the name that Iris gives an attempt's state.
+
+    In Iris an attempt has ended as soon as its reason is set, here only when its cleanup is
+    confirmed: `status` tells that.
+    """
     return STATES[status] if reason is None else ROWS[reason].iris

@@ -1,4 +1,4 @@
-"""Everything that can be reported to a run: the inputs of `turn.decide`.
+"""Reports are the inputs of `decide.decide`: everything that can be reported to a run.
 
 A report states what was seen or asked, never what should follow from it.
 """
@@ -20,31 +20,35 @@ class _AttemptReport(_Report, frozen=True, kw_only=True):
 
 
 class StopRequested(_Report, frozen=True, kw_only=True):
-    """A user's `stop`; with `abort`, no grace."""
+    """A user stops the run; with `abort` there is no grace."""
 
     abort: bool
     by: str
 
 
 class CompleteRequested(_Report, frozen=True, kw_only=True):
-    """End the run as done now."""
+    """A user ends the run as done now."""
 
     by: str
 
 
 class SuspendRequested(_Report, frozen=True, kw_only=True):
-    """No placement, retry, trigger or timeout any more; `abort_running` ends what runs, too."""
+    """A user suspends the run: no placement, retry, trigger or timeout. `abort_running` also ends
+    running jobs."""
 
     abort_running: bool
     by: str
 
 
 class ResumeRequested(_Report, frozen=True, kw_only=True):
+    """A user resumes the run."""
+
     by: str
 
 
 class ScaleRequested(_Report, frozen=True, kw_only=True):
-    """Independent groups only: so many jobs shall there be; new ones are like the group's first."""
+    """A user sets the number of jobs of an independent group; new jobs are like the group's
+    first."""
 
     group: str
     nodes: int
@@ -57,60 +61,62 @@ class _JobRequest(_Report, frozen=True, kw_only=True):
 
 
 class JobAbortRequested(_JobRequest, frozen=True, kw_only=True):
-    """End this job's attempt at once; it comes back uncharged."""
+    """A user ends this job's attempt at once; the job comes back uncharged."""
 
 
 class JobAbandonRequested(_JobRequest, frozen=True, kw_only=True):
-    """The run goes on without this job."""
+    """A user lets the run go on without this job."""
 
 
 class JobInterruptRequested(_JobRequest, frozen=True, kw_only=True):
-    """Ask the job to end by itself, with its `restart_exit_code` if it wants to come back."""
+    """A user asks the job to end by itself, with its `restart_exit_code` if it wants to come
+    back."""
 
 
 class ParentEnded(_Report, frozen=True, kw_only=True):
-    """The run's parent has ended other than DONE."""
+    """The run's parent ended in another status than DONE."""
 
     parent_id: str
     message: str
-    """How it ended, for a person."""
+    """How it ended, as a sentence."""
 
 
 class ServerFault(_Report, frozen=True, kw_only=True):
     """The controller cannot go on with the run."""
 
     message: str
-    """Why, for a person."""
+    """Why, as a sentence."""
 
 
 class Nominated(_AttemptReport, frozen=True, kw_only=True):
-    """The scheduler holds this place (state NOMINATED) for the attempt until its victims left."""
+    """The scheduler keeps this allocation (NOMINATED) for the attempt until its victims have
+    left."""
 
     allocation: Allocation
     pending_reason: str
 
 
 class NominationEnded(_AttemptReport, frozen=True, kw_only=True):
-    """The attempt waits in the queue again."""
+    """The nomination of the attempt ended; it waits in the queue again."""
 
     cause: str
 
 
 class Preempted(_AttemptReport, frozen=True, kw_only=True):
-    """A strictly higher band needs this attempt's place."""
+    """A strictly higher band needs this attempt's allocation."""
 
     message: str
 
 
 class NodeDrained(_Report, frozen=True, kw_only=True):
-    """The drain's deadline has passed: what still runs there ends as node_drained."""
+    """The drain deadline of a node has passed: jobs that still run there end as node_drained."""
 
     node_id: str
     message: str
 
 
 class GangTooLarge(_Report, frozen=True, kw_only=True):
-    """The placement value of a gang's survivors can't hold the whole gang, busy or free."""
+    """The placement value of a gang's survivors cannot hold the whole gang, busy or free."""
 
     message: str
 
@@ -120,24 +126,24 @@ class Placed(_AttemptReport, frozen=True, kw_only=True):
 
     allocation: Allocation
     instead_of: tuple[str, ...] = ()
-    """The places that a switch had freed, and that this one uses up."""
+    """The allocations freed by a switch that this one uses up."""
 
 
 class FreedPlaceLost(_Report, frozen=True, kw_only=True):
-    """The node of a place that a switch had freed takes no work any more."""
+    """The node of an allocation that a switch had freed takes no more work."""
 
     allocation_id: str
     cause: str
 
 
 class NotPlaced(_AttemptReport, frozen=True, kw_only=True):
-    """No place now: the sentence for `pending_reason`."""
+    """The attempt gets no allocation now; `pending_reason` says why."""
 
     pending_reason: str
 
 
 class TaskAccepted(_AttemptReport, frozen=True, kw_only=True):
-    """The shim has the task on record."""
+    """The shim has recorded the task."""
 
 
 class TaskRefused(_AttemptReport, frozen=True, kw_only=True):
@@ -148,13 +154,13 @@ class TaskRefused(_AttemptReport, frozen=True, kw_only=True):
 
 
 class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
-    """The task as the shim has it now; facts only, repeated reports change nothing."""
+    """The task as the shim has it now. It holds facts only; a repeated report changes nothing."""
 
     container_started: bool
     terminated: bool
     runner_socket: str
     reason: str | None = None
-    """Why it ended, in the shim's word: `claims` knows which reasons are a shim's to give."""
+    """Why it ended, in the shim's words: `claims` knows which reasons a shim may give."""
     message: str | None = None
     exit_code: int | None = None
     gpus: tuple[str, ...] = ()
@@ -162,15 +168,15 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     ssh_host_key: str | None = None
     image_digest: str | None = None
     gpu_fault: str | None = None
-    """The shim cordoned a GPU of its while it lived: what was found."""
+    """The fault for which the shim cordoned one of its GPUs while the task lived."""
     creating: bool = False
-    """The image is there, the container is being created or was."""
+    """The image is there; the container is being created or was created."""
     needs_credentials: bool = False
     """The shim was restarted and waits for the registry's credentials, which it never keeps."""
     progress: int = 0
-    """How far the image is; another number than before means that the pull goes on."""
+    """The progress of the pull; a changed number means that the pull goes on."""
     version: int = 0
-    """The task's own count of its changes: which of two reports is the newer one."""
+    """The task's own count of its changes; the report with the greater one is newer."""
 
 
 class TaskMissing(_AttemptReport, frozen=True, kw_only=True):
@@ -178,13 +184,13 @@ class TaskMissing(_AttemptReport, frozen=True, kw_only=True):
 
 
 class RunnerStarted(_AttemptReport, frozen=True, kw_only=True):
-    """The runner has started the commands, at `at`."""
+    """The runner started the commands at the Unix time `at`."""
 
     at: float
 
 
 class RunnerExited(_AttemptReport, frozen=True, kw_only=True):
-    """The runner's exit record; also when read from the shim after the container was gone."""
+    """The runner's exit record, from the runner or, once the container is gone, from the shim."""
 
     reason: Reason
     message: str | None = None
@@ -192,51 +198,50 @@ class RunnerExited(_AttemptReport, frozen=True, kw_only=True):
 
 
 class RunnerSilent(_AttemptReport, frozen=True, kw_only=True):
-    """The runner did not answer for its limit beside a healthy shim."""
+    """The runner did not answer within its limit although the shim is healthy."""
 
 
 class LogsComplete(_AttemptReport, frozen=True, kw_only=True):
-    """Every byte of the log that exists is stored by the controller."""
+    """The controller has stored every byte of the log."""
 
 
 class TaskRemoved(_AttemptReport, frozen=True, kw_only=True):
-    """The task is gone from the shim, and its allocation with it unless that is kept: cleanup is
-    confirmed."""
+    """The shim removed the task, and its allocation unless that is kept: cleanup is confirmed."""
 
     place_released: bool = True
 
 
 class PlaceReleased(_Report, frozen=True, kw_only=True):
-    """The shim no longer holds this allocation, whose task was gone already."""
+    """The shim no longer holds this allocation, whose task was already gone."""
 
     allocation_id: str
 
 
 class NodeDisconnected(_Report, frozen=True, kw_only=True):
-    """The link of the node is down or up again; limits stand still meanwhile."""
+    """The node's link is down, or up again; limits stand still meanwhile."""
 
     node_id: str
     disconnected: bool
     limits_anew: bool = False
-    """The controller itself was away, nobody knows since when: the start limits, which blame the
-    node, begin anew when the link is up."""
+    """The controller itself was away for an unknown time: the start limits, which blame the node,
+    begin again when the link is up."""
 
 
 class NodeGone(_Report, frozen=True, kw_only=True):
-    """The node is LOST, has a new boot or install id, or was removed as lost."""
+    """The node is LOST, has a new boot id or install id, or was removed as lost."""
 
     node_id: str
     reason: Reason
     message: str
     cleanup_confirmed: bool = False
-    """Nothing of ours can run there any more (new boot id, empty shim, removed as lost), so that
-    its allocations are free and not orphaned."""
+    """Nothing of Fairlead can run there any more (new boot id, empty shim, removed as lost), so its
+    allocations are free and not orphaned."""
     removed: bool = False
-    """The node is no longer ours (`node remove --lost`): nothing more will ever be heard of it."""
+    """The node was removed (`node remove --lost`): no report about it will come."""
 
 
 class Tick(_Report, frozen=True, kw_only=True):
-    """A deadline that `decide` had named has passed, or the run's surroundings have changed."""
+    """A deadline that `decide` named has passed, or the facts in its `DecisionContext` changed."""
 
 
 Report = (

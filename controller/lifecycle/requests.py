@@ -1,7 +1,7 @@
-"""What users (and the end of a parent) ask of a run: carried out after all reports of a turn.
+"""Requests of users, and the end of a parent, are carried out after all reports of a turn.
 
-Several requests of one turn are carried out in an order of their own, not in that of their arrival,
-and each once. A request that asks for what is so already changes nothing.
+Several requests of one turn have a fixed order, independent of their arrival, and each is carried
+out once. A request for what is so already changes nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus,
 
 
 def obey(draft: Draft, reports: Sequence[Report]) -> None:
+    """Carry out the requests among the reports, in their fixed order."""
     for request in _in_order(reports):
         match request:
             case StopRequested():
@@ -69,12 +70,13 @@ _ORDER: Final[tuple[type, ...]] = (
     ResumeRequested,
     SuspendRequested,
 )
-"""A stop before an abort, whoever was faster; what ends the run before what changes it; and who
-wants a run to hold still gets his way over who wants it to go on."""
+"""A stop comes before an abort, and requests that end the run before requests that change it. A
+suspend comes after a resume, so that the suspend wins."""
 
 
 def _in_order(reports: Iterable[Report]) -> list[Report]:
-    """Of several sizes for one group the largest alone: a job must not end for the other."""
+    """Sort the requests. Of several sizes for one group only the largest counts: a job must not end
+    because of a smaller one."""
     asked = {report for report in reports if type(report) in _ORDER}
     ordered = sorted(asked, key=lambda r: (_ORDER.index(type(r)), msgspec.structs.astuple(r)))
     return list({_subject(request): request for request in ordered}.values())
@@ -106,8 +108,8 @@ def _follow_parent(draft: Draft, request: ParentEnded) -> None:
 
 
 def _end_run(draft: Draft, reason: RunReason, request: Report, message: str) -> None:
-    """The first reason of a run stays; but a scheduled run whose occurrence is just ending is told
-    not to wait for another."""
+    """End the run. The first reason of a run stays. A scheduled run whose occurrence is ending gets
+    no further one."""
     if schedules.is_scheduled(draft.run) and draft.run.ends_as is None:
         draft.change_run(ends_as=reason)
     if draft.run.status is not RunStatus.TERMINATING:
@@ -118,7 +120,7 @@ def _end_run(draft: Draft, reason: RunReason, request: Report, message: str) -> 
 
 
 def _suspend(draft: Draft, request: SuspendRequested) -> None:
-    """Running jobs go on unless `abort_running`; nothing else is begun."""
+    """Suspend the run. Running jobs go on unless `abort_running`; nothing new begins."""
     if draft.run.status is RunStatus.TERMINATING:
         return
     message = f"suspended by {request.by}"
@@ -137,8 +139,8 @@ def _suspend(draft: Draft, request: SuspendRequested) -> None:
 
 
 def _resume(draft: Draft, request: ResumeRequested) -> None:
-    """Whatever has ended without a successor is decided on again, as if it ended now: a wait that
-    was going starts anew."""
+    """Resume the run. Every job that ended without a successor is decided again, as if it ended
+    now; its wait starts again."""
     if not draft.run.suspended or draft.run.status is RunStatus.TERMINATING:
         return
     draft.change_run(suspended=False, resumed_at=draft.now)
@@ -154,7 +156,7 @@ def _resume(draft: Draft, request: ResumeRequested) -> None:
 
 
 def _scale(draft: Draft, request: ScaleRequested) -> None:
-    """Whoever asks is told before that a gang cannot be scaled, nor anything to less than one."""
+    """Scale a group. The service has already refused to scale a gang, or to less than one job."""
     run = draft.run
     slots = [job for job in draft.jobs if job.group == request.group]
     if not slots or request.nodes < 1 or is_gang_run(run) or run.status is RunStatus.TERMINATING:
@@ -192,7 +194,7 @@ def _take_away(draft: Draft, job: Job, request: ScaleRequested) -> None:
 
 
 def _new_slot(draft: Draft, group: str) -> Job:
-    """Like the group's first one."""
+    """Add a job like the group's first one."""
     own = [job for job in draft.jobs if job.group == group]
     return draft.add_job(
         Job(
@@ -207,7 +209,8 @@ def _new_slot(draft: Draft, group: str) -> Job:
 
 
 def _begin(draft: Draft, job: Job, request: ScaleRequested) -> None:
-    """What has been tried in this occurrence already is left to the rules of retrying."""
+    """Give a new slot its first attempt. If it was tried in this occurrence before, the retry rules
+    decide."""
     last = job.attempts[-1] if job.attempts else None
     tried = last is not None and last.occurrence == draft.run.occurrence
     if not (tried or job.abandoned or schedules.waits_for_trigger(draft.run)):
@@ -244,7 +247,7 @@ def _abort(draft: Draft, job: Job, request: JobAbortRequested) -> None:
 
 
 def _interrupt(draft: Draft, job: Job, request: JobInterruptRequested) -> None:
-    """Only a running job can be asked; how it then ends is its own to say."""
+    """Ask a running job to end by itself; the job decides with which exit code."""
     live = _live_attempt(job)
     if live is None or live.status is not AttemptStatus.RUNNING or live.runner_exited:
         return

@@ -1,8 +1,8 @@
 """Retry decides whether and when an ended job is tried again (docs/rules.md 3).
 
 A gang's ranks come back with their gang (`gangs.switching`), its reserved jobs each on its own. A
-verdict is derived from the attempts alone, as of the moment the attempt ended, so later turns come
-to the same one.
+verdict is derived from the attempts alone, as of the moment when the attempt ended. So later turns
+come to the same verdict.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 
 
 def seconds(limits: Limits, lives: int, event: object) -> float:
-    """Without jitter. `lives`: how many in a row, the last included, were short ones; `event`: the
-    retry event of the last end."""
+    """Return the wait in seconds, without jitter.
+
+    `lives`: how many lives in a row, the last included, were short. `event`: the retry event of the
+    last end.
+    """
     if lives <= 1 and event is RetryEvent.NO_CAPACITY:
         return limits.no_capacity_wait
     if not limits.waits:
@@ -44,14 +47,14 @@ def seconds(limits: Limits, lives: int, event: object) -> float:
 
 
 def jittered(draft: Draft, wait: float) -> float:
-    """Draws from the draft's jitter only where there is something to wait for."""
+    """Return the wait with jitter; a wait of 0 stays 0 and draws no random number."""
     if not wait:
         return 0.0
     return max(0.0, wait * (1 + draft.run.policy.limits.jitter * draft.jitter()))
 
 
 class Verdict(StrEnum):
-    """What becomes of a job, judged by its last attempt."""
+    """What happens to a job, judged by its last attempt."""
 
     OPEN = "open"
     """It has not ended."""
@@ -59,25 +62,27 @@ class Verdict(StrEnum):
     ABANDONED = "abandoned"
     RETRY = "retry"
     COMES_BACK = "comes_back"
-    """With its replica, its gang or on resume: not by itself, not ended for good either."""
+    """It comes back with its replica, its gang or on resume: not by itself, and it has not ended
+    for good."""
     ENDED = "ended"
-    """For good, by the kind of its end."""
+    """It ended for good: its reason allows no retry."""
     ENDED_BY_BUDGET = "ended_by_budget"
-    """For good, since a budget of its retry policy is used up."""
+    """It ended for good: a budget of its retry policy is used up."""
     ENDED_BY_DURATION = "ended_by_duration"
-    """For good, since the duration of its retry policy has passed."""
+    """It ended for good: the duration of its retry policy has passed."""
 
 
 LIMITS: Mapping[Verdict, Limit] = {
     Verdict.ENDED_BY_BUDGET: Limit.BUDGET,
     Verdict.ENDED_BY_DURATION: Limit.DURATION,
 }
-"""Which limit of the retry policy a verdict stands for."""
+"""The limit of the retry policy that each verdict stands for."""
 ENDED_FOR_GOOD = frozenset({Verdict.ENDED, *LIMITS})
 
 
 def lost_before_start(attempt: Attempt) -> bool:
-    """Its place was lost before the container ran: charged to nobody, always tried again."""
+    """Return whether the attempt lost its allocation before the container ran: charged to no
+    budget, always tried again."""
     return attempt.reason in PLACE_LOST and not attempt.container_started
 
 
@@ -88,20 +93,23 @@ def charged_to(attempt: Attempt) -> Budget | None:
 
 
 def charged(run: Run, job: Job, budget: Budget) -> int:
-    """How many ends of this job count against `budget` in the current occurrence; none of those
-    that it had as a reserved job."""
+    """Return how many ends of this job count against `budget` in the current occurrence.
+
+    Ends as a reserved job do not count.
+    """
     past = past_of(run, job)
     before = {Budget.FAILURE: past.failures, Budget.PREEMPTION: past.preemptions}[budget]
     return before + sum(1 for a in _charged_attempts(run, job, budget))
 
 
 def past_of(run: Run, job: Job) -> Past:
-    """Of the present occurrence."""
+    """Return the folded history of the job in the present occurrence."""
     return job.past if job.past.occurrence == run.occurrence else Past(occurrence=run.occurrence)
 
 
 def failed_incarnations(run: Run, jobs: Iterable[Job]) -> int:
-    """A gang's budget: in how many incarnations of the current occurrence a rank of it failed."""
+    """Return in how many incarnations of the current occurrence a rank failed: that is a gang's
+    budget."""
     failed: set[int] = set()
     for job in jobs:
         if in_gang_group(run, job):
@@ -123,7 +131,10 @@ def _charged_attempts(run: Run, job: Job, budget: Budget) -> Iterator[Attempt]:
 
 
 def verdict(run: Run, job: Job, jobs: Sequence[Job] = ()) -> Verdict:
-    """`jobs`: all of the run; only a gang's budget, which is the run's, asks for them."""
+    """Return what happens to the job.
+
+    `jobs` are all jobs of the run; only a gang needs them, because its budget belongs to the run.
+    """
     last = job.attempts[-1] if job.attempts else None
     if last is None:
         return Verdict.ABANDONED if job.abandoned else Verdict.COMES_BACK
@@ -144,7 +155,8 @@ def verdict(run: Run, job: Job, jobs: Sequence[Job] = ()) -> Verdict:
 
 
 def _was_brought_back(run: Run, job: Job, last: Attempt) -> bool:
-    """What took it away is over: its slot is wanted again, or the run was resumed."""
+    """Return whether the cause of its end is over: its slot is wanted again, or the run was
+    resumed."""
     if last.reason is Reason.SCALED_DOWN:
         return not job.scaled_down
     return last.reason is Reason.SUSPENDED and not run.suspended
@@ -197,7 +209,7 @@ def _known(time: float | None) -> list[float]:
 
 
 def short_lives(run: Run, job: Job) -> int:
-    """How many of the job's lives in a row, the last included, were short ones."""
+    """Return how many of the job's lives in a row, the last included, were short."""
     count = 0
     for attempt in reversed(job.attempts):
         if not is_current(run, attempt) or not _was_short(attempt, run.policy.limits):
@@ -213,35 +225,37 @@ def _was_short(attempt: Attempt, limits: Limits) -> bool:
 
 
 def wait_before_successor(run: Run, job: Job) -> float:
-    """Seconds, without jitter."""
+    """Return the seconds to wait before the job's next attempt, without jitter."""
     reason = job.attempts[-1].reason
     event = None if reason is None else ROWS[reason].event
     return seconds(run.policy.limits, short_lives(run, job), event)
 
 
 def may_be_needed(draft: Draft) -> bool:
-    """False for the many turns in which no job has ended."""
+    """Return whether any job has ended; in many turns none has."""
     return not draft.run.suspended and any(
         job.attempts and job.attempts[-1].reason is not None for job in draft.jobs
     )
 
 
 def stop_siblings(draft: Draft) -> None:
-    """End what lives of each replica that is tried again for one of its jobs."""
+    """End the live jobs of each replica that is tried again because of one of its jobs."""
     for replica in _replicas(draft.run, draft.jobs):
         _stop_siblings(draft, replica)
 
 
 def bring_back(draft: Draft) -> None:
-    """Start the waits of what is tried again, and make the attempts that are due."""
+    """Start the waits of jobs that are tried again, and make the attempts that are due."""
     for replica in _replicas(draft.run, draft.jobs):
         _bring_back(draft, replica)
 
 
 def _replicas(run: Run, jobs: Iterable[Job]) -> list[list[Job]]:
-    """In a gang run each reserved or plain job of the present incarnation is one of its own; ranks
-    are none, a switch brings them back. Slots that were scaled away get nothing however their last
-    attempt ended."""
+    """Return the jobs that come back together.
+
+    In a gang run each reserved or plain job is one replica; ranks belong to none, because a switch
+    brings them back. Slots that were scaled away get no new attempt, however their last one ended.
+    """
     if is_gang_run(run):
         return [[job] for job in jobs if _comes_back_alone(run, job)]
     replicas: dict[tuple[str, int], list[Job]] = {}
@@ -291,8 +305,11 @@ def _bring_back(draft: Draft, replica: Sequence[Job]) -> None:
 
 
 def _returning(run: Run, replica: Sequence[Job]) -> list[Job]:
-    """The jobs that get a new attempt: once nothing of it lives any more all of a replica that was
-    stopped for one of them; else those that ended by themselves."""
+    """Return the jobs that get a new attempt.
+
+    If one job of a replica stopped the others, all of them return once none of them lives.
+    Otherwise the jobs that ended by themselves return.
+    """
     lasts = [job.attempts[-1] for job in replica if job.attempts]
     whole = any(last.reason is Reason.SIBLING_FAILED for last in lasts)
     together = whole or any(_pulls_its_replica_down(run, job) for job in replica)
@@ -309,7 +326,7 @@ def _is_final(job: Job) -> bool:
 
 
 def _start_wait(draft: Draft, returning: Sequence[Job]) -> list[Job]:
-    """One wait for all of them, the longest that one of their own ends asks for."""
+    """Start one wait for all of them: the longest that one of their ends needs."""
     wait = max(wait_before_successor(draft.run, job) for job in returning)
     wait = jittered(draft, wait)
     if wait:

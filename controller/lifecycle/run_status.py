@@ -1,6 +1,7 @@
-"""A run's status, derived from its jobs: rules 1-8 of docs/rules.md 4, the first match wins.
+"""A run's status is derived from its jobs by rules 4.1 to 4.8 of docs/rules.md; the first match
+decides.
 
-Each rule is a function of its own, in the order of the table RULES; none of them changes anything.
+Each rule is a function, in the order of the table RULES; no rule changes anything.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from controller.lifecycle.statuses import (
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`status` None: unchanged. `reason` and `message` come with TERMINATING only."""
+    """The result of one rule. `status` None: unchanged. `reason` and `message` come only with
+    TERMINATING."""
 
     rule: int
     status: RunStatus | None
@@ -59,13 +61,14 @@ class Counted(msgspec.Struct, frozen=True):
 
     @property
     def charged_failure(self) -> bool:
-        """Ended for good in a way that `max_failed_jobs` may tolerate."""
+        """Whether it ended for good in a way that `max_failed_jobs` may tolerate."""
         if self.last is None or self.verdict not in ENDED_FOR_GOOD:
             return False
         return charged_to(self.last) is Budget.FAILURE
 
 
 def derive(run: Run, jobs: Sequence[Job]) -> Outcome:
+    """Return the outcome of the first rule that matches."""
     counted = []
     for job in jobs:
         last = job.attempts[-1] if job.attempts else None
@@ -84,8 +87,11 @@ _COMES_BACK: Final = frozenset({Verdict.RETRY, Verdict.COMES_BACK})
 
 
 def state_of_job(run: Run, job: Job, jobs: Sequence[Job]) -> IrisState:
-    """The name that Iris gives a job: its last attempt's state, and pending as soon as that has
-    ended and another one will come; `jobs`: all of the run."""
+    """Return the name that Iris gives a job's state.
+
+    It is its last attempt's state, and pending as soon as that attempt has ended and another one
+    will come. `jobs` are all jobs of the run.
+    """
     ends = run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES
     lives_on = not (ends or job.scaled_down)
     if lives_on and verdict(run, job, jobs) in _COMES_BACK:
@@ -110,7 +116,8 @@ def rule_1_a_job_ended_for_good(run: Run, counted: Sequence[Counted]) -> Outcome
 
 
 def _ended_at(one: Counted) -> tuple[float, bool]:
-    """The last to end was the one too many; of several at once one whose limit is used up."""
+    """Sort key: the job that ended last was the one too many; of several at once one whose limit is
+    used up."""
     ended = one.last.terminating_at if one.last is not None else None
     return ended or 0.0, one.verdict in LIMITS
 
@@ -138,9 +145,12 @@ _STARTED_ANEW_ON_PURPOSE: Final = frozenset({Reason.DONE_BY_RUNNER, Reason.SCALE
 
 
 def _run_limit(run: Run, counted: Sequence[Counted], jobs: Sequence[Job]) -> Outcome | None:
-    """The part of rule 1 that counts attempts: also those that a job had as a rank which is
-    reserved now. `fail_on_job_restart` is about jobs that had started: one whose container never
-    ran is not restarted but started late, and a slot that was scaled away and back is a new one."""
+    """Apply the limits of rule 4.1 that count attempts.
+
+    Attempts count that a job had as a rank, also if the job is reserved now. `fail_on_job_restart`
+    concerns jobs that had started. A job whose container never ran starts late, and a slot that was
+    scaled away and back is a new one: neither is a restart.
+    """
     policy = run.policy
     if policy.max_failed_attempts is not None:
         present = (job for job in jobs if not job.scaled_down)

@@ -1,8 +1,8 @@
-"""Scheduled runs: each trigger starts an occurrence, the run waits as PENDING in between.
+"""A scheduled run starts an occurrence at each trigger and waits as PENDING in between.
 
-Only the shell knows when a cron expression fires next; it hands that in as
-`Surroundings.next_trigger`. An occurrence ends like a run, with a status, a reason and a message;
-the run itself ends by a user's stop, abort or complete alone.
+Only the caller knows when a cron expression fires next; it passes that time as
+`DecisionContext.next_trigger`. An occurrence ends like a run, with a status, a reason and a
+message. The run itself ends only when a user stops, aborts or completes it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from controller.lifecycle.submission import first_rank
 
 KEPT: Final = 100
-"""How many past occurrences a run itself remembers; its history has all of them."""
+"""How many past occurrences a run keeps; its history has all of them."""
 
 
 class Phase(StrEnum):
-    """Of a scheduled run; read off it, never stored."""
+    """The phase of a scheduled run. It is derived from the run, never stored."""
 
     WAITING = "waiting"
-    """For the next trigger, as PENDING."""
+    """The run is PENDING until the next trigger."""
     GOING = "going"
     ENDING = "ending"
-    """The run is TERMINATING: the occurrence is, or a user wants no further one."""
+    """The run is TERMINATING: its occurrence ends, or a user wants no further one."""
     OVER = "over"
 
 
@@ -42,7 +42,7 @@ PHASE_MOVES: Mapping[Phase, frozenset[Phase]] = {
 
 
 def phase(run: Run) -> Phase | None:
-    """None for a run that is not scheduled."""
+    """Return the phase of the run; None for a run that is not scheduled."""
     if not is_scheduled(run):
         return None
     if run.status in FINAL_RUN_STATUSES:
@@ -57,19 +57,19 @@ def is_scheduled(run: Run) -> bool:
 
 
 def waits_for_trigger(run: Run) -> bool:
-    """Between occurrences the rules of a run do not apply."""
+    """Return whether the run is between occurrences; the rules of a run do not apply then."""
     return phase(run) is Phase.WAITING
 
 
 def needs_next_trigger(run: Run, now: float) -> bool:
-    """Whether a decision at `now` looks at `Surroundings.next_trigger`."""
+    """Return whether a decision at `now` needs `DecisionContext.next_trigger`."""
     if not is_scheduled(run) or run.status in FINAL_RUN_STATUSES:
         return False
     return run.next_triggered_at is None or run.next_triggered_at <= now
 
 
 def next_trigger_at(run: Run) -> float | None:
-    """The timer of a scheduled run: None while it is suspended or being ended by a user."""
+    """Return the timer of a scheduled run; None while it is suspended or a user is ending it."""
     if not is_scheduled(run) or run.suspended or run.ends_as is not None:
         return None
     return run.next_triggered_at
@@ -95,7 +95,7 @@ def trigger(draft: Draft) -> None:
 
 
 def forget_missed_triggers(draft: Draft) -> None:
-    """A trigger that came while the run was suspended is not made up for."""
+    """Skip a trigger that came while the run was suspended: it is not made up for."""
     at = draft.run.next_triggered_at
     if is_scheduled(draft.run) and at is not None and at <= draft.now:
         draft.change_run(next_triggered_at=draft.context.next_trigger)
@@ -117,8 +117,11 @@ def _start(draft: Draft) -> None:
 
 
 def close(draft: Draft, reason: RunReason) -> RunReason | None:
-    """All attempts of a TERMINATING run are final: why the run now ends, or None when only its
-    occurrence does and the run waits for the next trigger."""
+    """Close a TERMINATING run whose attempts are all final.
+
+    Return why the run ends; None when only its occurrence ends and the run waits for the next
+    trigger.
+    """
     run = draft.run
     if not is_scheduled(run):
         return reason

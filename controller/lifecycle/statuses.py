@@ -1,7 +1,7 @@
 """The state machines as data: which status may follow which, and nothing about when.
 
-A pair that is not in a table raises IllegalMove, so a rule that forgets a case is found by the
-first test that meets it. The pages under docs/lifecycle are printed from these tables.
+A pair that is not in a table raises IllegalMove, so the first test that meets a forgotten case
+finds it. The pages under docs/lifecycle are generated from these tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunStatus(StrEnum):
 
 
 class IrisState(StrEnum):
-    """The states that Iris gives a task, or one attempt at it."""
+    """The states that Iris gives a task, or one attempt of it."""
 
     PENDING = "pending"
     ASSIGNED = "assigned"
@@ -70,7 +70,8 @@ STATES: Mapping[AttemptStatus, IrisState] = {
     AttemptStatus.PULLING: IrisState.BUILDING,
     AttemptStatus.RUNNING: IrisState.RUNNING,
 }
-"""Until an attempt has a reason; from then on it is the reason's (`reasons.state_of`)."""
+"""The state of an attempt without a reason; with a reason, the reason decides
+(`reasons.state_of`)."""
 
 FINAL_RUN_STATUSES = frozenset({RunStatus.TERMINATED, RunStatus.FAILED, RunStatus.DONE})
 
@@ -114,28 +115,28 @@ ALLOCATION_MOVES: Mapping[AllocationState, frozenset[AllocationState]] = {
 
 
 class IllegalMove(Exception):
-    """A rule asked for a move that its state machine does not have: a mistake in our own code."""
+    """A rule asked for a move that its state machine does not have: a bug in this program."""
 
     def __init__(self, machine: str, source: StrEnum, target: StrEnum) -> None:
         super().__init__(f"{machine}: {source} may not become {target}")
 
 
 def move_attempt(source: AttemptStatus, target: AttemptStatus) -> AttemptStatus:
-    """`target`, when the attempt may go there from `source`. Raises IllegalMove."""
+    """Return `target` if the attempt may go there from `source`, else raise IllegalMove."""
     if target not in ATTEMPT_MOVES[source]:
         raise IllegalMove("attempt", source, target)
     return target
 
 
 def move_run(source: RunStatus, target: RunStatus) -> RunStatus:
-    """`target`, when the run may go there from `source`. Raises IllegalMove."""
+    """Return `target` if the run may go there from `source`, else raise IllegalMove."""
     if target not in RUN_MOVES[source]:
         raise IllegalMove("run", source, target)
     return target
 
 
 def move_allocation(source: AllocationState, target: AllocationState) -> AllocationState:
-    """`target`, when the allocation may go there from `source`. Raises IllegalMove."""
+    """Return `target` if the allocation may go there from `source`, else raise IllegalMove."""
     if target not in ALLOCATION_MOVES[source]:
         raise IllegalMove("allocation", source, target)
     return target

@@ -1,4 +1,5 @@
-"""The first state of a run: everything that is decided at the moment a user submits it."""
+"""A submission makes the first state of a run: everything that is decided when a user submits
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group with what each of its jobs executes."""
+    """A group, with what each of its jobs executes."""
 
     group: Group
     spec: JobSpec
@@ -50,12 +51,12 @@ def new_run(
     client_key: str | None = None,
     parent_id: str | None = None,
 ) -> RunState:
-    """A run that nobody has decided about yet: SUBMITTED, one SUBMITTED attempt for each job; with
-    a schedule PENDING and without attempts, which its first trigger makes.
+    """Make a run: SUBMITTED, with one SUBMITTED attempt for each job. A scheduled run is PENDING
+    and has no attempts until its first trigger.
 
-    Either single `jobs` or `groups` in the order of the configuration, of which each makes its
-    jobs. `configuration` is shown to people, so secrets must have been taken out of it. Raises
-    ValueError without jobs, when two jobs share group and cookie, and for a gang that cannot be.
+    Give either single `jobs`, or `groups` in the order of the configuration; each group makes its
+    jobs. `configuration` is shown to people, so remove secrets from it first. Raises ValueError
+    without jobs, when two jobs share group and cookie, and for an impossible gang.
     """
     policy = policy or RunPolicy()
     if jobs and groups:
@@ -105,7 +106,8 @@ def _check_groups(groups: Sequence[Group], policy: RunPolicy) -> None:
 
 
 def _jobs_of(groups: Sequence[PlannedGroup]) -> Iterator[PlannedJob]:
-    """All jobs of a gang are one replica, each of another group is one of its own."""
+    """Yield the jobs of the groups. All jobs of a gang are one replica; each job of another group
+    is a replica of its own."""
     for planned in groups:
         group = planned.group
         for cookie in range(group.nodes):
@@ -114,8 +116,11 @@ def _jobs_of(groups: Sequence[PlannedGroup]) -> Iterator[PlannedJob]:
 
 
 def first_rank(run: Run, group_name: str, cookie: int) -> int | None:
-    """A gang's first jobs are ranked, the rest reserved; a plain group beside a gang has ranks for
-    all its jobs; without a gang nobody has one."""
+    """Return the rank of a job in its first incarnation; None: it has none.
+
+    A gang's first jobs are ranked, the rest reserved. In a plain group next to a gang all jobs have
+    ranks. Without a gang no job has one.
+    """
     if run.incarnation is None:
         return None
     group = next(group for group in run.groups if group.name == group_name)

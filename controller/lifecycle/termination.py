@@ -1,9 +1,9 @@
-"""Termination is how an attempt ends, and how attempts and runs become final.
+"""Termination ends attempts, and makes attempts and runs final.
 
 An attempt ends when its reason is set; the first reason wins. Only the terminating stage makes it
-final, and it releases an allocation when the shim has confirmed that task and allocation are gone:
-what the controller offered earlier, the shim would still count as taken. A run that has ended keeps
-no values that may be secret.
+final. It releases an allocation when the shim has confirmed that task and allocation are gone: if
+the controller offered it earlier, the shim would still count it as taken. A run that has ended
+keeps no values that may be secret.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from controller.lifecycle.statuses import (
 
 
 def grace(policy: RunPolicy, reason: Reason, *, was_running: bool) -> float:
-    """Seconds between the reason and `remove_at`; none before RUNNING, there is nothing to save."""
+    """Return the seconds between the reason and `remove_at`; 0 before RUNNING, when there is
+    nothing to save."""
     if not was_running:
         return 0.0
     match ROWS[reason].grace:
@@ -57,9 +58,9 @@ def end(
     *,
     within: float | None = None,
 ) -> Attempt:
-    """Give the attempt its reason, or record a later one, which may bring `remove_at` forward.
+    """Give the attempt its reason, or record a later reason, which may bring `remove_at` forward.
 
-    `within`: seconds instead of the grace of the reason. A final attempt is left alone.
+    `within`: seconds instead of the grace of the reason. A final attempt stays as it is.
     """
     if attempt.status in FINAL_ATTEMPT_STATUSES:
         return attempt
@@ -94,14 +95,16 @@ def _record_later(
 
 
 def cleanup_confirmed(attempt: Attempt) -> bool:
-    """Nothing of it is left on a node: it never had one, or the shim said so."""
+    """Return whether nothing of the attempt is left on a node: it had no node, or the shim
+    confirmed it."""
     if attempt.node_id is None:
         return True
     return attempt.container_gone and attempt.logs_complete and attempt.task_removed
 
 
 def settle(draft: Draft) -> None:
-    """Make final what is confirmed to be clean, and free the places of what became clean late."""
+    """Make final every attempt that is confirmed clean, and free the allocations of lost attempts
+    whose cleanup is now known."""
     for attempt in draft.live():
         if attempt.status is AttemptStatus.TERMINATING and cleanup_confirmed(attempt):
             _finish(draft, attempt, "cleanup confirmed")
@@ -115,8 +118,11 @@ def settle(draft: Draft) -> None:
 
 
 def lose_nodes(draft: Draft, reports: Sequence[Report]) -> None:
-    """Make final what was on a node that is gone: its cleanup stays unknown and its place occupied,
-    unless the node's new life proves that nothing runs there."""
+    """Make final the attempts on a node that is gone.
+
+    Their cleanup stays unknown and their allocations occupied, unless the node's new life proves
+    that nothing runs there.
+    """
     gone = [report for report in reports if isinstance(report, NodeGone)]
     for report in sorted(gone, key=lambda r: (r.node_id, not r.cleanup_confirmed, r.message)):
         for attempt in draft.attempts_on(report.node_id):
@@ -163,7 +169,11 @@ def end_run(draft: Draft, reason: RunReason, cause: str, message: str | None) ->
 
 
 def mark_active(draft: Draft, reason: RunReason, cause: str, message: str | None) -> None:
-    """A job that is over already is hurried by users only: it may be the one that ends the run."""
+    """Give the active attempts the reason that follows from the run's reason.
+
+    Only a user's request changes a job that is already over: that job may be the one that ends the
+    run.
+    """
     for attempt in draft.live():
         marked = ATTEMPT_REASON_OF_RUN[reason]
         is_over = attempt.runner_exited or attempt.container_gone
@@ -175,8 +185,8 @@ def mark_active(draft: Draft, reason: RunReason, cause: str, message: str | None
 
 
 def conclude(draft: Draft) -> None:
-    """Give a TERMINATING run its final status once all its attempts are final and all its places
-    given back."""
+    """Give a TERMINATING run its final status once all its attempts are final and all its
+    allocations given back."""
     reason = draft.run.reason
     if draft.run.status is not RunStatus.TERMINATING or reason is None:
         return
@@ -189,7 +199,7 @@ def conclude(draft: Draft) -> None:
 
 
 def forget(draft: Draft) -> None:
-    """No job of the run will be started again."""
+    """Remove all values that may be secret: no job of the run will be started again."""
     without: dict[int, JobSpec] = {}
     for at, job in enumerate(draft.jobs):
         spec = job.spec
@@ -200,7 +210,7 @@ def forget(draft: Draft) -> None:
 
 
 def _without_values(spec: JobSpec) -> JobSpec:
-    """The very object given when it has none."""
+    """Return the spec without such values; the same object when it has none."""
     repos = tuple(replace(repo, token=None, private_key=None) for repo in spec.repos)
     bare = replace(spec, env={}, secrets={}, registry_auth=None, repos=repos)
     return spec if bare == spec else bare

@@ -1,6 +1,8 @@
-"""Gangs: jobs that live and die together, in incarnations (docs/rules.md 5).
+"""Gangs: jobs that are placed together and restart together, in incarnations (docs/rules.md 5).
 
-`reading` is what everybody else asks; the other modules hold one rule of the section each.
+Other packages ask `queries`. Each other module holds one rule of that section: `incarnation` its
+begin and its phases, `switching` the switch, `membership` ranks and surviving allocations, `freed`
+what a switch keeps for its run.
 """
 
 from controller.lifecycle.gangs.queries import (

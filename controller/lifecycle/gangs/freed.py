@@ -1,9 +1,11 @@
-"""What a switch frees stays nominated for its run until the gang is whole again or gives up.
+"""A switch's freed allocations stay nominated for its run until the gang is whole again or gives
+up.
 
 An attempt that ended by itself loses its allocation, and the gang's new attempts are made only when
-the last survivor is gone: meanwhile another run could take the room that the gang needs. So a
-NOMINATED place follows the allocation. It is the run's, not an attempt's: the scheduler gives it to
-no other run, and says when a new place uses it up or its node takes no work any more.
+the last survivor is gone. Meanwhile another run could take the room that the gang needs. So a
+NOMINATED allocation follows the released one. It belongs to the run, not to an attempt. The
+scheduler gives it to no other run, and reports when a new allocation uses it up or its node takes
+no more work.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from controller.lifecycle.statuses import AllocationState
 
 
 def kept(allocations: Iterable[Allocation]) -> list[Allocation]:
-    """The places that a switch of their run freed, and that are still nominated for it."""
+    """Return the allocations that a switch of their run freed and that are still nominated for
+    it."""
     return [one for one in allocations if one.freed and one.state is AllocationState.NOMINATED]
 
 
 def settle(draft: Draft) -> None:
-    """Keep what this turn has freed, and end what nothing waits for; to be asked last in it."""
+    """Keep what this turn has freed, and end the nominations that nothing waits for. Call this last
+    in a turn."""
     if not is_gang_run(draft.run):
         return
     if _is_waited_for(draft):
@@ -38,14 +42,17 @@ def settle(draft: Draft) -> None:
 
 
 def give_up(draft: Draft, allocation_id: str, cause: str) -> None:
+    """End the nomination of this freed allocation."""
     for place in kept(draft.allocations()):
         if place.id == allocation_id:
             draft.end_nomination(place, cause)
 
 
 def _is_waited_for(draft: Draft) -> bool:
-    """The gang is going on in places of its own, and within `reincarnation_timeout` whole again or
-    not. Where none of them survives it queues whole, as any other."""
+    """Return whether the gang goes on in allocations of its own and is not whole yet.
+
+    If no allocation survives, the gang queues whole, as any other gang, and nothing is kept for it.
+    """
     run = draft.run
     if run.suspended or not run.switches or run.switches[-1].whole:
         return False
@@ -73,7 +80,8 @@ def _keep(draft: Draft) -> None:
 
 
 def _last_of_old_incarnation(draft: Draft, attempts: tuple[Attempt, ...]) -> Attempt | None:
-    """A job may have an attempt of the new one already."""
+    """Return the job's last attempt of the previous incarnation; the job may already have one of
+    the new."""
     now = draft.run.incarnation
     for attempt in reversed(attempts):
         own = attempt.incarnation

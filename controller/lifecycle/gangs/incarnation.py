@@ -1,7 +1,7 @@
-"""An incarnation begins when all attempts of the one before are final and the wait is over.
+"""An incarnation begins when all attempts of the previous one are final and the wait is over.
 
-All jobs then start again, finished ones included, in the allocations that survived. The phase of a
-gang is read off its attempts and never stored. `reincarnation_timeout` bounds how long a gang may
+All jobs then start again, finished ones included, in the allocations that survived. A gang's phase
+is derived from its attempts and never stored. `reincarnation_timeout` bounds how long a gang may
 take until it is whole. A `monitoring_descriptor` names an allocation, or with `monitoring: by-rank`
 the rank, so that a successor on another node continues the same series.
 """
@@ -41,14 +41,16 @@ from controller.lifecycle.statuses import (
 
 
 class Phase(StrEnum):
+    """The phase of a gang's incarnation."""
+
     GATHERING = "gathering"
-    """Its jobs have attempts; not every rank is there yet (`reincarnation_timeout`)."""
+    """Its jobs have attempts; some ranks are not there yet (`reincarnation_timeout`)."""
     WHOLE = "whole"
     """Every rank is, or was, there: the shim reported `creating` or later."""
     STOPPING = "stopping"
     """Switched: attempts of the old incarnation are not final yet."""
     WAITING = "waiting"
-    """Nothing lives; the wait before the new attempts is going, or the run is suspended."""
+    """No attempt lives; the wait before the new attempts goes on, or the run is suspended."""
     OVER = "over"
     """The run is ending or has ended, or a scheduled one waits for its next occurrence."""
 
@@ -63,7 +65,7 @@ PHASE_MOVES: Mapping[Phase, frozenset[Phase]] = {
 
 
 def phase(run: Run, jobs: Sequence[Job]) -> Phase | None:
-    """None for a run without a gang."""
+    """Return the phase of the run's gang; None for a run without one."""
     if not is_gang_run(run):
         return None
     if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
@@ -78,14 +80,17 @@ def phase(run: Run, jobs: Sequence[Job]) -> Phase | None:
 
 
 def check_move(source: Phase | None, target: Phase) -> None:
-    """Raises IllegalMove unless an incarnation may go from `source` to `target`."""
+    """Raise IllegalMove unless an incarnation may go from `source` to `target`."""
     if source is None or target not in PHASE_MOVES[source]:
         raise IllegalMove("incarnation", source or Phase.OVER, target)
 
 
 class Gathering(msgspec.Struct, frozen=True, kw_only=True):
-    """A gang that holds places and is not whole. `waits_for`: the ranks that are not there, each
-    with what it does; `gives_up_at`: when it gives its places up, if nothing comes further."""
+    """A gang that holds allocations and is not whole.
+
+    `waits_for`: the ranks that are not there, each with what it does. `gives_up_at`: when the gang
+    gives its allocations up if there is no progress.
+    """
 
     ranks: int
     waits_for: tuple[str, ...]
@@ -99,13 +104,15 @@ class Gathering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def since(run: Run, jobs: Sequence[Job]) -> float | None:
-    """Since when the present incarnation has been holding a place for a rank."""
+    """Return when the present incarnation got its first allocation for a rank; None: it has
+    none."""
     held = [a.provisioned_at for a in ranked_attempts(run, jobs) if a.provisioned_at is not None]
     return min(held, default=None)
 
 
 def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
-    """When it must be whole, or have come further; None when it is, or while nothing counts."""
+    """Return when the gang must be whole or make progress; None: it is whole, or no deadline counts
+    now."""
     if run.suspended or phase(run, jobs) is not Phase.GATHERING or since(run, jobs) is None:
         return None
     times = [
@@ -118,7 +125,7 @@ def deadline(run: Run, jobs: Sequence[Job]) -> float | None:
 
 
 def gathering(run: Run, jobs: Sequence[Job]) -> Gathering | None:
-    """None unless a deadline counts."""
+    """Return the state of a gang that gathers; None while no deadline counts."""
     gives_up_at = deadline(run, jobs)
     if gives_up_at is None:
         return None
@@ -151,6 +158,8 @@ LOOK_AGAIN_SECONDS = 1.0
 
 
 def restart_if_due(draft: Draft) -> None:
+    """Start the waits of a gang without live attempts, and its new attempts when the wait is
+    over."""
     if draft.run.suspended or phase(draft.run, draft.jobs) is not Phase.WAITING:
         return
     waiting = [job for job in draft.jobs if not job.abandoned]
@@ -163,14 +172,14 @@ def restart_if_due(draft: Draft) -> None:
 
 
 def look_again_at(draft: Draft) -> float | None:
-    """When to ask again whether a link is up that a restart waits for."""
+    """Return when to ask again about a link that a restart waits for; None: it waits for none."""
     if phase(draft.run, draft.jobs) is Phase.WAITING and are_undecided(draft):
         return draft.now + LOOK_AGAIN_SECONDS
     return None
 
 
 def short_incarnations(run: Run, jobs: Sequence[Job]) -> int:
-    """How many incarnations of this occurrence in a row, the last one included, had their ranks
+    """Return how many incarnations of this occurrence in a row, the last included, had ranks
     running for less than `short_life`."""
     ranked: dict[int, list[Attempt]] = {}
     for job in jobs:
@@ -218,8 +227,11 @@ def _start_again(draft: Draft, job: Job, place: Allocation | None) -> None:
 
 
 def by_rank(run: Run, job: Job, rank: int | None) -> str | None:
-    """`{run_id}/{rank << b | group_index}`, b = bits for the number of groups; None for a job
-    without a rank, or whose group does not ask for it."""
+    """Return the descriptor `{run_id}/{rank << b | group_index}`, where b is the number of bits for
+    the number of groups.
+
+    None for a job without a rank, or whose group does not ask for it.
+    """
     group = group_of(run, job)
     if rank is None or group is None or not group.monitoring_by_rank:
         return None
@@ -230,7 +242,8 @@ def by_rank(run: Run, job: Job, rank: int | None) -> str | None:
 def with_descriptor(
     run: Run, job: Job, rank: int | None, allocation: Allocation, new_id: Callable[[], str]
 ) -> Allocation:
-    """The allocation as a job with this rank holds it; a random name is made once."""
+    """Return the allocation with the descriptor of a job with this rank; a random name is made
+    once."""
     named = by_rank(run, job, rank)
     if named is None:
         known = allocation.monitoring_descriptor

@@ -2,9 +2,9 @@
 
 An allocation survives if its attempt ended `incarnation_changed` or was DONE with the allocation
 still held, its node is healthy and not draining, and no nomination lies on it (docs/rules.md 5.5).
-A ranked job whose allocation survived keeps its rank; the other ranks go to reserved survivors by
-cookie (5.6). A gang gets its allocations whole, in one placement value, or not at all (5.1): the
-scheduler plans so, and the rule holds here as well.
+A ranked job whose allocation survived keeps its rank. The other ranks go to reserved survivors, by
+cookie (5.6). A gang gets all its allocations, in one placement value, or none (5.1): the scheduler
+plans so, and this module checks it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from controller.lifecycle.statuses import AttemptStatus
 
 
 def keeps_place(run: Run, attempt: Attempt) -> bool:
-    """Whether the place of this ended attempt waits for its job's next one."""
+    """Return whether the allocation of this ended attempt is kept for its job's next one."""
     own, now = attempt.incarnation, run.incarnation
     if own is None or now is None or attempt.occurrence != run.occurrence:
         return False
@@ -35,7 +35,7 @@ def keeps_place(run: Run, attempt: Attempt) -> bool:
 
 
 def survivors(draft: Draft) -> Mapping[str, Allocation]:
-    """The surviving allocations by job id; to be asked when all old attempts are final."""
+    """Return the surviving allocations by job id; call this when all old attempts are final."""
     around = draft.context
     found: dict[str, Allocation] = {}
     for job in draft.jobs:
@@ -48,12 +48,13 @@ def survivors(draft: Draft) -> Mapping[str, Allocation]:
 
 
 def may_survive(draft: Draft) -> bool:
-    """Whether a place of the old incarnation is left in which the new one could begin."""
+    """Return whether an allocation of the old incarnation is left in which the new one could
+    begin."""
     return any(_kept_place(draft, job) is not None for job in draft.jobs)
 
 
 def are_undecided(draft: Draft) -> bool:
-    """A link that is just being made again decides soon whether a place survives."""
+    """Return whether a link that is being made again will soon decide if an allocation survives."""
     nodes = draft.context.undecided_nodes
     if not nodes:
         return False
@@ -71,7 +72,7 @@ def _kept_place(draft: Draft, job: Job) -> Allocation | None:
 def assign(
     run: Run, jobs: Sequence[Job], surviving: Mapping[str, Allocation]
 ) -> dict[str, int | None]:
-    """The ranks by job id; `surviving` allocations by job id."""
+    """Return the new ranks by job id; `surviving` holds the allocations by job id."""
     ranks = {job.id: job.rank for job in jobs}
     value = _placement_value(run, jobs, surviving)
     for group in run.groups:
@@ -83,8 +84,8 @@ def assign(
 def _placement_value(
     run: Run, jobs: Sequence[Job], surviving: Mapping[str, Allocation]
 ) -> str | None:
-    """Under which placement value the gang goes on: that of its first surviving rank, else of its
-    first reserved survivor."""
+    """Return the placement value of the gang: that of its first surviving rank, else of its first
+    reserved survivor."""
     order = {group.name: at for at, group in enumerate(run.groups)}
     alive = [job for job in jobs if job.id in surviving]
     if not alive:
@@ -118,8 +119,11 @@ Offer = Placed | Nominated
 
 
 def only_whole(draft: Draft, reports: Sequence[Report]) -> list[Report]:
-    """The reports without those that would give places, or nominations, to a part of the ranks that
-    wait or under two placement values, or a place to a reserved job before all ranks have one."""
+    """Return the reports without offers that would break a gang's placement.
+
+    Refused are allocations or nominations for only a part of the waiting ranks, or under two
+    placement values, and an allocation for a reserved job before all ranks have one.
+    """
     offers = [report for report in reports if isinstance(report, Offer)]
     if not offers or not queries.is_gang_run(draft.run):
         return list(reports)

@@ -1,11 +1,10 @@
-"""What can be read off a run with gangs; nothing here changes anything.
+"""Queries read a run with gangs; none of them changes anything.
 
 A run is a gang run when one of its groups has a `gang_size`. All its jobs then live in
-incarnations: each attempt carries one, an attempt of an older one is history. A *ranked* attempt
-has a rank (all of a plain group beside a gang do), a *reserved* one has none.
-
-The scheduler asks `waiting_ranked`, `anchors` and `waiting_reserved`; whoever starts jobs asks
-`ranked_hold_places`.
+incarnations: each attempt carries one, and an attempt of an older one is history. A *ranked*
+attempt has a rank (all jobs of a plain group next to a gang have one); a *reserved* attempt has
+none. The scheduler uses `waiting_ranked`, `anchors` and `waiting_reserved`; the code that starts
+jobs uses `ranked_hold_places`.
 """
 
 from __future__ import annotations
@@ -26,45 +25,51 @@ def group_of(run: Run, job: Job) -> Group | None:
 
 
 def in_gang_group(run: Run, job: Job) -> bool:
-    """Its group is a gang, not a plain one beside a gang."""
+    """Return whether the job's group is a gang, not a plain group next to a gang."""
     group = group_of(run, job)
     return group is not None and group.gang_size is not None
 
 
 def is_current(run: Run, attempt: Attempt) -> bool:
-    """Of the run's present occurrence and incarnation; always of the latter without gangs."""
+    """Return whether the attempt belongs to the run's present occurrence and incarnation."""
     return attempt.occurrence == run.occurrence and attempt.incarnation == run.incarnation
 
 
 def is_reserved(attempt: Attempt) -> bool:
-    """A job of a gang that runs without a rank."""
+    """Return whether the attempt runs in a gang without a rank."""
     return attempt.incarnation is not None and attempt.rank is None
 
 
 def current_attempts(run: Run, jobs: Iterable[Job]) -> Iterator[Attempt]:
-    """The last attempt of each job that has one in the present incarnation."""
+    """Yield the last attempt of each job that has one in the present incarnation."""
     for job in jobs:
         if job.attempts and is_current(run, job.attempts[-1]):
             yield job.attempts[-1]
 
 
 def ranked_attempts(run: Run, jobs: Iterable[Job]) -> list[Attempt]:
-    """The ranked ones of the present incarnation, ended ones included, in the order of the jobs."""
+    """Return the ranked attempts of the present incarnation, ended ones included, in the order of
+    the jobs."""
     if not is_gang_run(run):
         return []
     return [one for one in current_attempts(run, jobs) if one.rank is not None]
 
 
 def waiting_ranked(state: RunState) -> list[Attempt]:
-    """What is to be placed all or nothing: the ranked attempts that hold no place yet. Empty for a
-    run without a gang."""
+    """Return the ranked attempts without an allocation: they are placed all or nothing.
+
+    Empty for a run without a gang.
+    """
     ranked = ranked_attempts(state.run, state.jobs)
     return [attempt for attempt in ranked if attempt.status is AttemptStatus.SUBMITTED]
 
 
 def waiting_reserved(state: RunState) -> list[Attempt]:
-    """What is to be placed after all ranked ones, each on its own: the reserved attempts without a
-    place. None while a rank comes back that will need its room."""
+    """Return the reserved attempts without an allocation: each is placed on its own, after all
+    ranked ones.
+
+    Empty while a rank comes back that will need their room.
+    """
     if a_rank_comes_back(state.run, state.jobs):
         return []
     return [
@@ -75,55 +80,66 @@ def waiting_reserved(state: RunState) -> list[Attempt]:
 
 
 def a_rank_comes_back(run: Run, jobs: Iterable[Job]) -> bool:
-    """Of a plain group beside the gang: it is tried again by itself, and must not find its room
-    taken by a reserved job of its own run, which ends with the run only. Ranks that have not begun
-    wait for it, so that nobody would ever leave."""
+    """Return whether a rank of a plain group next to the gang will be tried again.
+
+    Reserved jobs of its own run must not take its room: they end only with the run, and the ranks
+    that have not begun wait for this one, so the run would never go on.
+    """
     over = (None, Reason.DONE_BY_RUNNER, Reason.ABANDONED)
     return any(one.reason not in over for one in ranked_attempts(run, jobs))
 
 
 def ranked_hold_places(run: Run, jobs: Iterable[Job]) -> bool:
-    """Whether every rank of the present incarnation has its place (or had it and has ended).
+    """Return whether every rank of the present incarnation has an allocation, or had it and has
+    ended.
 
-    False while a switch waits and for a run without a gang."""
+    False while a switch waits, and for a run without a gang.
+    """
     ranked = ranked_attempts(run, jobs)
     return bool(ranked) and all(one.status is not AttemptStatus.SUBMITTED for one in ranked)
 
 
 def anchors(state: RunState) -> list[Allocation]:
-    """The places that the ranked attempts of the present incarnation hold: what `waiting_ranked`
-    waits for must lie in the same fleet and under the same `placement`. Empty: anywhere."""
+    """Return the allocations that the ranked attempts of the present incarnation hold.
+
+    The attempts of `waiting_ranked` must get the same fleet and the same `placement`. Empty: they
+    may go anywhere.
+    """
     ids = {one.allocation_id for one in ranked_attempts(state.run, state.jobs)}
     return [a for a in state.allocations if a.id in ids and is_held(a)]
 
 
 def is_held(allocation: Allocation) -> bool:
-    """Held, and not about to be given back."""
+    """Return whether the allocation is held and not about to be given back."""
     return allocation.state is AllocationState.HELD and not allocation.releasing
 
 
 def is_there(attempt: Attempt) -> bool:
-    """For `reincarnation_timeout`: the shim reported `creating` or later, in this incarnation."""
+    """Return whether the shim reported `creating` or later in this incarnation (for
+    `reincarnation_timeout`)."""
     return attempt.creating_seen or attempt.container_started or attempt.running_at is not None
 
 
 def is_whole(run: Run, jobs: Sequence[Job]) -> bool:
-    """Every rank of the present incarnation that nobody abandoned is, or was, there: a plain job
-    that is replaced later makes it no less whole."""
+    """Return whether every rank of the present incarnation is, or was, there.
+
+    Abandoned jobs do not count. A plain job that is replaced later does not make the gang
+    incomplete again.
+    """
     ranked = {one.job_id for one in ranked_attempts(run, jobs)}
     wanted = (job for job in jobs if job.id in ranked and not job.abandoned)
     return bool(ranked) and all(was_there(run, job) for job in wanted)
 
 
 def was_there(run: Run, job: Job) -> bool:
-    """In the present incarnation."""
+    """Return whether an attempt of the job is, or was, there in the present incarnation."""
     own = (one for one in job.attempts if is_current(run, one))
     return any(is_there(one) or one.status is AttemptStatus.DONE for one in own)
 
 
 def kept(state: RunState) -> list[Allocation]:
-    """Places that are held for a successor while no live attempt has them: reservable by nobody
-    else."""
+    """Return allocations that are held for a successor while no live attempt has them: no other job
+    can reserve them."""
     live = {
         job.attempts[-1].allocation_id
         for job in state.jobs

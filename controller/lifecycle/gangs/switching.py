@@ -1,8 +1,8 @@
-"""When a gang starts a new incarnation, and what a switch does at once.
+"""Switching decides when a gang starts a new incarnation, and what happens at once.
 
-A switch ends every live attempt of the run and makes the incarnation number grow; `restarts` makes
-the new attempts once all old ones are final. A switch that is `whole` gives all places back, so
-that the gang queues anew as a whole.
+A switch ends every live attempt of the run and raises the incarnation number. `incarnation` makes
+the new attempts when all old ones are final. A switch that is `whole` gives all allocations back,
+so that the gang queues again as a whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from controller.lifecycle.statuses import AttemptStatus
 
 _SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
 _KEPT: Final = 100
-"""How many past switches a run itself remembers; its events tell of all."""
+"""How many past switches a run keeps; its events have all of them."""
 SWITCHES: Final = (
     (SwitchReason.JOB_FAILED, False, "a rank ended with an error that is tried again"),
     (SwitchReason.JOB_ABORTED, False, "a rank lost its place, was preempted or aborted"),
@@ -49,10 +49,13 @@ SWITCHES: Final = (
         "where the survivors are the whole gang can never be",
     ),
 )
-"""Each with whether it gives all places back, and when it happens, for a person."""
+"""Each switch reason, whether it gives all allocations back, and a sentence that says when it
+happens."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a gang switches now."""
+
     reason: SwitchReason
     attempt: Attempt | None = None
     message: str | None = None
@@ -60,7 +63,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def switch_if_needed(draft: Draft, reports: Sequence[Report]) -> None:
-    """Several ends at once make one switch."""
+    """Switch the gang if there is a cause; several ends at once make one switch."""
     phase = incarnation.phase(draft.run, draft.jobs)
     if phase not in _SWITCHABLE or draft.run.suspended:
         return
@@ -76,8 +79,11 @@ def switch_if_needed(draft: Draft, reports: Sequence[Report]) -> None:
 
 
 def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
-    """A suspended gang that lost a rank stops its survivors, and so does one whose other ranks wait
-    for places that nobody gives them now; `resume` starts all of it again."""
+    """End what runs of a suspended gang that cannot go on; `resume` starts all of it again.
+
+    That is so when it lost a rank, or when ranks hold allocations while others wait for one, which
+    a suspended run does not get.
+    """
     phase = incarnation.phase(draft.run, draft.jobs)
     if not draft.run.suspended or phase not in _SWITCHABLE:
         return
@@ -91,7 +97,7 @@ def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
 
 
 def _waits_beside_places(draft: Draft) -> bool:
-    """Ranks have places, of which none can begin before the others have theirs too."""
+    """Return whether some ranks have allocations and cannot begin before the others have theirs."""
     statuses = {one.status for one in ranked_attempts(draft.run, draft.jobs)}
     starting = {AttemptStatus.PROVISIONING, AttemptStatus.PULLING}
     waits = AttemptStatus.SUBMITTED in statuses and AttemptStatus.RUNNING not in statuses
@@ -99,7 +105,8 @@ def _waits_beside_places(draft: Draft) -> bool:
 
 
 def _an_end_that_switches(run: Run, jobs: Sequence[Job]) -> Cause | None:
-    """The first that ended; of several at once that with the smallest index."""
+    """Return the end that causes a switch: the first one; of several at once the one with the
+    smallest index."""
     ended = [(job, job.attempts[-1]) for job in jobs if _may_switch(run, job, jobs)]
     if not ended:
         return None
@@ -131,7 +138,7 @@ def _switch_reason(reason: Reason) -> SwitchReason:
 
 
 def _resumed(run: Run, jobs: Sequence[Job]) -> Cause | None:
-    """What a suspension stopped comes back as a gang, or not at all."""
+    """Return the cause when a suspension stopped an attempt: the gang comes back as a whole."""
     for job in jobs:
         last = job.attempts[-1] if job.attempts else None
         if last is not None and is_current(run, last) and last.reason is Reason.SUSPENDED:
@@ -140,8 +147,11 @@ def _resumed(run: Run, jobs: Sequence[Job]) -> Cause | None:
 
 
 def _too_large(draft: Draft, reports: Sequence[Report]) -> Cause | None:
-    """Only an incarnation that gathers beside places it holds can be too large for where they
-    are: once it was whole, what waits is a job of a plain group, and that never triggers."""
+    """Return the cause when the placement value of the survivors is too small for the gang.
+
+    Only an incarnation that gathers and holds allocations can be too large. Once it was whole, only
+    a job of a plain group waits, and such a job never triggers a switch.
+    """
     gathers = incarnation.phase(draft.run, draft.jobs) is Phase.GATHERING
     if not gathers or incarnation.since(draft.run, draft.jobs) is None:
         return None
@@ -200,8 +210,11 @@ def _tell(draft: Draft, cause: Cause, old: Incarnation, new: Incarnation) -> Non
 
 
 def _end(draft: Draft, attempt: Attempt, message: str) -> None:
-    """A grace that is still running is cut, also that of a job that has exited: its container may
-    stay as long, for its followers, and the new incarnation waits for it."""
+    """End the attempt and cut a grace that is still running.
+
+    This holds also for a job that has exited: its container may stay for its followers, and the new
+    incarnation would wait for it.
+    """
     if not attempt.container_gone or attempt.reason is None:
         termination.end(draft, attempt, Reason.INCARNATION_CHANGED, "switch", message)
 
