@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from controller.configuration import schema
 from controller.configuration.convert import ConfigurationError, convert, convert_entry
 from controller.configuration.units import parse_number, parse_size, shown
-from controller.lifecycle.model import Constraint, Operator, Ulimit, VolumeMount
+from controller.lifecycle.model import Constraint, Operator
+from shim.schemas import Ulimit, VolumeKind, VolumeMount
 
 T = TypeVar("T")
 _SCHEME = re.compile(r"(?P<url>(?:https?|ssh|git|file)://[^/:]*(?::\d+)?/[^:]*)(?::(?P<path>.+))?")
@@ -249,7 +250,7 @@ def volume(value: object, make: Callable[[type, Any], Any]) -> schema.Volume:
     target, _, access = rest.partition(":")
     if not colon or access not in ("", "ro", "rw"):
         raise ValueError(f"{shown(value)} is not SOURCE:PATH")
-    kind = "host" if source.startswith("/") else "named"
+    kind = VolumeKind.HOST if source.startswith("/") else VolumeKind.NAMED
     return schema.Volume(_checked_volume(kind, source, target, read_only=access == "ro"))
 
 
@@ -271,16 +272,16 @@ def ulimits(value: object) -> schema.Ulimits:
 def _of_mapping(value: dict[object, object], make: Callable[[type, Any], Any]) -> VolumeMount:
     fields = convert_entry(value, schema.VolumeFields, make, "volumes")
     sources = {
-        "named": fields.name,
-        "host": fields.instance_path,
-        "device": fields.device,
-        "tmpfs": fields.tmpfs,
+        VolumeKind.NAMED: fields.name,
+        VolumeKind.HOST: fields.instance_path,
+        VolumeKind.DEVICE: fields.device,
+        VolumeKind.TMPFS: fields.tmpfs,
     }
     given = [kind for kind, source in sources.items() if source is not None]
     if len(given) != 1:
         raise ValueError("needs exactly one of name, instance_path, device, tmpfs")
     kind = given[0]
-    if kind == "tmpfs":
+    if kind is VolumeKind.TMPFS:
         if fields.read_only or fields.optional:
             raise ValueError("is a tmpfs: read_only and optional say nothing about it")
         size = None if fields.tmpfs is None else int(fields.tmpfs)
@@ -295,15 +296,15 @@ def _of_mapping(value: dict[object, object], make: Callable[[type, Any], Any]) -
 
 
 def _checked_volume(
-    kind: str, source: str, target: str, *, read_only: bool, optional: bool = False
+    kind: VolumeKind, source: str, target: str, *, read_only: bool, optional: bool = False
 ) -> VolumeMount:
     if not target.startswith("/") or target == "/" or ".." in target.split("/"):
         raise ValueError(f"{shown(target)} is not an absolute path in the container")
-    if kind == "named" and not _NAME.fullmatch(source):
+    if kind is VolumeKind.NAMED and not _NAME.fullmatch(source):
         raise ValueError(f"{shown(source)} is not the name of a volume")
-    if kind == "named" and optional:
+    if kind is VolumeKind.NAMED and optional:
         raise ValueError("is made when it is not there, so it cannot be optional")
-    if kind != "named" and ".." in source.split("/"):
+    if kind is not VolumeKind.NAMED and ".." in source.split("/"):
         raise ValueError(f"{shown(source)} may not have '..' in it")
     return VolumeMount(
         kind=kind, source=source, target=str(target), read_only=read_only, optional=optional

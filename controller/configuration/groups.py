@@ -78,17 +78,12 @@ def _check_volumes(planned: GroupPlan) -> None:
     written = planned.written.volumes or ()
     if not written:
         return
-    from shim.container_rules import VolumeError, check_volumes
-    from shim.schemas import VolumeKind, VolumeMount  # few runs ask
+    from shim.container_rules import VolumeError, check_volumes  # few runs ask
 
-    mounts: list[VolumeMount] = []
-    for number, mount in enumerate(volume.mount for volume in written):
-        kind, source, target = VolumeKind(mount.kind), mount.source, mount.target
-        mounts.append(
-            VolumeMount(kind=kind, source=source, target=target, read_only=mount.read_only)
-        )
+    mounts = [volume.mount for volume in written]
+    for number in range(len(mounts)):
         try:
-            check_volumes(mounts)
+            check_volumes(mounts[: number + 1])
         except VolumeError as error:
             field = planned.named(f"volumes[{number}]")
             raise ConfigurationError(field, str(error)) from None

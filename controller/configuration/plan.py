@@ -21,13 +21,10 @@ from controller.configuration.schema import (
 )
 from controller.lifecycle.model import (
     Band,
-    ContainerOptions,
-    Files,
     GpuNeed,
+    JobRepo,
     JobSpec,
     Limits,
-    RegistryCredentials,
-    Repo,
     Resources,
     RetryEvent,
     RetryPolicy,
@@ -35,6 +32,8 @@ from controller.lifecycle.model import (
     RunType,
 )
 from controller.lifecycle.submission import PlannedGroup
+from runner.schemas import Files
+from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth
 
 _T = TypeVar("_T")
 
@@ -53,7 +52,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_timeout: float | None = None
     priority: int = 50
     band: Band = Band.INTERACTIVE
-    pull_policy: str = "if-not-present"
+    pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
     ssh: str = "auto"
     ssh_keys: tuple[str, ...] = ()
     """The project's public keys: they get into every run beside its user's own."""
@@ -251,11 +250,11 @@ def _container(configuration: TaskConfiguration) -> ContainerOptions:
     )
 
 
-def _repo(number: int, written: RepoFields) -> Repo:
+def _repo(number: int, written: RepoFields) -> JobRepo:
     uploaded = written.uploaded or UploadedRepo()
     if written.local_path is not None and uploaded.url is None and uploaded.archive is None:
         raise _not_uploaded(f"repos[{number}]")
-    return Repo(
+    return JobRepo(
         path=written.path,
         url=uploaded.url or written.url,
         branch=written.branch,
@@ -282,10 +281,10 @@ def _not_uploaded(field: str) -> ConfigurationError:
     )
 
 
-def _credentials(written: RegistryAuthFields | None) -> RegistryCredentials | None:
+def _credentials(written: RegistryAuthFields | None) -> RegistryAuth | None:
     if written is None:
         return None
-    return RegistryCredentials(username=written.username, password=written.password)
+    return RegistryAuth(username=written.username, password=written.password)
 
 
 def _resources(planned: GroupPlan, defaults: Resources) -> Resources:

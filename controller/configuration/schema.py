@@ -26,9 +26,9 @@ from controller.lifecycle.model import (
     RetryEvent,
     StartupOrder,
     StopCriteria,
-    Ulimit,
-    VolumeMount,
 )
+from runner.schemas import EnvStyle, IfExists
+from shim.schemas import PullPolicy, Ulimit, VolumeMount
 
 MOST_JOBS = 10_000
 """Of one run."""
@@ -215,7 +215,7 @@ class RepoFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     branch: Text | None = None
     hash: Text | None = None
     path: Text = "."
-    if_exists: Literal["error", "skip"] = "error"
+    if_exists: IfExists = IfExists.ERROR
     token_env: Text | None = None
     key_file: Text | None = None
     uploaded: UploadedRepo | None = None
@@ -312,13 +312,13 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     priority: Percent | None = None
     band: Band | None = None
     scheduling_timeout: DurationOrOff | None = None
-    pull_policy: Literal["always", "if-not-present", "never"] | None = None
+    pull_policy: PullPolicy | None = None
     registry_auth: RegistryAuthFields | None = None
     repos: Repos | None = None
     files: FileList | None = None
     secrets: Secrets | None = None
     tty: bool = False
-    env_style: tuple[Literal["dstack", "ytsaurus", "torch"], ...] = ()
+    env_style: tuple[EnvStyle, ...] = ()
     ssh: SshChoice | None = None
     privileged: bool = False
     cap_add: tuple[Capability, ...] = ()
@@ -395,7 +395,7 @@ ALLOWED = {
     "priority": "a whole number from 0 to 100",
     "band": ", ".join(Band),
     "scheduling_timeout": f"{OFF_ALLOWED}; 0 fails at once when nothing is free",
-    "pull_policy": "always, if-not-present, never",
+    "pull_policy": ", ".join(PullPolicy),
     "ssh": "auto, embedded, install, off",
     "registry_auth": "a mapping with username and password",
     "registry_auth.username": "a text, or ${NAME} for a variable of your environment",
@@ -407,7 +407,7 @@ ALLOWED = {
     "repos.branch": "the name of a branch or tag",
     "repos.hash": "a full commit id (40 hexadecimal digits)",
     "repos.path": "a path in the container, absolute or relative to working_dir",
-    "repos.if_exists": "error, skip",
+    "repos.if_exists": ", ".join(IfExists),
     "repos.token_env": "the name of a variable of your environment that holds an access token",
     "repos.key_file": "the path of a private SSH key on this machine",
     "repos.uploaded": "nothing: `fairlead apply` fills it in",
@@ -418,7 +418,7 @@ ALLOWED = {
     "secrets": "a mapping of names to texts or ${NAME}, or a list of names of variables of your"
     " environment",
     "tty": "true or false",
-    "env_style": "a list of dstack, ytsaurus, torch",
+    "env_style": f"a list of {', '.join(EnvStyle)}",
     "volumes": "a list of NAME:/PATH, /PATH/ON/THE/NODE:/PATH (both with :ro if read only), or"
     " mappings with path and one of name, instance_path, device, tmpfs",
     "volumes.path": "an absolute path in the container",

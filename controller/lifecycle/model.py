@@ -21,6 +21,8 @@ from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reasons import RetryEvent as RetryEvent
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from runner.schemas import EnvStyle, Files, Repo, RepoCredentials
+from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth, VolumeMount
 
 
 class RunType(StrEnum):
@@ -162,78 +164,34 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     address."""
 
 
-class RegistryCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Credentials for the registry of a private image."""
+class JobRepo(Repo, frozen=True, kw_only=True):
+    """A repository in the job's container with its credentials, which the runner gets apart."""
 
-    username: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"RegistryCredentials(username={self.username!r}, password=***)"
-
-
-class VolumeMount(msgspec.Struct, frozen=True, kw_only=True):
-    """One mount of a container.
-
-    `kind` is a kind of the shim's: host, named, tmpfs or device. `source` is a path or a name on
-    the node; `size` is for tmpfs.
-    """
-
-    kind: str
-    target: str
-    source: str = ""
-    read_only: bool = False
-    optional: bool = False
-    size: int | None = None
-
-
-class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
-    """One ulimit of a container; -1 means unlimited."""
-
-    name: str
-    soft: int
-    hard: int
-
-
-class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the container may do beyond, or less than, an ordinary one."""
-
-    privileged: bool = False
-    cap_add: tuple[str, ...] = ()
-    cap_drop: tuple[str, ...] = ()
-    ulimits: tuple[Ulimit, ...] = ()
-    pids_limit: int | None = None
-    read_only_root: bool = False
-    init: bool = False
-
-
-class Repo(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository in the job's container; `archive` and `diff` name blobs by their sha256."""
-
-    path: str
-    url: str | None = None
-    branch: str | None = None
-    commit: str | None = None
-    diff: str | None = None
-    archive: str | None = None
-    if_exists: str = "error"
     token: str | None = None
     private_key: str | None = None
     known_hosts: str | None = None
 
     def __repr__(self) -> str:
-        return f"Repo(path={self.path!r}, url={self.url!r})"
+        return f"JobRepo(path={self.path!r}, url={self.url!r})"
 
+    @property
+    def plain(self) -> Repo:
+        """Without credentials."""
+        return msgspec.convert(self, Repo, from_attributes=True)
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
-    """The blob `archive`, unpacked into the folder `path`."""
-
-    path: str
-    archive: str
+    @property
+    def credentials(self) -> RepoCredentials | None:
+        """None: anybody may fetch it."""
+        if not any((self.token, self.private_key, self.known_hosts)):
+            return None
+        return msgspec.convert(self, RepoCredentials, from_attributes=True)
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job executes; it is the same for all jobs of a group."""
+    """What a job executes; it is the same for all jobs of a group.
+
+    What an agent carries out as it stands here is the agent's own wire type.
+    """
 
     image: str
     commands: tuple[str, ...] = ()
@@ -243,8 +201,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str | None = None
     user: str | None = None
     stop_signal: str = "SIGTERM"
-    pull_policy: str = "if-not-present"
-    registry_auth: RegistryCredentials | None = None
+    pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
+    registry_auth: RegistryAuth | None = None
     ssh: str = "auto"
     """`auto`, `embedded`, `install` or `off`."""
     ssh_keys: tuple[str, ...] = ()
@@ -252,11 +210,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     resources: Resources = Resources()
     volumes: tuple[VolumeMount, ...] = ()
     container: ContainerOptions = ContainerOptions()
-    repos: tuple[Repo, ...] = ()
+    repos: tuple[JobRepo, ...] = ()
     files: tuple[Files, ...] = ()
     secrets: dict[str, str] = {}
     tty: bool = False
-    env_style: tuple[str, ...] = ()
+    env_style: tuple[EnvStyle, ...] = ()
     restart_exit_code: int | None = None
     """The exit code with which an interrupted job asks to be started again."""
     log_quota: int | None = None

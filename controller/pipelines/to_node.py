@@ -18,17 +18,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from controller.lifecycle.model import Allocation, Attempt, Job, JobSpec, Node, RunState
-from controller.lifecycle.model import Repo as PlannedRepo
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from runner.schemas import (
     ClusterInfo,
     ClusterKey,
-    EnvStyle,
-    Files,
     GangInfo,
-    IfExists,
-    Repo,
-    RepoCredentials,
     SubmitRequest,
 )
 from runner.schemas import JobSpec as RunnerJob
@@ -36,15 +30,10 @@ from shim.schemas import (
     CLUSTER_SSH_PORT,
     ContainerOptions,
     GpuRequest,
-    PullPolicy,
-    RegistryAuth,
     SshMode,
     SshRequest,
     TaskRequest,
     TaskResources,
-    Ulimit,
-    VolumeKind,
-    VolumeMount,
 )
 
 
@@ -108,7 +97,6 @@ def task_request(view: AttemptContext, cluster_key: str | None = None) -> TaskRe
         raise ValueError(f"attempt {view.attempt.id} holds no allocation")
     spec = view.job.spec
     need = allocation.resources
-    auth = spec.registry_auth
     return TaskRequest(
         run_id=view.state.run.id,
         run_name=view.state.run.name,
@@ -123,24 +111,12 @@ def task_request(view: AttemptContext, cluster_key: str | None = None) -> TaskRe
             infiniband=need.infiniband,
             whole_node=need.whole_node,
         ),
-        pull_policy=PullPolicy(spec.pull_policy),
-        registry_auth=None
-        if auth is None
-        else RegistryAuth(username=auth.username, password=auth.password),
+        pull_policy=spec.pull_policy,
+        registry_auth=spec.registry_auth,
         hostname=view.state.run.name,
         ssh=_ssh(spec, cluster_key),
         image_digest=pinned_digest(view),
-        volumes=tuple(
-            VolumeMount(
-                kind=VolumeKind(volume.kind),
-                target=volume.target,
-                source=volume.source,
-                read_only=volume.read_only,
-                optional=volume.optional,
-                size=volume.size,
-            )
-            for volume in spec.volumes
-        ),
+        volumes=spec.volumes,
         container=_container(spec),
         stop_when_unheard_seconds=spec.stop_when_unheard,
         needs_host_network=need.host_network,
@@ -159,17 +135,10 @@ def pinned_digest(view: AttemptContext) -> str | None:
 
 
 def _container(spec: JobSpec) -> ContainerOptions:
-    wanted = spec.container
-    return ContainerOptions(
-        privileged=wanted.privileged,
-        cap_add=wanted.cap_add,
-        cap_drop=wanted.cap_drop,
-        ulimits=tuple(Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in wanted.ulimits),
-        pids_limit=wanted.pids_limit,
-        read_only_root=wanted.read_only_root,
-        init=wanted.init,
-        user=spec.user if wanted.cap_drop else None,
-    )
+    """Without the right to change users the container starts as the job's user."""
+    if not spec.container.cap_drop:
+        return spec.container
+    return msgspec.structs.replace(spec.container, user=spec.user)
 
 
 def _ssh(spec: JobSpec, cluster_key: str | None) -> SshRequest | None:
@@ -334,11 +303,12 @@ def submit_request(
 ) -> SubmitRequest:
     """`cluster` and `key`: of a job that is told of other nodes."""
     spec = view.job.spec
-    private = [repo for repo in spec.repos if _is_private(repo)]
     return SubmitRequest(
         job=_job(view, spec),
         secrets=spec.secrets,
-        repo_credentials={repo.path: _credentials(repo) for repo in private},
+        repo_credentials={
+            repo.path: keys for repo in spec.repos if (keys := repo.credentials) is not None
+        },
         cluster=cluster,
         cluster_key=key,
     )
@@ -365,13 +335,13 @@ def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
         user=spec.user,
         max_duration=run.policy.max_duration,
         stop_signal=spec.stop_signal,
-        repos=tuple(_repo(repo) for repo in spec.repos),
-        files=tuple(Files(path=one.path, archive=one.archive) for one in spec.files),
+        repos=tuple(repo.plain for repo in spec.repos),
+        files=spec.files,
         tty=spec.tty,
         restart_exit_code=spec.restart_exit_code,
         log_quota=spec.log_quota,
         fail_on_log_quota=spec.fail_on_log_quota,
-        env_style=tuple(EnvStyle(style) for style in spec.env_style),
+        env_style=spec.env_style,
         gang=_gang(view),
         monitoring_descriptor=None if place is None else place.monitoring_descriptor,
     )
@@ -390,26 +360,4 @@ def _gang(view: AttemptContext) -> GangInfo | None:
         size=sum(size or 0 for size in sizes.values()),
         group_size=sizes.get(view.job.group),
         rank=view.attempt.rank,
-    )
-
-
-def _repo(repo: PlannedRepo) -> Repo:
-    return Repo(
-        path=repo.path,
-        url=repo.url,
-        branch=repo.branch,
-        commit=repo.commit,
-        diff=repo.diff,
-        archive=repo.archive,
-        if_exists=IfExists(repo.if_exists),
-    )
-
-
-def _is_private(repo: PlannedRepo) -> bool:
-    return any((repo.token, repo.private_key, repo.known_hosts))
-
-
-def _credentials(repo: PlannedRepo) -> RepoCredentials:
-    return RepoCredentials(
-        token=repo.token, private_key=repo.private_key, known_hosts=repo.known_hosts
     )

@@ -18,7 +18,6 @@ from controller.lifecycle.model import (
     Limits,
     OnParentEnd,
     Operator,
-    RegistryCredentials,
     Resources,
     RetryEvent,
     RetryPolicy,
@@ -28,6 +27,7 @@ from controller.lifecycle.model import (
     StopCriteria,
 )
 from controller.lifecycle.submission import PlannedGroup, PlannedJob, new_run
+from shim.schemas import RegistryAuth
 from tests.simulation.script import SPARED_EXIT_CODE, image_of, random_script, random_start
 
 GIB = 1 << 30
@@ -196,7 +196,7 @@ def _private(
     """Some images are had with a password only."""
     if chance.random() >= PRIVATE:
         return jobs, groups
-    login = RegistryCredentials(username="ann", password="s3cret")
+    login = RegistryAuth(username="ann", password="s3cret")
     return (
         [replace(one, spec=replace(one.spec, registry_auth=login)) for one in jobs],
         [replace(one, spec=replace(one.spec, registry_auth=login)) for one in groups],

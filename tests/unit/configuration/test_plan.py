@@ -12,7 +12,6 @@ from controller.lifecycle.model import (
     Band,
     GpuNeed,
     JobSpec,
-    RegistryCredentials,
     Resources,
     RetryEvent,
     RetryPolicy,
@@ -20,6 +19,7 @@ from controller.lifecycle.model import (
     RunType,
     StopCriteria,
 )
+from shim.schemas import PullPolicy, RegistryAuth
 
 EVERYTHING = frozenset(RetryEvent)
 
@@ -90,8 +90,8 @@ def test_every_field_arrives() -> None:
             restart_exit_code=75,
             log_quota=2 << 30,
             fail_on_log_quota=True,
-            pull_policy="always",
-            registry_auth=RegistryCredentials(username="u", password="p"),
+            pull_policy=PullPolicy.ALWAYS,
+            registry_auth=RegistryAuth(username="u", password="p"),
             resources=Resources(
                 cpu=2.0,
                 memory=8_000_000_000,

@@ -9,7 +9,8 @@ import pytest
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, to_run
-from controller.lifecycle.model import ContainerOptions, JobSpec, Ulimit, VolumeMount
+from controller.lifecycle.model import JobSpec
+from shim.schemas import ContainerOptions, Ulimit, VolumeKind, VolumeMount
 
 TASK: dict[str, Any] = {"type": "task", "commands": ["true"]}
 
@@ -28,27 +29,27 @@ def refusal(**fields: Any) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("written", "mount"),
     [
-        ("data:/data", VolumeMount(kind="named", source="data", target="/data")),
-        ("/mnt/d:/data", VolumeMount(kind="host", source="/mnt/d", target="/data")),
+        ("data:/data", VolumeMount(kind=VolumeKind.NAMED, source="data", target="/data")),
+        ("/mnt/d:/data", VolumeMount(kind=VolumeKind.HOST, source="/mnt/d", target="/data")),
         (
             "/mnt/d:/data:ro",
-            VolumeMount(kind="host", source="/mnt/d", target="/data", read_only=True),
+            VolumeMount(kind=VolumeKind.HOST, source="/mnt/d", target="/data", read_only=True),
         ),
         (
             {"name": "cache", "path": "/root/.cache"},
-            VolumeMount(kind="named", source="cache", target="/root/.cache"),
+            VolumeMount(kind=VolumeKind.NAMED, source="cache", target="/root/.cache"),
         ),
         (
             {"instance_path": "/mnt/d", "path": "/data", "optional": True},
-            VolumeMount(kind="host", source="/mnt/d", target="/data", optional=True),
+            VolumeMount(kind=VolumeKind.HOST, source="/mnt/d", target="/data", optional=True),
         ),
         (
             {"device": "/dev/vdb", "path": "/data", "read_only": True},
-            VolumeMount(kind="device", source="/dev/vdb", target="/data", read_only=True),
+            VolumeMount(kind=VolumeKind.DEVICE, source="/dev/vdb", target="/data", read_only=True),
         ),
         (
             {"tmpfs": "64MiB", "path": "/scratch"},
-            VolumeMount(kind="tmpfs", target="/scratch", size=64 << 20),
+            VolumeMount(kind=VolumeKind.TMPFS, target="/scratch", size=64 << 20),
         ),
     ],
 )

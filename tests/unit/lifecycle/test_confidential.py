@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from controller.lifecycle.model import JobSpec, RegistryCredentials, Repo, RetryEvent, RetryPolicy
+from controller.lifecycle.model import JobRepo, JobSpec, RetryEvent, RetryPolicy
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import RunStatus
 from controller.lifecycle.submission import PlannedJob
+from shim.schemas import RegistryAuth
 from tests.unit.lifecycle.play import Play
 from tests.unit.lifecycle.test_occurrences import Scheduled
 
@@ -18,8 +19,8 @@ SPEC = JobSpec(
     commands=("work",),
     env={"A": CANARY},
     secrets={"S": CANARY},
-    registry_auth=RegistryCredentials(username="ada", password=CANARY),
-    repos=(Repo(path="/workflow", url="https://host/code", token=CANARY, private_key=CANARY),),
+    registry_auth=RegistryAuth(username="ada", password=CANARY),
+    repos=(JobRepo(path="/workflow", url="https://host/code", token=CANARY, private_key=CANARY),),
 )
 PLAN = [PlannedJob(group="main", replica=n, cookie=n, spec=SPEC) for n in range(2)]
 

@@ -11,19 +11,19 @@ import pytest
 
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
-from controller.lifecycle.model import Files, Repo
+from controller.lifecycle.model import JobRepo
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import to_node
 from controller.pipelines.job_running import JobStarter
 from controller.pipelines.to_node import AttemptContext
-from runner.schemas import RepoCredentials
+from runner.schemas import Files, RepoCredentials
 from tests.unit.pipelines.fakes import FakeConnection
 from tests.unit.pipelines.parts import ALONE, Clock, NotedTurns, placed, view_of
 
 BLOBS = {hashlib.sha256(blob).hexdigest(): blob for blob in (b"diff", b"archive")}
 DIFF, ARCHIVE = BLOBS
-REPO = Repo(path="/r", url="https://h/r", commit="c" * 40, diff=DIFF, token="canary")
+REPO = JobRepo(path="/r", url="https://h/r", commit="c" * 40, diff=DIFF, token="canary")
 
 
 def a_view() -> AttemptContext:

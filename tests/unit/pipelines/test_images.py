@@ -9,15 +9,12 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.facts import apply
 from controller.lifecycle.model import (
     Attempt,
-    ContainerOptions,
     JobSpec,
     RunState,
-    Ulimit,
-    VolumeMount,
 )
 from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import from_node, to_node
-from shim import schemas
+from shim.schemas import ContainerOptions, Ulimit, VolumeKind, VolumeMount
 from tests.unit.pipelines.parts import attempt_of, placed, task_of, view_of
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -66,16 +63,16 @@ def test_volumes_and_limits_travel_to_the_node() -> None:
     state = with_spec(
         placed(AttemptStatus.PROVISIONING),
         user="anna",
-        volumes=(VolumeMount(kind="host", source="/mnt/d", target="/data", optional=True),),
+        volumes=(
+            VolumeMount(kind=VolumeKind.HOST, source="/mnt/d", target="/data", optional=True),
+        ),
         container=ContainerOptions(
             cap_drop=("ALL",), ulimits=(Ulimit(name="memlock", soft=-1, hard=-1),)
         ),
     )
     request = to_node.task_request(view_of(state))
     assert request.volumes == (
-        schemas.VolumeMount(
-            kind=schemas.VolumeKind.HOST, source="/mnt/d", target="/data", optional=True
-        ),
+        VolumeMount(kind=VolumeKind.HOST, source="/mnt/d", target="/data", optional=True),
     )
     assert (request.container.user, request.container.cap_drop) == ("anna", ("ALL",))
-    assert request.container.ulimits == (schemas.Ulimit(name="memlock", soft=-1, hard=-1),)
+    assert request.container.ulimits == (Ulimit(name="memlock", soft=-1, hard=-1),)

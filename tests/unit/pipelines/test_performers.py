@@ -10,7 +10,6 @@ import pytest
 
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
-from controller.lifecycle.model import RegistryCredentials
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import from_node, job_running, to_node
@@ -26,7 +25,7 @@ from controller.pipelines.to_node import RetryLater
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import Fence, GpuInfo, HostNetwork, TaskStatus
+from shim.schemas import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
 from tests.unit.pipelines.fakes import FakeConnection, status
 from tests.unit.pipelines.parts import (
     ALONE,
@@ -182,7 +181,7 @@ async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
 def test_credentials_reach_the_request_and_no_text_of_it() -> None:
     state = placed(AttemptStatus.PROVISIONING)
     job = state.jobs[0]
-    auth = RegistryCredentials(username="ann", password="hunter2")
+    auth = RegistryAuth(username="ann", password="hunter2")
     spec = msgspec.structs.replace(job.spec, registry_auth=auth)
     state = msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
     request = to_node.task_request(view_of(state))

@@ -14,7 +14,7 @@ from aiohttp import web
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
 from controller.daemon import Assembly
-from controller.lifecycle.model import NodeAddress, NodeStatus, RegistryCredentials
+from controller.lifecycle.model import NodeAddress, NodeStatus
 from controller.lifecycle.statuses import AttemptStatus
 from controller.links.clients import LocalLink
 from controller.logs.store import LogStore
@@ -22,13 +22,13 @@ from controller.nodes import session
 from shim.api.app import make_app
 from shim.daemon import Daemon
 from shim.engines.base import ImageInfo
-from shim.schemas import TaskStatus
+from shim.schemas import RegistryAuth, TaskStatus
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import a_node, attempt_of, steady_chance, submitted
 from tests.unit.shim.parts import Node
 
-LOGIN = RegistryCredentials(username="anna", password="s3cret")
+LOGIN = RegistryAuth(username="anna", password="s3cret")
 
 
 @pytest.fixture(autouse=True)

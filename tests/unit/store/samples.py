@@ -18,7 +18,6 @@ from controller.lifecycle.model import (
     NodeCapacity,
     NodeGpu,
     NodeStatus,
-    RegistryCredentials,
     Resources,
     RetryEvent,
     RetryPolicy,
@@ -32,6 +31,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes
+from shim.schemas import PullPolicy, RegistryAuth
 
 RESOURCES = Resources(
     cpu=2.5,
@@ -114,8 +114,8 @@ def a_job(job_id: str, attempts: tuple[Attempt, ...]) -> Job:
             working_dir="/w",
             user="1000:1000",
             stop_signal="SIGINT",
-            pull_policy="always",
-            registry_auth=RegistryCredentials(username="u", password="p"),
+            pull_policy=PullPolicy.ALWAYS,
+            registry_auth=RegistryAuth(username="u", password="p"),
             resources=RESOURCES,
         ),
         abandoned=True,
