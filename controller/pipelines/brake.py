@@ -1,8 +1,9 @@
-"""A guard of the turn loop: a run that asks to be decided on at a time that has come, though the
-decision changes nothing, would take the loop from all other runs.
+"""The brake protects the turn loop from a run that asks to be decided at once, again and again,
+without a change.
 
-That is a mistake of ours. It is logged as an error, and the run is looked at less and less often
-until something changes it; reports about it are decided on at once, as always.
+Such a run would take the loop from all other runs. It is a bug of this program: it is logged as an
+error, and the run is looked at less and less often until something changes it. Reports about it are
+decided at once, as always.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Brake:
     def next_look(
         self, run: Run, wake_at: float | None, now: float, *, changed: bool
     ) -> float | None:
-        """When to decide on the run again, given what its decision at `now` asks for."""
+        """Return when to decide the run again, given the time that its decision at `now` asks
+        for."""
         if changed or wake_at is None or wake_at > now:
             self._waits.pop(run.id, None)
             return wake_at

@@ -1,8 +1,8 @@
 """EffectRunner makes the outside match the committed state, attempt by attempt.
 
-After each commit it asks `lifecycle.effects.wanted`, starts what is wanted and not under way, and
-stops what is wanted no more. A performer that fails for want of a connection is repeated when there
-is one; its reports go into the next turn. Nothing here decides.
+After each commit it asks `lifecycle.effects.wanted`. It starts the effects that are wanted and not
+under way, and stops those that are no longer wanted. A performer that has no connection is repeated
+when there is one; its reports go into the next turn. Nothing here decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_SECONDS = 0.02
 MOST_WAIT_SECONDS = 2.0
 REFUSALS_UNTOLD = 10
-"""A node often needs a few seconds; whose task never ends must find out why."""
+"""Refusals before the first log line. A node often needs a few seconds, but the cause of a task
+that never ends must be in the log."""
 BEGINNINGS = frozenset(
     {
         EffectKind.SUBMIT_TASK,
@@ -41,33 +42,41 @@ BEGINNINGS = frozenset(
     }
 )
 """Thousands of these are wanted at once when thousands of jobs are submitted or nodes come back.
-Decisions and answers share the event loop with them, and so does what ends a job."""
+They share the event loop with decisions, answers and effects that end jobs, so only a few run at a
+time."""
 BEGUN_AT_ONCE = 16
 LENT_SECONDS = 0.05
-"""A slow node keeps nobody else from beginning."""
+"""Seconds after which a slot is free again, so that a slow node delays no other."""
 LASTING = frozenset({EffectKind.FOLLOW_RUNNER, EffectKind.COLLECT_LOGS})
 LENT_TO_LASTING_SECONDS = 0.01
-"""These go on for as long as their jobs; what they cost is their first request."""
+"""These effects last as long as their jobs; only their first request costs time."""
 RUSH = 8
-"""So many callers that wait for decisions come before beginnings: what was submitted is answered
-and placed first. The event loop keeps up with fewer."""
+"""With this many callers waiting for decisions, fewer effects begin at once: submissions are
+answered and placed first."""
 BEGUN_IN_A_RUSH = 2
 Key = tuple[str, EffectKind]
 
 
 class Connections(Protocol):
+    """Gives the connections to nodes."""
+
     async def connection(self, node_id: str) -> NodeConnection:
-        """The live connection of this node, waited for as long as it takes."""
+        """Return the live connection of this node; waits for it as long as necessary."""
 
 
 class Performer(Protocol):
-    """Performs one kind of effect. Must be repeatable; returns when the node has it or when what it
-    follows has ended, having posted what it saw."""
+    """Performs one kind of effect. It must be repeatable.
+
+    It returns when the node has applied it, or when what it follows has ended, and has then posted
+    what it saw.
+    """
 
     async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None: ...
 
 
 class EffectRunner:
+    """Starts, repeats and stops the effects of all attempts."""
+
     def __init__(
         self,
         turns: RunPipeline,
@@ -90,6 +99,7 @@ class EffectRunner:
         self._keys_of: dict[str, set[Key]] = {}
 
     def committed(self, touched: Sequence[RunState]) -> None:
+        """Match the effects of these runs with their committed state."""
         for state in touched:
             self._match_run(state)
 
@@ -100,7 +110,8 @@ class EffectRunner:
                 self._match(AttemptContext(state, job, attempt), to_release.get(attempt.id))
 
     def repeat(self, node_id: str) -> None:
-        """A node was reached anew: whatever is still wanted there is done once more."""
+        """Start every effect that is still wanted on a node again, because the node was reached
+        again."""
         for state in self._turns.runs_on(node_id):
             for job in state.jobs:
                 for attempt in job.attempts:

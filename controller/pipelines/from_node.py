@@ -1,6 +1,4 @@
-"""What a node tells the controller, as reports. Its words are checked: a list says what it may
-claim.
-"""
+"""Translate what a node reports into reports of the core; a list limits what a node may claim."""
 
 from __future__ import annotations
 
@@ -23,7 +21,8 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def known_reason(text: str | None) -> Reason | None:
-    """A reason of a newer runner that we do not know is none; its message still tells."""
+    """Return the reason, or None for one of a newer runner that this controller does not know; its
+    message is still used."""
     try:
         return None if text is None else Reason(text)
     except ValueError:
@@ -31,7 +30,8 @@ def known_reason(text: str | None) -> Reason | None:
 
 
 def task_reports(info: TaskInfo) -> list[reports.Report]:
-    """The exit record first: it outranks what the shim concludes from the container."""
+    """Return the reports of a task, the exit record first: it outranks the shim's conclusion from
+    the container."""
     found: list[reports.Report] = [
         reports.TaskAccepted(run_id=info.run_id, attempt_id=info.id),
     ]
@@ -65,7 +65,8 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
 
 
 def exit_report(run_id: str, attempt_id: str, text: str) -> reports.RunnerExited | None:
-    """None for a record that the job has damaged: then only the shim's word counts."""
+    """Return the report of an exit record; None for a damaged record, in which case only the shim's
+    report counts."""
     try:
         record = msgspec.json.decode(text, type=ExitRecord)
     except _NOT_JSON:
@@ -74,8 +75,11 @@ def exit_report(run_id: str, attempt_id: str, text: str) -> reports.RunnerExited
 
 
 def runner_exited(run_id: str, attempt_id: str, record: ExitRecord) -> reports.RunnerExited:
-    """What the record says may be the job's invention: a number that no process ever ends with
-    would be one that no database holds."""
+    """Return the report of a record that the job may have forged.
+
+    An exit code outside of 0 to 255 is refused: no process ends with it, and the database could not
+    store it.
+    """
     reason, message = known_reason(record.reason), readable(record.message)
     exit_code = _possible(record.exit_code)
     if exit_code != record.exit_code:
@@ -102,7 +106,7 @@ def readable(text: str | None) -> str | None: ...
 
 
 def readable(text: str | None) -> str | None:
-    """A node's or a job's words, but not without end."""
+    """Return the text, cut to MAX_MESSAGE characters."""
     if text is None or len(text) <= MAX_MESSAGE:
         return text
     mark = f"… (cut: {len(text)} characters)"
@@ -126,7 +130,8 @@ _SAME_GPU = 8
 
 
 def near(gpu: GpuInfo, gpus: Iterable[GpuInfo]) -> dict[str, int]:
-    """MIG instances of one GPU are the nearest; where no link is known, the NUMA node counts."""
+    """Return how near the other GPUs are. MIG instances of one GPU are the nearest; without a known
+    link the NUMA node counts."""
     found = {uuid: _NEARNESS[link] for uuid, link in gpu.links.items()}
     for other in gpus:
         if other.uuid == gpu.uuid:
@@ -165,7 +170,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
 
 
 def _is_address(text: str) -> bool:
-    """What a node says of itself reaches the files of jobs on other nodes."""
+    """Return whether the text is an IP address: it goes into files of jobs on other nodes."""
     with contextlib.suppress(ValueError):
         return str(ip_address(text)) == text and "%" not in text
     return False

@@ -1,4 +1,6 @@
-"""The effects of an attempt that starts or runs: submit, start, follow, interrupt."""
+"""JobRunningPipeline: the effects of an attempt that starts or runs (submit, start, follow,
+interrupt).
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ class CodeGone(Exception):
 
 
 class TaskSubmitter:
-    """PUT the task until the shim has it, and again when a restart has made the shim forget the
-    registry's credentials."""
+    """PUT the task until the shim has it, and again when a restarted shim asks for the registry's
+    credentials."""
 
     def __init__(self, turns: RunPipeline, fence: Fence, clusters: Clusters) -> None:
         self._turns = turns
@@ -76,12 +78,12 @@ class TaskSubmitter:
     async def _lost_place(
         self, error: ShimError, attempt: Attempt, connection: NodeConnection
     ) -> Reason | None:
-        """Why the attempt needs another place than the one that it was given before its node
-        drained or kept its network to itself, or its GPU broke or was split anew. None where the
-        refusal can pass: also of a shim that has not heard yet that it may work again, and for a
-        GPU whose memory is still being freed.
+        """Return why the attempt needs another allocation; None: the refusal can pass.
 
-        Raises ShimUnavailable, TryAgain."""
+        It needs another one when its node drains or gives no host network now, or when its GPU
+        broke or was split again. A refusal can pass when the shim has not heard yet that it may
+        work again, or while a GPU's memory is being freed. Raises ShimUnavailable, RetryLater.
+        """
         if error.code == "no_host_network":
             return Reason.INSTANCE_UNREACHABLE
         if error.code == "draining":
@@ -98,7 +100,8 @@ class TaskSubmitter:
 
 
 class JobStarter:
-    """Give the runner its job and code and start it; the runner may need a moment to listen."""
+    """Give the runner its job and code and start it; the runner may need a moment until it
+    listens."""
 
     def __init__(
         self, turns: RunPipeline, clock: Clock, blobs: BlobStore, clusters: Clusters
@@ -131,7 +134,7 @@ class JobStarter:
         )
 
     async def _send_code(self, runner: RunnerApi, view: AttemptContext) -> None:
-        """Raises CodeGone, RunnerUnavailable, RunnerError."""
+        """Upload the code. Raises CodeGone, RunnerUnavailable, RunnerError."""
         for digest in view.job.spec.blobs:
             if await self._blobs.size(digest) is None:
                 raise CodeGone("the code that was uploaded for this run is gone; apply it again")
@@ -149,8 +152,8 @@ class JobStarter:
         )
 
     async def _start_when_it_listens(self, runner: RunnerApi, view: AttemptContext) -> StatusEvent:
-        """Raises RunnerUnavailable when it does not come up soon, TryAgain while the gang that it
-        is to be told of is not placed."""
+        """Start the job. Raises RunnerUnavailable when the runner does not listen soon, RetryLater
+        while the gang is not placed."""
         request = to_node.submit_request(view, self._clusters.info(view), self._clusters.key(view))
         for _ in range(START_TRIES):
             try:
@@ -161,7 +164,7 @@ class JobStarter:
 
 
 class RunnerFollower:
-    """Follow the runner's status until it has an exit to tell."""
+    """Follow the runner's status until it reports an exit."""
 
     def __init__(self, turns: RunPipeline, clock: Clock) -> None:
         self._turns = turns
@@ -192,9 +195,11 @@ class RunnerFollower:
     def _note_silence(
         self, view: AttemptContext, connection: NodeConnection, heard_at: float
     ) -> None:
-        """Only silence beside a shim that answers counts, so it begins anew with the connection.
-        It is no longer than a stream may be silent, lest a controller that was paused itself takes
-        that for the runner's."""
+        """Post RunnerSilent when the runner is silent for too long although the shim answers.
+
+        The count begins again with each connection. It counts at most the time for which a stream
+        may be silent, so that a pause of the controller itself does not count as the runner's.
+        """
         attempt_id, now = view.attempt.id, self._clock.now()
         began = max(heard_at, now - SILENCE)
         beside, since = self._silent_since.get(attempt_id, (connection, began))
@@ -207,7 +212,7 @@ class RunnerFollower:
 
 
 class JobInterrupter:
-    """Ask the runner to let its job end by itself; it kills what is left when the time is over."""
+    """Ask the runner to interrupt its job; the runner kills what is left when the time is over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -226,7 +231,7 @@ class JobInterrupter:
 
 
 class LimitHolder:
-    """Tell the runner that its run is suspended, or goes on."""
+    """Tell the runner that its run is suspended or resumed."""
 
     def __init__(self, *, suspended: bool) -> None:
         self._suspended = suspended
@@ -241,7 +246,7 @@ class LimitHolder:
 
 
 class JobRunningPipeline:
-    """The stage of attempts that start or run: what performs each of their effects."""
+    """The performers of the effects of attempts that start or run."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""JobTerminatingPipeline: from a reason to a place that is free again.
+"""JobTerminatingPipeline: the effects of an attempt from its reason to its released allocation.
 
-Ask the runner to stop within the grace, make the shim end the container, and, once the log is
+They ask the runner to stop within the grace, make the shim end the container, and, once the log is
 stored, remove the task and release the allocation on the node. The final status is not set here: it
 is decided from what these performers report.
 """
@@ -24,12 +24,12 @@ from shim.client import ShimError
 from shim.schemas import Fence, TerminateRequest
 
 LAST_MOMENT = 0.5
-"""Seconds that a container has after its job's grace: the runner, which kills the job when that is
-over, writes down how it ended. The shim adds its own time for last words."""
+"""Seconds that the container has after its job's grace, so that the runner can record how the job
+ended. The shim adds a time of its own."""
 
 
 class JobStopper:
-    """The runner signals the commands and kills what is left when the grace is over."""
+    """Make the runner signal the commands and kill what is left when the grace is over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -47,7 +47,8 @@ class JobStopper:
 
 
 class TaskTerminator:
-    """The grace is over: the shim ends the container, of an aborted job at once."""
+    """Make the shim end the container when the grace is over; an aborted job's container ends at
+    once."""
 
     def __init__(self, turns: RunPipeline, fence: Fence) -> None:
         self._turns = turns
@@ -86,8 +87,8 @@ def _moment_left(attempt: Attempt) -> float:
 
 
 class TaskRemover:
-    """Release the allocation, unless it is kept for a successor, then delete the task; what is gone
-    already is as good."""
+    """Release the allocation, unless it is kept for a successor, then delete the task; what is
+    already gone counts as removed."""
 
     def __init__(self, turns: RunPipeline, fence: Fence) -> None:
         self._turns = turns
@@ -141,8 +142,12 @@ async def remove_from_node(
     fence: Fence,
     incarnation: int,
 ) -> None:
-    """The task goes last: when the connection breaks in between, a later look at the node finds it
-    and all of this is repeated. Raises TryAgain while the shim does not let go."""
+    """Release the allocation, then remove the task. Raises RetryLater while the shim does not let
+    go.
+
+    The task goes last: if the connection breaks in between, the next look at the node finds it and
+    all of this is repeated.
+    """
     if allocation_id is not None:
         release = connection.shim.release_allocation(
             allocation_id, run_id=run_id, fence=fence, incarnation=incarnation
@@ -162,7 +167,7 @@ async def _gone(removal: Awaitable[None]) -> None:
 
 
 class JobTerminatingPipeline:
-    """The stage of attempts that end: what performs each of their effects."""
+    """The performers of the effects of attempts that end."""
 
     def __init__(self, turns: RunPipeline, fence: Fence, clock: Clock) -> None:
         self.performers: dict[EffectKind, Performer] = {

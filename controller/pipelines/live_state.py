@@ -1,7 +1,7 @@
 """The registries of the live runs and nodes that RunPipeline keeps, and what it derives from them.
 
-Runs by node, parents and children, watchers, changes of nodes and fleets that are not committed
-yet, and the context that a run's decision needs.
+They hold runs by node, parents and children, watchers, and changes of nodes and fleets that are not
+committed yet. They also make the context that a run's decision needs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Key = str | None
 
 
 class Watchers:
-    """Woken in the order in which they began to watch, so that equal runs of a simulation stay
-    equal."""
+    """Callers that wait for changes. They are woken in the order in which they began to watch, so
+    that equal simulations stay equal."""
 
     def __init__(self) -> None:
         self._events: dict[Key, dict[asyncio.Event, None]] = {}
@@ -85,7 +85,7 @@ def news_of(
 def none_reached(
     run_id: str, node_ids: Iterable[str], nodes: Mapping[str, Node]
 ) -> Iterator[NodeDisconnected | NodeGone]:
-    """As a controller that has just started sees it: nobody knows since when it was away."""
+    """Yield the reports of a controller that has just started: it was away for an unknown time."""
     for node_id in node_ids:
         if node_id in nodes:
             yield NodeDisconnected(
@@ -96,7 +96,8 @@ def none_reached(
 
 
 def removed(run_id: str, node_id: str) -> NodeGone:
-    """A node is removed only when an admin says that nothing of ours runs there any more."""
+    """Return the report of a removed node. An admin removes a node only when nothing of Fairlead
+    runs there."""
     return NodeGone(
         run_id=run_id,
         node_id=node_id,
@@ -108,12 +109,14 @@ def removed(run_id: str, node_id: str) -> NodeGone:
 
 
 class RunsByNode:
+    """The runs that have something on each node."""
+
     def __init__(self) -> None:
         self._runs: dict[str, dict[str, None]] = {}
         self._minded: set[str] = set()
 
     def moved(self, before: RunState | None, state: RunState) -> list[str]:
-        """Take over what the run has where now; the nodes that are new for it."""
+        """Update the nodes of a run and return those that are new for it."""
         if before is state:
             return []
         old = set() if before is None else nodes_of(before)
@@ -128,11 +131,12 @@ class RunsByNode:
         return fresh
 
     def on(self, node_id: str) -> Iterable[str]:
-        """The ids of the runs that have something there."""
+        """Return the ids of the runs that have something there."""
         return self._runs.get(node_id, ())
 
     def may_mind_silence(self, node_id: str) -> bool:
-        """Whether a job may be there that is stopped when it hears of no controller."""
+        """Return whether a job may be there that stops when it hears from no controller
+        (`on_disconnect: stop`)."""
         return node_id in self._minded
 
     def _left(self, node_id: str, run_id: str) -> None:
@@ -144,7 +148,8 @@ class RunsByNode:
 
 
 def nodes_of(state: RunState) -> set[str]:
-    """Where it has something, or a place that is kept or not given back yet."""
+    """Return the nodes where the run has an attempt, or an allocation that is kept or not released
+    yet."""
     places = {place.node_id for place in state.allocations if place.state in OCCUPIED}
     return places | {
         attempt.node_id
@@ -160,6 +165,8 @@ class ParentGone(Exception):
 
 
 class Families:
+    """The live children of each run."""
+
     def __init__(self) -> None:
         self._children: dict[str, dict[str, None]] = {}
 
@@ -169,7 +176,7 @@ class Families:
             self._children.setdefault(parent_id, {})[state.run.id] = None
 
     def remove(self, state: RunState) -> None:
-        """The run has ended, or never came to be."""
+        """Forget a run that has ended, or was never admitted."""
         parent_id = state.run.parent_id
         children = self._children.get(parent_id or "")
         if parent_id is not None and children is not None:
@@ -178,11 +185,11 @@ class Families:
                 del self._children[parent_id]
 
     def children_of(self, run_id: str) -> tuple[str, ...]:
-        """The ids of its live children, in the order of their submission."""
+        """Return the ids of its live children, in the order of their submission."""
         return tuple(self._children.get(run_id, ()))
 
     def told_by(self, state: RunState) -> list[ParentEnded]:
-        """What the children of a run are told that has ended other than DONE."""
+        """Return the reports to the children of a run that ended other than DONE."""
         run = state.run
         if run.status not in FINAL_RUN_STATUSES or run.status is RunStatus.DONE:
             return []
@@ -197,16 +204,16 @@ T = TypeVar("T")
 
 
 class Inventory(msgspec.Struct):
-    """Nodes and fleets that were changed or (None) removed and are not committed yet."""
+    """Nodes and fleets that were changed or removed (None) and are not committed yet."""
 
     nodes: dict[str, Node | None] = {}
     fleets: dict[str, Fleet | None] = {}
     stored_nodes: dict[str, Node | None] = {}
     stored_fleets: dict[str, Fleet | None] = {}
-    """What the store has of these."""
+    """What the store has of the changed fleets; `stored_nodes`: of the changed nodes."""
 
     def over(self, older: Inventory) -> Inventory:
-        """Both, of which `older` could not be committed."""
+        """Return both; `older` could not be committed."""
         return Inventory(
             nodes={**older.nodes, **self.nodes},
             fleets={**older.fleets, **self.fleets},
@@ -224,13 +231,13 @@ def gone(changes: Mapping[str, object]) -> tuple[str, ...]:
 
 
 class World:
-    """Sees the live nodes."""
+    """Makes the context of decisions from the live nodes."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
 
     def around(self, state: RunState, now: float, nominated: frozenset[str]) -> DecisionContext:
-        """`nominated`: the places of this run on which another's nomination lies."""
+        """Return the run's context; `nominated`: its allocations that another run has nominated."""
         run = state.run
         at = next_trigger(run.policy.schedule, now) if needs_next_trigger(run, now) else None
         held = [one for one in state.allocations if one.state is AllocationState.HELD]
@@ -254,7 +261,7 @@ class World:
         return node is not None and node.draining
 
     def _is_undecided(self, node_id: str) -> bool:
-        """It would be usable if its link, which is just being made, were there."""
+        """Return whether the node would be usable if the link that is being made were there."""
         node = self._nodes.get(node_id)
         if node is None or node.status is not NodeStatus.CONNECTING:
             return False

@@ -1,7 +1,7 @@
 """Log collection follows a job's log, stores it, and acknowledges what is on disk.
 
 It acknowledges at once at the end, soon when much came, else every minute. When the container is
-gone it takes what is left from the shim and adds the last lines that the system has to say.
+gone, it reads the rest from the shim and adds the last lines of the system.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MUCH_BYTES = 1 << 20
 
 
 class Acknowledging:
-    """Soon after much came, later after anything did. At rest it is nothing but this object."""
+    """Acknowledges soon after much data came, later after any data. At rest it holds no task."""
 
     def __init__(self, runner: RunnerApi, writer: LogWriter) -> None:
         self._runner = runner
@@ -41,8 +41,8 @@ class Acknowledging:
         self._much = Flag()
 
     def came(self) -> None:
-        """The writer has taken something over. Raises what the runner or the disk said to the
-        acknowledgement before."""
+        """Note that the writer has taken data. Raises the error of the last acknowledgement, from
+        runner or disk."""
         if self._task is not None and self._task.done():
             self._task.result()
             self._task = None
@@ -52,7 +52,7 @@ class Acknowledging:
             self._task = asyncio.create_task(self._acknowledge())
 
     async def end(self) -> None:
-        """What was not acknowledged is left so."""
+        """Stop; what was not acknowledged stays so."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -71,7 +71,7 @@ class Acknowledging:
 async def say_rest(
     logs: LogStore, writer: LogWriter, attempt_id: str, notices: Sequence[Notice]
 ) -> None:
-    """Add the notices that the stored log has not. Raises OSError."""
+    """Append the notices that the stored log does not have. Raises OSError."""
     if not notices:
         return
     said, at_line_start = await _system_lines(logs, attempt_id)
@@ -87,7 +87,8 @@ async def say_rest(
 
 
 async def _system_lines(logs: LogStore, attempt_id: str) -> tuple[set[bytes], bool]:
-    """The lines that are no output of the job, and whether the log ends with a whole line."""
+    """Return the lines that are not the job's output, and whether the log ends with a whole
+    line."""
     decoder, last = Decoder(), b"\n"
     lines: set[bytes] = set()
     async with contextlib.aclosing(logs.read(attempt_id, 0)) as pieces:
@@ -100,8 +101,11 @@ async def _system_lines(logs: LogStore, attempt_id: str) -> tuple[set[bytes], bo
 
 
 class LogCollector:
-    """Store the log as it comes, acknowledge what is durable, read the rest from the shim when the
-    container is gone. Ends with the log complete."""
+    """Store the log as it comes, acknowledge what is durable, and read the rest from the shim when
+    the container is gone.
+
+    It ends when the log is complete.
+    """
 
     def __init__(self, turns: RunPipeline, logs: LogStore) -> None:
         self._turns = turns

@@ -1,8 +1,8 @@
-"""Runs whose changes the database refuses: they wait aside, and everybody else goes on.
+"""Runs whose changes the database refuses are set aside, and all other runs go on.
 
-Such a run stays as it was committed last, with its jobs; what is told about it is kept for the next
-try. What was told is lost only when all tries have failed: then the run ends as `server_error`, for
-which the database needs to take less.
+Such a run stays as it was committed last, with its jobs; reports about it are kept for the next
+try. They are lost only when all tries have failed: then the run ends as `server_error`, which needs
+less space in the database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 WAITS = (1.0, 5.0, 15.0, 60.0, 300.0)
 """Seconds before each next try; the last is repeated."""
 TIME_TO_RECOVER = sum(WAITS)
-"""Seconds after which the run is told to end."""
+"""Seconds after which the run is ended."""
 
 
 class _Waiting(msgspec.Struct):
@@ -42,6 +42,8 @@ class _Waiting(msgspec.Struct):
 
 
 class RefusedRuns:
+    """The runs that are set aside, with their waiting reports."""
+
     def __init__(self) -> None:
         self._runs: dict[str, _Waiting] = {}
         self.news: list[Event] = []
@@ -51,8 +53,11 @@ class RefusedRuns:
         return min((one.until for one in self._runs.values()), default=None)
 
     def hold(self, inbox: dict[str, list[Report]], now: float) -> frozenset[str]:
-        """Keep back what these are told, and hand out all of it to those that are due. The others
-        are to be left alone in this turn."""
+        """Keep the reports of runs set aside, and hand out all of them to runs whose next try is
+        due.
+
+        Return the runs that stay aside in this turn.
+        """
         waiting = set()
         for run_id, one in self._runs.items():
             one.reports += inbox.pop(run_id, ())
@@ -64,13 +69,14 @@ class RefusedRuns:
         return frozenset(waiting)
 
     def hurry(self, run_id: str) -> None:
-        """Somebody waits for it."""
+        """Try the run again in the next turn: a user waits for it."""
         if run_id in self._runs:
             self._runs[run_id].until = 0.0
 
     def refused(
         self, run_id: str, name: str, reports: Sequence[Report], why: str, now: float
     ) -> None:
+        """Set the run aside, or lengthen its wait."""
         if run_id not in self._runs:
             self._runs[run_id] = _Waiting(since=now, until=now, why=why)
             self.news.append(_refusal(run_id, why, now))
@@ -81,10 +87,11 @@ class RefusedRuns:
         log.error("run %s (%s) is set aside for %g s: %s", name, run_id, one.wait, why)
 
     def drop_news(self, run_ids: Collection[str]) -> None:
-        """The database refuses these, too."""
+        """Drop the events of these runs: the database refuses them too."""
         self.news = [event for event in self.news if event.run_id not in run_ids]
 
     def stored(self, run_ids: Collection[str]) -> None:
+        """Take back runs that could be stored again."""
         for run_id in self._runs.keys() & run_ids:
             del self._runs[run_id]
             log.info("run %s could be stored again", run_id)

@@ -1,8 +1,8 @@
 """RunPipeline is the loop that makes every decision about runs, one turn at a time.
 
-A turn takes all that was reported since the last one, lets the pure core decide for each touched
-run, lets the scheduler place what waits, commits everything in one transaction, and only then lets
-the other pipelines perform effects. What a caller is told is committed before it is told.
+A turn takes all reports since the last one. The pure core decides each run with reports, and the
+scheduler places what waits. One transaction commits everything. Only then do the other pipelines
+perform effects, and only then do callers get their answers.
 """
 
 from __future__ import annotations
@@ -52,14 +52,16 @@ log = logging.getLogger(__name__)
 
 
 class Placer(Protocol):
+    """What a turn needs of the scheduler."""
+
     def run_changed(self, run_id: str, state: RunState | None) -> None: ...
 
     def place(self, now: float, without: Container[str]) -> Mapping[str, Sequence[Report]]:
-        """What to tell which runs, in this order, all of a run's at once. Nothing is placed for the
-        runs in `without`."""
+        """Return the reports to apply by run, in this order, all of a run's together. Nothing is
+        placed for the runs in `without`."""
 
     def nominated(self, state: RunState) -> frozenset[str]:
-        """The places of this run on which another's nomination lies."""
+        """Return the allocations of this run that another run has nominated."""
 
 
 class TurnInProgress:
@@ -125,7 +127,8 @@ class TurnInProgress:
         self.deadlines[run_id] = decision.wake_at
 
     def tell_children(self, families: Families) -> None:
-        """In the same commit as the end of their parent, so that no crash comes between."""
+        """Report the end of parents to their children, in the same commit, so that no crash comes
+        between."""
         told: set[str] = set()
         while ended := [state for run_id, state in self.states.items() if run_id not in told]:
             for state in ended:
@@ -140,16 +143,16 @@ class TurnInProgress:
 
 COMMIT_RETRY_SECONDS = 1.0
 ANY_NODE = "any node"
-"""What to watch for changes of nodes alone."""
+"""The key to watch for changes of any node."""
 
 
 class NameTaken(Exception):
-    """A live run has this name already."""
+    """A live run already has this name."""
 
 
 class Scheduler(Placer, Protocol):
-    """JobSubmittedPipeline's seam. It is told of every change before it is committed, and told the
-    state before it when the commit fails."""
+    """The seam of JobSubmittedPipeline. It gets every change before the commit, and the state
+    before it when the commit fails."""
 
     is_unfinished: bool
     """Whether another turn should follow at once."""
@@ -170,19 +173,23 @@ class Scheduler(Placer, Protocol):
 
 
 class TurnListener(Protocol):
+    """Learns of each committed run."""
+
     def committed(self, touched: Sequence[RunState]) -> None:
-        """These runs were decided on and are committed as given; finished ones come last time."""
+        """Handle runs that were decided and are committed as given; a finished run comes for the
+        last time."""
 
 
 class _Waiter(NamedTuple):
-    """`of`: the id of the run or node (or the fleet's name) that it concerns."""
+    """A caller that waits for a commit. `of`: the id of the run or node, or the fleet's name, that
+    it concerns."""
 
     done: asyncio.Future[None]
     of: str | None
 
 
 class RunPipeline:
-    """Owns the live runs and nodes in memory; the store has the same, always a commit earlier."""
+    """Owns the live runs and nodes in memory; the store has each of their commits."""
 
     def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
         self.runs: dict[str, RunState] = {}
@@ -222,7 +229,7 @@ class RunPipeline:
     def restore(
         self, runs: Iterable[RunState], nodes: Iterable[Node], fleets: Iterable[Fleet] = ()
     ) -> None:
-        """Take over what the store had; every run is decided anew in the first turn, with no node
+        """Take over what the store has. The first turn decides every run again, with no node
         connected yet."""
         self.fleets.update({fleet.name: fleet for fleet in fleets})
         for name, fleet in self.fleets.items():
@@ -244,7 +251,7 @@ class RunPipeline:
         return none_reached(state.run.id, sorted(nodes_of(state)), self.nodes)
 
     def remember(self, state: RunState) -> None:
-        """Take over an ended run that still occupies a place on a node."""
+        """Take over an ended run that still holds an allocation on a node."""
         self._leftovers[state.run.id] = state
         self._scheduler.run_changed(state.run.id, state)
         self._by_node.moved(None, state)
@@ -253,33 +260,34 @@ class RunPipeline:
 
     @property
     def known(self) -> Mapping[str, RunState]:
-        """The live runs, and the ended ones of which something may be left on a node."""
+        """The live runs, and the ended runs that may still have something on a node."""
         return self._known
 
     def listen(self, listener: TurnListener) -> None:
         self._listeners.append(listener)
 
     def live_run_named(self, name: str) -> str | None:
-        """The id of the live (or just being committed) run with this name."""
+        """Return the id of the live run with this name, or of one that is being committed."""
         return self._names.get(name)
 
     def runs_on(self, node_id: str) -> list[RunState]:
-        """Runs that have an attempt on this node which is not final, or of which nobody knows
-        whether something is left there."""
+        """Return the runs that have a live attempt on this node, or may have something left
+        there."""
         return [self._known[run_id] for run_id in self._by_node.on(node_id)]
 
     def may_mind_silence(self, node_id: str) -> bool:
-        """Whether a job may be there that is stopped when it hears of no controller."""
+        """Return whether a job may be there that stops when it hears from no controller
+        (`on_disconnect: stop`)."""
         return self._by_node.may_mind_silence(node_id)
 
     def children_of(self, run_id: str) -> list[RunState]:
-        """The live runs that were submitted as this one's children."""
+        """Return the live runs that were submitted as children of this one."""
         ids = self._families.children_of(run_id)
         return [self.runs[child_id] for child_id in ids if child_id in self.runs]
 
     async def admit(self, state: RunState) -> None:
         """Make this new run durable. Raises NameTaken, ParentGone, StoreUnavailable, StoreRefused:
-        the run never was."""
+        then the run does not exist."""
         if state.run.name in self._names:
             raise NameTaken(state.run.name)
         if state.run.parent_id is not None and state.run.parent_id not in self.runs:
@@ -295,7 +303,7 @@ class RunPipeline:
             raise
 
     def post(self, report: Report) -> None:
-        """Hand in a report; a run that has ended and left nothing behind ignores it."""
+        """Hand in a report. A run that has ended and left nothing behind ignores it."""
         if report.run_id not in self._known and report.run_id not in self._admitted:
             return
         self._inbox.setdefault(report.run_id, []).append(report)
@@ -308,8 +316,8 @@ class RunPipeline:
         await self._next_commit(report.run_id)
 
     async def settled(self) -> None:
-        """Everything posted so far is decided and committed, but for runs that the store refuses.
-        Raises StoreUnavailable."""
+        """Wait until everything posted so far is decided and committed, except for runs that the
+        store refuses. Raises StoreUnavailable."""
         await self._next_commit(None)
 
     async def save_node(self, node: Node | None, node_id: str) -> None:
@@ -318,7 +326,8 @@ class RunPipeline:
         await self._next_commit(node_id)
 
     def set_node(self, node: Node | None, node_id: str) -> None:
-        """As `save_node`, but without waiting: for what a node says about itself."""
+        """Change a node as `save_node` does, without waiting: for what a node reports about
+        itself."""
         self._inventory.stored_nodes.setdefault(node_id, self.nodes.get(node_id))
         self._inventory.nodes[node_id] = node
         self._show_node(node, node_id)
@@ -358,8 +367,8 @@ class RunPipeline:
         self._reschedule = True
 
     def watch(self, key: str | None) -> Watch:
-        """Wakes whenever the run or node with this id was committed (None: any of them, ANY_NODE:
-        any node)."""
+        """Return a watch that wakes when the run or node with this id was committed (None: any run
+        or node; ANY_NODE: any node)."""
         return Watch(self._watchers, key)
 
     # -- the loop ---------------------------------------------------------------------------
@@ -469,7 +478,8 @@ class RunPipeline:
         inbox: dict[str, list[Report]],
         inventory: Inventory,
     ) -> None:
-        """A run waits aside; a node or fleet is again what the store has of it."""
+        """Leave out what the store refused: a run is set aside, and a node or fleet becomes again
+        what the store has."""
         self._aside.drop_news(error.runs)
         for run_id in error.runs & turn.states.keys() & self._known.keys():
             name = self._known[run_id].run.name
@@ -523,7 +533,8 @@ class RunPipeline:
             self._wake.set()
 
     def _trimmed(self, state: RunState) -> RunState:
-        """Only of what is committed: the store has what leaves here."""
+        """Return the state without its older attempts; only for a committed state, because the
+        store must have what leaves."""
         kept = recent(state)
         if kept is not state:
             self._scheduler.run_trimmed(kept)
@@ -553,7 +564,8 @@ class RunPipeline:
     # -- small parts ------------------------------------------------------------------------
 
     def _set_deadline(self, run_id: str, at: float | None) -> None:
-        """A run has one deadline; what the heap holds beside it is passed over when it comes up."""
+        """Set the one deadline of a run. Older entries of the heap are skipped when their time
+        comes."""
         if at is None:
             self._wake_at.pop(run_id, None)
         elif self._wake_at.get(run_id) != at:

@@ -1,6 +1,6 @@
-"""What the controller tells a node: requests to shim and runner, made from a run's committed state.
+"""Requests to shim and runner, made from a run's committed state.
 
-A multi-node job is told the addresses, ranks and GPUs of its peers, and gets a key of its run.
+A multi-node job gets the addresses, ranks and GPUs of its peers, and a key of its run.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from shim.schemas import (
 
 
 class RetryLater(Exception):
-    """The node could not do it now; the text says why."""
+    """The node could not do it now; the message says why."""
 
 
 class AttemptContext(msgspec.Struct, frozen=True):
-    """One attempt with what surrounds it."""
+    """One attempt with its job and its run."""
 
     state: RunState
     job: Job
@@ -57,13 +57,13 @@ class AttemptContext(msgspec.Struct, frozen=True):
 
     @property
     def incarnation_number(self) -> int:
-        """The attempt's own: under which its task is made."""
+        """The attempt's own incarnation: its task is made under this number."""
         return 0 if self.attempt.incarnation is None else self.attempt.incarnation.number
 
     @property
     def spoken_incarnation(self) -> int:
-        """The run's present one: what a shim is told with a request about any of its tasks, for it
-        refuses an older one than it knows."""
+        """The run's present incarnation: every request about a task of the run carries it, because
+        a shim refuses an older one."""
         incarnation = self.state.run.incarnation
         return 0 if incarnation is None else incarnation.number
 
@@ -84,14 +84,15 @@ def find(state: RunState, attempt_id: str) -> AttemptContext | None:
 
 
 def runner_socket(view: AttemptContext) -> str:
-    """Raises TryAgain until the shim has said where the runner listens."""
+    """Return where the runner listens. Raises RetryLater until the shim has reported it."""
     if not view.attempt.runner_socket:
         raise RetryLater(f"attempt {view.attempt.id} has no runner yet")
     return view.attempt.runner_socket
 
 
 def task_request(view: AttemptContext, cluster_key: str | None = None) -> TaskRequest:
-    """`cluster_key`: the public key with which the run's jobs on other nodes come in."""
+    """Return the request for the attempt's task. `cluster_key`: the public key with which the run's
+    jobs on other nodes log in."""
     allocation = view.allocation
     if allocation is None:
         raise ValueError(f"attempt {view.attempt.id} holds no allocation")
@@ -124,8 +125,11 @@ def task_request(view: AttemptContext, cluster_key: str | None = None) -> TaskRe
 
 
 def pinned_digest(view: AttemptContext) -> str | None:
-    """Of the job's first attempt that knew: a tag that moves must not change what is retried. The
-    attempt's own stays what it was when its task was made."""
+    """Return the image digest of an earlier attempt of the job; None: there is none, or the first
+    attempt asks.
+
+    A tag that moves must not change what is retried.
+    """
     for attempt in view.job.attempts:
         if attempt.id == view.attempt.id:
             return None
@@ -142,7 +146,7 @@ def _container(spec: JobSpec) -> ContainerOptions:
 
 
 def _ssh(spec: JobSpec, cluster_key: str | None) -> SshRequest | None:
-    """Without a key nobody could come in."""
+    """Return the SSH settings; None when SSH is off or there is no key."""
     if spec.ssh == "off" or not (spec.ssh_keys or cluster_key):
         return None
     return SshRequest(
@@ -159,13 +163,13 @@ _LINE = 70
 
 
 def secret_of(identity: asyncssh.SSHKey) -> bytes:
-    """What keys of runs are derived from, given the controller's own key."""
+    """Return the secret from which the keys of runs are derived: the controller's own key."""
     return identity.export_private_key("pkcs8-der")
 
 
 def cluster_key(secret: bytes, run_id: str) -> ClusterKey:
-    """An Ed25519 key pair; without `secret` nobody learns anything about it from `run_id`, or from
-    the keys of other runs."""
+    """Return the run's Ed25519 key pair. Without `secret`, neither `run_id` nor the keys of other
+    runs tell anything about it."""
     purpose = b"fairlead: SSH between the nodes of the run " + run_id.encode()
     length = _SEED_BYTES + _CHECK_BYTES
     derived = HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=purpose).derive(secret)
@@ -179,7 +183,7 @@ def cluster_key(secret: bytes, run_id: str) -> ClusterKey:
 
 
 def _openssh(seed: bytes, check: bytes, point: bytes, public: bytes) -> str:
-    """OpenSSH's PROTOCOL.key, without a cipher and without a comment."""
+    """Encode the key in OpenSSH's format (PROTOCOL.key), without a cipher and without a comment."""
     inner = check * 2 + _string(_TYPE) + _string(point) + _string(seed + point) + _string(b"")
     inner += bytes(range(1, _BLOCK - len(inner) % _BLOCK + 1)) if len(inner) % _BLOCK else b""
     head = _MAGIC + _string(_NO_CIPHER) * 2 + _string(b"") + struct.pack(">I", 1)
@@ -196,8 +200,11 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Clusters:
-    """`nodes` by id, as they are now. `secret`: what the runs' keys are derived from. `networks`,
-    the preferred one first: which of a node's addresses its jobs are reached at."""
+    """What multi-node jobs learn about their peers.
+
+    `nodes` by id, as they are now. `secret`: what the runs' keys are derived from. `networks`:
+    preferred networks for the jobs' addresses, the best first.
+    """
 
     def __init__(
         self, nodes: Mapping[str, Node], secret: bytes, networks: Sequence[IPv4Network] = ()
@@ -207,7 +214,8 @@ class Clusters:
         self._networks = networks
 
     def info(self, view: AttemptContext) -> ClusterInfo | None:
-        """None for a job that stands alone. Raises TryAgain while a peer has no place yet."""
+        """Return what the job learns of its peers; None for a job without peers. Raises RetryLater
+        while a peer has no allocation yet."""
         if not is_clustered(view):
             return None
         peers = list(_peers(view))
@@ -224,7 +232,8 @@ class Clusters:
         )
 
     def key(self, view: AttemptContext) -> ClusterKey | None:
-        """None for a job that cannot be reached from other nodes, or wants no SSH."""
+        """Return the run's key; None for a job that other nodes cannot reach, or that wants no
+        SSH."""
         allocation = view.allocation
         shares = allocation is None or not allocation.resources.whole_node
         if shares or view.job.spec.ssh == "off" or not is_clustered(view):
@@ -237,15 +246,18 @@ class Clusters:
 
 
 def is_clustered(view: AttemptContext) -> bool:
-    """Whether it is told of other nodes, and they of it."""
+    """Return whether the job and jobs on other nodes learn of each other."""
     run = view.state.run
     together = view.attempt.incarnation is not None or run.policy.same_placement
     return together and len(view.state.jobs) > 1
 
 
 def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
-    """Where jobs on other nodes reach those on this one: in the preferred network, else where we
-    reach it ourselves if that is an address of its own, else its first."""
+    """Return the address at which jobs on other nodes reach jobs on this one.
+
+    It is the node's address in the preferred network, else the one that the controller uses if it
+    is the node's own, else its first.
+    """
     own, host = node.capacity.addresses, node.address.host
     for network in networks:
         for one in own:
@@ -257,7 +269,8 @@ def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
 
 
 def _peers(view: AttemptContext) -> Iterator[Attempt]:
-    """In the order of their ranks over all groups, which is that of the groups."""
+    """Yield the latest attempts in the order of their ranks over all groups, which is the order of
+    the groups."""
     for job in _in_order(view.state):
         attempt = _latest_with(job, view.attempt)
         if attempt is None:
@@ -284,7 +297,7 @@ def _rank(job: Job) -> int:
 
 
 def _latest_with(job: Job, attempt: Attempt) -> Attempt | None:
-    """The job's latest attempt of the same occurrence and incarnation."""
+    """Return the job's latest attempt of the same occurrence and incarnation."""
     for one in reversed(job.attempts):
         if one.occurrence == attempt.occurrence and one.incarnation == attempt.incarnation:
             return one
@@ -301,7 +314,7 @@ def _gpus(state: RunState, attempt: Attempt) -> int:
 def submit_request(
     view: AttemptContext, cluster: ClusterInfo | None = None, key: ClusterKey | None = None
 ) -> SubmitRequest:
-    """`cluster` and `key`: of a job that is told of other nodes."""
+    """Return the request that starts the job. `cluster` and `key` are for a multi-node job."""
     spec = view.job.spec
     return SubmitRequest(
         job=_job(view, spec),
@@ -348,8 +361,8 @@ def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
 
 
 def _gang(view: AttemptContext) -> GangInfo | None:
-    """None for a job that lives in no incarnations. The ranks of a plain group beside a gang are
-    its own."""
+    """Return the gang's data; None for a job without incarnations. Ranks of a plain group next to a
+    gang are counted in that group."""
     incarnation = view.attempt.incarnation
     if incarnation is None:
         return None

@@ -1,4 +1,6 @@
-"""Which job goes to which node: pure functions over runs, nodes and what is held already.
+"""Scheduling decides which job goes to which node, with pure functions over runs, nodes and
+allocations.
 
-The scheduler writes allocations and sentences only; a run's own turn makes the transitions.
+The scheduler writes allocations, nominations and pending reasons only; a run's own turn makes the
+transitions.
 """

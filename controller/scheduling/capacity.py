@@ -1,6 +1,7 @@
-"""Which nodes can hold what: jobs by the shape of their needs, nodes on shelves by free capacity.
+"""Which nodes can hold which jobs: jobs are grouped by their needs, nodes by their free capacity.
 
-Jobs that ask for the same share one shape, so that one look answers for thousands of them.
+Jobs with equal needs share one `Need`, and nodes with equal free capacity share one shape. So one
+comparison answers for thousands of them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from controller.lifecycle.model import Constraint, JobSpec, NodeGpu, Resources
 from controller.scheduling.fit import Room, is_busy, shortfalls
 
 Scope: TypeAlias = tuple[tuple[str, ...], tuple[Constraint, ...]]
-"""Fleets and constraints: which nodes are asked at all."""
+"""Fleets and constraints: they select the nodes that a job may use."""
 Shape: TypeAlias = tuple[int, int, float, int, int, bool, tuple[tuple[int, int], ...], int, bool]
-"""All of a node's room that decides whether a job fits; the smallest is the best place: the fewest
-GPUs unused, then the least that is starting, then the most CPU."""
+"""Everything of a node's free capacity that decides whether a job fits.
+
+The smallest shape is the best node: fewest GPUs unused, then fewest jobs starting, then most CPU.
+"""
 _MOST_SHAPES = 20_000
 
 
 class Need:
-    """Compared by identity: `Needs` gives equal asks the same object."""
+    """What a job needs: resources and scope. It is compared by identity, because `Needs` makes
+    equal needs one object."""
 
     def __init__(self, resources: Resources, scope: Scope) -> None:
         self.resources = resources
@@ -32,7 +36,7 @@ class Need:
         self._fits: dict[Shape, bool] = {}
 
     def fits(self, shape: Shape, room: Room) -> bool:
-        """`room`: any one of this shape."""
+        """Return whether the job fits a node of this shape; `room` is any node of that shape."""
         known = self._fits.get(shape)
         if known is None:
             if len(self._fits) > _MOST_SHAPES:
@@ -42,13 +46,15 @@ class Need:
 
 
 class Needs:
+    """Makes equal needs one object."""
+
     def __init__(self) -> None:
         self._known: dict[tuple[Resources, Scope], Need] = {}
 
     def of(
         self, spec: JobSpec, besides: tuple[Constraint, ...] = (), *, host_network: bool = False
     ) -> Need:
-        """`besides`: constraints that its user has not written."""
+        """Return the need of a job; `besides` are constraints that its user has not written."""
         resources = spec.resources
         if host_network:
             resources = replace(resources, host_network=True)
@@ -62,7 +68,7 @@ class Needs:
 
 
 class Shapes:
-    """Gives rooms their shapes; what is long to compare is given a number once."""
+    """Gives each room its shape; values that are slow to compare get a number once."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -96,7 +102,7 @@ class Shapes:
 
 
 def _kind(gpu: NodeGpu) -> tuple[object, ...]:
-    """The properties that decide which job may have it."""
+    """Return the properties of a GPU that decide which job may have it."""
     return gpu.name, gpu.memory, gpu.compute_capability, gpu.mig_parent is not None
 
 
@@ -105,6 +111,8 @@ _Key = tuple[str, str]
 
 
 class Shelf:
+    """Nodes in bins of equal shape, the best shape first."""
+
     def __init__(self) -> None:
         self._bins: dict[Shape, list[_Key]] = {}
         self._order: list[Shape] = []
@@ -124,7 +132,7 @@ class Shelf:
         return made
 
     def put(self, room: Room, shape: Shape) -> None:
-        """Put the node where it belongs now."""
+        """Put the node into the bin of its shape."""
         node = room.node
         if self._where.get(node.id) == shape:
             return
@@ -148,7 +156,8 @@ class Shelf:
             del self._order[bisect_left(self._order, shape)]
 
     def best(self, need: Need, rooms: Mapping[str, Room]) -> Room | None:
-        """Where the fewest GPUs stay unused, then the least is starting, then most CPU is free."""
+        """Return the best room that fits: fewest GPUs unused, then fewest jobs starting, then most
+        free CPU."""
         for at in range(bisect_left(self._order, (need.least_gpus,)), len(self._order)):
             shape = self._order[at]
             room = rooms[self._bins[shape][0][1]]
@@ -157,15 +166,15 @@ class Shelf:
         return None
 
     def bins(self, rooms: Mapping[str, Room]) -> Iterator[tuple[Shape, Room, int]]:
-        """Each shape with one of its rooms and how many there are."""
+        """Yield each shape, one of its rooms, and how many there are."""
         for shape in self._order:
             keys = self._bins[shape]
             yield shape, rooms[keys[0][1]], len(keys)
 
 
 class Tiers:
-    """The nodes of one scope, the preferred ones apart: a better-liked node that fits goes before
-    any other."""
+    """The nodes of one scope, grouped by preference: a preferred node that fits comes before any
+    other."""
 
     def __init__(self) -> None:
         self._shelves: dict[int, Shelf] = {}
@@ -184,7 +193,8 @@ class Tiers:
         return len(self._tier)
 
     def put(self, room: Room, shape: Shape, tier: int | None = None) -> None:
-        """`tier`: for a node that is not there yet, or that may be liked otherwise now."""
+        """Put the node into its tier. Give `tier` for a node that is new here or whose preference
+        may have changed."""
         if tier is None:
             tier = self._tier[room.node.id]
         elif self._tier.get(room.node.id, tier) != tier:

@@ -1,6 +1,6 @@
-"""Constraints compare a node's attributes with what a job asks for. Pure.
+"""Constraints compare a node's attributes with what a job asks for; all functions are pure.
 
-A node's attributes are its own, its fleet's and the built-in ones; a domain is one value of the
+A node's attributes are its own, its fleet's and the built-in ones. A domain is one value of the
 fleet's `placement` attribute.
 """
 
@@ -13,8 +13,11 @@ from controller.scheduling.fit import is_called
 
 
 def attributes_of(node: Node, fleet: Fleet | None) -> dict[str, str]:
-    """`node`, `fleet`, `cpu` (cores), `memory` and `disk` (bytes), `gpu.count` (cards,
-    also where they are split); with GPUs that are all alike `gpu.name` and `gpu.memory`, too."""
+    """Return a node's attributes, its own and its fleet's included.
+
+    Built in are `node`, `fleet`, `cpu` (cores), `memory` and `disk` (bytes) and `gpu.count` (cards,
+    also where they are split). If all GPUs are alike, `gpu.name` and `gpu.memory` are added.
+    """
     capacity = node.capacity
     found = {
         "node": node.name,
@@ -34,8 +37,10 @@ def attributes_of(node: Node, fleet: Fleet | None) -> dict[str, str]:
 
 
 class Domain(tuple[str, str | None]):
-    """One fleet and one value of its placement attribute (None: the whole fleet is one place):
-    what all nodes of one gang share."""
+    """One fleet and one value of its placement attribute, which all nodes of one gang share.
+
+    Value None: the fleet names no such attribute, so all its nodes are one domain.
+    """
 
     __slots__ = ()
 
@@ -52,8 +57,8 @@ class Domain(tuple[str, str | None]):
 
 
 def domain_of(node: Node, fleets: Mapping[str, Fleet]) -> Domain | None:
-    """None: its fleet names an attribute which the node does not have, so that nobody knows beside
-    what it stands."""
+    """Return the node's domain; None if its fleet names an attribute that the node does not
+    have."""
     fleet = fleets.get(node.fleet)
     if fleet is None or fleet.placement is None:
         return Domain((node.fleet, None))
@@ -74,7 +79,8 @@ _WORDS = {
 
 
 def holds(constraint: Constraint, attributes: Mapping[str, str]) -> bool:
-    """A node without the attribute meets only NE and NOT_EXISTS."""
+    """Return whether the constraint holds. A node without the attribute meets only NE and
+    NOT_EXISTS."""
     has = attributes.get(constraint.attribute)
     match constraint.operator:
         case Operator.EXISTS:
@@ -99,14 +105,15 @@ _ORDERINGS: dict[Operator, Callable[[int], bool]] = {
 
 
 def _is(attribute: str, has: str, value: str) -> bool:
-    """GPUs are called as `resources.gpu` calls them: by words of their driver's name."""
+    """Return whether the attribute has this value. GPU names match like in `resources.gpu`: by
+    words of the driver's name."""
     if attribute == GPU_NAME and is_called(has, value):
         return True
     return compare(has, value) == 0
 
 
 def compare(one: str, other: str) -> int:
-    """-1, 0 or 1; as numbers where both are, else as texts."""
+    """Return -1, 0 or 1: as numbers if both are numbers, else as strings."""
     left, right = _number(one), _number(other)
     if left is not None and right is not None:
         return (left > right) - (left < right)
@@ -114,7 +121,8 @@ def compare(one: str, other: str) -> int:
 
 
 def _number(text: str) -> float | None:
-    """`nan` and `inf` are texts: they have no order among numbers that a user would expect."""
+    """Return the number, or None. `nan` and `inf` are strings: they have no order that a user would
+    expect."""
     try:
         number = float(text)
     except ValueError:
@@ -123,22 +131,23 @@ def _number(text: str) -> float | None:
 
 
 def unmet(constraints: Sequence[Constraint], attributes: Mapping[str, str]) -> Constraint | None:
-    """The first required constraint that does not hold."""
+    """Return the first required constraint that does not hold."""
     return next((c for c in constraints if c.required and not holds(c, attributes)), None)
 
 
 def all_unmet(constraints: Sequence[Constraint], attributes: Mapping[str, str]) -> list[Constraint]:
-    """The required constraints that do not hold, in their order."""
+    """Return the required constraints that do not hold, in their order."""
     return [c for c in constraints if c.required and not holds(c, attributes)]
 
 
 def disliked(constraints: Sequence[Constraint], attributes: Mapping[str, str]) -> int:
-    """How many of the preferred ones do not hold: fewer is better."""
+    """Return how many preferred constraints do not hold: fewer is better."""
     return sum(not c.required and not holds(c, attributes) for c in constraints)
 
 
 def words(constraint: Constraint) -> str:
-    """As a person says it: `zone = a`, `rack exists`, `gpu.name in H100 or H200`."""
+    """Return the constraint as a user reads it: `zone = a`, `rack exists`, `gpu.name in H100 or
+    H200`."""
     if constraint.operator is Operator.EXISTS:
         return f"{constraint.attribute} exists"
     if constraint.operator is Operator.NOT_EXISTS:

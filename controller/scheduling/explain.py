@@ -1,5 +1,7 @@
-"""Why each job of a run waits, node by node, and what would become of one that nobody has submitted
-yet. Pure: both look at the index and leave it as it is."""
+"""Explain why each job of a run waits, node by node, and preview what a run would get.
+
+All functions are pure: they read the index and leave it as it is.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,24 @@ from controller.scheduling.preemption import victims_of, waiting_for
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 
 NameOf = Callable[[Run], str]
-"""How a run is called to the user who asks."""
+"""Returns the name of a run as the asking user may see it."""
 MOST_AHEAD = 10
 NO_REASON = "a place is free: its turn comes with the next round"
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`why`: each thing that is in the way on this node; empty: the job fits there now."""
+    """`why`: each reason why the job does not fit on this node now; empty: it fits."""
 
     node: str
     why: tuple[str, ...]
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that wait for the same thing. `position` is that of the first of them and counts from 1
-    over all that waits; `ahead` has the runs before it, the nearest last, up to MOST_AHEAD."""
+    """Jobs that wait for the same thing.
+
+    `position` is that of the first of them, counted from 1 over all waiting units. `ahead` has the
+    runs before it, the nearest last, at most MOST_AHEAD.
+    """
 
     jobs: tuple[str, ...]
     together: bool
@@ -54,8 +59,11 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """`node` None: it would wait, `why` tells for what. `victims`: runs of which it would evict
-    jobs first."""
+    """Where a job of a preview would go.
+
+    `node` None: it would wait, and `why` says for what. `victims`: runs whose jobs it would evict
+    first.
+    """
 
     job: str
     node: str | None
@@ -65,7 +73,7 @@ class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(index: CapacityIndex, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
-    """Empty when no job of the run waits for a place."""
+    """Return what the jobs of the run wait for; empty when none waits for an allocation."""
     index.refresh()
     if run_id not in index.units:
         return ()
@@ -86,7 +94,7 @@ def explain(index: CapacityIndex, run_id: str, now: float, name_of: NameOf) -> t
 
 
 class _Answers:
-    """What each node says to a need of one run; asked once, however many jobs have it."""
+    """The answers of all nodes to a need of one run, computed once for all jobs with that need."""
 
     def __init__(self, board: TrialCapacity, run_id: str, name_of: NameOf) -> None:
         self._board = board
@@ -116,7 +124,7 @@ class _Answers:
 def _of_unit(
     board: TrialCapacity, unit: Unit, position: int, ahead: tuple[str, ...], answers: _Answers
 ) -> Iterator[tuple[Hashable, Waiting]]:
-    """With what units have in common that wait for the same thing."""
+    """Yield what the unit's jobs wait for, each with a key that equal answers share."""
     by_need: dict[Need, list[Member]] = {}
     for member in unit.members:
         by_need.setdefault(member.need, []).append(member)
@@ -140,7 +148,7 @@ def _of_unit(
 
 
 def _as_one(alike: list[Waiting]) -> Waiting:
-    """The first, with the jobs of all."""
+    """Return the first, with the jobs of all."""
     jobs = tuple(job for waiting in alike for job in waiting.jobs)
     return replace(alike[0], jobs=jobs)
 
@@ -193,7 +201,8 @@ def _in_the_way(board: TrialCapacity, node: Node, need: Need, where: Where) -> l
 def preview(
     index: CapacityIndex, state: RunState, now: float, new_id: Callable[[], str], name_of: NameOf
 ) -> tuple[PlannedPlace, ...]:
-    """Where each job of this run would go now, were it submitted; in the order of its jobs."""
+    """Return where each job of this run would go if it were submitted now, in the order of its
+    jobs."""
     index.run_changed(state.run.id, state)
     try:
         told = SchedulingPass(index, now, new_id).decide()
@@ -223,7 +232,8 @@ def _planned(
     report: Placed | Nominated | NotPlaced | None,
     victims: dict[str, str],
 ) -> PlannedPlace:
-    """Of what the round said nothing: that it takes no place before others have started."""
+    """Return the planned result of one job. Without a report, the job waits until other jobs have
+    started."""
     label = f"{job.group}/{job.cookie}"
     match report:
         case Placed():

@@ -1,7 +1,7 @@
-"""How much each user has used of late: GPU-seconds, else CPU-seconds, with a half-life of a day.
+"""How much each user has used recently: GPU-seconds, else CPU-seconds, with a half-life of a day.
 
-Every second weighs as if seen from one fixed moment, so that spans can be added and taken away in
-any order without being looked at again.
+Every second is weighted from one fixed moment, so spans can be added and removed in any order and
+need no update later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from controller.lifecycle.model import Use
 
 HALF_LIFE = 86_400.0
 _LONGEST_VIEW = 20 * HALF_LIFE
-"""How far the fixed moment may lie back before the weights grow out of what a float can hold."""
+"""The fixed moment moves when it is older than this, before the weights exceed a float."""
 
 
 class _Account:
@@ -28,6 +28,8 @@ class _Account:
 
 
 class UseMeter:
+    """The weighted use of each user."""
+
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._moment: float | None = None
@@ -36,12 +38,12 @@ class UseMeter:
         self._count(use, 1.0)
 
     def take_away(self, use: Use) -> None:
-        """Of what was added just so before."""
+        """Remove a use that was added before with the same values."""
         self._count(use, -1.0)
 
     def used(self, user: str, now: float) -> tuple[int, int]:
-        """GPU-seconds and CPU-seconds as they weigh now, to whole seconds: less is no difference
-        between users."""
+        """Return the user's weighted GPU-seconds and CPU-seconds, rounded: less than a second makes
+        no difference between users."""
         account = self._accounts.get(user)
         if account is None or self._moment is None:
             return (0, 0)
@@ -65,7 +67,8 @@ class UseMeter:
                 account.ended[at] += sign * amount * max(0.0, self._weight(use.end) - start)
 
     def _weight(self, at: float) -> float:
-        """The integral of the weights up to then, in seconds as seen from the fixed moment."""
+        """Return the integral of the weights up to then, in seconds as seen from the fixed
+        moment."""
         assert self._moment is not None
         return float(HALF_LIFE / log(2) * 2.0 ** ((at - self._moment) / HALF_LIFE))
 

@@ -1,4 +1,4 @@
-"""What no node of any fleet could ever hold: refused at submit, with the reason."""
+"""Feasibility finds jobs that no node of any fleet could ever hold: they are refused at submit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from controller.scheduling.queue import Kind, waiting_units
 
 
 class Feasibility:
-    """What the nodes could hold, were they free; kept, so that no submission has to look at each of
-    thousands of nodes. It is told of every change of a node or fleet."""
+    """What the nodes could hold if they were free.
+
+    It is updated with every change of a node or fleet, so that a submission does not look at
+    thousands of nodes.
+    """
 
     def __init__(self) -> None:
         self._empty = CapacityIndex()
@@ -37,12 +40,12 @@ class Feasibility:
         self._empty.fleet_changed(name, fleet)
 
     def why_never(self, state: RunState) -> tuple[str, str] | None:
-        """The field of the configuration that asks too much and the sentence about it; None when
-        the nodes that are there could hold all jobs of this new run, were they free.
+        """Return the field that asks for too much and a sentence; None if the nodes could hold all
+        jobs of this new run.
 
-        A node whose capacity is not known yet, since it is not connected, counts as able. Fleets
-        without nodes are no reason to refuse: the run waits for the first one (`why_queued`). A
-        fleet that nobody has made is one: it is misspelt.
+        A node whose capacity is unknown, because it is not connected, counts as able. A fleet
+        without nodes is no reason to refuse: the run waits for the first one (`why_queued`). An
+        unknown fleet is one: its name is misspelt.
         """
         self._refresh()
         for job in state.jobs:
@@ -73,7 +76,7 @@ class Feasibility:
         self._empty.refresh()
 
     def _is_open(self, need: Need) -> bool:
-        """Whether nobody can say: no node is there to be asked, or one that is silent."""
+        """Return whether the answer is unknown: there is no node to ask, or one that is silent."""
         fleets, _ = need.scope
         if any(_is_asked(node, fleets) for node in self._silent.values()):
             return True
@@ -94,7 +97,7 @@ class Feasibility:
 def why_never(
     state: RunState, nodes: Iterable[Node], fleets: Mapping[str, Fleet]
 ) -> tuple[str, str] | None:
-    """As `Possible.why_never`, of these nodes and fleets."""
+    """Return `Feasibility.why_never` for these nodes and fleets."""
     made = Feasibility()
     for name, fleet in fleets.items():
         made.fleet_changed(name, fleet)
@@ -104,13 +107,14 @@ def why_never(
 
 
 def _without_turns(state: RunState) -> RunState:
-    """As if all jobs could start at once: those whose turn comes later must fit, too."""
+    """Return the run as if all jobs could start at once: jobs whose turn comes later must fit
+    too."""
     policy = replace(state.run.policy, startup_order=StartupOrder.ANY)
     return replace(state, run=replace(state.run, policy=policy))
 
 
 def as_begun(state: RunState) -> RunState:
-    """A run that waits for its first trigger, as if that had come."""
+    """Return a run that waits for its first trigger as if that had come."""
     if any(job.attempts for job in state.jobs):
         return state
     run = state.run
@@ -136,7 +140,8 @@ def as_begun(state: RunState) -> RunState:
 
 
 def why_queued(state: RunState, nodes: Sequence[Node]) -> str | None:
-    """A warning for a run of which a job can go nowhere until a node is added."""
+    """Return a warning if a job of the run has no node until one is added; None: every job has
+    one."""
     for job in state.jobs:
         fleets = job.spec.fleets
         if not any(not fleets or node.fleet in fleets for node in nodes):

@@ -32,7 +32,8 @@ _FAR = 0
 
 
 def choose(fitting: Sequence[NodeGpu], free: Sequence[NodeGpu], count: int) -> list[NodeGpu]:
-    """`count` of `fitting`, which are among `free`. Needs count <= len(fitting)."""
+    """Return `count` of the GPUs in `fitting`, which are among `free`. Needs count <=
+    len(fitting)."""
     if count == len(fitting):
         return list(fitting)
     places = {gpu.uuid: at for at, gpu in enumerate(free)}
@@ -52,8 +53,8 @@ def _chosen(
     memory: tuple[int, ...],
     count: int,
 ) -> tuple[int, ...]:
-    """GPUs as their places among the free ones: nodes of a fleet are alike, so that what was chosen
-    on one holds for the next."""
+    """Return the chosen GPUs as positions among the free ones. Nodes of a fleet are alike, so the
+    result is cached for all of them."""
     free = [
         NodeGpu(
             uuid=str(at),
@@ -70,8 +71,10 @@ def _chosen(
 
 
 def is_named(gpu: NodeGpu, names: Sequence[str]) -> bool:
-    """Whether a job that asks for these names (none: for any GPU) may have it. An instance of a GPU
-    in MIG mode needs a name that asks for it."""
+    """Return whether a job that asks for these names (none: any GPU) may have this GPU.
+
+    An instance of a GPU in MIG mode needs a name that asks for MIG.
+    """
     if not names:
         return not is_instance(gpu)
     wanted = [name for name in names if _MIG in name.lower() or not is_instance(gpu)]
@@ -79,13 +82,17 @@ def is_named(gpu: NodeGpu, names: Sequence[str]) -> bool:
 
 
 def is_instance(gpu: NodeGpu) -> bool:
-    """A node that was read by an earlier version has instances without parents."""
+    """Return whether this is a MIG instance. Nodes stored by an earlier version have instances
+    without parents."""
     return gpu.mig_parent is not None or _MIG in _WORD.findall(gpu.name.lower())
 
 
 def is_called(name: str, asked: str) -> bool:
-    """Whether `asked` are words in a row of a GPU's name, however they are joined: RTX4090 is an
-    "NVIDIA GeForce RTX 4090", L4 is no "NVIDIA L40S". Who does not ask for MIG gets a whole GPU."""
+    """Return whether `asked` is a sequence of words of the GPU's name, however they are joined.
+
+    RTX4090 matches "NVIDIA GeForce RTX 4090"; L4 does not match "NVIDIA L40S". Without MIG in
+    `asked`, only a whole GPU matches.
+    """
     words = _WORD.findall(name.lower())
     wanted = "".join(_WORD.findall(asked.lower()))
     if _MIG in words and _MIG not in wanted:
@@ -95,12 +102,12 @@ def is_called(name: str, asked: str) -> bool:
 
 
 def nearness(one: NodeGpu, other: NodeGpu) -> int:
-    """Greater is nearer."""
+    """Return how near two GPUs are; greater is nearer."""
     return one.near.get(other.uuid, _FAR)
 
 
 def _candidates(fitting: Sequence[NodeGpu], count: int) -> Iterator[tuple[NodeGpu, ...]]:
-    """All, or where those are too many: from each GPU on its nearest ones."""
+    """Yield all combinations; if they are too many, each GPU with its nearest ones."""
     if comb(len(fitting), count) <= _MOST_COMBINATIONS:
         yield from combinations(fitting, count)
         return
@@ -121,7 +128,7 @@ def _cost(chosen: Sequence[NodeGpu], groups: Sequence[frozenset[str]]) -> tuple[
 
 
 def _groups(free: Sequence[NodeGpu]) -> Iterator[frozenset[str]]:
-    """For each degree of nearness, the groups that are at least that near."""
+    """Yield, for each degree of nearness, the groups of GPUs that are at least that near."""
     for degree in sorted({nearness(one, other) for one, other in combinations(free, 2)}):
         groups: list[list[NodeGpu]] = []
         for gpu in free:
@@ -133,13 +140,14 @@ def _groups(free: Sequence[NodeGpu]) -> Iterator[frozenset[str]]:
 
 OCCUPYING = frozenset({AllocationState.NOMINATED, AllocationState.HELD, AllocationState.ORPHANED})
 MAX_STARTS = 8
-"""Builds in progress on one node beside which nothing else begins there. What is placed together
-begins beside its own: it would never find a place otherwise."""
+"""A node with this many jobs starting gets no other job. Jobs that are placed together do not delay
+each other: they would never fit otherwise."""
 _CPU_TOLERANCE = 1e-6
 _MIG_OF_NAMES = "MIG"
 _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 _OF_ANOTHER_KIND = 0.1
-"""What a GPU of another kind counts in a ratio: a node that has some is nearer than one without."""
+"""The weight of a GPU of another kind in a ratio: a node with such GPUs is nearer than one
+without."""
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,16 +173,16 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     disk: int
     gpus: tuple[NodeGpu, ...]
-    """Healthy and held by nobody."""
+    """Healthy GPUs that no job holds."""
     starts: int
-    """Builds in progress: jobs between their placement and their container."""
+    """Jobs between their placement and their running container."""
     empty: bool
     own_starts: int = 0
     """Those of the run that is being placed together."""
 
 
 def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room:
-    """What is left of the node beside these allocations of its own."""
+    """Return what is left of the node besides these allocations on it."""
     taken = [a for a in allocations if a.node_id == node.id and a.state in OCCUPYING]
     capacity, foreign = node.capacity, node.quarantine
     if any(a.resources.whole_node for a in taken) or any(task.whole_node for task in foreign):
@@ -197,9 +205,11 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
 
 
 def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
-    """What the job takes where a node gives whole blocks only, as the shim counts it; the need
-    itself on a node without blocks, and where no number of them would do. A block of a node that
-    has MIG instances brings no GPU that was not asked for."""
+    """Return what the job takes on a node that gives only whole blocks, counted as the shim does.
+
+    On a node without blocks, and where no number of blocks is enough, it is the need itself. On a
+    node with MIG instances a block adds no GPU that was not asked for.
+    """
     count = capacity.blocks
     if count is None:
         return need
@@ -228,7 +238,7 @@ def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
 
 
 def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
-    """Every dimension in which the job does not fit; empty when it does."""
+    """Return every dimension in which the job does not fit; empty when it fits."""
     total = free.node.capacity
     need = in_blocks(need, total)
     found = [
@@ -248,17 +258,17 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
 
 
 def is_busy(free: Room) -> bool:
-    """So much is starting there that other jobs wait."""
+    """Return whether so many jobs are starting there that others must wait."""
     return free.starts - free.own_starts >= MAX_STARTS
 
 
 def could_ever_hold(need: Resources, node: Node) -> list[Shortfall]:
-    """As `shortfalls`, on the same node with nothing on it and all its GPUs healthy."""
+    """Return the `shortfalls` on the same node with nothing on it and all its GPUs healthy."""
     return shortfalls(need, room(as_new(node), ()))
 
 
 def as_new(node: Node) -> Node:
-    """The same node with nothing on it and nothing wrong with it."""
+    """Return the same node with nothing on it and no fault."""
     capacity = node.capacity
     gpus = tuple(msgspec.structs.replace(g, healthy=True, message=None) for g in capacity.gpus)
     return msgspec.structs.replace(
@@ -273,7 +283,7 @@ def as_new(node: Node) -> Node:
 
 
 def closest(need: Resources, rooms: Sequence[Room]) -> str:
-    """The sentence for a job that fits none of these rooms (at least one)."""
+    """Return the sentence for a job that fits none of these rooms; there must be at least one."""
     lacking = [(free, shortfalls(need, free)) for free in rooms]
     free, short = min(
         lacking,
@@ -325,7 +335,7 @@ def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> S
 
 
 def _instances_left_out(need: GpuNeed, total: Sequence[NodeGpu]) -> str:
-    """In brackets, what a user who sees the node's MIG instances must know."""
+    """Return, in brackets, what a user who sees the node's MIG instances must know."""
     if any(_MIG_OF_NAMES in name.upper() for name in need.names):
         return ""
     name = next((gpu.name for gpu in total if is_instance(gpu)), None)
@@ -336,7 +346,7 @@ def _instances_left_out(need: GpuNeed, total: Sequence[NodeGpu]) -> str:
 
 
 def fitting_gpus(need: GpuNeed, gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
-    """Those of the asked kind, the smallest first so that the larger ones stay free."""
+    """Return the GPUs of the requested kind, the smallest first, so that larger ones stay free."""
     least = _version(need.min_compute_capability)
     fitting = [
         gpu

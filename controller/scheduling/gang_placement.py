@@ -1,4 +1,4 @@
-"""All-or-nothing placement of several jobs within one domain (docs/rules.md 5)."""
+"""All-or-nothing placement of several jobs within one domain (docs/rules.md 5.1)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place(msgspec.Struct, frozen=True):
 def allocate(
     unit: Unit, member: Member, free: Room, where: Where, now: float, new_id: NewId
 ) -> Allocation:
-    """What the job takes of this room, in which it fits."""
+    """Return the job's allocation in this room, which must be large enough."""
     resources = in_blocks(member.need.resources, free.node.capacity)
     wanted = resources.gpu.names
     gpus = tuple(gpu for gpu in free.gpus if not is_instance(gpu) or is_named(gpu, wanted))
@@ -61,7 +61,8 @@ def allocate(
 def place_all(
     board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
 ) -> list[Place] | None:
-    """Gives every member a place in this domain, or nobody one; what is kept for the run first."""
+    """Give every member an allocation in this domain, or none of them one. Freed allocations of the
+    run are used first."""
     places = _place_all(board, unit, where, now, new_id, kept_first=bool(unit.freed))
     if places is None and unit.freed:
         return _place_all(board, unit, where, now, new_id, kept_first=False)
@@ -86,8 +87,8 @@ def _place_all(
 
 
 def best_kept(board: TrialCapacity, unit: Unit, member: Member, where: Where) -> Room | None:
-    """Where the job has room in a place that is kept for its run, and no other node that has room
-    is liked better."""
+    """Return the room of an allocation that is kept for the job's run, unless a preferred node has
+    room."""
     if not unit.freed:
         return None
     scope = member.need.scope
@@ -104,8 +105,11 @@ def best_kept(board: TrialCapacity, unit: Unit, member: Member, where: Where) ->
 
 
 def whole_of(unit: Unit) -> Unit:
-    """With the jobs whose turn comes later, while no place of the run's binds it yet: where its
-    first jobs go the others must find room, or these would wait for them forever."""
+    """Return the unit with the jobs whose turn comes later, unless an allocation of the run binds
+    them already.
+
+    The first jobs must go where the others find room too; otherwise those would wait forever.
+    """
     if unit.anchors or not unit.later:
         return unit
     return replace(unit, members=unit.members + unit.later)
@@ -114,7 +118,7 @@ def whole_of(unit: Unit) -> Unit:
 def place_first(
     board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
 ) -> list[Place] | None:
-    """`place_all`, where there is room for `whole_of` the unit."""
+    """Place the unit as `place_all` does, where there is room for `whole_of` the unit."""
     whole = whole_of(unit)
     mark = board.mark
     places = place_all(board, whole, where, now, new_id)
@@ -136,7 +140,8 @@ def hardest_first(members: Iterable[Member]) -> list[Member]:
 
 
 def domains_for(index: CapacityIndex, unit: Unit) -> list[Domain]:
-    """Where all of the unit may go, the smallest first: what is large stays whole for others."""
+    """Return the domains where the whole unit may go, the smallest first, so that large ones stay
+    free for others."""
     if unit.anchors:
         anchor = unit.anchors[0]
         node = index.nodes.get(anchor.node_id)
@@ -153,8 +158,10 @@ def domains_for(index: CapacityIndex, unit: Unit) -> list[Domain]:
 
 
 def roomiest_first(board: TrialCapacity, unit: Unit, domains: list[Domain]) -> list[Domain]:
-    """Those first where the most of the gang's reserved jobs find room beside its ranks: they must
-    be where the ranks are, and would wait forever where there is no more room."""
+    """Sort first the domains where most of the gang's reserved jobs fit beside its ranks.
+
+    Reserved jobs must be where the ranks are; without room there they would wait forever.
+    """
     if not unit.reserved or unit.anchors:
         return domains
     counted = by_need(unit.members + unit.reserved)
@@ -171,7 +178,7 @@ def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
 
 
 def most(board: TrialCapacity, need: Need, where: Where, enough: int) -> int:
-    """At least as many as such jobs find places there, counted up to `enough`."""
+    """Return how many such jobs fit there, at most `enough`; it is an upper bound."""
     found = 0
     for _, free, nodes in board.sorted(need.scope, where).bins(board.rooms):
         found += nodes * _most_in(free, need, enough)
@@ -208,7 +215,7 @@ def by_need(members: Iterable[Member]) -> dict[Need, int]:
 def empty_index(
     nodes: Iterable[Node], fleets: Mapping[str, Fleet], counts: Callable[[Node], bool]
 ) -> CapacityIndex:
-    """As if nothing was on these nodes, and nothing wrong with them."""
+    """Return an index of these nodes as if nothing was on them and all were healthy."""
     made = CapacityIndex()
     for name, fleet in fleets.items():
         made.fleet_changed(name, fleet)
@@ -222,10 +229,11 @@ def empty_index(
 def could_ever_hold(
     index: CapacityIndex, unit: Unit, ranked: Sequence[Member], domain: Domain
 ) -> bool:
-    """Whether this domain could hold all these jobs of the unit's run, were nothing else there.
+    """Return whether this domain could hold all these jobs of the unit's run if it were empty.
 
-    A node that is only silent counts as able; one that is lost, unfit, cordoned or draining does
-    not: nobody expects it back in time. But for a cordoned one that has jobs of the run already."""
+    A silent node counts as able. A node that is lost, unfit, cordoned or draining does not: it is
+    not expected back in time. A cordoned node that already has jobs of the run counts.
+    """
     had = {place.node_id for place in unit.anchors}
 
     def counts(node: Node) -> bool:
@@ -241,7 +249,7 @@ def could_ever_hold(
 
 
 def _fits_empty(empty: CapacityIndex, unit: Unit, where: Where) -> bool:
-    """Without the limit on jobs that start at a time, which passes by itself."""
+    """Return whether the unit fits, without the limit on starting jobs, which passes by itself."""
     board = TrialCapacity(empty)
     for member in hardest_first(unit.members):
         free = board.best(member.need, where)
@@ -253,11 +261,11 @@ def _fits_empty(empty: CapacityIndex, unit: Unit, where: Where) -> bool:
 
 
 def fits_when_empty(empty: CapacityIndex, unit: Unit) -> bool:
-    """Whether any domain could hold the unit; `empty`: of nodes as new."""
+    """Return whether any domain could hold the unit; `empty` is an index of the nodes as new."""
     return any(_fits_empty(empty, unit, domain) for domain in domains_for(empty, unit))
 
 
 def placement_name(fleets: Mapping[str, Fleet], domain: Domain) -> str:
-    """What one placement value of this fleet is: `rack`, `fleet`."""
+    """Return what a placement value of this fleet is called: `rack`, or `fleet`."""
     fleet = fleets.get(domain.fleet)
     return "fleet" if fleet is None or fleet.placement is None else fleet.placement

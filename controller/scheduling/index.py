@@ -1,4 +1,4 @@
-"""The capacity index: what each node has free, kept up to date by every change of runs and nodes.
+"""The capacity index: what each node has free, updated by every change of runs and nodes.
 
 `TrialCapacity` is the index plus the placements of one scheduling pass that are not committed yet.
 """
@@ -21,24 +21,25 @@ from controller.scheduling.fit import OCCUPYING, Room, room
 from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
 
 _MOST_SCOPES = 64
-"""That are kept sorted; a further one begins anew."""
+"""How many scopes are kept sorted; one more clears them all."""
 Where: TypeAlias = Domain | None
-"""None: everywhere."""
+"""A domain; None: everywhere."""
 
 
 def is_usable(node: Node) -> bool:
-    """Whether something new may be placed there now."""
+    """Return whether a new job may be placed there now."""
     return not node.cordoned and keeps_its_places(node)
 
 
 def keeps_its_places(node: Node) -> bool:
-    """Whether a gang may begin again in the place it held there: a cordon is for what is new."""
+    """Return whether a gang may start again in the allocation it held there. A cordon concerns only
+    new jobs."""
     return not node.draining and node.unfit is None and node.status is NodeStatus.CONNECTED
 
 
 def why_given_up(node: Node | None) -> str | None:
-    """Why nothing waits for this node to take work again; None: one that is only silent is waited
-    for."""
+    """Return why nothing waits for this node to take work again; None: a node that is only silent
+    is waited for."""
     if node is None or node.status is NodeStatus.LOST:
         return "a nominated node is lost"
     if node.draining or node.cordoned or node.unfit is not None:
@@ -47,6 +48,8 @@ def why_given_up(node: Node | None) -> str | None:
 
 
 class CapacityIndex:
+    """What all nodes have free and what waits, kept up to date by changes."""
+
     def __init__(self, past_use: Iterable[Use] = ()) -> None:
         self.nodes: dict[str, Node] = {}
         self.fleets: dict[str, Fleet] = {}
@@ -79,7 +82,7 @@ class CapacityIndex:
     # -- changes ----------------------------------------------------------------------------
 
     def run_changed(self, run_id: str, state: RunState | None) -> None:
-        """`state` None: as if it had never been."""
+        """Update the index with a run's new state; None: as if the run had never existed."""
         before = self.states.get(run_id)
         if before is state:
             return
@@ -97,11 +100,11 @@ class CapacityIndex:
             self.states[run_id] = state
 
     def run_trimmed(self, state: RunState) -> None:
-        """The same without some of its history: what that used stays counted."""
+        """Replace the state by one with less history; what the run used stays counted."""
         self.states[state.run.id] = state
 
     def run_over(self, run_id: str) -> None:
-        """Nothing of this run will ever change again: what it used stays counted."""
+        """Forget a run that never changes again; what it used stays counted."""
         self.states.pop(run_id, None)
 
     def node_changed(self, node_id: str, node: Node | None) -> None:
@@ -229,7 +232,7 @@ class CapacityIndex:
     # -- questions --------------------------------------------------------------------------
 
     def tier(self, node: Node, scope: Scope) -> int | None:
-        """How much the node is disliked; None: it may not be taken."""
+        """Return how many preferences the node misses; None: the job may not use it."""
         fleets, constraints = scope
         if fleets and node.fleet not in fleets:
             return None
@@ -241,7 +244,8 @@ class CapacityIndex:
         return disliked(constraints, attributes)
 
     def sorted(self, scope: Scope, where: Where = None) -> Tiers:
-        """The usable nodes of a scope, everywhere or in one domain. Belongs to the index."""
+        """Return the usable nodes of a scope, everywhere or in one domain. Do not change them: they
+        belong to the index."""
         known = self._sorted.setdefault(where, {})
         if scope not in known:
             if len(known) >= _MOST_SCOPES:
@@ -264,7 +268,7 @@ class CapacityIndex:
         return self._starts.get(node_id, 0)
 
     def attempt_with(self, allocation: Allocation) -> Attempt | None:
-        """The attempt that has this place now."""
+        """Return the attempt that has this allocation now."""
         state = self.states.get(allocation.run_id)
         for job in () if state is None else state.jobs:
             if job.attempts and job.attempts[-1].allocation_id == allocation.id:
@@ -278,7 +282,7 @@ def index_of(
     fleets: Mapping[str, Fleet] | None = None,
     past_use: Iterable[Use] = (),
 ) -> CapacityIndex:
-    """Made anew, and up to date."""
+    """Return a new index of these runs, nodes and fleets, up to date."""
     made = CapacityIndex(past_use)
     for name, fleet in (fleets or {}).items():
         made.fleet_changed(name, fleet)
@@ -297,6 +301,8 @@ def _as_seen(node: Node) -> tuple[object, ...]:
 
 
 class TrialCapacity:
+    """The index as one scheduling pass sees it, with what the pass has given out."""
+
     def __init__(self, index: CapacityIndex) -> None:
         self.index = index
         self.rooms = dict(index.rooms)
@@ -333,8 +339,11 @@ class TrialCapacity:
 
     @contextmanager
     def seen_by(self, unit: Unit) -> Iterator[None]:
-        """As the unit sees it: what is kept for its run is free, and what is placed together is not
-        delayed by what its own run starts. What is given or used up meanwhile stays so."""
+        """Show the capacity as the unit sees it, for the length of the block.
+
+        Allocations kept for its run are free, and jobs of its own run that are starting do not
+        delay it. What is given or used up meanwhile stays so.
+        """
         own = dict(unit.starting)
         self._seen_by = unit if unit.kind is Kind.TOGETHER else None
         self._hidden = frozenset(place.id for place in unit.freed)
@@ -351,7 +360,7 @@ class TrialCapacity:
                 self._refresh(node_id, 0)
 
     def use_up(self, freed_ids: Iterable[str]) -> None:
-        """These kept places are no more: their run has others instead."""
+        """Remove these freed allocations: their run has others instead."""
         self._used_up.update(freed_ids)
 
     def _refresh(self, node_id: str, own_starts: int) -> None:
@@ -361,7 +370,7 @@ class TrialCapacity:
             self._change(node_id, replace(free, own_starts=own_starts))
 
     def taken_on(self, node_id: str) -> list[Allocation]:
-        """What occupies the node, what this round has given out included."""
+        """Return what occupies the node, including what this pass has given out."""
         taken = [
             *self.index.taken.get(node_id, {}).values(),
             *self._given_on.get(node_id, ()),
@@ -371,7 +380,7 @@ class TrialCapacity:
         return [one for one in taken if one.id not in self._hidden and one.id not in self._used_up]
 
     def vacate(self, node_id: str, gone: Iterable[str]) -> None:
-        """As if these allocations were no longer there."""
+        """Show the node as if these allocations were gone."""
         left = set(gone)
         taken = [a for a in self.taken_on(node_id) if a.id not in left]
         before = self.rooms[node_id]
@@ -379,15 +388,16 @@ class TrialCapacity:
         self._change(node_id, replace(free, own_starts=before.own_starts))
 
     def settle(self, node_id: str) -> None:
-        """As if all that starts there had started."""
+        """Show the node as if all jobs that are starting there had started."""
         self._change(node_id, replace(self.rooms[node_id], starts=0))
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Where `undo` may come back to."""
+        """The point to which `undo` can return."""
         return len(self._journal), len(self._given)
 
     def undo(self, mark: tuple[int, int]) -> None:
+        """Take back everything since `mark`."""
         changes, given = mark
         while len(self._journal) > changes:
             node_id, before, shape = self._journal.pop()

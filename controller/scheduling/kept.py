@@ -1,5 +1,7 @@
-"""Places that are kept for a run since a switch of its gang freed them (docs/rules.md 5):
-where its jobs go first, and which of them a new place of its uses up."""
+"""Freed allocations are kept for a run after a switch of its gang (docs/rules.md 5.5).
+
+This module decides which of them its jobs use first, and which of them a new allocation uses up.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,23 @@ from controller.scheduling.index import CapacityIndex, why_given_up
 from controller.scheduling.queue import Member, Unit
 
 TakenOn = Callable[[str], Sequence[Allocation]]
-"""What occupies a node."""
+"""Returns the allocations that occupy a node."""
 
 
 def in_order_for(member: Member, unit: Unit) -> list[Allocation]:
-    """Its own former place first."""
+    """Return the kept allocations, the job's own former one first."""
     return sorted(unit.freed, key=lambda place: place.job_id != member.job.id)
 
 
 def used_up(
     index: CapacityIndex, unit: Unit, placed: Sequence[Allocation], taken_on: TakenOn
 ) -> dict[str, tuple[str, ...]]:
-    """By the id of each new place of the unit the kept ones that it uses up: one of its size on its
-    node, and what has no room beside it. The others stay kept until the gang is whole."""
+    """Return the kept allocations that each new allocation of the unit uses up, by the new one's
+    id.
+
+    A new allocation uses up one of its size on its node, and those that have no room beside it. The
+    others stay kept until the gang is whole.
+    """
     left = list(unit.freed)
     used: dict[str, tuple[str, ...]] = {}
     for place in placed:
@@ -60,7 +66,7 @@ def is_overdrawn(free: Room) -> bool:
 
 
 def lost(index: CapacityIndex) -> Iterator[FreedPlaceLost]:
-    """Those on nodes that take no work any more."""
+    """Yield the kept allocations on nodes that take no more work."""
     for place in index.nominations.values():
         cause = why_given_up(index.nodes.get(place.node_id)) if place.freed else None
         if cause is not None:

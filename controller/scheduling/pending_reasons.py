@@ -1,6 +1,4 @@
-"""Why a job waits, in words a person can act on: what does not fit, and on which node it is
-closest to fitting.
-"""
+"""Pending reasons say why a job waits: what does not fit, and which node comes closest."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
 from controller.scheduling.queue import Unit
 
 MOST_AWAY = 500
-"""Nodes that are looked at; where so many are away, their absence is no news."""
+"""How many nodes are looked at. If this many are away, naming one helps no user."""
 RANKS_FIRST = "it is reserved: the gang's ranked jobs are placed first"
 
 
@@ -60,7 +58,7 @@ def _who_could(index: CapacityIndex, need: Need, where: Where) -> str | None:
 
 
 def _able_but_away(index: CapacityIndex, need: Need, where: Where) -> Node | None:
-    """A node that takes no work now and is what the job waits for."""
+    """Return a node that could hold the job and takes no work now."""
     fleets, constraints = need.scope
     away = (node for node in index.nodes.values() if node.id not in index.rooms)
     for node in islice(away, MOST_AWAY):
@@ -86,7 +84,8 @@ def _in_a_word(node: Node) -> str:
 
 
 def why_all_wait(board: TrialCapacity, unit: Unit) -> str:
-    """Such as: needs 4 nodes with 8 GPU in one rack; best rack r2 has 3."""
+    """Return the reason of a gang, such as: needs 4 nodes with 8 GPU in one rack; best rack r2 has
+    3."""
     domains = domains_for(board.index, unit)
     counted = by_need(unit.members)
     need = max(counted, key=lambda one: counted[one])
@@ -102,7 +101,8 @@ def why_all_wait(board: TrialCapacity, unit: Unit) -> str:
 
 
 def _lacks(board: TrialCapacity, need: Need, domain: Domain) -> str:
-    """In brackets, what the domain's nodes do not have; empty where they are only too few."""
+    """Return, in brackets, what the domain's nodes lack; empty when only their number is too
+    small."""
     tiers = board.sorted(need.scope, domain)
     if not tiers:
         return f" ({_why_no_room(board.index, need, domain)})"
@@ -115,7 +115,8 @@ def _held(board: TrialCapacity, counted: dict[Need, int], domain: Domain) -> int
 
 
 def _places(count: int, need: Resources) -> str:
-    """One only, where a gang lacks one in the places that survived."""
+    """Return the request in words; it is one job when a gang lacks one in the allocations that
+    survived."""
     several = "" if count == 1 else "s"
     what = [gpu_words(need.gpu)] if need.gpu.count else []
     if need.whole_node:
@@ -162,7 +163,7 @@ def _why_no_room(index: CapacityIndex, need: Need, where: Where) -> str:
 def _least_refused(
     index: CapacityIndex, constraints: Sequence[Constraint], nodes: Iterable[Node]
 ) -> tuple[Node, Constraint] | None:
-    """The node that the fewest of the constraints refuse, and the first of these."""
+    """Return the node that misses the fewest constraints, and the first of those."""
     found = [
         (node, missing)
         for node in islice(sorted(nodes, key=lambda one: one.name), MOST_AWAY)
@@ -197,7 +198,7 @@ def _why_none_works(nodes: Iterable[Node], able: Node | None) -> str:
 
 
 def why_unusable(node: Node) -> str | None:
-    """None: something new may be placed there."""
+    """Return why the node takes no new work; None: it does."""
     if node.status is not NodeStatus.CONNECTED:
         return f"{node.status}: {node.message}" if node.message else str(node.status)
     if node.draining:

@@ -1,6 +1,6 @@
 """One scheduling pass gives each waiting unit an allocation, a nomination, or the reason why not.
 
-It is a pure function of the index and changes nothing there. No job blocks another behind it.
+It is a pure function of the index and does not change it. No job blocks another behind it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ from controller.scheduling.preemption import Nomination, Preemption, orphans, re
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
 MOST_NEWS = 100
-"""Waiting jobs whose sentence changes in one round; `explain` always knows the present one."""
+"""How many waiting jobs get a changed pending reason in one pass; `explain` always computes the
+present one."""
 Told = dict[str, list[Report]]
-"""What is to be told to each run, together; victims come after those they make room for."""
+"""The reports of a pass by run. Victims come after the runs that they make room for."""
 
 
 class SchedulingPass:
+    """One pass over the waiting units; use it once."""
+
     def __init__(self, index: CapacityIndex, now: float, new_id: Callable[[], str]) -> None:
         index.refresh()
         self._index = index
@@ -67,7 +70,10 @@ class SchedulingPass:
     def decide(
         self, units: Iterable[Unit] | None = None, without: Container[str] = frozenset()
     ) -> Told:
-        """`units`: those that may have a chance; None: all. `without`: runs that have none."""
+        """Return the reports of this pass.
+
+        `units`: those that may be placed now; None: all. `without`: runs whose units are left out.
+        """
         for ended in orphans(self._index):
             self._tell(ended)
         for lost in lost_places(self._index):
@@ -165,7 +171,7 @@ class SchedulingPass:
         self._wait(unit, member, self._sentence(key, lambda: self._why_one(member.need, where)))
 
     def _bound_to(self, unit: Unit) -> Where:
-        """A reserved job goes where the ranks are that it may take over."""
+        """Return the domain of a reserved job: that of the ranks that it may take over."""
         if unit.kind is not Kind.RESERVED:
             return None
         if unit.run.id in self._went_to:
@@ -208,8 +214,11 @@ class SchedulingPass:
             self._wait(unit, member, sentence)
 
     def _is_too_large(self, unit: Unit) -> bool:
-        """Tells the run so when the place of its survivors could never hold all of it. A gang that
-        was whole goes on: a job beside it waits there."""
+        """Report it to the run when the placement value of its survivors could never hold the whole
+        gang.
+
+        A gang that was whole goes on: a job beside it waits there.
+        """
         state = self._index.states[unit.run.id]
         if gangs.is_whole(state.run, state.jobs):
             return False

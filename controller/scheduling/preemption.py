@@ -1,6 +1,6 @@
 """Preemption makes room for a job of a higher band, and nominations keep that room for it.
 
-A single job evicts single jobs; a gang evicts a whole gang or the fewest single jobs, and only if
+A single job evicts single jobs. A gang evicts a whole gang or the fewest single jobs, and only if
 it fits afterwards (docs/rules.md 6.5, 6.6).
 """
 
@@ -39,8 +39,8 @@ def waiting_for(victims: int) -> str:
 def review(
     index: CapacityIndex, unit: Unit, now: float
 ) -> list[Placed] | list[NominationEnded] | list[NotPlaced]:
-    """For a unit with nominated places: what is to be told about each member; nothing when it waits
-    as before."""
+    """Return the reports for the members of a unit with nominations; empty when it waits as
+    before."""
     broken = _broken(index, unit)
     if broken is not None:
         return list(_ended(unit, broken))
@@ -71,12 +71,12 @@ def review(
 
 
 def _beside(index: CapacityIndex, node_id: str, held: Mapping[str, Allocation]) -> list[Allocation]:
-    """What is on the node when these are held."""
+    """Return what is on the node when these allocations are held."""
     return [held.get(one.id, one) for one in index.taken.get(node_id, {}).values()]
 
 
 def orphans(index: CapacityIndex) -> Iterator[NominationEnded]:
-    """Nominations of what no longer waits, its run being suspended."""
+    """Yield the end of nominations whose run no longer waits, because it is suspended."""
     for place in index.nominations.values():
         if place.run_id not in index.units:
             attempt = index.attempt_with(place)
@@ -87,7 +87,7 @@ def orphans(index: CapacityIndex) -> Iterator[NominationEnded]:
 
 
 def victims_of(index: CapacityIndex, unit: Unit) -> set[str]:
-    """The allocations that must still leave."""
+    """Return the allocations that must still leave."""
     return {
         victim
         for place in unit.nominated
@@ -108,7 +108,8 @@ def _broken(index: CapacityIndex, unit: Unit) -> str | None:
 
 
 def _fits(index: CapacityIndex, node: Node, own: tuple[Allocation, ...]) -> bool:
-    """Beside what is held there now; other nominations wait for their own victims."""
+    """Return whether the unit fits beside what is held there now. Other nominations wait for their
+    own victims."""
     there = index.taken.get(node.id, {}).values()
     held = [a for a in there if a.state is not AllocationState.NOMINATED]
     mine = [a for a in own if a.node_id == node.id]
@@ -136,13 +137,13 @@ def _told(unit: Unit, sentence: str) -> Iterator[NotPlaced]:
 
 
 MOST_SEARCHES = 50
-"""Of one round: what is left comes with the next one."""
+"""How many searches one pass makes; the next pass makes the rest."""
 _MOST_GANGS = 8
-"""That are tried as victims in each domain."""
+"""How many gangs are tried as victims in each domain."""
 
 
 class Nomination(msgspec.Struct, frozen=True):
-    """`places` in state NOMINATED; `victims` are those who must be told to go."""
+    """`places` are NOMINATED; `victims` are the jobs to evict."""
 
     places: tuple[Place, ...]
     victims: tuple[Victim, ...]
@@ -160,6 +161,8 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 class Preemption:
+    """The search for victims in one scheduling pass."""
+
     def __init__(self, board: TrialCapacity, now: float, new_id: NewId) -> None:
         self._board = board
         self._index = board.index
@@ -171,7 +174,7 @@ class Preemption:
         self._searches = 0
 
     def may_help(self, unit: Unit) -> bool:
-        """False where nobody could go, or nobody could have gone before the unit gives up."""
+        """Return whether some job could be evicted, and in time before the unit gives up."""
         before = _claimant(unit).before
         in_time = before is None or before >= self._now + CLEANUP_SECONDS
         return in_time and unit.band < self._victims.lowest
@@ -181,7 +184,8 @@ class Preemption:
         return self._searches >= MOST_SEARCHES
 
     def for_one(self, unit: Unit, where: Where) -> Nomination | None:
-        """Where: the domain it is bound to, if it is."""
+        """Return a nomination for a single job; `where` is the domain that it is bound to, if
+        any."""
         (member,) = unit.members
         claimant = _claimant(unit)
         key = (member.need, claimant, where, unit.view)
@@ -271,7 +275,8 @@ class Preemption:
         return [one for one in nodes if one in scope and one in self._index.taken]
 
     def _nominate(self, places: Sequence[Place], victims: dict[str, Victim]) -> Nomination:
-        """On the board the places are taken at once, beside those who still have them."""
+        """Nominate the allocations. In the trial capacity they are taken at once, beside their
+        present holders."""
         on_node: dict[str, tuple[str, ...]] = {}
         for victim in victims.values():
             there = victim.allocation.node_id
@@ -298,7 +303,8 @@ class Preemption:
 
 
 def _claimant(unit: Unit) -> Claimant:
-    """A job that gave up before its victims are gone would have evicted them in vain."""
+    """Return the claimant of the unit, with the time at which it gives up: after that, an eviction
+    would be useless."""
     ends = [scheduling_ends_at(unit.run, member.attempt) for member in unit.members]
     before = min((at for at in ends if at is not None), default=None)
     return Claimant(unit.band, before)

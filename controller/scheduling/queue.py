@@ -1,4 +1,4 @@
-"""The queue: what waits, as units that are placed together, and the order of docs/rules.md 6.1."""
+"""The queue: waiting jobs as units that are placed together, in the order of docs/rules.md 6.1."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ from controller.scheduling.capacity import Need, Needs
 from controller.scheduling.fair_share import UseMeter
 
 _MOST_PASSED_OVER = 8
-"""Nodes that one job had better not go to."""
+"""How many nodes one job avoids."""
 BANDS = {Band.PRODUCTION: 0, Band.INTERACTIVE: 1, Band.BATCH: 2}
 
 
 class Kind(IntEnum):
+    """How the members of a unit are placed."""
+
     TOGETHER = 0
     """All or nothing, in one placement value."""
     SOLO = 1
     RESERVED = 2
-    """A gang's job without a rank: on its own, once all ranked ones have places."""
+    """A gang's job without a rank: placed on its own, after all ranked jobs have allocations."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A SUBMITTED attempt that waits for a place."""
+    """A SUBMITTED attempt that waits for an allocation."""
 
     job: Job
     attempt: Attempt
@@ -54,12 +56,14 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """`anchors`: places that the run's other such jobs hold, whose placement value this must share;
-    `nominated`: those that are nominated for its members; `later`: jobs that wait for their turn
-    (`startup_order`) and will be bound to the placement value of these members; `reserved`: those
-    of the gang, which will be bound to it too and may find no room there; `starting`: how many jobs
-    of the run are starting on which node; `freed`: places that are kept for the run since a switch
-    freed them."""
+    """Jobs of one run that are placed together.
+
+    `anchors`: allocations of the run's other such jobs, whose placement value this unit must share.
+    `nominated`: allocations nominated for its members. `later`: jobs that wait for their turn
+    (`startup_order`) and must then go to the same placement value. `reserved`: the gang's reserved
+    jobs, which must go there too and may find no room. `starting`: how many jobs of the run are
+    starting on each node. `freed`: allocations that a switch freed and that are kept for the run.
+    """
 
     run: Run
     kind: Kind
@@ -78,12 +82,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_replacement(self) -> bool:
-        """It makes a gang whole again whose other places are held."""
+        """Whether it makes a gang whole again whose other allocations are held."""
         return self.gang and self.kind is Kind.TOGETHER and bool(self.anchors)
 
     @property
     def view(self) -> tuple[object, ...]:
-        """What the unit sees otherwise than others do: two of equal views find the same."""
+        """What only this unit sees; units with equal views get equal results."""
         return (self.starting, tuple(place.id for place in self.freed))
 
 
@@ -93,7 +97,7 @@ def is_placeable(run: Run) -> bool:
 
 
 def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
-    """Everything of this run that waits; a gang's ranked jobs before its reserved ones."""
+    """Return all waiting units of this run, a gang's ranked jobs before its reserved ones."""
     submitted = [
         member_of(state, job, needs)
         for job in state.jobs
@@ -117,21 +121,24 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
 
 
 def member_of(state: RunState, job: Job, needs: Needs) -> Member:
-    """The job with its latest attempt."""
+    """Return the job with its latest attempt."""
     elsewhere = tuple(_rather_elsewhere(job))
     need = needs.of(job.spec, elsewhere, host_network=_is_reached_by_peers(state, job))
     return Member(job, job.attempts[-1], need)
 
 
 def _is_reached_by_peers(state: RunState, job: Job) -> bool:
-    """At its node's address; a job that shares its node is not reached from others."""
+    """Return whether peers reach the job at its node's address; a job that shares its node is not
+    reached."""
     together = gangs.is_gang_run(state.run) or state.run.policy.same_placement
     return together and len(state.jobs) > 1 and job.spec.resources.whole_node
 
 
 def _rather_elsewhere(job: Job) -> Iterator[Constraint]:
-    """The nodes that could not begin the job, one after the other until now: its next attempt had
-    better not go there, and may where no other node has room."""
+    """Yield preferences against the nodes on which the job's last attempts failed to begin.
+
+    The next attempt goes elsewhere, unless no other node has room.
+    """
     last = job.attempts[-1]
     names: dict[str, None] = {}
     for attempt in reversed(job.attempts[:-1]):
@@ -143,7 +150,7 @@ def _rather_elsewhere(job: Job) -> Iterator[Constraint]:
 
 
 def _was_not_begun(attempt: Attempt) -> bool:
-    """Its node is to blame that it ended before it began."""
+    """Return whether the attempt ended before it began, through a fault of its node."""
     if attempt.node_id is None or attempt.running_at is not None or attempt.reason is None:
         return False
     row = ROWS[attempt.reason]
@@ -162,8 +169,11 @@ def _of_gang(state: RunState, waiting: dict[str, Member]) -> Iterator[Unit]:
 
 
 def is_starting(attempt: Attempt) -> bool:
-    """Its container is still being built. One that only waits for its turn, or for its gang, must
-    not keep what it waits for from the node."""
+    """Return whether its container is still being built.
+
+    A job that only waits for its turn, or for its gang, does not count: it must not keep the jobs
+    that it waits for off the node.
+    """
     building = attempt.status in (AttemptStatus.PROVISIONING, AttemptStatus.PULLING)
     return building and not attempt.container_started
 
@@ -207,7 +217,8 @@ Order: TypeAlias = tuple[bool, int, tuple[int, int], int, bool, float, str, int,
 
 
 def in_order(units: Iterable[Unit], use: UseMeter, now: float) -> list[Unit]:
-    """First come first. The order is total: no two units are equal in it."""
+    """Sort the units, the first to place first. The order is total: no two units are equal in
+    it."""
     used: dict[str, tuple[int, int]] = {}
 
     def key(unit: Unit) -> Order:

@@ -1,8 +1,8 @@
 """JobSubmittedPipeline gives waiting attempts their allocations.
 
 It runs inside the turn, after the reports were decided, so that a job is submitted and placed in
-one transaction. The decision is `placement.SchedulingPass`, a pure function of the index that is
-kept here; its outcome comes back into the turn as reports.
+one transaction. `placement.SchedulingPass` decides, as a pure function of the index that this class
+keeps. Its results come back into the turn as reports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from controller.scheduling.placement import SchedulingPass, Told
 
 
 class JobSubmittedPipeline:
-    """`past_use`: what runs that the index will never see have used."""
+    """The scheduler with its index. `past_use`: the use of runs that the index will never see."""
 
     def __init__(self, new_id: Callable[[], str], past_use: Iterable[Use] = ()) -> None:
         self.index = CapacityIndex(past_use)
@@ -29,17 +29,17 @@ class JobSubmittedPipeline:
         """Whether another round should follow at once."""
 
     def run_changed(self, run_id: str, state: RunState | None) -> None:
-        """What the round and `nominated` go by from now on; a commit that failed is taken back by
-        the state before it."""
+        """Use this state from now on. If the commit fails, call this again with the state before
+        it."""
         self.index.run_changed(run_id, state)
         self._to_see[run_id] = None
 
     def run_trimmed(self, state: RunState) -> None:
-        """The run as it was told last, without some of its history."""
+        """Use the same state with less history."""
         self.index.run_trimmed(state)
 
     def run_over(self, run_id: str) -> None:
-        """The run is final, committed, and has nothing on any node."""
+        """Forget a run that is final, committed, and has nothing on any node."""
         self.index.run_over(run_id)
 
     def node_changed(self, node_id: str, node: Node | None) -> None:
@@ -51,8 +51,11 @@ class JobSubmittedPipeline:
         self._possible.fleet_changed(name, fleet)
 
     def place(self, now: float, without: Container[str] = frozenset()) -> Told:
-        """What to tell which runs, in this order. While nothing has come free, only what changed
-        has a chance; what waits of the runs in `without` has none."""
+        """Return the reports to apply, by run, in this order.
+
+        While no capacity has come free, only units that changed are tried. Units of the runs in
+        `without` are left out.
+        """
         to_see, self._to_see = self._to_see, {}
         units = None
         if self.index.growth == self._seen_growth:
@@ -68,18 +71,19 @@ class JobSubmittedPipeline:
         return told
 
     def why_never(self, state: RunState) -> tuple[str, str] | None:
-        """The field that asks for more than the nodes could ever hold, and the sentence."""
+        """Return the field that asks for more than the nodes could ever hold, and a sentence; None:
+        they could."""
         return self._possible.why_never(state)
 
     def explain(self, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
-        """Why each job of this run that waits does so."""
+        """Return why each waiting job of this run waits."""
         return explain(self.index, run_id, now, name_of)
 
     def preview(self, state: RunState, now: float, name_of: NameOf) -> tuple[PlannedPlace, ...]:
-        """Where the jobs of this run, which nobody knows yet, would go."""
+        """Return where the jobs of this run would go; the run is not submitted."""
         return preview(self.index, state, now, self._new_id, name_of)
 
     def nominated(self, state: RunState) -> frozenset[str]:
-        """Which places of this run have another's nomination on them."""
+        """Return the allocations of this run that another run has nominated."""
         claims = self.index.claims
         return frozenset(place.id for place in state.allocations if place.id in claims)

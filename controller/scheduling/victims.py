@@ -1,7 +1,7 @@
-"""Who would have to go so that a higher band's job fits: the fewest, and of those the cheapest.
+"""Victims are the jobs to evict so that a higher band's job fits: the fewest, then the cheapest.
 
-Only strictly lower bands, and only who will be gone before the job itself gives up waiting; a place
-on which a nomination lies already is nobody's any more.
+Only jobs of strictly lower bands are evicted, and only those that are gone before the waiting job
+gives up. An allocation that is nominated already is not offered again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from controller.scheduling.queue import BANDS
 
 _LIVE = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING, AttemptStatus.RUNNING})
 CLEANUP_SECONDS = 10.0
-"""For what follows a victim's grace, until its place is free."""
+"""Seconds from the end of a victim's grace until its allocation is free."""
 _COMES_BACK_IN_PLACE = frozenset({Reason.SIBLING_FAILED, Reason.INCARNATION_CHANGED})
 
 
 class Claimant(msgspec.Struct, frozen=True):
-    """For whom room is made: those of lower bands go who are gone `before` (None: whenever)."""
+    """The job that needs room: lower bands are evicted if they are gone `before` (Unix seconds;
+    None: at any time)."""
 
     band: int
     before: float | None = None
 
 
 class Victim(msgspec.Struct, frozen=True):
+    """A job that may be evicted, with its allocation."""
+
     allocation: Allocation
     run: Run
     attempt: Attempt
@@ -45,7 +48,8 @@ class Victim(msgspec.Struct, frozen=True):
 
     @property
     def price(self) -> tuple[bool, int, bool, float, str]:
-        """The cheapest first: who leaves anyway, the lowest band, reserved jobs, the youngest."""
+        """The cheapest first: jobs that leave anyway, the lowest band, reserved jobs, the
+        youngest."""
         began = self.attempt.running_at or self.allocation.created_at
         band = BANDS[self.run.policy.band]
         reserved = gangs.is_reserved(self.attempt)
@@ -56,7 +60,7 @@ Cost = tuple[int, tuple[tuple[bool, int, bool, float, str], ...]]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One more job fits this node when these have left it."""
+    """One more job fits this node when these victims have left it."""
 
     node_id: str
     victims: tuple[Victim, ...]
@@ -69,7 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Victims:
-    """As one round of the scheduler sees them; `claimed` are those that it has chosen itself."""
+    """The possible victims of one scheduling pass; `claimed` are those that it has chosen."""
 
     def __init__(self, board: TrialCapacity, now: float) -> None:
         self._board = board
@@ -82,7 +86,7 @@ class Victims:
         )
 
     def solos_on(self, node_id: str, claimant: Claimant) -> list[Victim]:
-        """Jobs of their own, and reserved ones of gangs, the cheapest first."""
+        """Return single jobs, and reserved jobs of gangs, the cheapest first."""
         found = []
         for allocation in self._index.taken.get(node_id, {}).values():
             victim = self._victim(allocation, claimant)
@@ -93,8 +97,8 @@ class Victims:
         return sorted(found, key=lambda one: one.price)
 
     def gangs_in(self, where: Where, claimant: Claimant) -> Iterator[list[Victim]]:
-        """Whole gangs with a place in this domain, the cheapest first: their switch leaves each of
-        their jobs a short grace alone."""
+        """Yield whole gangs with an allocation in this domain, the cheapest first. Their jobs have
+        only a short grace."""
         nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
         runs: dict[str, Run] = {}
         for node_id in nodes:
@@ -119,7 +123,8 @@ class Victims:
                 yield found
 
     def plan(self, node_id: str, need: Need, claimant: Claimant) -> Plan | None:
-        """None: nobody has to go, or it would not fit even then."""
+        """Return the cheapest plan for one node; None: no job has to go, or it would not fit even
+        then."""
         candidates = self.solos_on(node_id, claimant)
         if all(one.leaves_anyway for one in candidates):
             return None
@@ -137,7 +142,8 @@ class Victims:
         return self._pruned(node_id, need, chosen)
 
     def _pruned(self, node_id: str, need: Need, chosen: list[Victim]) -> Plan | None:
-        """Without those who turned out to be in nobody's way, the dearest spared first."""
+        """Return the plan without victims that turned out to be unnecessary; the dearest are spared
+        first."""
         for victim in sorted(chosen, key=lambda one: one.price, reverse=True):
             fewer = [one for one in chosen if one is not victim]
             if not shortfalls(need.resources, self._without(node_id, fewer)):
@@ -147,7 +153,8 @@ class Victims:
         return Plan(node_id, tuple(chosen), self._without(node_id, chosen))
 
     def _without(self, node_id: str, gone: Iterable[Victim]) -> Room:
-        """Whose nomination lies on a place counts, not who still has it."""
+        """Return the room of the node when these are gone. An allocation with a nomination counts
+        for the nominating run only."""
         leaving = {one.allocation.id for one in gone} | self.claimed
         taken = [a for a in self._board.taken_on(node_id) if a.id not in leaving]
         return room(self._index.nodes[node_id], taken)
@@ -172,7 +179,8 @@ class Victims:
     def _is_gone_in_time(
         self, victim: Victim, claimant: Claimant, longest: float = math.inf
     ) -> bool:
-        """`longest`: that no grace is longer than."""
+        """Return whether the victim is gone in time. `longest`: an upper bound for its grace, in
+        seconds."""
         if claimant.before is None:
             return True
         attempt = victim.attempt
@@ -197,7 +205,8 @@ class Victims:
 
 
 class Evictions:
-    """The cheapest plan first, for one need of a claimant; what has changed is planned anew."""
+    """The plans for one need of a claimant, the cheapest first; a node that has changed is planned
+    again."""
 
     def __init__(
         self, victims: Victims, need: Need, claimant: Claimant, node_ids: Iterable[str]
@@ -221,7 +230,7 @@ class Evictions:
         return None
 
     def _push(self, node_id: str) -> None:
-        """As if the cheapest one alone had to go: what it really costs is looked at only when that
+        """Add the node as if only its cheapest job had to go; the real cost is computed when it
         would be the best."""
         candidates = self._victims.solos_on(node_id, self._claimant)
         cheapest = next((one for one in candidates if not one.leaves_anyway), None)
