@@ -84,6 +84,13 @@ class NodeBody(_Body, frozen=True):
     accept_host_key: str | None = None
 
 
+class RegisterBody(_Body, frozen=True):
+    """Where the node's sshd is."""
+
+    host: str
+    port: int = 22
+
+
 class NewFleetBody(_Body, frozen=True):
     """`placement`: the attribute whose value the nodes of one gang share."""
 

@@ -255,6 +255,8 @@ class NodeView(_View, frozen=True):
     quarantined: int
     created_at: str
     last_seen_at: str | None
+    register_until: str | None = None
+    """Of an expected node: until when it can be registered."""
 
 
 class QuarantinedTaskView(_View, frozen=True):

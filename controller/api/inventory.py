@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.api.bodies import CordonBody, FleetBody, NewFleetBody, NodeBody
+from controller.api.bodies import CordonBody, FleetBody, NewFleetBody, NodeBody, RegisterBody
 from controller.api.documents import FleetView, NodeView, QuarantinedTaskView
 from controller.api.handlers import shown_node
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Route
 from controller.api.views import fleet_view, quarantined_view
 from controller.lifecycle.model import Fleet
+from controller.service.registrations import Announcement
 
 
 class FleetsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +21,28 @@ class FleetsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class TasksAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[QuarantinedTaskView, ...]
+
+
+class UserDataAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`user_data` holds the node's private host key: nothing else has it, and no request shows it
+    again."""
+
+    node: NodeView
+    user_data: str
+
+
+async def announce_node(call: Call) -> UserDataAnswer:
+    body: Announcement = call.body
+    node, user_data = await call.service.registrations.announce(body, user=call.caller)
+    return UserDataAnswer(node=shown_node(call, node), user_data=user_data)
+
+
+async def register_node(call: Call) -> NodeView:
+    body: RegisterBody = call.body
+    node = await call.service.registrations.register(
+        call.path("node"), host=body.host, port=body.port, user=call.caller
+    )
+    return shown_node(call, node)
 
 
 async def cordon_node(call: Call) -> NodeView:
@@ -96,6 +119,23 @@ def _fleet(call: Call, fleet: Fleet) -> FleetView:
 
 
 INVENTORY: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/user-data",
+        summary="Announce a node: the user-data that it boots with, shown once",
+        handler=announce_node,
+        body=Announcement,
+        answer=UserDataAnswer,
+        status=201,
+    ),
+    Route(
+        method="POST",
+        path="/v1/nodes/{node}/register",
+        summary="Tell the address of an expected node; its host key is pinned already",
+        handler=register_node,
+        body=RegisterBody,
+        answer=NodeView,
+    ),
     Route(
         method="POST",
         path="/v1/nodes/{node}/cordon",

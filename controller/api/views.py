@@ -317,6 +317,7 @@ def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
         quarantined=len(node.quarantine),
         created_at=iso(node.created_at),
         last_seen_at=iso_or_none(seen_at),
+        register_until=iso(node.registration.expires_at) if node.registration else None,
     )
 
 
@@ -324,6 +325,8 @@ def _address(node: Node) -> str:
     address = node.address
     if address.local_socket:
         return address.shim_socket
+    if address.host is None:
+        return "-"
     port = "" if address.port == 22 else f":{address.port}"
     return f"{address.user}@{address.host}{port}"
 

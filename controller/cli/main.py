@@ -88,7 +88,14 @@ def _node_app() -> App:
     node = App(name="node", help="Add, show, change, drain and remove nodes.")
     nodes = f"{_COMMANDS}.nodes"
     node.command(f"{nodes}:add", name="add", help="Add a node.")
-    node.command(f"{nodes}:list_", name="list", help="List nodes.")
+    registering = f"{_COMMANDS}.user_data"
+    node.command(
+        f"{registering}:user_data", name="user-data", help="Announce a node: what it boots with."
+    )
+    node.command(
+        f"{registering}:register", name="register", help="Tell the address of an expected node."
+    )
+    node.command(f"{nodes}:list_", name=["list", "ls"], help="List nodes.")
     node.command(f"{nodes}:show", name="show", help="Show all about a node.")
     node.command(f"{nodes}:set_", name="set", help="Change a node's attributes or fleet.")
     node.command(f"{nodes}:drain", name="drain", help="Place nothing new on a node.")

@@ -31,6 +31,8 @@ DEFAULT_FLEET: Final = Fleet(name="default", created_at=0.0)
 class NodeStatus(StrEnum):
     """The state of the controller's link to a node (docs/rules.md 7)."""
 
+    EXPECTED = "expected"
+    """It was announced by user-data and has no address yet, so no link is made."""
     CONNECTING = "connecting"
     CONNECTED = "connected"
     UNREACHABLE = "unreachable"
@@ -54,7 +56,7 @@ DEFAULT_NODE_FAILURE: Final = NodeFailure()
 
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
     """How the controller reaches a node: `local_socket` (same machine), or SSH to `host` with the
-    pinned `host_key`."""
+    pinned `host_key`. Only an EXPECTED node has the key and no host yet."""
 
     shim_socket: str
     local_socket: bool = False
@@ -65,6 +67,14 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
     """OpenSSH public key line without comment: `ssh-ed25519 AAAA...`."""
     jump_user: str = "fairlead-jump"
     """The user of the node's sshd through which people reach the SSH ports of their tasks."""
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """What an EXPECTED node waits for: its address, until `expires_at`."""
+
+    expires_at: float
+    token_digest: str | None = None
+    """Hex SHA-256 of the one-time token with which the node tells its address itself."""
 
 
 class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +145,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     address: NodeAddress
     attributes: dict[str, str] = {}
     status: NodeStatus = NodeStatus.CONNECTING
+    registration: Registration | None = None
+    """Set exactly while the node is EXPECTED."""
     draining: bool = False
     drain_reason: str | None = None
     drain_deadline: float | None = None

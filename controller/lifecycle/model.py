@@ -18,6 +18,7 @@ from controller.lifecycle.inventory import NodeCapacity as NodeCapacity
 from controller.lifecycle.inventory import NodeGpu as NodeGpu
 from controller.lifecycle.inventory import NodeStatus as NodeStatus
 from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
+from controller.lifecycle.inventory import Registration as Registration
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reasons import RetryEvent as RetryEvent
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus

@@ -87,6 +87,13 @@ def key_type(key: asyncssh.SSHKey) -> str:
     return _TYPES.get(algorithm, algorithm)
 
 
+def new_host_key() -> tuple[str, str]:
+    """A fresh ED25519 pair for a node that does not exist yet: the private half as OpenSSH keeps it
+    in a file, and the public line."""
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    return key.export_private_key("openssh").decode(), public_line(key)
+
+
 async def fetch(host: str, port: int) -> tuple[str, ...]:
     """All host keys of a server as public key lines, in the order in which to prefer them.
 

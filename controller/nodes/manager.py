@@ -69,9 +69,14 @@ class NodeManager:
                 return session.connection
 
     async def _match(self, listener: SessionListener) -> None:
-        if self._turns.nodes.keys() == self._sessions.keys():
+        wanted = {
+            node_id
+            for node_id, node in self._turns.nodes.items()
+            if node.status is not NodeStatus.EXPECTED
+        }
+        if wanted == self._sessions.keys():
             return
-        for node_id in self._turns.nodes.keys() - self._sessions.keys():
+        for node_id in wanted - self._sessions.keys():
             session = NodeSession(
                 node_id,
                 self._make_link,
@@ -84,7 +89,7 @@ class NodeManager:
             )
             self._sessions[node_id] = session
             self._tasks[node_id] = asyncio.create_task(session.run(), name=f"node-{node_id}")
-        await self._end(list(self._sessions.keys() - self._turns.nodes.keys()))
+        await self._end(list(self._sessions.keys() - wanted))
 
     async def _end(self, node_ids: list[str]) -> None:
         tasks = [self._tasks.pop(node_id) for node_id in node_ids]

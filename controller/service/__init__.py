@@ -16,6 +16,7 @@ from controller.service.fleets import FleetService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
 from controller.service.nodes import GpuService, NodeService
 from controller.service.progress import PullBoard
+from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
 from controller.service.ssh_keys import HostKeys
 from controller.service.submissions import BlobService, SubmissionService
@@ -66,6 +67,7 @@ class ControllerService:
         self.plans = PlanService(turns, self.submissions, clock)
         self.ports = PortService(self.runs, connect)
         self.nodes = NodeService(turns, clock, chance, host_keys)
+        self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key)
         self.fleets = FleetService(turns, clock)
         self.gpus = GpuService(self.nodes, turns, connect)
         self.users = UserService(

@@ -150,7 +150,7 @@ class NodeService:
 
     def get(self, key: str) -> Node:
         """`key`: id or name. Raises NotFound."""
-        found = self._turns.nodes.get(key) or self._named(key)
+        found = self._turns.nodes.get(key) or self.named(key)
         if found is None:
             raise NotFound(
                 f"there is no node {key!r}; `fairlead node list` shows them", field="node"
@@ -178,13 +178,13 @@ class NodeService:
         require_admin(user, "add a node")
         _check(request)
         check_attributes(request.attributes)
-        self._require_fleet(request.fleet)
-        if request.name in self._adding or self._named(request.name) is not None:
+        self.require_fleet(request.fleet)
+        if request.name in self._adding or self.named(request.name) is not None:
             raise Conflict(f"a node named {request.name} exists already", field="name")
         self._adding.add(request.name)
         try:
             address = await self._address(request)
-            self._require_fleet(request.fleet)
+            self.require_fleet(request.fleet)
             node = Node(
                 id=self._chance.new_id(),
                 name=request.name,
@@ -244,7 +244,7 @@ class NodeService:
         check_attributes(attributes)
         address = self.get(key).address
         if fleet is not None:
-            self._require_fleet(fleet)
+            self.require_fleet(fleet)
         if host_key is not None or accept_host_key is not None:
             _require_one_key(host_key, accept_host_key)
             address = await self._pinned_anew(address, host_key, accept_host_key)
@@ -297,7 +297,8 @@ class NodeService:
         message = f"node {node.name} was removed as lost"
         report_gone(self._turns, node.id, message, lambda _: True, removed=True)
 
-    def _require_fleet(self, name: str) -> None:
+    def require_fleet(self, name: str) -> None:
+        """Raises Invalid."""
         if name not in self._turns.fleets:
             raise Invalid(
                 f"there is no fleet {name!r}; `fairlead fleet list` shows them, `fairlead fleet "
@@ -333,6 +334,12 @@ class NodeService:
     async def _pinned_anew(
         self, address: NodeAddress, host_key: str | None, accepted: str | None
     ) -> NodeAddress:
+        if address.host is None and not address.local_socket:
+            raise Invalid(
+                "the node is expected: its host key is in its user-data; `fairlead node user-data` "
+                "makes another",
+                field="host_key" if accepted is None else "accept_host_key",
+            )
         if address.host is None:
             raise Invalid(
                 "the node is a shim on the controller's own machine, which has no host key",
@@ -347,7 +354,7 @@ class NodeService:
         )
         return msgspec.structs.replace(address, host_key=pinned)
 
-    def _named(self, name: str) -> Node | None:
+    def named(self, name: str) -> Node | None:
         return next((node for node in self._turns.nodes.values() if node.name == name), None)
 
 
@@ -416,27 +423,42 @@ def _require_short(reason: str | None) -> None:
 
 
 def _check(request: NodeRequest) -> None:
-    if not NAME_PATTERN.fullmatch(request.name):
-        raise Invalid(
-            f"{request.name!r} is not a node name: 1 to 63 of a-z, 0-9, '.' and '-', with a letter "
-            f"or digit at both ends",
-            field="name",
-        )
+    check_name(request.name)
     if (request.local_socket is None) == (request.host is None):
         raise Invalid("give either local_socket or host", field="host")
     for field in ("local_socket", "socket"):
         path = getattr(request, field)
         if path is not None and not path.startswith("/"):
             raise Invalid(f"{path!r} is not an absolute path", field=field)
-    if not 1 <= request.port <= 65535:
-        raise Invalid(f"{request.port} is not a port (1 to 65535)", field="port")
-    for field in ("host", "user", "jump_user"):
-        text = getattr(request, field)
-        if text is not None and (not text or text.startswith("-") or not text.isprintable()):
-            raise Invalid(f"{text[:80]!r} is not a {field} name", field=field)
-    if request.host is not None and not _can_be_looked_up(request.host):
-        raise Invalid(f"{request.host[:80]!r} is not a host name or address", field="host")
+    for field in ("user", "jump_user"):
+        _check_word(getattr(request, field), field)
+    if request.host is not None:
+        check_address(request.host, request.port)
     _require_one_key(request.host_key, request.accept_host_key)
+
+
+def check_name(name: str) -> None:
+    """Raises Invalid."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise Invalid(
+            f"{name!r} is not a node name: 1 to 63 of a-z, 0-9, '.' and '-', with a letter or "
+            f"digit at both ends",
+            field="name",
+        )
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises Invalid."""
+    if not 1 <= port <= 65535:
+        raise Invalid(f"{port} is not a port (1 to 65535)", field="port")
+    _check_word(host, "host")
+    if not _can_be_looked_up(host):
+        raise Invalid(f"{host[:80]!r} is not a host name or address", field="host")
+
+
+def _check_word(text: str, field: str) -> None:
+    if not text or text.startswith("-") or not text.isprintable():
+        raise Invalid(f"{text[:80]!r} is not a {field} name", field=field)
 
 
 def _require_one_key(host_key: str | None, accepted: str | None) -> None:

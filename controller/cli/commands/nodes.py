@@ -87,7 +87,7 @@ def add(
         "attributes": attributes_of(attribute),
     }
     data = settings.client().post("/v1/nodes", request)
-    return _show(data, json, "added")
+    return show_done(data, json, "added")
 
 
 def _require_one_address(local: str | None, host: str | None) -> None:
@@ -122,6 +122,7 @@ def _cells(node: NodeView) -> tuple[str, ...]:
     memory = f"{output.size(node.memory_allocated)} / {output.size(node.memory)}"
     about = [
         node.message or "",
+        f"until {node.register_until}" if node.register_until else "",
         _reasoned("draining", node.drain_reason) if node.draining else "",
         _to_be_empty(node.drain_deadline) if node.drain_deadline else "",
         _reasoned("cordoned", node.cordon_reason) if node.cordoned else "",
@@ -214,7 +215,7 @@ def set_(
     changed = client.patch(path, body)
     now = decode(changed, NodeView).host_key_fingerprint
     done = "changed" if was == now else f"changed: its host key was {was}, and now {now} is pinned"
-    return _show(changed, json, done)
+    return show_done(changed, json, done)
 
 
 def drain(
@@ -235,7 +236,7 @@ def drain(
         A duration such as 30m, after which what still runs there is moved elsewhere.
     """
     body = {"reason": reason, "deadline": seconds_of(deadline, "--deadline")}
-    return _show(settings.client().post(node_path(name, "drain"), body), json, "is draining")
+    return show_done(settings.client().post(node_path(name, "drain"), body), json, "is draining")
 
 
 def cordon(name: str, /, *, reason: str | None = None, json: Json = False) -> int:
@@ -247,7 +248,7 @@ def cordon(name: str, /, *, reason: str | None = None, json: Json = False) -> in
         Shown in `node list`.
     """
     data = settings.client().post(node_path(name, "cordon"), {"reason": reason})
-    return _show(data, json, "is cordoned")
+    return show_done(data, json, "is cordoned")
 
 
 def uncordon(name: str, /, *, json: Json = False) -> int:
@@ -284,7 +285,7 @@ def tasks(name: str, /, *, json: Json = False) -> int:
 def stop_task(name: str, task: str, /, *, json: Json = False) -> int:
     """Stop and remove a task of which the controller knows nothing."""
     path = node_path(name, f"tasks/{quote(task, safe='')}")
-    return _show(settings.client().delete(path), json, f"is told to end task {task}")
+    return show_done(settings.client().delete(path), json, f"is told to end task {task}")
 
 
 def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:
@@ -299,7 +300,7 @@ def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:
     data = settings.client().post(node_path(name, f"gpus/{quote(gpu, safe='')}/clear"), {})
     is_there = gpu in {one.uuid for one in decode(data, NodeView).gpus}
     done = f"offers GPU {gpu} again" if is_there else f"waits for GPU {gpu} no longer"
-    return _show(data, json, done)
+    return show_done(data, json, done)
 
 
 def resume(name: str, /, *, json: Json = False) -> int:
@@ -315,7 +316,7 @@ def remove(name: str, /, *, lost: Annotated[bool, Flag] = False, json: Json = Fa
     lost
         The machine is gone for good: its jobs go elsewhere and what they held is free.
     """
-    return _show(settings.client().delete(node_path(name), lost=lost), json, "removed")
+    return show_done(settings.client().delete(node_path(name), lost=lost), json, "removed")
 
 
 def key(*, json: Json = False) -> int:
@@ -336,10 +337,10 @@ def _show_usable(data: bytes, json: bool) -> int:
         done = f"is still draining: `fairlead node resume {node.name}` ends that"
     elif node.cordoned:
         done = f"is still cordoned: `fairlead node uncordon {node.name}` ends that"
-    return _show(data, json, done)
+    return show_done(data, json, done)
 
 
-def _show(data: bytes, json: bool, done: str) -> int:
+def show_done(data: bytes, json: bool, done: str) -> int:
     if json:
         output.emit_json(data)
         return 0

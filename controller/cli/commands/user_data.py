@@ -1,0 +1,156 @@
+"""`node user-data` announces a node before it boots; `node register` tells its address."""
+
+from __future__ import annotations
+
+from email.message import Message
+from email.mime.multipart import MIMEMultipart
+from email.mime.text import MIMEText
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from controller.api.documents import NodeView
+from controller.cli import output, settings
+from controller.cli.client import decode, node_path
+from controller.cli.commands.nodes import show_done
+from controller.cli.commands.options import Attributes, Json, attributes_of, seconds_of
+from controller.cli.errors import EXIT_USAGE, CliError
+
+_MERGE = "list(append)+dict(no_replace,recurse_list,recurse_dict)+str()"
+"""cloud-init joins lists, and of a value that both parts give it keeps ours, which comes first."""
+_KINDS = {
+    "#cloud-config-archive": "cloud-config-archive",
+    "#cloud-config": "cloud-config",
+    "#!": "x-shellscript",
+    "#include": "x-include-url",
+    "#cloud-boothook": "cloud-boothook",
+}
+_BOUNDARY = "==fairlead-user-data=="
+
+
+class _Answer(msgspec.Struct):
+    node: NodeView
+    user_data: str
+
+
+VolumePrefixes = Annotated[
+    list[str] | None,
+    Parameter(name="--volume-prefix", negative=(), help="A folder whose content jobs may mount."),
+]
+RegistryMirrors = Annotated[
+    list[str] | None,
+    Parameter(name="--registry-mirror", negative=(), help="The URL of a mirror for images."),
+]
+
+
+def user_data(
+    name: str,
+    /,
+    *,
+    fleet: str = "default",
+    attribute: Attributes = None,
+    provider: Literal["aws", "azure", "gcp", "openstack", "qemu"] | None = None,
+    volume_prefix: VolumePrefixes = None,
+    registry_mirror: RegistryMirrors = None,
+    expires: str = "24h",
+    merge: Annotated[Path | None, Parameter(name="--user-data")] = None,
+    json: Json = False,
+) -> int:
+    """Announce a node and print the user-data that it boots with; it holds a private key and is
+    shown once.
+
+    Parameters
+    ----------
+    fleet
+        The fleet that it shall belong to.
+    provider
+        Refuses user-data that is too long for it.
+    expires
+        For how long the node can be registered.
+    merge
+        Your own user-data, a file: both are printed, as one multipart message.
+    """
+    if json and merge is not None:
+        raise CliError("give either --json or --user-data: the API knows one part", EXIT_USAGE)
+    own = None if merge is None else read_own(merge)
+    request = {
+        "name": name,
+        "fleet": fleet,
+        "attributes": attributes_of(attribute),
+        "provider": provider,
+        "volume_prefixes": volume_prefix or (),
+        "registry_mirrors": registry_mirror or (),
+        "expires_after": seconds_of(expires, "--expires"),
+    }
+    data = settings.client().post("/v1/user-data", request)
+    if json:
+        output.emit_json(data)
+        return 0
+    answer = decode(data, _Answer)
+    text = answer.user_data if own is None else multipart(answer.user_data, own)
+    output.emit(text.rstrip("\n"))
+    output.note(
+        f"node {name} is expected until {answer.node.register_until}; once the machine has booted: "
+        f"fairlead node register {name} --address HOST"
+    )
+    return 0
+
+
+def register(name: str, /, *, address: str, json: Json = False) -> int:
+    """Tell where an expected node is; the controller knows its host key already.
+
+    Parameters
+    ----------
+    address
+        HOST or HOST:PORT of its sshd.
+    """
+    host, port = parse_address(address)
+    data = settings.client().post(node_path(name, "register"), {"host": host, "port": port})
+    return show_done(data, json, "registered")
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST, HOST:PORT, IPv6 or [IPv6]:PORT. Raises CliError."""
+    if text.count(":") > 1 and not text.startswith("["):
+        return text, 22
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, "22"
+    if not host.strip("[]") or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise CliError(f"--address: {text!r} is not HOST or HOST:PORT", EXIT_USAGE)
+    return host.strip("[]"), int(port)
+
+
+def read_own(file: Path) -> str:
+    """Raises CliError."""
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not a text"
+        raise CliError(f"--user-data {file}: {why}", EXIT_USAGE) from None
+    if not text.startswith(tuple(_KINDS)):
+        raise CliError(
+            f"--user-data {file}: its first line must begin with one of {', '.join(_KINDS)}, by "
+            f"which cloud-init knows what it is",
+            EXIT_USAGE,
+        )
+    return text
+
+
+def multipart(ours: str, own: str) -> str:
+    """One message of both; of a value that both give, ours counts."""
+    message = MIMEMultipart(boundary=_BOUNDARY)
+    for name, text in (("fairlead.yaml", ours), ("own", own)):
+        message.attach(_part(name, text))
+    return message.as_string()
+
+
+def _part(name: str, text: str) -> Message:
+    kind = next(kind for begin, kind in _KINDS.items() if text.startswith(begin))
+    charset = "us-ascii" if text.isascii() else "utf-8"
+    part = MIMEText(text, kind, charset)
+    part.add_header("Content-Disposition", "attachment", filename=name)
+    part.add_header("Merge-Type", _MERGE)
+    return part

@@ -1,0 +1,173 @@
+"""Nodes that are announced before they boot.
+
+The controller makes the node's host key pair beforehand. It pins the public half and hands out the
+private half once, in the user-data that the machine boots with; it stores no private half. The node
+is EXPECTED until its address is known: then it becomes a node like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from controller.clock import Chance, Clock
+from controller.lifecycle.model import (
+    DEFAULT_FLEET,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    Registration,
+)
+from controller.links import ssh
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.errors import Conflict, Gone, Invalid, Unavailable
+from controller.service.fleets import check_attributes
+from controller.service.nodes import DEFAULT_SHIM_SOCKET, NodeService, check_address, check_name
+from controller.service.user_data import Provider, UserData, render
+from controller.service.users import require_admin
+from controller.store.base import User
+
+DEFAULT_EXPIRY = 86400.0
+MOST_EXPIRY = 90 * 86400.0
+_LEAST_EXPIRY = 60.0
+_MOST_ENTRIES = 32
+_MOST_LENGTH = 512
+
+
+class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that will boot with the user-data that this gives. `expires_after` is in seconds."""
+
+    name: str
+    fleet: str = DEFAULT_FLEET.name
+    attributes: dict[str, str] = {}
+    provider: Provider | None = None
+    volume_prefixes: tuple[str, ...] = ()
+    registry_mirrors: tuple[str, ...] = ()
+    expires_after: float = DEFAULT_EXPIRY
+
+
+class RegistrationService:
+    def __init__(
+        self,
+        nodes: NodeService,
+        turns: RunPipeline,
+        clock: Clock,
+        chance: Chance,
+        node_key: str | None,
+    ) -> None:
+        self._nodes = nodes
+        self._turns = turns
+        self._clock = clock
+        self._chance = chance
+        self._node_key = node_key
+
+    async def announce(self, wish: Announcement, *, user: User) -> tuple[Node, str]:
+        """The expected node and its user-data. Announced again, an expected node gets another key,
+        and its earlier user-data is worthless.
+
+        Raises Invalid, Conflict, Unavailable, Forbidden."""
+        require_admin(user, "announce a node")
+        _check(wish)
+        check_attributes(wish.attributes)
+        self._nodes.require_fleet(wish.fleet)
+        if self._node_key is None:
+            raise Unavailable("this controller has no SSH key: it was started without one")
+        before = self._nodes.named(wish.name)
+        if before is not None and before.registration is None:
+            raise Conflict(f"a node named {wish.name} exists already", field="name")
+        private_key, public_key = ssh.new_host_key()
+        now = self._clock.now()
+        expires_at = now + wish.expires_after
+        node = Node(
+            id=self._chance.new_id() if before is None else before.id,
+            name=wish.name,
+            fleet=wish.fleet,
+            attributes=wish.attributes,
+            address=NodeAddress(shim_socket=DEFAULT_SHIM_SOCKET, host_key=public_key),
+            status=NodeStatus.EXPECTED,
+            registration=Registration(expires_at=expires_at),
+            message=f"waits for `fairlead node register {wish.name} --address HOST`",
+            created_at=now,
+        )
+        user_data = render(
+            UserData(
+                name=wish.name,
+                fleet=wish.fleet,
+                expires_at=expires_at,
+                host_private_key=private_key,
+                host_public_key=public_key,
+                tunnel_key=self._node_key,
+                volume_prefixes=wish.volume_prefixes,
+                registry_mirrors=wish.registry_mirrors,
+            ),
+            wish.provider,
+        )
+        await self._turns.save_node(node, node.id)
+        return node, user_data
+
+    async def register(self, key: str, *, host: str, port: int, user: User) -> Node:
+        """Repeated with the same address, it changes nothing. Raises NotFound, Invalid, Conflict,
+        Gone, Forbidden."""
+        require_admin(user, "register a node")
+        check_address(host, port)
+        return await self._register(self._nodes.get(key), host, port)
+
+    async def _register(self, node: Node, host: str, port: int) -> Node:
+        if node.registration is None:
+            if (node.address.host, node.address.port) == (host, port):
+                return node
+            raise Conflict(
+                f"node {node.name} is registered already, with another address; remove it and "
+                f"announce it anew (`fairlead node user-data {node.name}`)",
+                code="node_registered",
+                field="node",
+            )
+        if self._clock.now() >= node.registration.expires_at:
+            raise Gone(
+                f"the user-data of node {node.name} has expired; make it anew (`fairlead node "
+                f"user-data {node.name}`) and boot the machine with it",
+                code="registration_expired",
+                field="node",
+            )
+        registered = msgspec.structs.replace(
+            node,
+            address=msgspec.structs.replace(node.address, host=host, port=port),
+            status=NodeStatus.CONNECTING,
+            registration=None,
+            message=None,
+        )
+        await self._turns.save_node(registered, node.id)
+        return registered
+
+
+def _check(wish: Announcement) -> None:
+    check_name(wish.name)
+    if not _LEAST_EXPIRY <= wish.expires_after <= MOST_EXPIRY:
+        raise Invalid("the user-data can be used for 1 minute to 90 days", field="expires_after")
+    for prefix in wish.volume_prefixes:
+        if not prefix.startswith("/") or "/../" in f"{prefix}/":
+            raise Invalid(f"{prefix[:80]!r} is not an absolute path", field="volume_prefixes")
+    for mirror in wish.registry_mirrors:
+        host = mirror.partition("://")[2]
+        if not mirror.startswith(("https://", "http://")) or not host or "@" in host:
+            raise Invalid(
+                f"{mirror[:80]!r} is not a URL such as https://mirror.example, without a password",
+                field="registry_mirrors",
+            )
+    _check_words("volume_prefixes", wish.volume_prefixes)
+    _check_words("registry_mirrors", wish.registry_mirrors)
+
+
+def _check_words(
+    field: Literal["volume_prefixes", "registry_mirrors"], words: tuple[str, ...]
+) -> None:
+    """Each becomes a word in a file of options."""
+    if len(words) > _MOST_ENTRIES:
+        raise Invalid(f"at most {_MOST_ENTRIES} can be given", field=field)
+    for word in words:
+        if len(word) > _MOST_LENGTH or not word.isprintable() or any(map(str.isspace, word)):
+            raise Invalid(
+                f"{word[:80]!r} is longer than {_MOST_LENGTH} characters or has spaces in it",
+                field=field,
+            )

@@ -1,0 +1,104 @@
+"""The cloud-init user-data of a node that is expected: rendered from values, never from strings.
+
+cloud-init/user-data.example.yaml shows what comes out; a test compares it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import yaml
+
+from controller.service.errors import Invalid
+
+INSTALL = "/opt/fairlead/current/install"
+"""What `./dev bundle` packs, as it lies on an image: it changes only what differs."""
+
+
+class Provider(StrEnum):
+    """Where the machine boots; each takes so much user-data, and no more."""
+
+    AWS = "aws"
+    AZURE = "azure"
+    GCP = "gcp"
+    OPENSTACK = "openstack"
+    QEMU = "qemu"
+
+
+MOST_BYTES = {
+    Provider.AWS: 16 << 10,
+    Provider.AZURE: 64 << 10,
+    Provider.GCP: 256 << 10,
+    Provider.OPENSTACK: 64 << 10,
+    Provider.QEMU: 16 << 20,
+}
+
+
+class UserData(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    fleet: str
+    expires_at: float
+    host_private_key: str
+    host_public_key: str
+    tunnel_key: str
+    """The controller's public key, which the tunnel user lets in."""
+    volume_prefixes: tuple[str, ...] = ()
+    registry_mirrors: tuple[str, ...] = ()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keys and files in blocks that people can read."""
+
+
+def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent)
+
+
+def render(data: UserData, provider: Provider | None = None) -> str:
+    """Raises Invalid when the provider takes less."""
+    until = datetime.fromtimestamp(data.expires_at, UTC).isoformat(timespec="seconds")
+    head = (
+        "#cloud-config\n"
+        f"# Node {data.name} of Fairlead. Secret: it holds the node's private SSH host key.\n"
+        f"# The node can be registered until {until}.\n"
+    )
+    body = yaml.dump(document(data), Dumper=_Dumper, sort_keys=False, width=4096)
+    text = head + body
+    if provider is not None and len(text.encode()) > MOST_BYTES[provider]:
+        raise Invalid(
+            f"the user-data is {len(text.encode())} bytes long, and {provider} takes "
+            f"{MOST_BYTES[provider]}: give fewer volume prefixes and mirrors",
+            field="provider",
+        )
+    return text
+
+
+def document(data: UserData) -> dict[str, Any]:
+    name, dot, _ = data.name.partition(".")
+    options = [word for prefix in data.volume_prefixes for word in ("--volume-prefix", prefix)]
+    options += [word for mirror in data.registry_mirrors for word in ("--registry-mirror", mirror)]
+    node = {"name": data.name, "fleet": data.fleet}
+    return {
+        "hostname": name,
+        **({"fqdn": data.name} if dot else {}),
+        "ssh_deletekeys": True,
+        "ssh_keys": {
+            "ed25519_private": data.host_private_key,
+            "ed25519_public": f"{data.host_public_key}\n",
+        },
+        "write_files": [
+            {
+                "path": "/etc/fairlead/node.yaml",
+                "permissions": "0644",
+                "content": yaml.safe_dump(node, sort_keys=False),
+            }
+        ],
+        "runcmd": [[INSTALL, "--tunnel-key", data.tunnel_key, *options]],
+    }

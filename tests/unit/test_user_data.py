@@ -1,0 +1,60 @@
+"""What a node boots with is what the example in cloud-init/ shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from controller.service.errors import Invalid
+from controller.service.user_data import Provider, UserData, render
+
+EXAMPLE = Path(__file__).parents[2] / "cloud-init/user-data.example.yaml"
+KIND = "OPENSSH PRIVATE KEY"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYlKFT8pCHPJ2cF"
+DATA = UserData(
+    name="gpu-1.berlin",
+    fleet="training",
+    expires_at=1_800_000_000.0,
+    host_private_key=f"-----BEGIN {KIND}-----\nAAAA\n-----END {KIND}-----\n",
+    host_public_key=KEY,
+    tunnel_key=f"{KEY} fairlead-controller",
+    volume_prefixes=("/data", "/dev/nvme1n1"),
+    registry_mirrors=("https://mirror.example",),
+)
+
+
+def test_the_example_is_what_is_rendered() -> None:
+    assert EXAMPLE.read_text() == render(DATA)
+
+
+def test_the_host_key_is_the_only_one_that_the_node_has() -> None:
+    document = yaml.safe_load(render(DATA))
+    assert document["ssh_deletekeys"]
+    assert document["ssh_keys"] == {
+        "ed25519_private": DATA.host_private_key,
+        "ed25519_public": f"{DATA.host_public_key}\n",
+    }
+
+
+def test_each_option_is_a_word_of_its_own_and_no_shell_reads_it() -> None:
+    hostile = msgspec.structs.replace(DATA, volume_prefixes=("/a;reboot",), registry_mirrors=())
+    (command,) = yaml.safe_load(render(hostile))["runcmd"]
+    assert command == [
+        "/opt/fairlead/current/install",
+        "--tunnel-key",
+        DATA.tunnel_key,
+        "--volume-prefix",
+        "/a;reboot",
+    ]
+
+
+def test_a_provider_refuses_what_is_too_long_for_it() -> None:
+    prefixes = tuple(f"/{number}/{'x' * 500}" for number in range(32))
+    long = msgspec.structs.replace(DATA, volume_prefixes=prefixes)
+    with pytest.raises(Invalid, match="aws takes 16384") as caught:
+        render(long, Provider.AWS)
+    assert caught.value.field == "provider"
+    assert render(long, Provider.AZURE)
