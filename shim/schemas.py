@@ -308,6 +308,9 @@ class AllocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     whole_node: bool = False
     task_ids: tuple[str, ...] = ()
+    incarnation: int = 0
+    """The newest of its run's incarnations that the shim has heard of, for a controller that does
+    not know the run: an older one is refused. Only listings have it."""
 
 
 class GpuLink(StrEnum):

@@ -62,8 +62,11 @@ class OrphanTasks:
         orphaned with it is free then."""
         state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
         if self._is_unknown(state, info):
+            place = await _place_of(connection, info)
+            if state is None:
+                info = _as_heard(info, place)
             await self._claim(connection, _as_now(state, info))
-            stops = await self._quarantine(node_id, connection, info)
+            stops = self._quarantine(node_id, info, place)
             why = "it is unknown here, and an admin has asked for its end"
         else:
             stops, why = True, "its attempt has ended"
@@ -136,7 +139,7 @@ class OrphanTasks:
                     place.id,
                     run_id=place.run_id,
                     fence=self._fence,
-                    incarnation=0 if state is None else _present_incarnation(state),
+                    incarnation=_incarnation_of(state, place),
                 )
             except ShimError as error:
                 log.warning("idle place %s could not be released: %s", place.id, error)
@@ -161,9 +164,8 @@ class OrphanTasks:
     def _is_unknown(self, state: RunState | None, info: TaskInfo) -> bool:
         return state is None or (self._restored and to_node.find(state, info.id) is None)
 
-    async def _quarantine(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
+    def _quarantine(self, node_id: str, info: TaskInfo, place: AllocationInfo | None) -> bool:
         """Whether the task shall end after all."""
-        places = {place.id: place for place in await connection.shim.allocations()}
         node = self._turns.nodes.get(node_id)
         if node is None:
             return False
@@ -176,12 +178,24 @@ class OrphanTasks:
                 info.run_name,
                 node.name,
             )
-        task = quarantined(info, places.get(info.allocation_id), before)
+        task = quarantined(info, place, before)
         if task != before:
             others = tuple(one for one in node.quarantine if one.id != task.id)
             changed = msgspec.structs.replace(node, quarantine=(*others, task))
             self._turns.set_node(changed, node_id)
         return task.stopping
+
+
+async def _place_of(connection: NodeConnection, info: TaskInfo) -> AllocationInfo | None:
+    places = await connection.shim.allocations()
+    return next((place for place in places if place.id == info.allocation_id), None)
+
+
+def _as_heard(info: TaskInfo, place: AllocationInfo | None) -> TaskInfo:
+    """With the newest incarnation of an unknown run that the shim knows. A task's own may be an
+    older one, for which the shim would let the task end and keep its place."""
+    heard = 0 if place is None else place.incarnation
+    return msgspec.structs.replace(info, incarnation=max(info.incarnation, heard))
 
 
 def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
@@ -191,8 +205,14 @@ def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
     return msgspec.structs.replace(info, incarnation=present)
 
 
-def _present_incarnation(state: RunState | None) -> int:
-    incarnation = None if state is None else state.run.incarnation
+def _incarnation_of(state: RunState | None, place: AllocationInfo) -> int:
+    """As which its run is spoken for. An unknown run's is the one that the shim knows: the claim of
+    a task of it has told the shim that."""
+    return place.incarnation if state is None else _present_incarnation(state)
+
+
+def _present_incarnation(state: RunState) -> int:
+    incarnation = state.run.incarnation
     return 0 if incarnation is None else incarnation.number
 
 

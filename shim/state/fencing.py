@@ -140,6 +140,11 @@ class Fences:
     def check_revival(self, task_id: str, speaker: Caller) -> None:
         self._book.check_revival(speaker.run_id, task_id, time.time())
 
+    def incarnation_of(self, run_id: str) -> int:
+        """The newest that was heard of; 0: none."""
+        known = self._book.get(run_id)
+        return 0 if known is None else known.incarnation
+
     async def hear(self, speaker: Caller) -> None:
         """From now on an older fence is refused."""
         record = self._book.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)

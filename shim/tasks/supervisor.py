@@ -447,4 +447,7 @@ class Supervisor:
 
     @property
     def allocations(self) -> tuple[AllocationInfo, ...]:
-        return self.ledger.held
+        return tuple(
+            msgspec.structs.replace(held, incarnation=self.fences.incarnation_of(held.run_id))
+            for held in self.ledger.held
+        )

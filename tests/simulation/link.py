@@ -90,10 +90,7 @@ class SimulatedShim:
         return await self._ask(partial(self._node.health, fence=fence))
 
     async def allocations(self) -> Sequence[AllocationInfo]:
-        async def held() -> Sequence[AllocationInfo]:
-            return self._node.ledger.held
-
-        return await self._ask(held)
+        return await self._ask(self._node.allocations)
 
     async def node(self) -> NodeInfo:
         return await self._ask(self._node.node)

@@ -18,6 +18,7 @@ from shim.client import ShimError, ShimUnavailable
 from shim.errors import ShimProblem, conflict, not_found
 from shim.node.ledger import Capacity, Ledger
 from shim.schemas import (
+    AllocationInfo,
     DrainRequest,
     EngineKind,
     Event,
@@ -327,6 +328,13 @@ class SimulatedNode:
         self.ledger.without_task(task.info.allocation_id, task_id)
         del self.tasks[task_id]
         self._events.task_removed(task_id)
+
+    async def allocations(self) -> tuple[AllocationInfo, ...]:
+        known = ((held, self._fences.get(held.run_id)) for held in self.ledger.held)
+        return tuple(
+            held if fence is None else msgspec.structs.replace(held, incarnation=fence.incarnation)
+            for held, fence in known
+        )
 
     async def release_allocation(
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int

@@ -185,6 +185,40 @@ async def test_an_idle_place_of_an_unknown_run_goes_back_after_a_restore_only(
         assert (("release", "a") in it.shim.asked) is restored
 
 
+async def test_an_idle_place_of_an_unknown_gang_goes_back_after_its_tasks_were_claimed() -> None:
+    claimed = task_of(placed(AttemptStatus.RUNNING), incarnation=2)
+
+    def before(it: World) -> None:
+        listing(claimed)(it)
+        idle = AllocationInfo(
+            id="a", run_id=claimed.run_id, cpu=1.0, memory=1, disk=0, incarnation=2
+        )
+        own = msgspec.structs.replace(place_of(claimed), task_ids=(claimed.id,))
+        it.shim.places = [own, idle]
+
+    async with world(before=before, restored=True) as it:
+        await it.connected()
+        assert [task_id for task_id, _, _ in it.shim.claims] == [claimed.id]
+        assert (it.shim.asked, it.shim.released_as) == ([("release", "a")], [2])
+
+
+async def test_a_place_goes_back_with_its_task_of_an_older_incarnation_than_its_runs() -> None:
+    old = task_of(placed(AttemptStatus.RUNNING), TaskStatus.TERMINATED, incarnation=1)
+    held = msgspec.structs.replace(place_of(old), incarnation=2, task_ids=(old.id,))
+
+    def before(it: World) -> None:
+        listing(old)(it)
+        it.shim.places = [held]
+
+    async with world(before=before, restored=True) as it:
+        await it.connected()
+        marked = msgspec.structs.replace(it.node.quarantine[0], stopping=True)
+        await it.turns.save_node(msgspec.structs.replace(it.node, quarantine=(marked,)), "n1")
+        await eventually(lambda: it.shim.listing == {})
+        assert ("release", held.id) in it.shim.asked
+        assert it.shim.released_as == [2]
+
+
 # -- quarantine ---------------------------------------------------------------------------
 
 

@@ -84,6 +84,8 @@ class FakeShim:
         self.requests: list[TaskRequest] = []
         self.orders: list[TerminateRequest] = []
         self.fences: list[tuple[Fence, int]] = []
+        self.released_as: list[int] = []
+        """The incarnations with which allocations were released."""
         self.claims: list[tuple[str, Fence, int]] = []
         self.refusal: Exception | None = None
         self.listing: dict[str, TaskInfo] = {}
@@ -181,6 +183,7 @@ class FakeShim:
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None:
         self._order("release", allocation_id)
+        self.released_as.append(incarnation)
 
     async def drain(self, request: DrainRequest) -> NodeInfo:
         self.drained.append(request)

@@ -173,6 +173,22 @@ async def test_a_removed_task_does_not_come_back_even_after_a_restart(node: Node
         assert await refused(service, "t1") == "terminated"
 
 
+async def test_an_allocation_is_released_as_the_incarnation_that_its_listing_tells(
+    node: Node,
+) -> None:
+    async with node.shim() as service:
+        await put(service)
+        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await until(service, "t1", TaskStatus.TERMINATED)
+        await service.supervisor.spoken_for("t1", Caller(RUN, SPEAKER.fence, 3))
+        await service.supervisor.remove("t1", Caller(RUN, SPEAKER.fence, 3))
+        with pytest.raises(ShimProblem, match="older than 3"):
+            await service.supervisor.release("place-1", SPEAKER)
+        (held,) = service.supervisor.allocations
+        await service.supervisor.release("place-1", Caller(RUN, SPEAKER.fence, held.incarnation))
+        assert service.supervisor.allocations == ()
+
+
 async def test_removal_leaves_nothing_but_the_allocation(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
