@@ -1,4 +1,4 @@
-"""The controller: takes runs, places them on nodes, follows them to their end."""
+"""The controller takes runs, places them on nodes, and follows them to their end."""
 
 __version__ = "0.1.0"
 API_VERSIONS = ("v1",)

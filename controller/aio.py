@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 
 class Flag(asyncio.Event):
-    """An `asyncio.Event` that is small while few wait for it."""
+    """An `asyncio.Event` that is small while few tasks wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,14 +19,14 @@ class Flag(asyncio.Event):
 
 
 def make_small(event: asyncio.Event) -> None:
-    """Without effect while somebody waits."""
+    """Make the event small; no effect while a task waits for it."""
     inside = cast(Any, event)
     if not inside._waiters:
         inside._waiters = []
 
 
 class Backoff:
-    """`first`, then twice as long each time up to `most` seconds, ±20 % by `jitter`."""
+    """Waits `first` seconds, then twice as long each time up to `most`, ±20 % by `jitter`."""
 
     def __init__(self, first: float, most: float, jitter: Callable[[], float]) -> None:
         self._first = first
@@ -38,7 +38,8 @@ class Backoff:
         self._next = self._first
 
     async def wait(self, kick: asyncio.Event | None = None) -> None:
-        """Returns earlier when `kick` is set, which it clears; then the waits begin anew."""
+        """Wait; return earlier when `kick` is set, and clear it. Then the waits begin again at
+        `first`."""
         delay = self._next * (1.0 + 0.2 * self._jitter())
         self._next = min(self._most, self._next * 2)
         if kick is None:
@@ -52,7 +53,8 @@ class Backoff:
 
 
 class Slots:
-    """`at_once` is asked whenever a slot is given out, and is never less than 1."""
+    """Limits how many tasks work at once. `at_once` is called for each slot and never returns less
+    than 1."""
 
     def __init__(self, at_once: Callable[[], int]) -> None:
         self._at_once = at_once
@@ -61,8 +63,8 @@ class Slots:
 
     @asynccontextmanager
     async def slot(self, lent_for: float) -> AsyncIterator[None]:
-        """First come, first served. After so many seconds it goes to the next, even if its holder
-        is not done."""
+        """Wait for a slot, first come, first served. After so many seconds the next task gets it,
+        even if this one is not done."""
         await self._take()
         lent = True
 
@@ -104,11 +106,11 @@ class Slots:
 
 T = TypeVar("T")
 MOST_AT_A_STRETCH = 32
-"""Counted and not timed, so that equal runs of a simulation stay equal."""
+"""Items are counted, time is not, so that equal simulations stay equal."""
 
 
 async def in_stretches(items: Iterable[T]) -> AsyncIterator[T]:
-    """`items` must not change meanwhile."""
+    """Yield the items and let other tasks run in between. `items` must not change meanwhile."""
     for number, item in enumerate(items):
         if number and number % MOST_AT_A_STRETCH == 0:
             await asyncio.sleep(0)
@@ -116,11 +118,12 @@ async def in_stretches(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 ANSWERING_SECONDS = 0.03
-"""Whoever was told keeps the event loop busy with his answer, and often comes again at once."""
+"""Seconds that a caller still counts after its commit: its response, and often its next request,
+cost loop time."""
 
 
 class Callers:
-    """`count`: with those who were told a moment ago."""
+    """Counts the callers that wait for a commit, or got theirs a moment ago."""
 
     def __init__(self) -> None:
         self.count = 0

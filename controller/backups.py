@@ -1,8 +1,8 @@
-"""Copies of what a controller can't make again, and how one is put back.
+"""Backups copy what a controller cannot make again, and restore it.
 
-A backup is one tar file, readable by its owner alone: the database as it was at one moment, and the
-key and token files beside it. Logs and uploads are not in it. A restore raises the epoch, so that
-nodes take the restored controller's word over that of any life before it.
+A backup is one tar file, readable only by its owner: the database as it was at one moment, and the
+key and token files next to it. Logs and uploads are not in it. A restore raises the epoch, so that
+nodes obey the restored controller and not any life before it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from controller.store.sqlite import DATABASE_NAME, SqliteDatabase
 
 _BESIDE = (IDENTITY_NAME, ADMIN_TOKEN_NAME)
 _SUMS = "SHA256SUMS"
-"""As `sha256sum --check` reads it; backups of earlier versions have none."""
+"""The checksums as `sha256sum --check` reads them; backups of earlier versions have none."""
 _CUT_OFF_OR_DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
-"""What unpacking says, also of an archive that somebody has compressed."""
+"""The errors of unpacking, also of an archive that was compressed later."""
 _HOLDER = "a restore"
 
 
 class BackupFailed(Exception):
-    """The text says what the operator must change."""
+    """The backup or restore failed; the message says what the operator must change."""
 
 
 def make(data: Path, target: Path) -> None:
-    """Copy what is in the data folder to the new file `target`; a controller may work there.
+    """Copy the data folder's state to the new file `target`; a controller may be running.
 
-    Raises BackupFailed."""
+    Raises BackupFailed.
+    """
     if _size(data / DATABASE_NAME) == 0:
         raise BackupFailed(f"there is no controller's database in {data}")
     if target.exists():
@@ -60,9 +61,10 @@ def make(data: Path, target: Path) -> None:
 
 
 def restore(archive: Path, data: Path, *, force: bool, now: float) -> int:
-    """Put a backup into a data folder in which no controller works; the new epoch.
+    """Restore a backup into a data folder that no controller uses; return the new epoch.
 
-    `force`: the database that is there is lost. Raises BackupFailed, StoreError."""
+    `force`: replace a database that is there. Raises BackupFailed, StoreError.
+    """
     if _size(data / DATABASE_NAME) > 0 and not force:
         raise BackupFailed(
             f"{data} has a controller's database already: give an empty folder, or --force to "
@@ -84,10 +86,11 @@ def restore(archive: Path, data: Path, *, force: bool, now: float) -> int:
 
 
 def mark_restored(database: Database, now: float) -> int:
-    """A new epoch for a database that was put back by whatever means; the epoch.
+    """Begin a new epoch for a database that was restored by any means; return the epoch.
 
-    It is the present time, so that it is greater than that of every other restore of the same
-    backup. Raises LeaseHeld while a controller works on it, BackupFailed, StoreError."""
+    The epoch is the present time, so it is greater than that of every other restore of the same
+    backup. Raises LeaseHeld while a controller uses the database, BackupFailed, StoreError.
+    """
     database.enter(_HOLDER)
     try:
         with database.writer().begin() as connection:
@@ -115,7 +118,8 @@ def _size(file: Path) -> int:
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    """All at once: writers go on meanwhile, and what they write is not in it."""
+    """Copy the database as one moment; writers go on, and what they write meanwhile is not in the
+    copy."""
     with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
         live.backup(copy, pages=-1)
         copy.execute("PRAGMA journal_mode=DELETE")
@@ -141,7 +145,7 @@ def _digest(content: bytes) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Only the files that a backup has, whatever else is in it."""
+    """Write the files that a backup has, and ignore all others."""
     files = _contents(archive)
     if DATABASE_NAME not in files:
         raise BackupFailed(f"{archive} is not a controller's backup")
@@ -168,7 +172,8 @@ def _contents(archive: Path) -> dict[str, bytes]:
 
 
 def _check(archive: Path, database: Path) -> None:
-    """A controller that meets damage later would stop in the middle of its work."""
+    """Check the database: a controller that met damage later would stop in the middle of its
+    work."""
     try:
         with closing(sqlite3.connect(database)) as connection:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -180,7 +185,8 @@ def _check(archive: Path, database: Path) -> None:
 
 
 def _move(folder: Path, data: Path) -> None:
-    """The database last: without it, a restore that was cut off has not happened."""
+    """Move the files, the database last: a restore that was cut off before that has not
+    happened."""
     for suffix in ("-wal", "-shm"):
         (data / f"{DATABASE_NAME}{suffix}").unlink(missing_ok=True)
     for name in (*_BESIDE, DATABASE_NAME):

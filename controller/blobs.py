@@ -1,9 +1,10 @@
-"""Uploads of users for their runs: files named by the sha256 of their bytes, in the data folder.
+"""Blobs are users' uploads for their runs: files in the data folder, named by the sha256 of their
+bytes.
 
-A blob appears under its name whole and checked, or not at all; the same blob again costs nothing.
-It is there for the users who sent its bytes, each of whom has a mark below `users`: to know a name
-is no right to what it names. A blob that no live run needs is removed once no user has asked for it
-for a while, so that an upload is there when the run that it belongs to is submitted a little later.
+A blob appears under its name complete and checked, or not at all; uploading it again costs nothing.
+Only users who sent its bytes may use it; each has a mark below `users`. To know a name is no right
+to its content. A blob that no live run needs is removed some time after a user last asked for it,
+so it is still there when its run is submitted a little later.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from weakref import WeakValueDictionary
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 30
-"""Of one blob, unless the controller is told otherwise."""
+"""The limit of one blob, unless the operator sets another."""
 MOST_TIMES_OF_USER = 10
-"""So many of the largest blobs may a user have, unless the controller is told otherwise."""
+"""A user may store so many blobs of the largest size, unless the operator sets another limit."""
 LEAST_CHARGED = 4096
-"""Bytes: what a file takes on a disk, however small it is."""
+"""Bytes that a file takes on a disk, however small it is."""
 KEPT_SECONDS = 86400.0
 PIECE_BYTES = 1 << 20
 _ARRIVING = ".arriving"
@@ -37,19 +38,20 @@ _USERS = "users"
 
 
 class BlobTooLarge(Exception):
-    """The text says what is allowed."""
+    """The upload is too large; the message names the limit."""
 
 
 class TooManyBlobs(Exception):
-    """The user has more than is allowed; the text says what to do."""
+    """The user's uploads exceed the limit; the message says what to do."""
 
 
 class BlobDamaged(Exception):
-    """The bytes are not those that their name promises."""
+    """The bytes do not match the name."""
 
 
 class BlobStore:
-    """Every method may raise OSError. A user's name is one that a file may have."""
+    """The blobs of all users. Every method may raise OSError. A user's name must be a valid file
+    name."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class BlobStore:
         self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def put(self, digest: str, pieces: AsyncIterable[bytes], *, user: str) -> int:
-        """Its size. Raises BlobTooLarge, TooManyBlobs, BlobDamaged."""
+        """Store a blob and return its size. Raises BlobTooLarge, TooManyBlobs, BlobDamaged."""
         await asyncio.to_thread(self._marks(user).mkdir, mode=0o700, parents=True, exist_ok=True)
         arriving = self._folder / f"{secrets.token_hex(8)}{_ARRIVING}"
         try:
@@ -84,11 +86,11 @@ class BlobStore:
         return size
 
     async def size(self, digest: str) -> int | None:
-        """None when it is not there. Asking keeps it for another while."""
+        """Return its size; None when it is not there. The call keeps it for another day."""
         return await asyncio.to_thread(self._touch, digest)
 
     async def size_for(self, digest: str, user: str) -> int | None:
-        """As `size`; None when this user has not sent it."""
+        """Return its size as `size` does; None when this user has not sent it."""
         return await asyncio.to_thread(self._touch_for, digest, user)
 
     async def read(self, digest: str) -> AsyncGenerator[bytes, None]:
@@ -97,7 +99,7 @@ class BlobStore:
                 yield piece
 
     async def sweep(self, needed: Collection[str]) -> int:
-        """How many were removed."""
+        """Remove the blobs that are not needed; return how many."""
         return await asyncio.to_thread(self._sweep, needed)
 
     async def _receive(
@@ -145,7 +147,7 @@ class BlobStore:
         _sync_folder(self._marks(user))
 
     def _used(self, user: str, but: str) -> int:
-        """Bytes of this user's other blobs."""
+        """Return the bytes of this user's other blobs."""
         total = 0
         for mark in self._marks(user).iterdir():
             with suppress(FileNotFoundError):
@@ -169,7 +171,7 @@ class BlobStore:
         return self._touch(digest)
 
     def _sweep(self, needed: Collection[str]) -> int:
-        """A mark goes with its blob, and by itself once its user asks no more."""
+        """Remove blobs with their marks, and a mark alone once its user asks no more."""
         removed = 0
         oldest = self._now() - KEPT_SECONDS
         for path in _files(self._folder):
@@ -210,7 +212,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _last_asked(path: Path) -> float:
-    """Unix time; endless for what has gone meanwhile."""
+    """Return the Unix time of the last request; infinity for a file that is gone."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

@@ -14,8 +14,10 @@ from cronsim import CronSim
 
 
 class Clock(Protocol):
+    """Tells the time."""
+
     def now(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
 
 
 class SystemClock:
@@ -24,12 +26,12 @@ class SystemClock:
 
 
 class Chance(msgspec.Struct, frozen=True):
-    """Where ids and jitter come from; a simulation gives its own, made from its seed."""
+    """The source of ids and jitter; a simulation makes its own from its seed."""
 
     new_id: Callable[[], str]
-    """16 hex digits, never twice the same."""
+    """Returns 16 hex digits, never the same twice."""
     jitter: Callable[[], float]
-    """Uniform in [-1, 1]."""
+    """Returns a number, uniform in [-1, 1]."""
 
 
 def system_chance() -> Chance:
@@ -37,8 +39,10 @@ def system_chance() -> Chance:
 
 
 def next_trigger(expressions: Sequence[str], after: float) -> float | None:
-    """The first time after `after` (both Unix seconds) at which any expression fires; None when
-    none does within 50 years. The expressions were checked when the run was submitted."""
+    """Return the first time after `after` (both Unix seconds) at which any expression fires.
+
+    None when none fires within 50 years. The expressions were checked when the run was submitted.
+    """
     start = datetime.fromtimestamp(after, UTC)
     times = (next(CronSim(expression, start), None) for expression in expressions)
     return min((time.timestamp() for time in times if time is not None), default=None)

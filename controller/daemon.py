@@ -1,6 +1,6 @@
-"""The controller as a process: it opens what it needs, serves until told to stop, and lets go.
+"""The controller as a process: it opens what it needs, serves until it is stopped, and closes all.
 
-`Assembly` joins the working parts, the same for the real process and for the simulation.
+`Assembly` joins the working parts, in the same way for the real process and for the simulation.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 class Assembly:
     """Turns, node sessions and effects over one opened store.
 
-    `node_failure`: what is made of a node's silence.
-    `progress` is told the bytes of images being pulled, by attempt id; they are never stored.
-    `cluster_secret` is what the SSH keys of multi-node runs are derived from, `cluster_networks`
-    where their jobs reach each other.
+    `node_failure`: how a node's silence is judged. `progress` gets the bytes of images being
+    pulled, by attempt id; they are never stored. `cluster_secret`: what the SSH keys of multi-node
+    runs are derived from. `cluster_networks`: where their jobs reach each other.
     """
 
     def __init__(
@@ -138,30 +137,34 @@ TIDYING_SECONDS = 3600.0
 
 
 class CannotStart(Exception):
-    """The text says what the operator must change."""
+    """The controller cannot start; the message says what the operator must change."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller's options."""
+
     data: Path
     host: str = "127.0.0.1"
     port: int = 8700
     defaults: Defaults = Defaults()
     most_upload: int = MOST_BYTES
-    """Bytes of one upload."""
+    """The limit of one upload, in bytes."""
     most_uploads_of_user: int | None = None
-    """Bytes of all uploads of one user; None: ten times those of one."""
+    """The limit of all uploads of one user, in bytes; None: ten times that of one."""
     database: Database | None = None
-    """None: a file in the folder."""
+    """None: a SQLite file in the data folder."""
     keep: Keep = Keep()
     node_failure: NodeFailure = NodeFailure()
     cluster_networks: tuple[IPv4Network, ...] = ()
-    """Where the jobs of multi-node runs reach each other, the preferred network first."""
+    """The networks in which the jobs of multi-node runs reach each other, the preferred one
+    first."""
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
     """Run the controller until SIGTERM or SIGINT. `ready` is called with the API's URL.
 
-    Raises CannotStart, StoreError."""
+    Raises CannotStart, StoreError.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

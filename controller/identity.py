@@ -19,14 +19,16 @@ ADMIN = "admin"
 
 
 class IdentityUnusable(Exception):
-    """The text names the file and what to do about it."""
+    """The key or token file cannot be used; the message names the file and what to do."""
 
 
 def ssh_identity(data: Path, let_in_by: Sequence[str] = ()) -> asyncssh.SSHKey:
-    """The key with which the controller logs in to nodes, made on first use (file mode 0600).
+    """Return the key with which the controller logs in to nodes; the first call makes it (file mode
+    0600).
 
-    `let_in_by`: names of nodes that let in a key already. Another one would find them all silent,
-    and their jobs lost. Blocking. Raises IdentityUnusable."""
+    `let_in_by`: names of nodes that already let in a key. With a new key all of them would be
+    unreachable and their jobs lost, so that is refused. Blocking. Raises IdentityUnusable.
+    """
     path = data / IDENTITY_NAME
     try:
         if not path.exists():
@@ -60,15 +62,16 @@ def _how_to_make(path: Path) -> str:
 
 
 def public_line(identity: asyncssh.SSHKey) -> str:
-    """The line to put into the tunnel user's authorized_keys."""
+    """Return the line for the tunnel user's authorized_keys."""
     return identity.export_public_key().decode().strip()
 
 
 async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float) -> Snapshot:
-    """An admin and a token in `admin-token` on first start; a lost file gets a new token, of that
-    admin or of the first one that there is.
+    """Make an admin and its token in `admin-token` on the first start.
 
-    Raises IdentityUnusable, StoreUnavailable."""
+    If the file is lost, make a new token for that admin, or for the first one. Raises
+    IdentityUnusable, StoreUnavailable.
+    """
     path = data / ADMIN_TOKEN_NAME
     if snapshot.users and path.exists():
         return snapshot
@@ -93,7 +96,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Whole or not at all, readable by the owner alone."""
+    """Write the file completely or not at all, readable only by its owner."""
     _write_beside(path, content).rename(path)
 
 

@@ -1,8 +1,8 @@
-"""What ended long ago is forgotten (docs/rules.md 9): runs, earlier occurrences of those
-that live, their events, and logs.
+"""Retention forgets what ended long ago (docs/rules.md 9): runs, earlier occurrences of live runs,
+their events, and logs.
 
-Never what is live, nor what still occupies a place on a node. Each transaction is small, so that
-decisions go on between them.
+It never forgets what is live, or what still occupies an allocation on a node. Each transaction is
+small, so that decisions go on between them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ class Forget(Protocol):
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds after the end of a run, and after the last byte of a log."""
+    """How long ended things are kept: seconds after the end of a run, and after the last byte of a
+    log."""
 
     runs: float = 90 * DAY
     logs: float = 30 * DAY
 
     @property
     def of_logs(self) -> float:
-        """Seconds after its last byte, for a log whose run has ended."""
+        """Seconds after its last byte for which a log of an ended run is kept."""
         return min(self.logs, self.runs)
 
     @property
     def sweep_every(self) -> float:
-        """Seconds: nothing outstays its time by an hour, nor by much more than a tenth of it."""
+        """Seconds between sweeps: nothing is kept an hour, or much more than a tenth of its time,
+        too long."""
         return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, self.of_logs / 10))
 
 
 class Retention:
-    """`live` gives the runs that are not final."""
+    """Sweeps regularly. `live` gives the runs that are not final."""
 
     def __init__(
         self,

@@ -1,1 +1,2 @@
-"""How the controller reaches a node: one link per node, over SSH or a local unix socket."""
+"""Links are how the controller reaches a node: one for each node, over SSH or a local unix
+socket."""

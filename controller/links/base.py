@@ -1,8 +1,8 @@
 """The seam between the controller and a node's two daemons.
 
-A `NodeLink` knows how to connect; a `NodeConnection` is one life of that connection and gives
-clients of the shim and of each task's runner. Real versions: `ssh.SshLink`, `local.LocalLink`; the
-simulation has its own.
+A `NodeLink` knows how to connect. A `NodeConnection` is one life of that connection; it gives
+clients of the shim and of each task's runner. The real versions are `ssh.SshLink` and
+`clients.LocalLink`; the simulation has its own.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from shim.schemas import (
 
 
 class LinkError(Exception):
-    """The node cannot be reached; the text says why, for the operator."""
+    """The node cannot be reached; the message says why, for the operator."""
 
 
 def why_unreachable(error: Exception) -> str:
-    """What sockets and asyncssh raise, in words for the operator."""
+    """Return the errors of sockets and asyncssh in words for the operator."""
     match error:
         case socket.gaierror():
             return "the name cannot be looked up"
@@ -47,19 +47,20 @@ def why_unreachable(error: Exception) -> str:
 
 
 class HostKeyRefused(LinkError):
-    """The node presented another host key than the pinned one. Never retried into trust."""
+    """The node presented another host key than the pinned one. A retry never makes it trusted."""
 
 
 class LogPieces(Protocol):
     def pieces(self) -> AsyncIterator[bytes]:
-        """Raw frames, cut anywhere."""
+        """Yield raw frames, cut anywhere."""
 
 
 class ShimApi(Protocol):
-    """What the controller asks of a shim (see `shim.client.ShimClient`)."""
+    """What the controller requests from a shim (see `shim.client.ShimClient`)."""
 
     async def health(self, *, fence: Fence | None = None) -> Health:
-        """With its fence a controller is heard by tasks that would be stopped otherwise."""
+        """Return the shim's health. With a fence, tasks with `on_disconnect: stop` hear from their
+        controller."""
 
     async def node(self) -> NodeInfo: ...
     async def node_metrics(self) -> NodeMetrics: ...
@@ -69,7 +70,7 @@ class ShimApi(Protocol):
     async def tasks(self) -> Sequence[TaskInfo]: ...
     async def task(self, task_id: str) -> TaskInfo: ...
     async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
-        """Whoever spoke for its run before is refused from now on."""
+        """Claim the task: any controller that commanded its run before is refused from now on."""
 
     async def terminate(
         self,
@@ -94,7 +95,7 @@ class ShimApi(Protocol):
 
 
 class RunnerApi(Protocol):
-    """What the controller asks of a runner (see `runner.client.RunnerClient`)."""
+    """What the controller requests from a runner (see `runner.client.RunnerClient`)."""
 
     async def health(self) -> RunnerHealth: ...
     async def start(self, request: SubmitRequest) -> StatusEvent: ...
@@ -113,26 +114,33 @@ class RunnerApi(Protocol):
 
 
 class NodeConnection(Protocol):
+    """One life of the connection to a node."""
+
     @property
     def shim(self) -> ShimApi: ...
 
     def runner(self, socket_path: str) -> RunnerApi:
-        """The runner that listens on this socket of the node. Raises LinkError once closed."""
+        """Return the client of the runner at this socket of the node. Raises LinkError once
+        closed."""
 
     async def forget_runner(self, socket_path: str) -> None:
         """Close what is kept open to that runner."""
 
     def heard_at(self) -> float:
-        """When the last byte came from one of the node's daemons, in seconds of the event loop's
-        clock, as far as the connection can tell: at least of what it kept to itself; -inf: never.
+        """Return when the last byte came from one of the node's daemons, in seconds of the event
+        loop's clock; -inf: never.
+
+        The connection reports at least the bytes that it kept to itself.
         """
 
     async def wait_closed(self) -> None:
-        """Returns when the connection is gone, for whatever reason."""
+        """Return when the connection is gone, for any reason."""
 
     async def close(self) -> None: ...
 
 
 class NodeLink(Protocol):
+    """Makes connections to one node."""
+
     async def connect(self) -> NodeConnection:
-        """Raises LinkError; HostKeyRefused when the node is not the one that was pinned."""
+        """Connect. Raises LinkError; HostKeyRefused when the host key is not the pinned one."""

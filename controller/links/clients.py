@@ -16,15 +16,18 @@ from shim.client import ShimClient
 
 CONNECT_SECONDS = 15.0
 IDLE_SECONDS = 2.0
-"""An unused connection is kept for so long: each is a file here and a process's on its node."""
+"""How long an unused connection is kept: each costs a file here and a process on the node."""
 SILENCE_SECONDS = 30.0
-"""Streams send a heartbeat every 10 s; a socket that is silent for longer is gone. Of the shim's
-event stream the node's session judges, which sees all of the connection."""
+"""Streams send a heartbeat every 10 s; a socket that is silent for longer is gone. The shim's event
+stream is judged by the node's session, which sees the whole connection."""
 
 
 class SocketClients:
-    """Clients over connectors made by `connector(path)`, and over plain streams for what is no
-    HTTP; `stream` raises OSError."""
+    """Clients over connectors made by `connector(path)`, and over plain streams for what is not
+    HTTP.
+
+    `stream` raises OSError.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,8 @@ class SocketClients:
         self._runners: dict[str, RunnerClient] = {}
 
     def runner(self, socket_path: str) -> RunnerClient:
-        """Raises LinkError once closed, since nobody would close what were opened then."""
+        """Return the client. Raises LinkError once closed, because a client opened then would never
+        be closed."""
         if self._closed:
             raise LinkError("this connection to the node was closed")
         if socket_path not in self._runners:
@@ -77,7 +81,8 @@ class SocketClients:
 
 
 class LocalConnection:
-    """Has no connection to lose: that the shim is gone shows in its event stream."""
+    """A connection to sockets of this machine. It cannot be lost: when the shim is gone, its event
+    stream ends."""
 
     def __init__(self, shim_socket: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -96,7 +101,8 @@ class LocalConnection:
         await self._clients.forget_runner(socket_path)
 
     def heard_at(self) -> float:
-        """Only of heartbeats that were kept back: of all else whoever waits for it knows."""
+        """Return the time of the last heartbeat that was kept back; other bytes reach their
+        readers."""
         return self._heard_at
 
     def _connector(self, path: str) -> aiohttp.UnixConnector:
@@ -116,6 +122,8 @@ class LocalConnection:
 
 
 class LocalLink:
+    """The link to a shim on this machine."""
+
     def __init__(self, shim_socket: str) -> None:
         self._shim_socket = shim_socket
 

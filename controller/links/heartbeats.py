@@ -1,9 +1,9 @@
-"""Heartbeats that say again what the last one said, taken where they arrive.
+"""Heartbeats that repeat the last one are handled where they arrive.
 
-Each of thousands of nodes sends one every few seconds. What it costs to lead it through aiohttp's
-parser and streams to a task that throws it away is most of what a controller at rest costs; so one
-whose bytes are known only counts as heard. aiohttp has no public hook for a protocol of one's own:
-`pyproject.toml` pins the minor version and tests/unit/links keep it honest.
+Each of thousands of nodes sends one every few seconds. To pass it through aiohttp's parser and
+streams to a task that drops it would be most of the work of a controller at rest. So a heartbeat
+with known bytes only counts as heard. aiohttp has no public hook for an own protocol:
+`pyproject.toml` pins the minor version, and tests/unit/links check the assumption.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST = 1024
 
 
 class _Messages(list[Any]):
-    """In place of a deque, which has room for 64 answers from the start: one comes at a time."""
+    """Replaces a deque, which has room for 64 answers from the start: only one comes at a time."""
 
     __slots__ = ()
 
@@ -32,11 +32,12 @@ class _Messages(list[Any]):
 
 
 class HeartbeatHandler(PacedHandler):
-    """aiohttp's, until somebody has `expect`ed a line. From then on a piece of the stream that is
-    that line alone, once more, goes no further: `heard` is called and nobody wakes.
+    """aiohttp's handler until a line is `expect`ed.
 
-    Only a whole chunk of the HTTP stream that follows a whole one can be such a piece: whatever
-    else arrives, a part of one too, is aiohttp's, and nothing is expected after it."""
+    From then on, a piece of the stream that is only that line goes no further: `heard` is called
+    and no task wakes. Such a piece is a whole chunk of the HTTP stream that follows a whole one.
+    Everything else, a part of a chunk included, goes to aiohttp, and nothing is expected after it.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, heard: Callable[[], None]) -> None:
         super().__init__(loop)
@@ -58,25 +59,28 @@ class HeartbeatHandler(PacedHandler):
     def set_parser(
         self, parser: Any, payload: Any, data_received_cb: Callable[[], None] | None = None
     ) -> None:
-        """Of a WebSocket: nothing on this connection will be HTTP any more."""
+        """Set the parser of a WebSocket: nothing on this connection is HTTP any more."""
         super().set_parser(parser, payload, data_received_cb)
         self._parser = None
 
     def expect(self, line: bytes) -> None:
-        """`line`: read from the stream just now, with nothing left behind it. It is of a kind that
-        has no `\\r` and is no news when it comes again."""
+        """Expect this line again.
+
+        It was read from the stream just now, with nothing left after it. It has no `\\r`, and its
+        repetition tells nothing new.
+        """
         if self._last == b"%x\r\n%b\r\n" % (len(line), line):
             self._expected = self._last
 
 
 def use_heartbeat_handlers(connector: aiohttp.BaseConnector, heard: Callable[[], None]) -> None:
-    """For all connections that this connector will open."""
+    """Use the handler for all connections that this connector will open."""
     loop = asyncio.get_running_loop()
     connector._factory = cast("partial[ResponseHandler]", partial(HeartbeatHandler, loop, heard))
 
 
 def expect(response: aiohttp.ClientResponse, line: bytes) -> None:
-    """See `HeartbeatHandler.expect`; without effect on a connection of another kind."""
+    """See `HeartbeatHandler.expect`; it has no effect on a connection of another kind."""
     protocol = None if response.connection is None else response.connection.protocol
     if isinstance(protocol, HeartbeatHandler):
         protocol.expect(line)

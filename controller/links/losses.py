@@ -1,7 +1,7 @@
-"""Connections that are lost together, told one after the other.
+"""Connections that are lost together are reported one after the other.
 
-A cut of the network ends thousands of them in one round of the event loop. Each wakes a task that
-has much to put away; if all of them woke at once, nobody else would be heard meanwhile.
+A cut of the network ends thousands of them in one round of the event loop. Each wakes a task with
+much to clean up. If all of them woke at once, nothing else would run meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_IN_A_ROUND = 8
 
 
 class Pace:
-    """Makes so many calls in one round of the loop; the others follow in their order."""
+    """Makes at most so many calls in one round of the loop; the others follow in their order."""
 
     def __init__(self, most: int = MOST_IN_A_ROUND) -> None:
         self._most = most
@@ -26,7 +26,7 @@ class Pace:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """At once as long as few were made."""
+        """Call it at once while few calls were made in this round, else later."""
         if self._made == self._most:
             self._waiting.append(callback)
             return
@@ -47,8 +47,10 @@ _paces: WeakKeyDictionary[asyncio.AbstractEventLoop, Pace] = WeakKeyDictionary()
 
 
 class PacedHandler(ResponseHandler):
-    """aiohttp's, but that it may hear a few rounds later that its connection is lost. Nobody takes
-    it for a living one meanwhile: its transport is closed."""
+    """aiohttp's handler, which may learn a few rounds later that its connection is lost.
+
+    Nothing uses it meanwhile: its transport is closed.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)

@@ -1,4 +1,4 @@
-"""The SSH link to a node: one connection, its host key pinned, and how host keys are read and
+"""The SSH link to a node: one connection with a pinned host key; also how host keys are read and
 shown.
 """
 
@@ -29,7 +29,7 @@ _ALGORITHMS = (
     ("ecdsa-sha2-nistp521",),
     ("rsa-sha2-512", "rsa-sha2-256"),
 )
-"""What OpenSSH signs with, one entry for each key that a server may have."""
+"""The signature algorithms of OpenSSH, one entry for each key that a server may have."""
 _TYPES = {
     "ssh-ed25519": "ED25519",
     "ecdsa-sha2-nistp256": "ECDSA",
@@ -40,13 +40,15 @@ _TYPES = {
 
 
 class BadHostKey(ValueError):
-    """The text is no OpenSSH public key line."""
+    """The string is not an OpenSSH public key line."""
 
 
 def parse(line: str) -> asyncssh.SSHKey:
-    """`line`: an OpenSSH public key (`ssh-ed25519 AAAA...`), or a known_hosts or ssh-keyscan line.
+    """Return the key of an OpenSSH public key line (`ssh-ed25519 AAAA...`), or of a known_hosts or
+    ssh-keyscan line.
 
-    Raises BadHostKey."""
+    Raises BadHostKey.
+    """
     keys = [text for text in line.splitlines() if text.strip() and not text.startswith("#")]
     words = keys[0].split() if len(keys) == 1 else []
     for start in range(min(len(words), 2)):
@@ -58,7 +60,7 @@ def parse(line: str) -> asyncssh.SSHKey:
 
 
 def normalise(line: str) -> str:
-    """Algorithm and key, without comment or host. Raises BadHostKey."""
+    """Return algorithm and key, without comment or host. Raises BadHostKey."""
     return public_line(parse(line))
 
 
@@ -68,12 +70,12 @@ def public_line(key: asyncssh.SSHKey) -> str:
 
 
 def fingerprint(line: str) -> str:
-    """`SHA256:…` as ssh-keygen -l prints it. Raises BadHostKey."""
+    """Return `SHA256:…` as `ssh-keygen -l` prints it. Raises BadHostKey."""
     return parse(line).get_fingerprint()
 
 
 def describe(key: asyncssh.SSHKey) -> str:
-    """Fingerprint and key type, the two words of `ssh-keygen -l` that people compare."""
+    """Return fingerprint and key type, the two words of `ssh-keygen -l` that people compare."""
     return f"{key.get_fingerprint()} ({key_type(key)})"
 
 
@@ -82,7 +84,7 @@ def describe_all(keys: Iterable[asyncssh.SSHKey]) -> str:
 
 
 def key_type(key: asyncssh.SSHKey) -> str:
-    """ED25519, ECDSA or RSA, as `ssh-keygen -l` prints it."""
+    """Return ED25519, ECDSA or RSA, as `ssh-keygen -l` prints it."""
     algorithm = key.algorithm.decode()
     return _TYPES.get(algorithm, algorithm)
 
@@ -95,11 +97,11 @@ def new_host_key() -> tuple[str, str]:
 
 
 async def fetch(host: str, port: int) -> tuple[str, ...]:
-    """All host keys of a server as public key lines, in the order in which to prefer them.
+    """Return all host keys of a server as public key lines, the preferred first.
 
-    An SSH server shows one key a connection, that of the first algorithm which the client lists and
-    the server has; so each algorithm is asked for in a connection of its own. Raises LinkError when
-    the server shows none."""
+    An SSH server shows one key for each connection: that of the client's first algorithm that it
+    has. So each algorithm gets its own connection. Raises LinkError when the server shows no key.
+    """
     answers = await asyncio.gather(*(_ask(host, port, names) for names in _ALGORITHMS))
     found = tuple(answer for answer in answers if isinstance(answer, str))
     if not found:
@@ -108,8 +110,8 @@ async def fetch(host: str, port: int) -> tuple[str, ...]:
 
 
 async def _ask(host: str, port: int, algorithms: Sequence[str]) -> str | LinkError:
-    """The key with which the server signs when only these algorithms are offered, or why there is
-    none: a server without such a key hangs up."""
+    """Return the server's key for these algorithms, or why there is none: a server without such a
+    key hangs up."""
     try:
         async with asyncio.timeout(FETCH_TIMEOUT_SECONDS):
             key = await asyncssh.get_server_host_key(
@@ -125,7 +127,8 @@ async def _ask(host: str, port: int, algorithms: Sequence[str]) -> str | LinkErr
 
 
 KEEPALIVE_SECONDS = 11
-"""Only where a shim's heartbeat, which comes every 10 s, did not say as much just before."""
+"""A keepalive is sent only if no heartbeat of the shim, which comes every 10 s, came just
+before."""
 KEEPALIVE_COUNT = 3
 _FAST_CIPHERS = (
     "aes128-gcm@openssh.com",
@@ -138,8 +141,11 @@ _NOTHING: Any = frozenset()
 
 
 class _Connection(asyncssh.SSHClientConnection):
-    """asyncssh sends an empty packet before each one, against an attack on ciphers in CBC mode,
-    which ours are not: without it half as many are encrypted and sent."""
+    """asyncssh's connection without the empty packet before each packet.
+
+    That packet protects ciphers in CBC mode, which are not used here. Without it, half as many
+    packets are encrypted and sent.
+    """
 
     def send_packet(
         self, pkttype: int, *args: bytes, handler: SSHPacketLogger | None = None
@@ -149,8 +155,11 @@ class _Connection(asyncssh.SSHClientConnection):
 
 
 class Login:
-    """Of one identity. A connection rekeys after as many bytes as OpenSSH says, not after a time:
-    those that were made together would all do so in the same moment."""
+    """Logs in with one identity.
+
+    A connection rekeys after as many bytes as in OpenSSH, not after a time: connections made
+    together would all rekey at the same moment.
+    """
 
     def __init__(self, identity: asyncssh.SSHKey) -> None:
         self._identity = identity
@@ -170,8 +179,8 @@ class Login:
     async def connect(
         self, host: str, port: int, user: str, pinned: asyncssh.SSHKey, client: asyncssh.SSHClient
     ) -> asyncssh.SSHClientConnection:
-        """`pinned`: the only host key that is trusted without asking `client`. Raises OSError,
-        asyncssh.Error."""
+        """Log in. `pinned` is the only host key that is trusted without asking `client`. Raises
+        OSError, asyncssh.Error."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
 
@@ -201,7 +210,8 @@ def login_of(identity: asyncssh.SSHKey) -> Login:
 
 
 def _let_go_of_login(ssh: asyncssh.SSHClientConnection) -> None:
-    """What a new exchange of keys needs, it makes anew; the pinned key stays, and is compared."""
+    """Drop what only the login needed. A rekey makes its parts again; the pinned key stays and is
+    compared."""
     ssh._client_kexinit = ssh._server_kexinit = b""
     ssh._server_sig_algs = ssh._trusted_ca_keys = ssh._revoked_host_keys = _NOTHING
     ssh._extra.clear()
@@ -219,7 +229,7 @@ _PERHAPS_ANOTHER_KEY = (
 
 
 class _PinnedClient(asyncssh.SSHClient):
-    """Keeps the key that was presented when it is not the pinned one, to show both."""
+    """Keeps the presented key when it is not the pinned one, so that the error can show both."""
 
     def __init__(self) -> None:
         self.presented: asyncssh.SSHKey | None = None
@@ -232,6 +242,8 @@ class _PinnedClient(asyncssh.SSHClient):
 
 
 class SshConnection:
+    """One SSH connection to a node."""
+
     def __init__(self, ssh: asyncssh.SSHClientConnection, shim_socket: str) -> None:
         self._ssh = ssh
         self._heard_at = float("-inf")
@@ -261,14 +273,15 @@ class SshConnection:
         await self._ssh.wait_closed()
 
     async def close(self) -> None:
-        """First the connection: on one that was cut no channel's end is ever answered."""
+        """Close the connection first: if it was cut, no end of a channel is ever answered."""
         self._ssh.abort()
         await self._clients.close()
         await self._ssh.wait_closed()
 
 
 class SshLink:
-    """`identity`: the controller's private key, with which it logs in as the tunnel user."""
+    """The SSH link. `identity`: the controller's private key, with which it logs in as the tunnel
+    user."""
 
     def __init__(self, address: NodeAddress, identity: asyncssh.SSHKey) -> None:
         if address.host is None or address.host_key is None:
@@ -301,8 +314,11 @@ class SshLink:
         return SshConnection(ssh, self._address.shim_socket)
 
     async def _refuse_other_key(self, where: str, presented: asyncssh.SSHKey | None) -> None:
-        """A server without a key of the pinned one's algorithm hangs up before it shows any, which
-        can look like a broken connection. Raises HostKeyRefused when that is what happened."""
+        """Raise HostKeyRefused if the server has only other keys.
+
+        A server without a key of the pinned one's algorithm hangs up before it shows any key, which
+        can look like a broken connection.
+        """
         if presented is not None:
             raise HostKeyRefused(self._changed(where, presented))
         try:

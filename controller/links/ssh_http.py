@@ -1,6 +1,6 @@
 """HTTP and byte streams over channels of an SSH connection to unix sockets on the node.
 
-aiohttp gets a connector that opens one channel per connection. Losses of the connection come out as
+aiohttp gets a connector that opens one channel for each connection. A lost SSH connection raises
 the errors that aiohttp's callers expect.
 """
 
@@ -27,12 +27,12 @@ from controller.links.heartbeats import use_heartbeat_handlers
 _WINDOW_BYTES = 4 << 20
 _SMALL_BYTES = 4096
 CHANNEL_ERRORS = (asyncssh.Error, AssertionError)
-"""What asyncssh raises of a channel. It asserts that a channel has its connection, also where the
-connection may just have been closed: whoever awaits the channel wakes after that."""
+"""The errors that asyncssh raises from a channel. It asserts that a channel has its connection even
+if the connection was just closed, because a task that awaits the channel wakes after that."""
 
 
 class ChannelTransport(asyncio.Transport):
-    """An SSH channel dressed as the transport that aiohttp's protocol writes to."""
+    """An SSH channel as the transport to which aiohttp's protocol writes."""
 
     def __init__(self, channel: asyncssh.SSHUNIXChannel[bytes], protocol: ResponseHandler) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ChannelTransport(asyncio.Transport):
         self._channel.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """As for every transport, what is written to a lost connection is lost: the protocol learns
+        """Write; data for a lost connection is dropped, as in every transport. The protocol learns
         of it by `connection_lost`."""
         if not self._closing:
             with contextlib.suppress(BrokenPipeError):
@@ -79,7 +79,8 @@ class ChannelTransport(asyncio.Transport):
             self._channel.pause_reading()
 
     def resume_reading(self) -> None:
-        """aiohttp may ask this of a lost channel, which it hears of a few rounds later."""
+        """Resume reading; aiohttp may call this on a lost channel, of which it learns a few rounds
+        later."""
         if not self._lost:
             self._channel.resume_reading()
 
@@ -100,7 +101,7 @@ class ChannelTransport(asyncio.Transport):
         return self._protocol
 
     def lost(self) -> None:
-        """The channel is gone: nothing may be asked of it any more."""
+        """Note that the channel is gone and must not be used."""
         self._closing = self._lost = True
 
 
@@ -137,8 +138,10 @@ class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
         self._protocol.data_received(data)
 
     def eof_received(self) -> bool:
-        """Then the channel is closed, as asyncio closes sockets, and without an end of ours first:
-        one packet less for each of thousands of channels that end together."""
+        """Close the channel, as asyncio closes sockets, without sending an own end first.
+
+        That saves one packet for each of thousands of channels that end together.
+        """
         self._protocol.eof_received()
         if self._transport is not None:
             self._transport.close()
@@ -157,9 +160,11 @@ class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
 
 
 class SshUnixConnector(aiohttp.BaseConnector):
-    """Opens one streamlocal channel per HTTP connection; a lost SSH connection or a refused channel
-    is an `aiohttp.ClientConnectorError`, as for any other connector. `heard` is called whenever
-    bytes came."""
+    """Opens one streamlocal channel for each HTTP connection.
+
+    A lost SSH connection or a refused channel is an `aiohttp.ClientConnectorError`, as in any other
+    connector. `heard` is called whenever bytes came.
+    """
 
     def __init__(
         self,
@@ -193,14 +198,18 @@ class SshUnixConnector(aiohttp.BaseConnector):
         return protocol
 
     def _acknowledge(self) -> None:
-        """sshd leaves Nagle's algorithm on for what it forwards: a second small packet would wait
-        for the kernel's delayed acknowledgement of the first, 40 ms."""
+        """Acknowledge at once: sshd leaves Nagle's algorithm on for what it forwards.
+
+        A second small packet would wait for the kernel's delayed acknowledgement of the first, 40
+        ms.
+        """
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 class ChannelFailed(aiohttp.ClientConnectorError):
-    """Says which socket could not be reached: aiohttp would name a host, and there is none."""
+    """The socket could not be reached; the message names it, because aiohttp's would name a
+    host."""
 
     def __init__(self, key: ConnectionKey, error: OSError, path: str) -> None:
         super().__init__(key, error)
@@ -222,7 +231,8 @@ def as_os_error(error: None) -> None: ...
 
 
 def as_os_error(error: Exception | None) -> OSError | None:
-    """asyncssh's errors are not ClientErrors, so nobody who uses aiohttp would expect one."""
+    """Return the error as OSError: asyncssh's errors are not ClientErrors, which users of aiohttp
+    expect."""
     match error:
         case None | OSError():
             return error
@@ -235,7 +245,7 @@ def as_os_error(error: Exception | None) -> OSError | None:
 async def open_stream(
     ssh: asyncssh.SSHClientConnection, path: str, heard: Callable[[], None] = lambda: None
 ) -> tuple[ChannelReader, ChannelWriter]:
-    """`heard` is called whenever bytes came. Raises OSError."""
+    """Open a byte stream. `heard` is called whenever bytes came. Raises OSError."""
     with _os_errors():
         reader, writer = await ssh.open_unix_connection(path, window=_WINDOW_BYTES)
     return ChannelReader(reader, heard), ChannelWriter(writer)

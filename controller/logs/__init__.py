@@ -1,1 +1,1 @@
-"""The job logs that the controller keeps: what it acknowledged to a runner lies here, durably."""
+"""The job logs that the controller keeps: what it acknowledged to a runner is durable here."""

@@ -1,8 +1,9 @@
-"""The files of one attempt's log: segments of whole frames, named by the offset they begin at.
+"""The files of one attempt's log: segments of whole frames, named by the offset at which they
+begin.
 
-Plain blocking functions; `store.LogStore` calls them in its own threads. Whatever a crash left
-behind a segment's last whole frame is cut when the log is opened for writing, and until then no
-reader is given it.
+These are plain blocking functions; `store.LogStore` calls them in its own threads. If a crash left
+bytes after a segment's last whole frame, they are cut when the log is opened for writing, and no
+reader gets them before.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ READ_BYTES = 1 << 20
 COMPLETE_NAME = "complete"
 
 _WALK_BYTES = 16 << 10
-"""One read while only headers are looked at: many short frames, or little of a long one."""
+"""How much is read at once while only headers matter: many short frames, or a part of a long
+one."""
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A place between two frames: byte `at` of the segment that starts at offset `segment`."""
+    """A position between two frames: byte `at` of the segment that starts at offset `segment`."""
 
     segment: int
     at: int
@@ -55,12 +57,12 @@ def segment_starts(folder: Path) -> list[int]:
 
 
 class SegmentWriter:
-    """Appends frames in offset order; the same frame twice is written once.
+    """Appends frames in offset order; a repeated frame is written once.
 
-    It has a file open only while it writes or syncs: thousands of jobs that each say a little wait
-    a minute for their sync, and a controller out of files could not even open their folders.
-    Its calls come from any thread, one at a time. What is still on its way when it is closed does
-    nothing, since whoever had asked for it is gone and another writer may have begun.
+    It has a file open only while it writes or syncs. Otherwise thousands of jobs that write little
+    and wait a minute for their sync would use up the controller's files. Its methods are called
+    from any thread, one at a time. A call that arrives after `close` does nothing: its caller is
+    gone, and another writer may have begun.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +75,7 @@ class SegmentWriter:
         self._one_at_a_time = threading.Lock()
 
     def open(self) -> None:
-        """Go on where the last writer stopped. Raises OSError."""
+        """Continue where the last writer stopped. Raises OSError."""
         with self._one_at_a_time:
             if self._closed:
                 return
@@ -87,7 +89,8 @@ class SegmentWriter:
             self._let_go()
 
     def append(self, frames: Iterable[Frame]) -> None:
-        """Raises OSError; `end` says what was taken over."""
+        """Write the frames that are not stored yet. Raises OSError; `end` tells what was
+        written."""
         with self._one_at_a_time:
             if self._closed:
                 return
@@ -109,7 +112,7 @@ class SegmentWriter:
                 self._let_go()
 
     def sync(self) -> int:
-        """Everything before the returned offset is on disk. Raises OSError."""
+        """Write everything before the returned offset to the disk. Raises OSError."""
         with self._one_at_a_time:
             if not self._closed:
                 self._take_up()
@@ -124,7 +127,8 @@ class SegmentWriter:
             self._let_go()
 
     def _take_up(self) -> None:
-        """A file that is gone is not made again: what it had would be missing."""
+        """Open the segment; a file that is gone is not made again, because its content would be
+        missing."""
         if self._fd < 0:
             path = segment_path(self._folder, self._start)
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -151,7 +155,7 @@ class SegmentWriter:
         os.lseek(self._fd, self._size, os.SEEK_SET)
 
     def _rotate(self) -> None:
-        """A full segment is on disk before the next one exists: a power cut leaves no hole."""
+        """Begin the next segment. The full one is on disk first, so a power cut leaves no hole."""
         os.fsync(self._fd)
         fd = _open(segment_path(self._folder, self.end))
         os.close(self._fd)
@@ -163,7 +167,7 @@ def _open(path: Path) -> int:
 
 
 def _verified(path: Path, start: int) -> tuple[int, int]:
-    """The offset after the last whole frame, and the bytes up to there."""
+    """Return the offset after the last whole frame, and the bytes up to there."""
     end, size = start, 0
     for frame in _frames_of(path):
         end, size = frame.end, size + len(encode(frame))
@@ -181,8 +185,10 @@ def _frames_of(path: Path) -> Iterator[Frame]:
 
 
 def _fresh_part(frame: Frame, end: int) -> Frame | None:
-    """The part that is not stored yet; of a marker, which has no bytes to cut, fewer are missing
-    than it says."""
+    """Return the part of the frame that is not stored yet.
+
+    A marker has no bytes to cut: its number of missing bytes is reduced.
+    """
     fresh = tail_from(frame, end)
     if fresh is None or fresh.offset >= end:
         return fresh
@@ -196,7 +202,7 @@ def _gap(end: int, frame: Frame) -> Frame:
 
 
 def mark_complete(folder: Path) -> None:
-    """Durably. Raises OSError."""
+    """Mark the log complete, durably. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / COMPLETE_NAME).touch()
     sync_folder(folder)
@@ -214,7 +220,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def locate(folder: Path, offset: int) -> Position:
-    """Where the frame that holds `offset` begins; the end when there is none yet."""
+    """Return where the frame that holds `offset` begins; the end if there is none yet."""
     starts = segment_starts(folder)
     if not starts:
         return Position(0, 0)
@@ -238,7 +244,7 @@ def _walk_to(fd: int, offset: int) -> int:
 
 
 def _span_or_end(data: bytes | memoryview, at: int) -> Span | None:
-    """A torn tail that a power cut filled with zeros is an end like any other."""
+    """Return the next span. A torn tail that a power cut filled with zeros counts as the end."""
     try:
         return span_at(data, at)
     except BadFrame:
@@ -246,8 +252,11 @@ def _span_or_end(data: bytes | memoryview, at: int) -> Span | None:
 
 
 def read_frames(folder: Path, position: Position) -> tuple[bytes, Position]:
-    """Whole frames from `position`, at most READ_BYTES or one frame, and the place after them.
-    Nothing when there is nothing more yet."""
+    """Return whole frames from `position`, at most READ_BYTES or one frame, and the position after
+    them.
+
+    The bytes are empty when there is nothing more yet.
+    """
     data = _read_segment(folder, position)
     while not data:
         later = [start for start in segment_starts(folder) if start > position.segment]
@@ -277,7 +286,8 @@ def _read_segment(folder: Path, position: Position) -> bytes:
 
 
 def _whole_bytes(data: bytes, *, is_tail: bool) -> int:
-    """Only a segment's tail can be torn, so only there each checksum is worth its time."""
+    """Return the length of the whole frames. Only a segment's tail can be torn, so only there each
+    checksum is verified."""
     at = 0
     while (span := _span_or_end(data, at)) is not None and at + span.size <= len(data):
         if is_tail and not _is_sound(data[at : at + span.size]):
@@ -294,7 +304,7 @@ def _is_sound(frame: bytes) -> bool:
 
 
 def cut(data: bytes, offset: int) -> bytes:
-    """Whole frames in, the part at or after `offset` out."""
+    """Return the part of these whole frames at or after `offset`."""
     at = 0
     while (span := span_at(data, at)) is not None and span.start < offset:
         if span.end > offset:
@@ -309,7 +319,7 @@ def cut(data: bytes, offset: int) -> bytes:
 
 
 def sweep(folder: Path, needed: Collection[str], written_before: float) -> int:
-    """See `LogStore.sweep`. `folder` has the attempts' folders, two levels below."""
+    """See `LogStore.sweep`. `folder` has the attempts' folders two levels below."""
     removed = 0
     for attempt in folder.glob("*/*"):
         if attempt.name not in needed and _last_written(attempt) < written_before:

@@ -1,4 +1,4 @@
-"""LogStore: writes what runners send, hands it out to any number of readers as it arrives."""
+"""LogStore writes what runners send and gives it to any number of readers as it arrives."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ R = TypeVar("R")
 
 THREADS = 4
 REMEMBERED_FINALS = 10_000
-"""Attempts: whoever begins to follow one just as it becomes final must learn of it too."""
+"""So many final attempts are remembered: a reader that begins just as one becomes final must learn
+of it."""
 
 
 class _Follow:
-    """What the readers of one attempt wait on."""
+    """The events on which the readers of one attempt wait."""
 
     def __init__(self) -> None:
         self.readers: set[asyncio.Event] = set()
@@ -34,8 +35,11 @@ class _Follow:
 
 
 class LogWriter:
-    """Appends to one attempt's log. `end` is the offset up to which it was taken over; resume the
-    source there. The next writer of the same attempt is given out when this one is closed."""
+    """Appends to one attempt's log.
+
+    `end` is the offset up to which it is written; resume the source there. The next writer of the
+    same attempt is given out when this one is closed.
+    """
 
     def __init__(self, store: LogStore, attempt_id: str, turn: asyncio.Lock) -> None:
         self._store = store
@@ -50,15 +54,18 @@ class LogWriter:
 
     @property
     def torn(self) -> int:
-        """Bytes of a frame that never came whole."""
+        """Bytes of a frame that is not whole yet."""
         return self._decoder.pending
 
     async def open(self) -> None:
         await self._store.in_thread(self._writer.open)
 
     async def append(self, data: bytes) -> None:
-        """`data`: a piece of a stream of frames. Raises BadFrame (what came before the bad one is
-        stored) and OSError (begin again at `end`, with a new writer)."""
+        """Append a piece of a stream of frames.
+
+        Raises BadFrame (frames before the bad one are stored) and OSError (begin again at `end`,
+        with a new writer).
+        """
         frames: list[Frame] = []
         try:
             for frame in self._decoder.feed(data):
@@ -69,17 +76,19 @@ class LogWriter:
                 self._store.wake(self._attempt_id)
 
     async def sync(self) -> int:
-        """All before the returned offset survives a power cut."""
+        """Make everything before the returned offset survive a power cut."""
         return await self._store.in_thread(self._writer.sync)
 
     async def close(self) -> None:
-        """Also when cancelled: it is closed in its thread, and only then the turn is over."""
+        """Close the writer in its thread, also when cancelled; only then the next writer begins."""
         closing = asyncio.ensure_future(self._store.in_thread(self._writer.close))
         closing.add_done_callback(lambda _: self._turn.release())
         await asyncio.shield(closing)
 
 
 class LogStore:
+    """The logs of all attempts below one folder."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
@@ -91,7 +100,7 @@ class LogStore:
         self._pool.shutdown(wait=True)
 
     async def writer(self, attempt_id: str) -> LogWriter:
-        """Waits until the writer before is closed. Raises OSError."""
+        """Return a writer; waits until the previous one is closed. Raises OSError."""
         turn = self._turns_to_write.get(attempt_id)
         if turn is None:
             turn = self._turns_to_write[attempt_id] = asyncio.Lock()
@@ -105,7 +114,7 @@ class LogStore:
         return writer
 
     async def complete(self, attempt_id: str) -> None:
-        """No byte will follow: recorded durably, and readers come to their end."""
+        """Record durably that no byte will follow; readers come to their end."""
         await self.in_thread(segments.mark_complete, self.folder_of(attempt_id))
         self.finish(attempt_id)
 
@@ -114,16 +123,19 @@ class LogStore:
         return await self.in_thread((folder / segments.COMPLETE_NAME).exists)
 
     async def is_kept(self, attempt_id: str) -> bool:
-        """Whether anything of its log, an empty one included, is here."""
+        """Return whether any part of its log is here, an empty log included."""
         return await self.in_thread(self.folder_of(attempt_id).exists)
 
     async def sweep(self, needed: Collection[str], written_before: float) -> int:
-        """Remove the logs of attempts that are not `needed` and were last written to before then
-        (Unix time); how many these were. Raises OSError."""
+        """Remove the logs of attempts that are not `needed` and were last written before then (Unix
+        time).
+
+        Return how many. Raises OSError.
+        """
         return await self.in_thread(segments.sweep, self._folder, needed, written_before)
 
     def finish(self, attempt_id: str) -> None:
-        """The attempt is final: readers get what is stored and end."""
+        """End the attempt's readers after what is stored: the attempt is final."""
         self._lately_final[attempt_id] = None
         if len(self._lately_final) > REMEMBERED_FINALS:
             del self._lately_final[next(iter(self._lately_final))]
@@ -133,7 +145,7 @@ class LogStore:
             follow.wake()
 
     async def read(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
-        """Whole frames, from `offset` to what is stored now."""
+        """Yield whole frames, from `offset` to what is stored now."""
         folder = self.folder_of(attempt_id)
         position = await self.in_thread(segments.locate, folder, offset)
         while True:
@@ -143,7 +155,8 @@ class LogStore:
             yield segments.cut(data, offset)
 
     async def follow(self, attempt_id: str, offset: int) -> AsyncGenerator[bytes, None]:
-        """As `read`, then whatever is added, until the log is complete or the attempt final."""
+        """Yield as `read` does, then what is added, until the log is complete or the attempt
+        final."""
         folder = self.folder_of(attempt_id)
         follow = self._follows.setdefault(attempt_id, _Follow())
         event = asyncio.Event()

@@ -1,8 +1,8 @@
-"""A node that drains becomes empty: runs that only keep a place there are told at once, and what
-still runs there when its deadline comes ends as node_drained.
+"""Drain deadlines make a draining node empty.
 
-Drain and deadline are stored with the node, so they hold whoever looks after them; telling the runs
-again is harmless.
+Runs that only keep an allocation there are told at once. Jobs that still run there at the deadline
+end as node_drained. Drain and deadline are stored with the node, so they outlive this controller;
+telling the runs again is harmless.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from controller.pipelines.run_pipeline import ANY_NODE, RunPipeline
 
 
 class DrainDeadlines:
+    """Watches the draining nodes and posts their reports."""
+
     def __init__(self, turns: RunPipeline, clock: Clock) -> None:
         self._turns = turns
         self._clock = clock
@@ -24,7 +26,7 @@ class DrainDeadlines:
         self._draining: set[str] = set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         async with self._turns.watch(ANY_NODE) as changed:
             while True:
                 changed.clear()
@@ -35,7 +37,8 @@ class DrainDeadlines:
                         await changed.wait()
 
     def _tell_of_drains(self) -> None:
-        """Their surroundings changed, and nothing else may make them look for long."""
+        """Make the runs on newly draining nodes decide again: nothing else may do so for a long
+        time."""
         draining = set(self._turns.draining)
         for node_id in sorted(draining - self._draining):
             for state in self._turns.runs_on(node_id):

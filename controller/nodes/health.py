@@ -1,4 +1,6 @@
-"""Health decides whether a node may get work, and how long its silence may last. Pure."""
+"""Health decides whether a node may take work, and how long it may be silent; all functions are
+pure.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from shim.schemas import Health, NodeInfo
 
 SHIM_API = "v1"
 LEAST_DISK = 1 << 30
-"""Bytes free where the shim keeps records and logs."""
+"""Bytes that must be free where the shim keeps records and logs."""
 MOST_SKEW_SECONDS = 60.0
 MISSING = "the node does not name it any more"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's shim said. `asked_at`, `answered_at`: Unix seconds around the health's answer,
-    where its clock is to be judged."""
+    """What a node's shim reported. `asked_at` and `answered_at` are Unix seconds around the answer,
+    to judge the node's clock."""
 
     health: Health
     info: NodeInfo
@@ -29,7 +31,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def skew(self) -> float:
-        """Seconds by which the node's clock is surely off: ahead when positive."""
+        """Seconds by which the node's clock is certainly off; positive: it is ahead."""
         at = self.health.at
         if at is None or self.asked_at <= at <= self.answered_at:
             return 0.0
@@ -37,15 +39,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_health_check(node: Node, reading: Reading) -> Node:
-    """The node as it is by this reading: its capacity, and `unfit` when a check fails."""
+    """Return the node after this reading: its capacity, and `unfit` when a check fails."""
     capacity = _with_missing(reading.info, node.capacity.gpus)
     failures = "; ".join(_failures(node.name, reading, capacity.gpus))
     return msgspec.structs.replace(node, capacity=capacity, unfit=failures or None)
 
 
 def without_gpu(node: Node, uuid: str) -> Node:
-    """No job waits for this GPU any more, nor for what else its card was split in, should the node
-    not name them."""
+    """Return the node without this GPU and all other parts of the same card: no job waits for them
+    any more."""
     boards = {gpu.board for gpu in node.capacity.gpus if gpu.uuid == uuid} | {uuid}
     gpus = tuple(gpu for gpu in node.capacity.gpus if gpu.board not in boards)
     capacity = msgspec.structs.replace(node.capacity, gpus=gpus)
@@ -53,8 +55,11 @@ def without_gpu(node: Node, uuid: str) -> Node:
 
 
 def _with_missing(info: NodeInfo, known: Sequence[NodeGpu]) -> NodeCapacity:
-    """A GPU that was seen once stays listed, so that its loss is not forgotten by a restart. A card
-    that was split anew lost nothing."""
+    """Return the capacity with the GPUs that the node no longer reports.
+
+    A GPU that was seen once stays listed, so that a restart does not hide its loss. A card that was
+    split again lost nothing.
+    """
     said = from_node.capacity(info)
     there = {gpu.board for gpu in said.gpus} | set(info.gpu_boards)
     missing = tuple(
@@ -93,14 +98,16 @@ def _failures(name: str, reading: Reading, gpus: Sequence[NodeGpu]) -> Iterator[
 
 UNREACHABLE_AFTER_PROBES = 3
 _ON_ITS_WAY = 0.1
-"""A shim sends a heartbeat every 10 s; by this share later it is not missed yet."""
+"""A shim sends a heartbeat every 10 s; one that is late by this share is not missed yet."""
 
 
 class Silence:
-    """`before`: seconds that the node had been silent already when this controller began to listen.
+    """How long a node has been silent.
 
-    They count to LOST, but never in place of probes of its own: a controller that was away has to
-    look for itself before it gives a node up."""
+    `before`: seconds of silence before this controller began to listen. They count towards LOST,
+    but they do not replace failed probes: a controller that was away must probe the node before it
+    gives it up.
+    """
 
     def __init__(self, monotonic: Callable[[], float], failure: NodeFailure, before: float) -> None:
         self._monotonic = monotonic
@@ -115,16 +122,16 @@ class Silence:
 
     @property
     def listened(self) -> float:
-        """The part of it that this controller has listened to."""
+        """The seconds of silence during which this controller listened."""
         return self._monotonic() - self._heard_at
 
     @property
     def left(self) -> float:
-        """Seconds until a probe is due; not more than 0 when it is."""
+        """Seconds until a probe is due; 0 or less when it is due."""
         return self._failure.probe_every * (1 + _ON_ITS_WAY) - self.listened
 
     def heard(self, at: float | None = None) -> None:
-        """A byte came (at this time of the same clock). One that is known already is no news."""
+        """Note that a byte came, at this time of the same clock. An older time changes nothing."""
         if at is not None and at <= self._heard_at:
             return
         self._heard_at = self._monotonic() if at is None else at
@@ -142,8 +149,8 @@ class Silence:
         )
 
     def verdict(self, now: NodeStatus, *, refused: bool = False) -> NodeStatus:
-        """What the node is while there is no connection to it. `refused`: it was there, and is not
-        the one that was pinned."""
+        """Return the node's status while it has no connection. `refused`: the host key is not the
+        pinned one."""
         overdue = self.seconds - self._failure.probe_every
         if self.too_long and overdue >= self._failure.lost_after:
             return NodeStatus.LOST
@@ -153,8 +160,11 @@ class Silence:
 
 
 def silent_before(node: Node, now: float) -> float:
-    """Seconds that a stored node had been silent when its controller started. One that was heard
-    until the former controller ended begins anew: nobody has listened since."""
+    """Return the seconds for which a stored node had been silent when this controller started.
+
+    A node that was connected until the former controller ended counts from 0: nobody has listened
+    since.
+    """
     if node.status is NodeStatus.CONNECTED or node.last_seen_at is None:
         return 0.0
     return max(0.0, now - node.last_seen_at)

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeManager:
-    """`connection(node_id)` is how everything else reaches a node."""
+    """Keeps the sessions. All other parts reach a node through `connection(node_id)`."""
 
     def __init__(
         self,
@@ -39,8 +39,11 @@ class NodeManager:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, listener: SessionListener) -> None:
-        """Keep one session per node until cancelled. A node that was connected when the former
-        controller ended begins to be silent now; one that was not goes on being so."""
+        """Keep one session for each node until cancelled.
+
+        A node that was connected when the former controller ended counts as silent from now; one
+        that was not goes on counting.
+        """
         for node in list(self._turns.nodes.values()):
             if node.status is NodeStatus.CONNECTED:
                 fresh = msgspec.structs.replace(
@@ -57,7 +60,7 @@ class NodeManager:
             await self._end(list(self._tasks))
 
     async def connection(self, node_id: str) -> NodeConnection:
-        """The live connection, waited for as long as it takes."""
+        """Return the live connection; waits for it as long as necessary."""
         while True:
             session = self._sessions.get(node_id)
             if session is None:

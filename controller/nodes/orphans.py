@@ -1,10 +1,11 @@
-"""Tasks and places that a node has and no live attempt stands for.
+"""Orphan tasks and allocations are on a node, but no live attempt has them.
 
-One that belongs to a run of ours was given up while the node was away: it is stopped, and removed
-once the log that it wrote meanwhile is stored.
-One that nobody here knows is put into quarantine, listed and kept running, since another
-controller, or a database newer than the backup that this one was restored from, may know it. Its
-place is occupied until the task is gone; an admin may have it stopped.
+If the run is known, the attempt was given up while the node was away. Its task is stopped, and
+removed once the rest of its log is stored.
+
+If the run is unknown, another controller may know it, or a database newer than the backup from
+which this one was restored. The task is quarantined: listed and kept running, its allocation
+occupied. An admin may have it stopped.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ log = logging.getLogger(__name__)
 
 
 class OrphanTasks:
-    """`collect` stores the log of a task that has ended. `restored`: this database was put back
-    from a backup, so that runs may have had attempts since of which it knows nothing."""
+    """Clears or quarantines orphan tasks.
+
+    `collect` stores the log of a task that has ended. `restored`: this database was restored from a
+    backup, so runs may have had attempts since then that it does not know.
+    """
 
     def __init__(
         self,
@@ -58,8 +62,11 @@ class OrphanTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def settle(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
-        """Repeated at every word of the node about the task until it is gone; a place that was
-        orphaned with it is free then."""
+        """Stop, remove or quarantine the task. It is called at every event about the task until the
+        task is gone.
+
+        An allocation that was orphaned with it is then free.
+        """
         state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
         if self._is_unknown(state, info):
             place = await _place_of(connection, info)
@@ -79,7 +86,7 @@ class OrphanTasks:
             self._collect_beside(view, connection, info, why)
 
     async def _unread(self, info: TaskInfo) -> AttemptContext | None:
-        """Its attempt, if more of its log may be on the node than is stored."""
+        """Return its attempt if the node may have more of its log than is stored."""
         state = self._turns.known.get(info.run_id)
         view = None if state is None else to_node.find(state, info.id)
         if view is None:
@@ -90,7 +97,7 @@ class OrphanTasks:
     def _collect_beside(
         self, view: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
     ) -> None:
-        """Its node has other things to say meanwhile."""
+        """Collect the log in a task of its own, so that other events of the node go on."""
         task = asyncio.create_task(self._collect_and_end(view, connection, info, why))
         self._collecting[info.id] = task
         task.add_done_callback(lambda _: self._collecting.pop(info.id, None))
@@ -125,9 +132,11 @@ class OrphanTasks:
             self._turns.post(removed)
 
     async def release_idle(self, connection: NodeConnection) -> None:
-        """A place that a gang kept beyond its task, and that was given up while the node was away
-        or began a new life, no task leads to; nor to one that a restored database does not know.
-        Raises ShimUnavailable, ShimError."""
+        """Release the allocations on the node that have no task and that no run needs.
+
+        A gang may have kept one beyond its task and given it up while the node was away. A restored
+        database does not know some. Raises ShimUnavailable, ShimError.
+        """
         for place in await connection.shim.allocations():
             if place.task_ids:
                 continue
@@ -148,8 +157,11 @@ class OrphanTasks:
         return self._turns.known.get(place.run_id) or await self._store.find_run(place.run_id)
 
     async def _claim(self, connection: NodeConnection, info: TaskInfo) -> None:
-        """The controller of before the restore may only have been paused, and still know the task:
-        nobody but this one ends it from now on. Another installation's are left alone."""
+        """Claim an unknown task after a restore: from now on only this controller may end it.
+
+        The controller from before the restore may only have been paused and still know the task.
+        Tasks of another installation stay as they are.
+        """
         if not self._restored or info.id in self._claimed:
             return
         try:
@@ -199,8 +211,11 @@ def _as_heard(info: TaskInfo, place: AllocationInfo | None) -> TaskInfo:
 
 
 def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
-    """With the run's present incarnation: the shim refuses to hear an older one than it knows, and
-    a newer one, of a task from after the backup, would make it refuse the present one."""
+    """Return the task with the run's present incarnation.
+
+    The shim refuses an older incarnation than it knows. A newer one, of a task from after the
+    backup, would make it refuse the present one.
+    """
     present = info.incarnation if state is None else _present_incarnation(state)
     return msgspec.structs.replace(info, incarnation=present)
 
@@ -225,7 +240,8 @@ def _is_given_up(state: RunState, allocation_id: str) -> bool:
 
 
 def _is_held(state: RunState | None, allocation_id: str) -> bool:
-    """A gang's place outlives its task; the live run gives it back when it needs it no more."""
+    """Return whether the run still holds the allocation: a gang's outlives its task, and the run
+    releases it later."""
     if state is None or state.run.status in FINAL_RUN_STATUSES:
         return False
     return any(
@@ -237,7 +253,7 @@ def _is_held(state: RunState | None, allocation_id: str) -> bool:
 def quarantined(
     info: TaskInfo, place: AllocationInfo | None, before: QuarantinedTask | None
 ) -> QuarantinedTask:
-    """What is known of it by the shim's word alone."""
+    """Return what the shim alone reports about the task."""
     return QuarantinedTask(
         id=info.id,
         run_id=info.run_id,
@@ -257,9 +273,10 @@ def quarantined(
 async def end_task(
     connection: NodeConnection, info: TaskInfo, fence: Fence, why: str, *, keeps_place: bool
 ) -> None:
-    """Stop the task, or remove it if it has ended; asked again with each word about it.
+    """Stop the task, or remove it if it has ended; called again with each event about it.
 
-    Raises ShimError, ShimUnavailable, TryAgain."""
+    Raises ShimError, ShimUnavailable, RetryLater.
+    """
     if info.status is not TaskStatus.TERMINATED:
         log.warning("stopping task %s: %s", info.id, why)
         await connection.shim.terminate(

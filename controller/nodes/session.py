@@ -1,6 +1,6 @@
 """A session keeps one node connected: connect, greet, follow events, judge silence, connect again.
 
-Handshakes of many nodes are made a few at a time, so that a return of all of them holds up nothing.
+Only a few nodes shake hands at a time, so that the return of all of them delays nothing else.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ LENT_SECONDS = 2.0
 
 
 class Handshakes:
+    """Limits the handshakes at one time."""
+
     def __init__(self, at_once: int = AT_ONCE, lent: float = LENT_SECONDS) -> None:
         self._slots = Slots(lambda: at_once)
         self._lent = lent
 
     def slot(self) -> AbstractAsyncContextManager[None]:
-        """First come, first served."""
+        """Return a slot; first come, first served."""
         return self._slots.slot(self._lent)
 
 
@@ -49,19 +51,19 @@ MOST_WAIT_SECONDS = 10.0
 SHORTEST_LOOK_SECONDS = 1.0
 LOOK_AGAIN_SECONDS = 30.0
 GREETINGS_PER_PATIENCE = 4
-"""How often a task that would be stopped unheard hears of its controller in that time."""
+"""How often a task with `on_disconnect: stop` hears from its controller within its limit."""
 
 
 class Readdressed(Exception):
-    """The node is to be reached in another way, or its host key was pinned anew."""
+    """The node's address changed, or another host key was pinned."""
 
 
 class Silent(Exception):
-    """A connection on which nothing comes any more."""
+    """Nothing comes from this connection any more."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`fence`: with which this controller is heard."""
+    """The settings of all sessions. `fence`: this controller's, sent with its greetings."""
 
     failure: NodeFailure = NodeFailure()
     fence: Fence | None = None
@@ -70,7 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSession:
-    """`connection` is the live one or None; `up` is set while there is one."""
+    """The session of one node. `connection` is the live one or None; `up` is set while there is
+    one."""
 
     def __init__(
         self,
@@ -103,8 +106,11 @@ class NodeSession:
         self.up = Flag()
 
     async def run(self) -> None:
-        """Until the node is removed. A mistake of ours is logged and tried again like any failure:
-        a session that ended would leave its node alone for good."""
+        """Keep the node connected until it is removed.
+
+        A bug of this program is logged and tried again like any failure: a session that ended would
+        leave its node alone forever.
+        """
         while (node := self._turns.nodes.get(self._node_id)) is not None:
             slot = contextlib.AsyncExitStack()
             await slot.enter_async_context(self._handshakes.slot())
@@ -122,8 +128,10 @@ class NodeSession:
             await self._backoff.wait()
 
     async def _connect(self, link: NodeLink) -> NodeConnection:
-        """A machine that is off lets an attempt wait for longer than a probe may: each time that
-        one would have been due meanwhile counts as a failed one."""
+        """Connect; while that takes longer than a probe may, count failed probes.
+
+        A machine that is off lets a connection attempt wait for long.
+        """
         attempt = asyncio.ensure_future(link.connect())
         try:
             while not (await asyncio.wait((attempt,), timeout=self._failure.probe_every))[0]:
@@ -188,15 +196,14 @@ class NodeSession:
                 self._down()
 
     def _down(self) -> None:
-        """At once, before anything else is waited for: whoever repeats an effect waits for the next
-        connection instead of trying the one that is about to be closed."""
+        """Forget the connection at once, so that repeated effects wait for the next one."""
         self.connection = None
         self.up.clear()
 
     # -- beside the events ------------------------------------------------------------------
 
     async def _attend(self, connection: NodeConnection) -> None:
-        """Probes when nothing else is heard. Raises Silent when that went on for too long."""
+        """Probe the node when nothing is heard. Raises Silent when that lasts for too long."""
         time = asyncio.get_running_loop().time
         began, greeted_at = time(), float("-inf")
         while True:
@@ -217,9 +224,11 @@ class NodeSession:
             self._heard(connection.heard_at())
 
     async def _until_quiet(self, connection: NodeConnection) -> None:
-        """Until nothing was heard for a while, or a job is there that waits to hear of us. A timer
-        and no task looks after each of thousands of nodes that are well; those of all nodes are due
-        at full seconds, so that the loop wakes once for hundreds of them."""
+        """Wait until nothing was heard for a while, or a job there must be greeted.
+
+        A timer, not a task, watches each of thousands of healthy nodes. All timers are due at full
+        seconds, so that the loop wakes once for hundreds of them.
+        """
         loop = asyncio.get_running_loop()
         quiet = loop.create_future()
         timer: asyncio.TimerHandle
@@ -243,7 +252,8 @@ class NodeSession:
             timer.cancel()
 
     async def _probe(self, connection: NodeConnection, fence: Fence | None) -> None:
-        """Any byte counts, a refusal and an answer to somebody else too."""
+        """Probe the node. Any byte counts as a sign of life, also a refusal or an answer to another
+        request."""
         try:
             async with asyncio.timeout(self._failure.probe_every):
                 await connection.shim.health(fence=fence)
@@ -258,7 +268,8 @@ class NodeSession:
             self._heard()
 
     def _least_patience(self) -> float | None:
-        """Seconds between two greetings; None when no job there waits to hear of a controller."""
+        """Return the seconds between two greetings; None when no job there must hear from a
+        controller."""
         if not self._turns.may_mind_silence(self._node_id):
             return None
         limits = [
@@ -272,9 +283,11 @@ class NodeSession:
     async def _push_wishes(
         self, connection: NodeConnection, stock: NodeSync, address: NodeAddress
     ) -> None:
-        """What an admin wants of the node. The shim must know of a drain too: it answers whoever
-        asks the node itself. Raises Readdressed: a connection is no longer trusted once another
-        host key is."""
+        """Push an admin's changes to the node; its shim must know of a drain too, because it
+        answers questions about the node itself.
+
+        Raises Readdressed: a connection is not trusted once another host key is pinned.
+        """
         await self.up.wait()
         async with self._turns.watch(self._node_id) as changed:
             while True:
@@ -306,8 +319,11 @@ class NodeSession:
     # -- what the link itself says ----------------------------------------------------------
 
     def _heard(self, at: float | None = None) -> None:
-        """Stored at once where the node may be given up soon: this controller may end before the
-        node is connected, and the next one counts from what is stored."""
+        """Note a sign of life; store it at once if the node might be given up soon.
+
+        This controller may end before the node is connected, and the next one counts from the
+        stored time.
+        """
         silent = self._silence.seconds
         self._silence.heard(at)
         if silent < self._failure.unreachable_after or self._silence.seconds >= silent:
@@ -378,7 +394,8 @@ def _why(errors: BaseExceptionGroup[BaseException]) -> str:
 
 
 def _end_if_cancelled() -> None:
-    """A task group that is cancelled while one of its tasks fails tells of the failure alone."""
+    """Raise CancelledError if this task is cancelled: a task group whose task fails meanwhile
+    reports only the failure."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

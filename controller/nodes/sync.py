@@ -1,7 +1,7 @@
 """Sync compares what a node has with what it should have, and reports the difference.
 
-On each connect it reads the node first, then the database's state, and then follows events. Notices
-of GPUs are carried to the logs of the jobs that hold them.
+On each connect it reads the node first, then the database's state, and then follows events. It also
+passes notices about GPUs to the logs of the jobs that hold them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from shim.schemas import Event, EventType, Fence, Health, Notice, TaskInfo, Task
 
 log = logging.getLogger(__name__)
 PAUSES = (0.2, 1.0, 5.0, 30.0)
-"""Seconds before each further try; a runner that is not there for longer hears with the next state
-of its task or the next connection."""
+"""Seconds before each further try. A runner that stays away longer gets the notice with the next
+state of its task, or the next connection."""
 
 
 class NoticeCarrier:
-    """For one connection. Closing it forgets what is still on its way."""
+    """Passes notices to runners over one connection. Closing it drops the notices that are still on
+    their way."""
 
     def __init__(self, connection: NodeConnection) -> None:
         self._connection = connection
@@ -79,24 +80,26 @@ _NOT_ACKNOWLEDGED = frozenset({AttemptStatus.SUBMITTED, AttemptStatus.PROVISIONI
 
 
 class SessionListener(Protocol):
+    """Gets what a session learns."""
+
     def connected(self, node_id: str) -> None:
-        """A new connection is up and the node's state was read: repeat what is still wanted."""
+        """Repeat what is still wanted: a new connection is up and the node's state was read."""
 
     def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
 
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
-        """The node has a task that no live attempt stands for."""
+        """Handle a task on the node that no live attempt has."""
 
     async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
-        """The node's tasks were read: it gives back the places without tasks that nobody holds."""
+        """Release allocations without tasks that no run holds: the node's tasks were read."""
 
 
 class ShimTaken(Exception):
-    """Another node has this very shim: to each, the other's tasks would be strays to be stopped."""
+    """Another node has this same shim: each node would stop the other's tasks as strays."""
 
 
 class NodeSync:
-    """Of one node, for one connection to it."""
+    """Compares one node, over one connection."""
 
     def __init__(
         self,
@@ -117,13 +120,14 @@ class NodeSync:
         self._ending: set[str] = set()
         self._elsewhere: set[str] = set()
         self.shim_drains = False
-        """Whether the shim was told to drain, as far as is known."""
+        """Whether the shim was told to drain, as far as known."""
 
     async def close(self) -> None:
         await self._notices.close()
 
     async def take(self) -> None:
-        """Raises ShimTaken, ShimUnavailable, ShimError, StoreUnavailable."""
+        """Read the node and report all differences. Raises ShimTaken, ShimUnavailable, ShimError,
+        StoreUnavailable."""
         shim = self._connection.shim
         health, asked_at = await self._health()
         self._refuse_taken(health)
@@ -158,8 +162,11 @@ class NodeSync:
     # -- tasks ------------------------------------------------------------------------------
 
     def _acknowledged(self) -> dict[str, str]:
-        """attempt id → run id of what this node said it has, or may still have; taken before the
-        list is asked for, so that a task accepted meanwhile is not taken for missing."""
+        """Return attempt id → run id of what this node said it has, or may still have.
+
+        Call it before the list is requested, so that a task accepted meanwhile does not count as
+        missing.
+        """
         return {
             attempt.id: state.run.id
             for state in self._turns.runs_on(self._node_id)
@@ -170,7 +177,8 @@ class NodeSync:
         }
 
     async def _claim(self, info: TaskInfo) -> None:
-        """A controller of before, that was paused or cut off, may still be about to command it."""
+        """Claim the task: a former controller that was paused or cut off may still try to command
+        it."""
         view = self._live(info)
         if self._fence is None or view is None or view.attempt.node_id != self._node_id:
             return
@@ -199,8 +207,11 @@ class NodeSync:
             self._notices.carry(info)
 
     def _found_astray(self, view: to_node.AttemptContext, info: TaskInfo) -> None:
-        """After a restore: an attempt that waited, or was about to be sent elsewhere, may have been
-        sent here since the backup. It ends before it runs twice; what is here is a stray then."""
+        """Handle a task whose attempt lives on another node.
+
+        That can happen after a restore: an attempt that waited may have been sent here since the
+        backup. The attempt ends before it runs twice, and the task here becomes a stray.
+        """
         attempt = view.attempt
         log.warning("task %s lives on another node: left alone here", info.id)
         self._elsewhere.add(info.id)
@@ -217,7 +228,7 @@ class NodeSync:
             )
 
     def _live(self, info: TaskInfo) -> to_node.AttemptContext | None:
-        """The task's attempt, if it is not final."""
+        """Return the task's attempt if it is not final."""
         state = self._turns.runs.get(info.run_id)
         views = () if state is None else to_node.live_attempts(state)
         return next((view for view in views if view.attempt.id == info.id), None)
@@ -233,9 +244,10 @@ class NodeSync:
             self._turns.set_node(msgspec.structs.replace(node, quarantine=left), node.id)
 
     async def end_quarantined(self, node: Node) -> None:
-        """Once for each task whose end an admin has asked for; what it says then goes on by itself.
+        """End each task that an admin wants stopped; its later events do the rest.
 
-        Raises ShimUnavailable."""
+        Raises ShimUnavailable.
+        """
         for task in node.quarantine:
             if task.stopping and task.id not in self._ending:
                 self._ending.add(task.id)
@@ -244,14 +256,19 @@ class NodeSync:
 
     @property
     def may_become_stray(self) -> bool:
-        """Whether there are tasks whose attempts live on other nodes, as far as is known: on one
-        that this machine was before it was added anew. Their end there is no event here."""
+        """Whether there are tasks here whose attempts live on another node, as far as known.
+
+        This machine may have been that node before it was added again. The end of those attempts is
+        no event here.
+        """
         return bool(self._elsewhere)
 
     async def look_again(self) -> None:
-        """At the tasks that may have become strays, and at the places that they leave.
+        """Look again at the tasks that may have become strays, and at the allocations that they
+        leave.
 
-        Raises ShimUnavailable, ShimError."""
+        Raises ShimUnavailable, ShimError.
+        """
         for task_id in sorted(self._elsewhere):
             self._elsewhere.discard(task_id)
             try:
@@ -290,7 +307,8 @@ class NodeSync:
         self.shim_drains = info.draining
 
     def _refuse_taken(self, health: Health) -> None:
-        """A shim that is this node's already was looked at when it became so."""
+        """Raise ShimTaken if another node has this shim. A shim that this node had before is not
+        checked again."""
         node = self._turns.nodes.get(self._node_id)
         if node is None or node.install_id == health.install_id:
             return
@@ -303,12 +321,12 @@ class NodeSync:
                 )
 
     async def _check_identity(self, shim: ShimApi, health: Health) -> None:
-        """A new boot or install id: what ran there is gone (docs/rules.md 7), and committed
-        to be so before the node's tasks are read: those left from then are strays. A task that has
-        not ended may still be in its old container, so the place of that is free only when it is
-        gone.
+        """End what ran before a new boot id or install id (docs/rules.md 7.6).
 
-        Raises StoreUnavailable; the old ids are kept then, and all of it is repeated."""
+        That is committed before the node's tasks are read, so tasks left from before are strays. A
+        task that has not ended may still be in its old container, so its allocation is free only
+        when it is gone. Raises StoreUnavailable; then the old ids stay and all of this is repeated.
+        """
         node = self._turns.nodes.get(self._node_id)
         if node is None:
             return
@@ -343,8 +361,11 @@ def report_gone(
     *,
     removed: bool = False,
 ) -> None:
-    """Every run that has something there is told; `is_clean`: by run id, whether nothing of it can
-    run there any more. `removed`: the node is about to be ours no longer."""
+    """Report a lost node to every run that has something there.
+
+    `is_clean` tells, by run id, whether nothing of that run can run there any more. `removed`: the
+    node is being removed.
+    """
     for state in turns.runs_on(node_id):
         turns.post(
             reports.NodeGone(

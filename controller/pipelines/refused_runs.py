@@ -47,7 +47,7 @@ class RefusedRuns:
     def __init__(self) -> None:
         self._runs: dict[str, _Waiting] = {}
         self.news: list[Event] = []
-        """To be committed with whatever is committed next; the database may refuse that, too."""
+        """Events to commit with the next turn; the database may refuse them too."""
 
     def next_try(self) -> float | None:
         return min((one.until for one in self._runs.values()), default=None)

@@ -80,7 +80,7 @@ class TurnInProgress:
         self.events: list[Event] = []
         self.deadlines: dict[str, float | None] = {}
         self.held: list[Report] = []
-        """What the runs aside are to be told once this turn is committed."""
+        """Reports for the runs set aside, to be applied after this turn's commit."""
         self._runs = runs
         self._now = now
         self._chance = chance
@@ -189,13 +189,14 @@ class _Waiter(NamedTuple):
 
 
 class RunPipeline:
-    """Owns the live runs and nodes in memory; the store has each of their commits."""
+    """Owns the live runs and nodes in memory; a change is committed to the store before it is shown
+    here."""
 
     def __init__(self, store: Store, clock: Clock, chance: Chance, scheduler: Scheduler) -> None:
         self.runs: dict[str, RunState] = {}
         self.nodes: dict[str, Node] = {}
         self.draining: set[str] = set()
-        """The ids of those nodes that are."""
+        """The ids of the draining nodes."""
         self._removed: set[str] = set()
         self.fleets: dict[str, Fleet] = {DEFAULT_FLEET.name: DEFAULT_FLEET}
         self._store = store

@@ -20,11 +20,12 @@ class _Account:
 
     def __init__(self) -> None:
         self.ended = [0.0, 0.0]
-        """Weighted GPU-seconds and CPU-seconds of spans that are over."""
+        """Weighted GPU-seconds and CPU-seconds of finished spans."""
         self.going = [0.0, 0.0]
         """GPUs and CPUs that are held now."""
         self.since = [0.0, 0.0]
-        """What the spans that are going would weigh if they had begun at the beginning of time."""
+        """The weight that the running spans would have if they had begun at the beginning of
+        time."""
 
 
 class UseMeter:

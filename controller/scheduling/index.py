@@ -54,12 +54,12 @@ class CapacityIndex:
         self.nodes: dict[str, Node] = {}
         self.fleets: dict[str, Fleet] = {}
         self.rooms: dict[str, Room] = {}
-        """Of the usable nodes."""
+        """The free capacity of the usable nodes."""
         self.shapes: dict[str, Shape] = {}
         self.domains: dict[Domain, dict[str, None]] = {}
-        """The usable nodes by placement value; those whose value is unknown are in none."""
+        """The usable nodes by domain; a node whose placement value is unknown is in none."""
         self.units: dict[str, tuple[Unit, ...]] = {}
-        """What waits, by run."""
+        """The waiting units by run."""
         self.nominations: dict[str, Allocation] = {}
         """All nominated places by their id."""
         self.claims: dict[str, str] = {}

@@ -26,7 +26,7 @@ class JobSubmittedPipeline:
         self._seen_growth = -1
         self._to_see: dict[str, None] = {}
         self.is_unfinished = False
-        """Whether another round should follow at once."""
+        """Whether another pass should follow at once."""
 
     def run_changed(self, run_id: str, state: RunState | None) -> None:
         """Use this state from now on. If the commit fails, call this again with the state before

@@ -25,11 +25,12 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     created_at: float
     bands: tuple[Band, ...] = ()
-    """Granted beyond those that everybody may use."""
+    """Bands granted to this user beyond those that every user may use."""
 
 
 class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
-    """`digest` is what `tokens.digest` made of the token; the token itself is never stored."""
+    """A token of a user. `digest` is the result of `base.digest`; the token itself is never
+    stored."""
 
     id: str
     user: str
@@ -43,17 +44,17 @@ TOKEN_BYTES = 32
 
 
 def new_token(random_bytes: Callable[[int], bytes]) -> str:
-    """A token made of `random_bytes(32)`, which must come from the system's secure source."""
+    """Make a token from `random_bytes(32)`, which must come from the system's secure source."""
     return TOKEN_PREFIX + random_bytes(TOKEN_BYTES).hex()
 
 
 def digest(token: str) -> str:
-    """The hex SHA-256 of the token: all that is stored of it."""
+    """Return the hex SHA-256 of the token; nothing else of it is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def matching(token: str, stored: Iterable[StoredToken]) -> StoredToken | None:
-    """The stored token that `token` is, compared in constant time; None if it is none of them."""
+    """Return the stored token that equals `token`, compared in constant time; None if none does."""
     presented = digest(token)
     found = None
     for candidate in stored:
@@ -63,11 +64,11 @@ def matching(token: str, stored: Iterable[StoredToken]) -> StoredToken | None:
 
 
 USE_SECONDS = 10 * 86400.0
-"""With a half-life of a day, what lies farther back weighs less than a thousandth."""
+"""Use that lies farther back weighs less than a thousandth, with a half-life of a day."""
 
 
 class StoreError(Exception):
-    """The sentence is for the person who runs the controller; it never holds stored values."""
+    """The store failed. The message is for the operator; it never holds stored values."""
 
 
 class StoreUnavailable(StoreError):
@@ -75,8 +76,10 @@ class StoreUnavailable(StoreError):
 
 
 class StoreRefused(StoreError):
-    """Nothing was changed, and the same commit would never work: the store does not take what some
-    of its parts hold. The others can be stored without these."""
+    """Nothing was changed, and the same commit would never work.
+
+    The store does not accept the values of some parts. The other parts can be stored without them.
+    """
 
     def __init__(
         self,
@@ -88,22 +91,22 @@ class StoreRefused(StoreError):
     ) -> None:
         super().__init__(message)
         self.runs = frozenset(runs)
-        """The ids of those whose changes or events are refused."""
+        """The ids of the runs whose changes or events are refused."""
         self.nodes = frozenset(nodes)
         self.fleets = frozenset(fleets)
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether something is left that could be stored."""
+        """Whether the refused parts are known, so that the rest could be stored."""
         return bool(self.runs or self.nodes or self.fleets)
 
 
 class StoreUnusable(StoreError):
-    """The store can't be opened as it is (made by a newer version, damaged, not writable)."""
+    """The store cannot be opened: a newer version made it, it is damaged, or it is not writable."""
 
 
 class LeaseHeld(StoreError):
-    """Another live controller works on this store."""
+    """Another live controller uses this store."""
 
 
 class LeaseLost(StoreError):
@@ -111,21 +114,21 @@ class LeaseLost(StoreError):
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """What this life of the controller is: `(epoch, token)` is the fence that shims compare."""
+    """One life of the controller. `(epoch, token)` is the fence that shims compare."""
 
     epoch: int
-    """Grows when the store was restored from a backup."""
+    """It grows when the store was restored from a backup."""
     token: int
-    """Grows each time the lease is taken."""
+    """It grows each time the lease is taken."""
     installation_id: str
     schema_version: str
     restored_at: float | None = None
-    """When the present epoch began, if that was by a restore: nodes may then have tasks of runs
+    """When a restore began the present epoch; None: no restore did. Nodes may have tasks of runs
     that this store never knew."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a starting controller goes on with."""
+    """Everything that a starting controller needs."""
 
     runs: tuple[RunState, ...] = ()
     """The runs that are not final, oldest first."""
@@ -133,15 +136,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     users: tuple[User, ...] = ()
     tokens: tuple[StoredToken, ...] = ()
     leftover_allocations: tuple[Allocation, ...] = ()
-    """Places that finished runs still occupy (held or orphaned)."""
+    """Allocations that finished runs still occupy (held or orphaned)."""
     fleets: tuple[Fleet, ...] = ()
     past_use: tuple[Use, ...] = ()
-    """What was taken within `USE_SECONDS` by places that none of `runs` has."""
+    """Use within `USE_SECONDS` by allocations that are in none of `runs`."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn's changes. `runs` maps a run's id to what the store has of it (None: nothing yet)
-    and what it shall have; parts that are the *same object* in both are not written again."""
+    """One turn's changes.
+
+    `runs` maps a run's id to its stored state (None: not stored yet) and its new state. Parts that
+    are the *same object* in both are not written again.
+    """
 
     runs: dict[str, tuple[RunState | None, RunState]] = {}
     nodes: dict[str, Node] = {}
@@ -150,39 +156,45 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     users: tuple[User, ...] = ()
     tokens: tuple[StoredToken, ...] = ()
     removed_users: tuple[str, ...] = ()
-    """Their tokens go with them."""
+    """Their tokens are removed with them."""
     removed_tokens: tuple[str, ...] = ()
     fleets: dict[str, Fleet] = {}
     removed_fleets: tuple[str, ...] = ()
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """`seq` counts from 1 over all events, in the order of their commits."""
+    """An event with its number. `seq` counts from 1 over all events, in the order of their
+    commits."""
 
     seq: int
     event: Event
 
 
 class Store(Protocol):
+    """Keeps the controller's state; all methods are safe to call again after an error."""
+
     async def open(self) -> Boot:
         """Bring the schema up to date and take the lease.
 
-        Raises LeaseHeld, StoreUnusable, StoreUnavailable."""
+        Raises LeaseHeld, StoreUnusable, StoreUnavailable.
+        """
 
     async def load(self) -> Snapshot:
-        """All that is live. Raises StoreUnavailable."""
+        """Return all that is live. Raises StoreUnavailable."""
 
     async def commit(self, changes: Changes) -> None:
         """Make the changes durable, all or none. Raises LeaseLost, StoreUnavailable,
         StoreRefused."""
 
     async def find_run(self, key: str, *, user: str | None = None) -> RunState | None:
-        """The run with this id, else the newest one with this name; finished ones too. `user`: of
-        this one's alone."""
+        """Return the run with this id, else the newest one with this name, finished ones included.
+
+        `user`: look only at this user's runs.
+        """
 
     async def find_submission(self, user: str, client_key: str) -> RunState | None:
-        """The newest run that this user submitted with this key, so that a repeated submit can be
-        answered with the run that it made."""
+        """Return the newest run that this user submitted with this key, so that a repeated submit
+        gets the same run."""
 
     async def list_runs(
         self,
@@ -193,8 +205,11 @@ class Store(Protocol):
         user: str | None = None,
         parent_id: str | None = None,
     ) -> list[RunState]:
-        """Newest first; `before` is the id of the last run of the page before (unknown: empty).
-        `parent_id`: the children of this run alone."""
+        """Return runs, newest first.
+
+        `before` is the id of the last run of the previous page (unknown: the result is empty).
+        `parent_id`: only the children of this run.
+        """
 
     async def events(
         self,
@@ -204,8 +219,8 @@ class Store(Protocol):
         limit: int = 1000,
         user: str | None = None,
     ) -> list[StoredEvent]:
-        """Oldest first, those with `seq` > after; of one run, or of everything; of one user's
-        runs, or of all."""
+        """Return the events with `seq` > after, oldest first; of one run, of one user's runs, or of
+        all."""
 
     async def attempts(
         self,
@@ -218,34 +233,43 @@ class Store(Protocol):
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Attempt]:
-        """Oldest first, all that are stored of this run; of one job, occurrence or incarnation (its
-        number or id); or those with this id or number. `after` is the id of the last one of the
-        page before (unknown: empty)."""
+        """Return the stored attempts of this run, oldest first.
+
+        They can be limited to one job, occurrence or incarnation (its number or id), or to one id
+        or number (`key`). `after` is the id of the last attempt of the previous page (unknown: the
+        result is empty).
+        """
 
     async def forget(self, *, finished_before: float, limit: int) -> int:
-        """Remove up to `limit` of the runs that ended before then (Unix time) and occupy nothing,
-        and their events; how many these were. Raises LeaseLost, StoreUnavailable."""
+        """Remove up to `limit` runs that ended before then (Unix time) and occupy nothing, with
+        their events.
+
+        Return how many. Raises LeaseLost, StoreUnavailable.
+        """
 
     async def forget_attempts(self, *, finished_before: float, limit: int) -> int:
-        """Of live runs: remove up to `limit` attempts of earlier occurrences that ended before then
-        (Unix time), occupy nothing and are not among the recent ones, with their places and
-        events; how many. Raises LeaseLost, StoreUnavailable."""
+        """Remove up to `limit` old attempts of live runs, with their allocations and events.
+
+        They belong to earlier occurrences, ended before then (Unix time), occupy nothing and are
+        not among the recent ones. Return how many. Raises LeaseLost, StoreUnavailable.
+        """
 
     async def renew_lease(self) -> None:
-        """Say that this controller lives. Raises LeaseLost, StoreUnavailable."""
+        """Renew the lease: this controller lives. Raises LeaseLost, StoreUnavailable."""
 
     async def close(self) -> None:
-        """Give the lease back and let go of everything; may be called twice."""
+        """Give the lease back and close everything; may be called twice."""
 
 
 _VALUES, _RULES, _LIMITS = "22", "23", "54"
 """Classes of SQLSTATE: what a value is, what a constraint says, what is too large for an index."""
 _UNTAKEN = (ValueError, TypeError, OverflowError, NotImplementedError, msgspec.MsgspecError)
-"""What drivers and encoders say to a value before the database has seen it."""
+"""Errors of drivers and encoders about a value, before the database has seen it."""
 
 
 def is_about_values(error: Exception) -> bool:
-    """The same statement with the same values would fail forever, another one would not."""
+    """Return whether the statement fails because of its values: with the same values it would fail
+    forever."""
     if not isinstance(error, sa.exc.DBAPIError):
         return isinstance(error, (*_UNTAKEN, sa.exc.StatementError))
     if error.connection_invalidated:
@@ -267,7 +291,7 @@ def as_store_error(error: Exception) -> StoreError:
 
 
 def sentence(error: Exception) -> str:
-    """One line, without the statement and its values, which may be secret."""
+    """Return the error as one line, without the statement and its values, which may be secret."""
     if isinstance(error, StoreError):
         return str(error)
     original = getattr(error, "orig", None)

@@ -1,4 +1,6 @@
-"""The lease that one controller holds, and the folder lock that proves a dead holder dead."""
+"""The lease that one controller holds, and the folder lock that proves that a former holder is
+dead.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,8 @@ LEASE_SECONDS = 30.0
 
 
 class Lease:
+    """The right of one controller to write to the database."""
+
     def __init__(
         self, *, holder: str, seconds: float, now: Callable[[sa.Connection], float]
     ) -> None:
@@ -30,8 +34,11 @@ class Lease:
     def take(
         self, connection: sa.Connection, *, holder_is_dead: Callable[[sa.Connection, int], bool]
     ) -> int:
-        """The new token. Raises LeaseHeld unless the lease is free, has run out, or
-        `holder_is_dead` says so of who took it with the token it is given."""
+        """Take the lease and return its token.
+
+        Raises LeaseHeld unless the lease is free or has run out, or `holder_is_dead` is true for
+        the token of its holder.
+        """
         now = self._now(connection)
         row = connection.execute(
             sa.select(leases).where(leases.c.name == LEASE_NAME).with_for_update()
@@ -55,11 +62,12 @@ class Lease:
         return token
 
     def forget(self) -> None:
-        """The transaction in which it was taken was not committed."""
+        """Forget the token: the transaction that took the lease was not committed."""
         self.token = None
 
     def verify(self, connection: sa.Connection) -> None:
-        """Raises LeaseLost. Holds the row until the transaction ends."""
+        """Raise LeaseLost if another controller has the lease. Locks the row until the transaction
+        ends."""
         current = connection.execute(
             sa.select(leases.c.token).where(leases.c.name == LEASE_NAME).with_for_update()
         ).scalar_one_or_none()
@@ -70,7 +78,7 @@ class Lease:
         connection.execute(self._mine().values(expires_at=self._now(connection) + self._seconds))
 
     def give_back(self, connection: sa.Connection) -> None:
-        """Does nothing when it is somebody else's already."""
+        """Let the lease run out now; does nothing if another controller has it."""
         connection.execute(self._mine().values(expires_at=self._now(connection)))
 
     def _mine(self) -> sa.Update:
@@ -82,7 +90,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Life(msgspec.Struct, frozen=True, kw_only=True):
-    """`token`: of the lease, in the database with this installation's id."""
+    """One life of a controller. `token` is that of the lease in the database with this
+    installation's id."""
 
     installation_id: str
     token: int
@@ -95,16 +104,19 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderLock:
+    """An OS lock on the data folder, with a note about its last holder."""
+
     def __init__(self, folder: Path, boot_id_file: Path = BOOT_ID) -> None:
         self._file = folder / LOCK_NAME
         self._boot_id_file = boot_id_file
         self._fd: int | None = None
         self._holder = ""
         self.past_life: Life | None = None
-        """What the last holder began, if it was on this machine since its start: it is dead."""
+        """The last holder's life, if it was on this machine since the machine started: that holder
+        is dead."""
 
     def take(self, holder: str) -> str | None:
-        """None, or who has it. Raises OSError."""
+        """Take the lock; return None, or the holder that has it. Raises OSError."""
         fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,11 +135,11 @@ class FolderLock:
         return None
 
     def note(self, life: Life) -> None:
-        """This life has begun: committed. Does nothing without the lock."""
+        """Record that this life has begun and is committed; does nothing without the lock."""
         self._write(_Note(holder=self._holder, boot_id=self._boot_id(), life=life))
 
     def leave(self) -> None:
-        """May be called twice."""
+        """Release the lock; may be called twice."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -145,7 +157,7 @@ class FolderLock:
 
 
 def _read(fd: int) -> _Note:
-    """What is damaged, or of an earlier version, proves nothing."""
+    """Return the note; one that is damaged, or of an earlier version, proves nothing."""
     try:
         return msgspec.json.decode(os.pread(fd, 4096, 0), type=_Note)
     except msgspec.MsgspecError:

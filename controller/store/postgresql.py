@@ -1,8 +1,9 @@
-"""PostgreSQL: for controllers that must be able to move to another machine.
+"""PostgreSQL, for controllers that must be able to move to another machine.
 
-Several machines reach it, so time decides when a silent controller may be replaced: the server's
-clock, which all of them share. A transaction that its controller left open (it was paused, its
-machine is gone) is ended by the server, so that it can't keep a successor from taking over.
+Several machines reach it, so time decides when a silent controller may be replaced: the time of the
+server's clock, which they share. The server ends a transaction that its controller left open
+(because it was paused, or its machine is gone), so that it cannot keep a successor from taking
+over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from controller.store.schema import installation
 log = logging.getLogger(__name__)
 
 _OPENING = 0x6661_6972
-"""The advisory lock of those who are opening the database."""
+"""The advisory lock of controllers that are opening the database."""
 _READ_ONLY = "25006"
 _SETTINGS = {
     "synchronous_commit": "on",
@@ -40,13 +41,13 @@ _CONNECT = {
 
 
 class PostgresqlDatabase:
-    """`url` is `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE[?sslmode=…]`, as libpq has it;
-    its other means (a service file, ~/.pgpass, PG* variables) work too.
+    """A PostgreSQL database.
 
-    `folder`: the controller's data folder. Its lock can prove that a controller of this machine is
-    dead, whose lease then need not run out.
-
-    Raises StoreUnusable for anything else."""
+    `url` is `postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE[?sslmode=…]`, as libpq reads it; a
+    service file, ~/.pgpass and PG* variables work too. `folder` is the controller's data folder:
+    its lock can prove that a former controller on this machine is dead, so that its lease need not
+    run out. Raises StoreUnusable for any other URL.
+    """
 
     def __init__(self, url: str, folder: Path | None = None) -> None:
         try:
@@ -60,7 +61,8 @@ class PostgresqlDatabase:
         self._lock = None if folder is None else FolderLock(folder)
 
     def enter(self, holder: str) -> None:
-        """Without the folder's lock there is nothing to prove: see `guard`."""
+        """Lock the data folder. If that fails, the lease alone protects the database: see
+        `guard`."""
         if self._lock is not None:
             try:
                 self._lock.take(holder)
@@ -82,7 +84,7 @@ class PostgresqlDatabase:
         return self._engine(isolation_level="READ COMMITTED")
 
     def reader(self) -> sa.Engine:
-        """Several queries of one transaction see the same moment."""
+        """Return an engine whose queries in one transaction all see the same moment."""
         return self._engine(isolation_level="REPEATABLE READ", pool_pre_ping=True)
 
     def _engine(self, *, isolation_level: str, pool_pre_ping: bool = False) -> sa.Engine:
@@ -124,8 +126,11 @@ class PostgresqlDatabase:
         return bool(status == "committed")
 
     def scrub(self, writer: sa.Engine) -> bool:
-        """Not in a client's power: the server's vacuum frees old versions of rows without writing
-        over them, and its write-ahead log has them for as long as it is kept."""
+        """Do nothing: a client cannot remove old values here.
+
+        The server's vacuum frees old versions of rows without overwriting them, and its write-ahead
+        log keeps them as long as it is kept.
+        """
         return True
 
     def leave(self) -> None:
@@ -137,8 +142,10 @@ class PostgresqlDatabase:
 
 
 def _lost_with_its_server(context: sa.engine.ExceptionContext) -> None:
-    """A server that only reads has handed over to another one or will write again: a new
-    connection finds out, this one may never."""
+    """Drop a connection to a server that became read-only.
+
+    That server has handed over to another one or will write again; only a new connection finds out.
+    """
     if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
         context.is_disconnect = True
 

@@ -1,4 +1,4 @@
-"""Reading runs, attempts and events back from the database, recent or all of them."""
+"""Queries read runs, attempts and events from the database, the recent ones or all."""
 
 from __future__ import annotations
 
@@ -149,8 +149,11 @@ def events(
 def _assemble(
     connection: sa.Connection, query: sa.Select[Any], *, present: bool = False
 ) -> list[RunState]:
-    """The states of the runs that the query gives, in its order, with what is recent of them;
-    `present`: and with all of the present occurrence."""
+    """Return the states of the runs that the query selects, in its order, with their recent
+    attempts.
+
+    `present`: also with all attempts of the present occurrence.
+    """
     rows = _rows(connection, query)
     ids = [row["id"] for row in rows]
     places = defaultdict(list)
@@ -202,12 +205,13 @@ _places = schema.allocations.c
 
 
 def is_number(key: str) -> bool:
-    """Such as a database can hold."""
+    """Return whether the key is a number that a database can hold."""
     return key.isascii() and key.isdecimal() and len(key) < 19
 
 
 def select_last_numbers(run_ids: Any) -> sa.Subquery:
-    """Per job of these runs (a list or a query of ids) the number of its latest attempt."""
+    """Select, for each job of these runs (a list or a query of ids), the number of its latest
+    attempt."""
     return (
         sa.select(_attempts.job_id, sa.func.max(_attempts.number).label("last"))
         .where(_attempts.run_id.in_(run_ids))
@@ -221,7 +225,8 @@ def is_older(last: sa.Subquery) -> sa.ColumnElement[bool]:
 
 
 def select_recent_attempts(run_ids: list[str], *, present: bool) -> sa.Select[Any]:
-    """No fewer than `lifecycle.recent` keeps; `present`: and all of the present occurrence."""
+    """Select at least the attempts that `lifecycle.compaction` keeps; `present`: also all of the
+    present occurrence."""
     last = select_last_numbers(run_ids)
     occupied = sa.select(_places.id).where(
         _places.run_id.in_(run_ids), _places.state != AllocationState.RELEASED.value
@@ -242,7 +247,7 @@ def select_recent_attempts(run_ids: list[str], *, present: bool) -> sa.Select[An
 
 
 def select_recent_allocations(run_ids: list[str], *, present: bool) -> sa.Select[Any]:
-    """Those that are occupied, that these attempts had, or that none had."""
+    """Select the allocations that are occupied, that these attempts had, or that no attempt had."""
     attempts = select_recent_attempts(run_ids, present=present)
     kept = attempts.with_only_columns(_attempts.allocation_id)
     had = sa.select(_attempts.allocation_id).where(_attempts.run_id.in_(run_ids))
@@ -269,7 +274,8 @@ def attempts_of(
 
 
 def of_incarnation(key: str, dialect: str) -> sa.ColumnElement[bool]:
-    """`key`: its number or id. No index: the attempts of one run are few enough to look at."""
+    """Return the condition for an incarnation's number or id. There is no index: one run has few
+    attempts."""
     by_id = _of_its_incarnation("id", dialect) == storable(key)
     if not is_number(key):
         return by_id
@@ -277,7 +283,8 @@ def of_incarnation(key: str, dialect: str) -> sa.ColumnElement[bool]:
 
 
 def _of_its_incarnation(name: str, dialect: str) -> sa.ColumnElement[str]:
-    """As text, since it is in `rest`; NULL for an attempt without one."""
+    """Return a field of the attempt's incarnation as text, because it is in `rest`; NULL for an
+    attempt without one."""
     rest = _attempts.rest
     if dialect == "postgresql":
         return sa.func.json_extract_path_text(sa.cast(rest, sa.JSON), "incarnation", name)

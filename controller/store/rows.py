@@ -1,4 +1,4 @@
-"""Row codecs turn the model's structs into rows and back; one per table."""
+"""Row codecs turn the model's structs into rows and back; there is one for each table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class RowCodec(Generic[T]):
-    """`without` names fields that have a table of their own."""
+    """Converts values of one struct. `without` names fields that have a table of their own."""
 
     def __init__(self, type_: type[T], table: sa.Table, without: frozenset[str] = frozenset()):
         self.table = table
@@ -44,7 +44,7 @@ class RowCodec(Generic[T]):
         self._names = tuple(field.name for field in fields)
 
     def row(self, value: T, **keys: object) -> dict[str, Any]:
-        """The row of this value; `keys` are columns that are no field of it."""
+        """Return the row of this value; `keys` are columns that are not its fields."""
         row: dict[str, Any] = {name: _plain(getattr(value, name)) for name in self._plain}
         for name in self._json:
             row[name] = _encode(getattr(value, name)).decode()
@@ -59,7 +59,7 @@ class RowCodec(Generic[T]):
         return row
 
     def value(self, row: Mapping[Any, Any], **parts: object) -> T:
-        """The value of this row; `parts` are the fields that were left out with `without`."""
+        """Return the value of this row; `parts` are the fields that `without` left out."""
         content = {name: row[name] for name in self._plain}
         for name in self._json:
             content[name] = _decode(row[name])
@@ -69,19 +69,21 @@ class RowCodec(Generic[T]):
         return msgspec.structs.replace(value, **parts) if parts else value
 
     def same(self, old: T, new: T) -> bool:
-        """Whether both give the same row, by the identity of their parts."""
+        """Return whether both give the same row, by the identity of their parts."""
         return all(_unchanged(getattr(old, name), getattr(new, name)) for name in self._names)
 
 
 def storable(text: str) -> str:
-    """What no database, or not every one, takes as text is replaced by its picture: NUL and halves
-    of surrogate pairs, which jobs and strangers may send."""
+    """Replace the characters that some databases refuse: NUL and halves of surrogate pairs.
+
+    Jobs and other clients may send them.
+    """
     text = text.replace("\0", "\N{SYMBOL FOR NULL}")
     return text.encode("utf-8", "replace").decode()
 
 
 def _plain(content: object) -> object:
-    """Drivers need not know enums."""
+    """Return the value as drivers take it: without enums."""
     if isinstance(content, Enum):
         return content.value
     return storable(content) if isinstance(content, str) else content

@@ -217,11 +217,10 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def upgrade(connection: sa.Connection) -> str:
-    """The schema version after it; all in the transaction of `connection`. Raises StoreUnusable for
-    a database of a newer version.
+    """Bring the schema up to date in the transaction of `connection` and return its version.
 
-    Alembic is imported only when there is something to migrate: it costs a controller's start a
-    tenth of a second and ten megabytes.
+    Raises StoreUnusable for a database of a newer version. Alembic is imported only when there is
+    something to migrate: it costs a controller's start a tenth of a second and ten megabytes.
     """
     if version(connection) != SCHEMA_VERSION:
         _migrate(connection)
@@ -229,7 +228,7 @@ def upgrade(connection: sa.Connection) -> str:
 
 
 def version(connection: sa.Connection) -> str | None:
-    """None: there is nothing yet."""
+    """Return the schema's version; None: there are no tables yet."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.execute(
@@ -256,13 +255,15 @@ def _migrate(connection: sa.Connection) -> None:
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity of this controller's data."""
+
     id: str
     epoch: int
     restored_at: float | None
 
 
 def identify(connection: sa.Connection, *, new_id: str, now: float) -> Installation:
-    """Id and epoch are made on the first start."""
+    """Return the identity; the first start makes id and epoch."""
     row = connection.execute(sa.select(installation)).one_or_none()
     if row is not None:
         return Installation(id=row.id, epoch=row.epoch, restored_at=row.restored_at)
@@ -271,8 +272,11 @@ def identify(connection: sa.Connection, *, new_id: str, now: float) -> Installat
 
 
 def begin_epoch(connection: sa.Connection, now: float) -> int:
-    """The database was restored: its new epoch, greater than any that shims have seen of it, and
-    another one than any other copy of the same backup gets: shims obey the later one alone."""
+    """Begin a new epoch after a restore and return it.
+
+    It is greater than any that shims have seen, and differs from that of any other copy of the same
+    backup: shims obey only the greatest.
+    """
     epoch = connection.execute(sa.select(installation.c.epoch)).scalar_one()
     epoch = max(epoch + 1, int(now * 1_000_000))
     connection.execute(installation.update().values(epoch=epoch, restored_at=now))

@@ -1,8 +1,9 @@
-"""What a run's end has made obsolete leaves the database's files, too, while the controller works.
+"""Scrubbing removes values that a run's end made obsolete from the database's files while the
+controller works.
 
-A database first writes down that something is gone; the bytes themselves go later, or never. So
-soon after a commit that drops values that may be secret, the files are scrubbed: not after each,
-and for a small share of the time only, since the writer waits for it.
+A database first records that something is gone; the bytes themselves go later, or never. So the
+files are scrubbed soon after a commit that drops values that may be secret. They are not scrubbed
+after each such commit, and only for a small share of the time, because the writer waits for it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 30.0
 PAUSE_SHARE = 20.0
-"""How many times as long as a scrub took nothing is scrubbed."""
+"""After a scrub, none follows for this many times its duration."""
 
 
 class Scrubber:
-    """`scrub` says whether all of it is done; it may raise StoreError."""
+    """Runs `scrub` soon after it is asked to. `scrub` returns whether it finished; it may raise
+    StoreError."""
 
     def __init__(self, scrub: Callable[[], Awaitable[bool]]) -> None:
         self._scrub = scrub
@@ -30,6 +32,7 @@ class Scrubber:
         self._task = asyncio.create_task(self._run(), name="scrubbing")
 
     def soon(self) -> None:
+        """Ask for a scrub."""
         self._wanted.set()
 
     async def close(self) -> None:

@@ -35,44 +35,51 @@ from controller.store.scrubbing import Scrubber
 
 
 class Database(Protocol):
-    """All of it is called in the store's own threads and may block."""
+    """What differs by vendor. The store calls it in its own threads, so every method may block."""
 
     def enter(self, holder: str) -> None:
-        """Raises LeaseHeld, StoreUnusable."""
+        """Prepare the database for this holder. Raises LeaseHeld, StoreUnusable."""
 
     def holder_is_dead(self, connection: sa.Connection, token: int) -> bool:
-        """Whether `enter` has proven that who took the lease with this token is dead: then it need
-        not run out."""
+        """Return whether `enter` has proven that the holder of the lease with this token is dead,
+        so that it need not run out."""
 
     def began(self, life: Life) -> None:
-        """The lease was taken and committed: a successor may want to prove its holder dead."""
+        """Record that the lease was taken and committed, so that a successor can prove this holder
+        dead."""
 
     def writer(self) -> sa.Engine:
-        """For transactions that write; used by one thread."""
+        """Return the engine for transactions that write; one thread uses it."""
 
     def reader(self) -> sa.Engine:
-        """For transactions that only read, beside a writing one; used by another thread."""
+        """Return the engine for transactions that only read, next to a writing one; another thread
+        uses it."""
 
     def guard(self, connection: sa.Connection) -> None:
-        """Until the transaction ends, nobody else is opening this database."""
+        """Keep others from opening this database until the transaction ends."""
 
     def now(self, connection: sa.Connection, own: Callable[[], float]) -> float:
-        """The time by which leases run out: that of a clock which all who may take it share; `own`
-        if they are all on this machine."""
+        """Return the time by which leases run out, from a clock that all possible holders share.
+
+        It is `own` if they are all on this machine.
+        """
 
     def ticket(self, connection: sa.Connection) -> str | None:
-        """Names the present transaction, if its end may ever be unknown to who commits it."""
+        """Return a name for the present transaction if its end may stay unknown to the client; else
+        None."""
 
     def landed(self, connection: sa.Connection, ticket: str) -> bool:
-        """Whether that transaction was committed. Raises StoreUnavailable: ask again."""
+        """Return whether that transaction was committed. Raises StoreUnavailable: ask again."""
 
     def scrub(self, writer: sa.Engine) -> bool:
-        """Take out of the database's own files what is overwritten or removed, as far as that is in
-        its power. False: somebody reads at this moment, ask again. Called by the writing thread,
-        outside of transactions."""
+        """Remove overwritten and deleted values from the database's own files, as far as possible.
+
+        Return False if a reader prevents it now: call again. The writing thread calls it, outside
+        of transactions.
+        """
 
     def leave(self) -> None:
-        """May be called twice, and after a failed `enter`."""
+        """Close everything; may be called twice, and after a failed `enter`."""
 
 
 log = logging.getLogger(__name__)
@@ -81,8 +88,11 @@ RECONNECT_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 10.0)
 
 
 class SqlStore:
-    """See `base.Store`. `now` gives Unix seconds; `lease_seconds` matters only for a database that
-    several machines reach: renew well before it has passed."""
+    """The store in a SQL database; see `base.Store`.
+
+    `now` gives Unix seconds. `lease_seconds` matters only for a database that several machines
+    reach: renew well before it has passed.
+    """
 
     def __init__(
         self,
@@ -328,8 +338,10 @@ class SqlStore:
         await self._in(thread, write)
 
     def _landed(self, ticket: str) -> bool:
-        """Whether the transaction in which the connection broke was committed. Raises LeaseLost
-        when nobody says: going on from either guess could do things twice."""
+        """Return whether the transaction in which the connection broke was committed.
+
+        Raises LeaseLost when that stays unknown: with either guess, things could be done twice.
+        """
         for pause in (0.0, *RECONNECT_PAUSES):
             time.sleep(pause)
             try:

@@ -1,9 +1,9 @@
-"""SQLite as the database of one controller on one machine.
+"""SQLite, for one controller on one machine.
 
-Write-ahead log with `synchronous=FULL`: a commit is on the disk when it returns, and readers never
-wait for the writer. An OS lock beside the file refuses a second controller at once, and vanishes
-with its holder, so that a controller killed with -9 can be started again without waiting. (The lock
-is `flock`: the data folder must be on a local file system.)
+It uses the write-ahead log with `synchronous=FULL`: a commit is on the disk when it returns, and
+readers never wait for the writer. An OS lock next to the file refuses a second controller at once.
+The lock ends with its holder, so a controller killed with -9 can be started again without waiting.
+The lock is `flock`: the data folder must be on a local file system.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from controller.store.lease import FolderLock, Life
 DATABASE_NAME = "controller.db"
 _HEADER = b"SQLite format 3\0"
 BUSY_TIMEOUT_SECONDS = 10.0
-"""Only a person with a shell (a backup, a query) can hold it longer than a moment."""
+"""Only an operator with a shell (a backup, a query) holds the database for longer than a moment."""
 
 
 class SqliteDatabase:
-    """The file `controller.db` in `folder`, readable by its owner alone. A folder that is made here
-    has mode 0700; one that exists is left as it is."""
+    """The file `controller.db` in `folder`, readable only by its owner.
+
+    A new folder gets mode 0700; an existing one stays as it is.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +70,7 @@ class SqliteDatabase:
         return True
 
     def began(self, life: Life) -> None:
-        """The lock says all."""
+        """Do nothing: the lock proves it."""
 
     def writer(self) -> sa.Engine:
         return self._engine(begin="BEGIN IMMEDIATE", read_only=False)
@@ -98,21 +100,21 @@ class SqliteDatabase:
         return engine
 
     def guard(self, connection: sa.Connection) -> None:
-        """The lock beside the file is held already."""
+        """Do nothing: this process already holds the lock next to the file."""
 
     def now(self, connection: sa.Connection, own: Callable[[], float]) -> float:
         return own()
 
     def ticket(self, connection: sa.Connection) -> str | None:
-        """A commit that fails here has not happened."""
+        """Return None: a commit that fails here did not happen."""
         return None
 
     def landed(self, connection: sa.Connection, ticket: str) -> bool:
         raise NotImplementedError("no transaction was given a ticket")
 
     def scrub(self, writer: sa.Engine) -> bool:
-        """What is gone from the file is still in the write-ahead log until that is cut off, which
-        needs a moment in which nobody reads."""
+        """Truncate the write-ahead log, which still has what is gone from the file. That needs a
+        moment without readers."""
         pooled = writer.raw_connection()
         try:
             connection = pooled.driver_connection

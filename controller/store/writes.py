@@ -1,6 +1,6 @@
-"""Writing a turn's changes in one transaction, and forgetting what retention ends.
+"""Writes store a turn's changes in one transaction, and remove what retention ends.
 
-When the database refuses a value, `culprits` finds the runs, nodes or fleets that it is about.
+When the database refuses a value, `culprits` finds the runs, nodes or fleets that it belongs to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def drops_values(changes: Changes) -> bool:
-    """Whether something that may be secret is overwritten: what a job needs for its start."""
+    """Return whether the changes overwrite values that may be secret: those that a job needs to
+    start."""
     return any(
         new_job.spec is not old_job.spec
         for old, new in changes.runs.values()
@@ -68,7 +69,7 @@ class _Batch:
 
 
 def _update(connection: sa.Connection, key: sa.Column[Any], rows: Sequence[dict[str, Any]]) -> None:
-    """All rows by one statement; each names every column."""
+    """Update all rows with one statement; each row names every column."""
     columns = [name for name in rows[0] if name != key.name]
     statement = (
         sa.update(key.table)
@@ -83,6 +84,7 @@ def _update(connection: sa.Connection, key: sa.Column[Any], rows: Sequence[dict[
 
 
 def write(connection: sa.Connection, changes: Changes) -> None:
+    """Write all changes of a turn."""
     _write_runs(connection, changes.runs.values())
     _upsert(connection, FLEET, "name", changes.fleets.values())
     delete(connection, schema.fleets.c.name, changes.removed_fleets)
@@ -126,7 +128,8 @@ def delete(connection: sa.Connection, key: sa.Column[Any], values: Sequence[str]
 
 
 def _upsert(connection: sa.Connection, codec: RowCodec[T], key: str, values: Iterable[T]) -> None:
-    """Asking which exist is what every database understands."""
+    """Insert or update these values. It first asks which exist, because every database can do
+    that."""
     rows = {row[key]: row for row in map(codec.row, values)}
     if not rows:
         return
@@ -144,7 +147,7 @@ _RELEASED = AllocationState.RELEASED.value
 
 
 def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
-    """The ids of the removed runs; what belongs to a run goes with it."""
+    """Remove ended runs with all that belongs to them; return their ids."""
     run, places = schema.runs.c, schema.allocations.c
     occupied = sa.exists().where(
         places.run_id == run.id, places.state != AllocationState.RELEASED.value
@@ -166,7 +169,7 @@ def forget_runs(connection: sa.Connection, finished_before: float, limit: int) -
 
 
 def forget_attempts(connection: sa.Connection, finished_before: float, limit: int) -> list[str]:
-    """The ids of the removed ones, all of earlier occurrences of live runs."""
+    """Remove attempts of earlier occurrences of live runs; return their ids."""
     run, attempt, place = schema.runs.c, schema.attempts.c, schema.allocations.c
     last = select_last_numbers(
         sa.select(run.id).where(run.status.not_in(FINAL), run.occurrence > 1)
@@ -225,8 +228,10 @@ Kind = Literal["runs", "nodes", "fleets"]
 
 
 def culprits(connection: sa.Connection, changes: Changes) -> dict[Kind, set[str]]:
-    """The ids and names of what is refused on top of what came before it. The transaction, which
-    is the caller's, has the rest then, and is to be rolled back."""
+    """Return the ids and names that the database refuses after the others were written.
+
+    The caller's transaction then has the rest and must be rolled back.
+    """
     refused: dict[Kind, set[str]] = {"runs": set(), "nodes": set(), "fleets": set()}
     for kind, key, part in _parts(changes):
         try:

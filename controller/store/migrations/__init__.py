@@ -1,4 +1,4 @@
-"""The schema's history, a file for each step, for every supported database (`schema.upgrade`).
+"""The schema's history: one file for each step, for every supported database (`schema.upgrade`).
 
-A step that was released is never changed. It spells out its tables and imports nothing of `schema`.
+A released step never changes. It spells out its tables and imports nothing of `schema`.
 """

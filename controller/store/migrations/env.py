@@ -1,4 +1,5 @@
-"""Alembic's way in: the caller gives its connection, and the whole upgrade is one transaction."""
+"""The entry for Alembic: the caller gives its connection, and the whole upgrade is one
+transaction."""
 
 from __future__ import annotations
 
