@@ -1,5 +1,5 @@
-"""What a user wrote, understood or refused: YAML → `schema` → what the lifecycle decides with.
+"""A user's configuration is understood or refused here: YAML → `schema` → policy and job specs.
 
 `source` reads a file and knows its lines, `parse` says what is wrong with which field, `plan` turns
-what is right into policy and job specs. All of it is pure but for reading the file.
+a valid configuration into policy and job specs. All of it is pure, except for reading the file.
 """

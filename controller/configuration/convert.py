@@ -1,8 +1,8 @@
-"""Structure and types of a configuration are checked by msgspec; its findings become sentences
-here.
+"""msgspec checks the structure and types of a configuration; this module turns its errors into
+sentences.
 
-A sentence names one field, and what would be right. What JSON, a database or an environment could
-not carry is refused before any field is looked at.
+A sentence names one field and what is allowed there. Values that JSON, a database or an environment
+cannot carry are refused before any field is read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from controller.configuration.schema import ALLOWED
 
 
 class ConfigurationError(Exception):
-    """`field` is a path like `resources.memory` or `commands[2]` ("" for the whole); `allowed` says
-    what would be right. No message repeats a value that may be secret."""
+    """A field is wrong.
+
+    `field` is a path like `resources.memory` or `commands[2]` ("" for the whole); `allowed` says
+    what is allowed. No message repeats a value that may be secret.
+    """
 
     def __init__(self, field: str, message: str, allowed: str | None = None) -> None:
         super().__init__(field, message, allowed)
@@ -29,7 +32,7 @@ class ConfigurationError(Exception):
         self.allowed = allowed
 
     def sentence(self) -> str:
-        """The message without the field, for the `message` of an error answer."""
+        """Return the message without the field, for the `message` of an error answer."""
         return f"{self.message} (allowed: {self.allowed})" if self.allowed else self.message
 
     def __str__(self) -> str:
@@ -40,7 +43,7 @@ MAX_DEPTH = 40
 
 
 def check_content(data: object, path: str = "", depth: int = 0) -> None:
-    """Raises ConfigurationError for the first text, number or nesting that can't be carried."""
+    """Raise ConfigurationError for the first string, number or nesting that cannot be carried."""
     if depth > MAX_DEPTH:
         raise ConfigurationError(path, "is nested too deeply")
     if isinstance(data, str):
@@ -91,7 +94,7 @@ _PLAIN_NAMES = {
 
 
 class InEntry(ValueError):
-    """What is wrong inside an entry of the list at `field`; only msgspec knows its number."""
+    """An error inside an entry of the list at `field`; only msgspec knows the entry's number."""
 
     def __init__(self, field: str, error: ConfigurationError) -> None:
         super().__init__(str(error))
@@ -100,8 +103,10 @@ class InEntry(ValueError):
 
 
 def convert_entry(value: object, type_: type[T], hook: Callable[[type, Any], Any], field: str) -> T:
-    """As `convert`, for a hook that makes one entry of the list at `field`. Raises InEntry, which
-    the `convert` around it turns into a ConfigurationError that names the entry."""
+    """Convert as `convert` does, for a hook that makes one entry of the list at `field`.
+
+    Raises InEntry, which the outer `convert` turns into a ConfigurationError that names the entry.
+    """
     try:
         return convert(value, type_, hook, within=field)
     except ConfigurationError as error:
@@ -115,8 +120,10 @@ def convert(
     within: str = "",
     allowed: Mapping[str, str] = ALLOWED,
 ) -> T:
-    """`value` as the struct `type_`, standing at the field `within`; `allowed` says what its fields
-    may hold, by their paths. Raises ConfigurationError."""
+    """Return `value` as the struct `type_`, at the field `within`.
+
+    `allowed` says what its fields may hold, by their paths. Raises ConfigurationError.
+    """
     try:
         return msgspec.convert(value, type_, dec_hook=hook)
     except msgspec.ValidationError as error:
@@ -148,7 +155,7 @@ def _refuse(error: msgspec.ValidationError, within: str, allowed: Mapping[str, s
 
 
 def fields_of(place: str, allowed: Mapping[str, str] = ALLOWED) -> set[str]:
-    """The names that may stand in the mapping at this field ("" for the whole)."""
+    """Return the names that are allowed in the mapping at this field ("" for the whole)."""
     place = _without_indices(place)
     prefix = f"{place}." if place else ""
     return {

@@ -1,4 +1,4 @@
-"""Fields that people write in short and long forms: code, constraints, fleets, schedules, volumes.
+"""Fields with a short and a long form: code, constraints, fleets, schedules, volumes.
 
 The short forms are dstack's. A ValueError holds the sentence for the user; the caller adds the
 field's path.
@@ -172,7 +172,7 @@ def fleets(value: object) -> schema.Names:
 
 
 def schedule(value: object) -> schema.Schedule:
-    """A text, a list of texts, or dstack's mapping with `cron`."""
+    """Return the schedule of a string, a list of strings, or dstack's mapping with `cron`."""
     given = value.get("cron") if isinstance(value, dict) and value.keys() == {"cron"} else value
     expressions = [given] if isinstance(given, str) else given
     if not isinstance(expressions, list | tuple):
@@ -185,7 +185,7 @@ def schedule(value: object) -> schema.Schedule:
 
 
 def _of_text(text: str) -> Constraint:
-    """`ATTRIBUTE OPERATOR [VALUE]`; the values of IN are separated by commas."""
+    """Return the constraint of `ATTRIBUTE OPERATOR [VALUE]`; commas separate the values of IN."""
     words = text.split(None, 2)
     operator = words[1].upper() if len(words) > 1 else ""
     if operator not in set(Operator):
@@ -213,7 +213,8 @@ def _checked(
 
 
 def _bytes(value: str) -> str:
-    """A plain number is bytes already. Raises ValueError."""
+    """Return the size in bytes, as a string; a plain number counts bytes already. Raises
+    ValueError."""
     return value if parse_number(value) is not None else str(parse_size(value))
 
 

@@ -1,6 +1,6 @@
 """Groups: which jobs a task has, which of them are gangs, and what could never run.
 
-A group is written with the fields that may stand at the top; its own fields win. docs/rules.md 5.12
+A group accepts the fields that may stand at the top level; its own fields win. docs/rules.md 5.12
 says which combinations are refused.
 """
 
@@ -31,11 +31,11 @@ from runner.schemas import LONGEST_ARGUMENT, SHORTEST_SECRET, script
 LEAST_UNHEARD = 30.0
 LEAST_LOG_QUOTA = 1 << 20
 LEAST_MEMORY = 6 << 20
-"""Bytes: with less the container engine starts nothing."""
+"""Bytes: with less, the container engine starts nothing."""
 
 
 def check_limits(configuration: TaskConfiguration) -> None:
-    """Raises ConfigurationError."""
+    """Raise ConfigurationError for limits that no run could keep."""
     longest = configuration.max_duration
     if longest is not None and longest.seconds == 0:
         raise ConfigurationError(
@@ -74,7 +74,7 @@ def _check_group(planned: GroupPlan) -> None:
 
 
 def _check_volumes(planned: GroupPlan) -> None:
-    """What the shim of no node would mount."""
+    """Refuse volumes that no node's shim would mount."""
     written = planned.written.volumes or ()
     if not written:
         return
@@ -116,7 +116,8 @@ _NOT_WITH_GANGS = ("fail_on_job_restart", "restart_completed_jobs", "max_failed_
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`field` is where the group stands ("" for the top), `written` what holds for its jobs."""
+    """A planned group. `field` is where the group stands ("" for the top level); `written` are the
+    fields of its jobs."""
 
     field: str
     group: Group
@@ -128,7 +129,7 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups(value: object, make: Callable[[type, Any], Any]) -> schema.Groups:
-    """Raises ConfigurationError naming the group's field."""
+    """Return the groups. Raises ConfigurationError with the group's field."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"{shown(value)} is not a list of groups")
     if not value:
@@ -146,7 +147,7 @@ def groups(value: object, make: Callable[[type, Any], Any]) -> schema.Groups:
 
 
 def check_groups(configuration: TaskConfiguration) -> None:
-    """Refuses what could be written but never be meant. Raises ConfigurationError."""
+    """Refuse combinations that cannot be meant. Raises ConfigurationError."""
     _check_top(configuration)
     planned = plan_groups(configuration)
     if sum(one.group.nodes for one in planned) > MOST_JOBS:
@@ -188,7 +189,8 @@ def _check_top(configuration: TaskConfiguration) -> None:
 
 
 def plan_groups(configuration: TaskConfiguration) -> tuple[GroupPlan, ...]:
-    """In the order of the configuration, at least one. Raises ConfigurationError."""
+    """Return the groups in the order of the configuration, at least one. Raises
+    ConfigurationError."""
     written = list(_written(configuration))
     several = sum(fields.nodes or 1 for _, _, fields in written) > 1
     return tuple(
@@ -209,7 +211,7 @@ def plan_groups(configuration: TaskConfiguration) -> tuple[GroupPlan, ...]:
 
 
 def asks_for_gang(configuration: TaskConfiguration) -> bool:
-    """Whether somewhere an explicit `gang` does: then other retries are the default."""
+    """Return whether the user wrote `gang` explicitly: then the defaults of retry differ."""
     return any(
         fields.gang is not None and fields.gang is not False
         for _, _, fields in _written(configuration)
@@ -225,7 +227,8 @@ def _written(configuration: TaskConfiguration) -> Iterator[tuple[str, str, Group
 
 
 def _over(group: GroupedFields, top: GroupedFields) -> GroupedFields:
-    """The group's fields, and the top's where it says nothing; `env` and `resources` by name."""
+    """Return the group's fields, with the top level's where the group has none; `env` and
+    `resources` are merged by name."""
     given = {
         name: value
         for name in GroupedFields.__struct_fields__
@@ -245,7 +248,8 @@ def _over(group: GroupedFields, top: GroupedFields) -> GroupedFields:
 
 
 def _shares(written: bool | None, several: bool) -> bool:
-    """One job alone shares its node, those of several hold theirs: unless the user says else."""
+    """Return whether jobs share their nodes: by default a single job does, and several jobs do
+    not."""
     return not several if written is None else written
 
 

@@ -1,5 +1,7 @@
-"""Advice about a field that does not exist: known names of other systems, else the field that
-looks most alike. A wrong guess costs more than none, so only near ones are made.
+"""Hints about a field that does not exist: known names of other systems, else the most similar
+field.
+
+A wrong guess costs more than none, so only similar names are suggested.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ RENAMED: Mapping[str, str] = {
     "resources.disk_size": "resources.disk",
     "resources.shm": "resources.shm_size",
 }
-"""Names that dstack, YTsaurus, Iris and habit give our fields."""
+"""Names that dstack, YTsaurus, Iris and common use give to these fields."""
 
 SAID: Mapping[str, str] = {
     "ports": _TUNNEL,
@@ -107,12 +109,14 @@ SAID: Mapping[str, str] = {
     "strip_prefix": _OF_SERVICES,
     "router": _OF_SERVICES,
 }
-"""Fields of other systems that a task of ours lacks, or has otherwise."""
+"""Fields of other systems that a task here does not have, or has in another form."""
 
 
 def not_a_field(path: str, names: Iterable[str], *, of_a_task: bool) -> str:
-    """The sentence about the last part of `path`, which is none of the `names` that may stand
-    there; `of_a_task`: the path is one of a task's file, without numbers of entries."""
+    """Return the sentence about the last part of `path`, which is none of the allowed `names`.
+
+    `of_a_task`: the path is one of a task's file, without numbers of entries.
+    """
     if of_a_task and path in RENAMED:
         return f"is not a field; write {RENAMED[path]}"
     if of_a_task and path in SAID:

@@ -1,5 +1,7 @@
-"""Names of container images: `[REGISTRY[:PORT]/]PATH[:TAG][@DIGEST]`, as every registry and engine
-reads them. A name that no engine takes is refused before a job waits for a node with it.
+"""Names of container images: `[REGISTRY[:PORT]/]PATH[:TAG][@DIGEST]`, as registries and engines
+read them.
+
+A name that no engine accepts is refused before a job waits for a node with it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ IMAGE_ALLOWED = "the name of an image, such as ubuntu:24.04 or registry.example.
 
 
 def image_name(text: object) -> str:
-    """The text. Raises ValueError with what is wrong about it."""
+    """Return the name. Raises ValueError with what is wrong."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"{shown(text)} is not the name of an image")
     wrong = _what_is_wrong(text)
@@ -62,21 +64,22 @@ def _what_is_wrong(text: str) -> str | None:
 
 
 def _in_full(registry: str | None, path: str) -> str:
-    """As an engine completes it, which is what counts."""
+    """Return the name as an engine completes it; that is the name that counts."""
     if registry is not None:
         return f"{registry}/{path}"
     return f"docker.io/{path}" if "/" in path else f"docker.io/library/{path}"
 
 
 def _tagged(text: str) -> tuple[str, str, str]:
-    """A colon before the last slash is of the registry's port."""
+    """Split off the tag. A colon before the last slash belongs to the registry's port."""
     folder, slash, last = text.rpartition("/")
     name, colon, tag = last.partition(":")
     return f"{folder}{slash}{name}", colon, tag
 
 
 def _parts(text: str) -> tuple[str | None, str]:
-    """The registry is what looks like a host; without one it is the engine's own."""
+    """Split off the registry, which is what looks like a host; without one it is the engine's
+    own."""
     first, slash, rest = text.partition("/")
     is_host = first == "localhost" or "." in first or ":" in first or first != first.lower()
     return (first, rest) if slash and is_host else (None, text)

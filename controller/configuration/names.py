@@ -1,4 +1,4 @@
-"""Names of runs: which are right, and pleasant ones for those that were given none."""
+"""Names of runs: which are valid, and generated ones for runs without a name."""
 
 from __future__ import annotations
 
@@ -141,8 +141,10 @@ def is_run_name(text: str) -> bool:
 
 
 def generate_name(pick: Callable[[int], int], taken: Callable[[str], bool]) -> str:
-    """Like `wise-otter-1`. `pick(n)` gives a random index below n; the number is the first that is
-    not `taken`."""
+    """Return a name like `wise-otter-1`.
+
+    `pick(n)` gives a random index below n; the number is the first that is not `taken`.
+    """
     stem = f"{ADJECTIVES[pick(len(ADJECTIVES))]}-{NOUNS[pick(len(NOUNS))]}"
     number = 1
     while taken(f"{stem}-{number}"):

@@ -1,6 +1,6 @@
 """Parsing turns data of YAML or JSON into a checked configuration, or one sentence about one field.
 
-Only ConfigurationError leaves this module, whatever the data is.
+It raises only ConfigurationError, whatever the data is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ConfigurationError", "TaskConfiguration", "parse"]
 
 
 def parse(data: object) -> TaskConfiguration:
-    """Raises ConfigurationError for the first thing that is wrong."""
+    """Return the configuration. Raises ConfigurationError for the first error."""
     if not isinstance(data, dict):
         raise ConfigurationError(
             "", f"a configuration is a mapping of fields to values, not {shown(data)}", "type: task"

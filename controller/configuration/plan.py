@@ -1,4 +1,4 @@
-"""From what the user wrote to what the lifecycle decides with and the job executes."""
+"""Planning turns a user's configuration into the policy of its run and the specs of its jobs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SECRET_OF_REPO = frozenset({"token", "private_key"})
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds where the user says nothing; the controller's administrator may change it."""
+    """The values for fields that the user leaves out; the operator may change them."""
 
     image: str = "ubuntu:24.04"
     resources: Resources = Resources()
@@ -55,27 +55,27 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
     ssh: str = "auto"
     ssh_keys: tuple[str, ...] = ()
-    """The project's public keys: they get into every run beside its user's own."""
+    """The project's public keys: they are added to every run besides its user's own."""
     retry_true_duration: float = 3600.0
-    """How long `retry: true` goes on."""
+    """Seconds for which `retry: true` tries again."""
     gang_max_failures: int = 10
-    """How often an explicit `gang` fails and is tried again, when nothing is said about that."""
+    """How many failures of an explicit `gang` are retried if the user sets no number."""
     limits: Limits = Limits()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` None: the run gets a generated one."""
+    """What a configuration asks for. `name` None: the run gets a generated one."""
 
     type: RunType
     name: str | None
     policy: RunPolicy
     groups: tuple[PlannedGroup, ...]
     configuration: dict[str, object]
-    """As written, secrets taken out: the only form that may be shown."""
+    """As written, without secrets: only this form may be shown."""
 
     @property
     def specs(self) -> tuple[JobSpec, ...]:
-        """One for each group: the same for all its jobs."""
+        """One spec for each group: the same for all its jobs."""
         return tuple(planned.spec for planned in self.groups)
 
 
@@ -85,7 +85,7 @@ def to_run(
     defaults: Defaults,
     ssh_keys: tuple[str, ...] = (),
 ) -> Plan:
-    """`written` is the data that `configuration` was parsed from."""
+    """Plan the run. `written` is the data from which `configuration` was parsed."""
     return Plan(
         type=RunType(configuration.type),
         name=str(configuration.name) if configuration.name is not None else None,
@@ -99,8 +99,11 @@ def to_run(
 
 
 def public(written: Mapping[str, object]) -> dict[str, object]:
-    """A copy without secrets: passwords and the values of environment variables are hidden, since
-    nobody can tell which of those is secret."""
+    """Return a copy without secrets.
+
+    Passwords and the values of environment variables are hidden, because any of these may be
+    secret.
+    """
     shown = dict(written)
     if isinstance(groups := shown.get("groups"), list | tuple):
         shown["groups"] = [
@@ -170,8 +173,10 @@ def _limits(configuration: TaskConfiguration, defaults: Limits) -> Limits:
 
 
 def _retry(written: bool | RetryFields | None, defaults: Defaults, *, gang: bool) -> RetryPolicy:
-    """docs/rules.md 3; a mapping without `on_events` means all of them. `gang`: the user
-    asked for one."""
+    """Return the retry policy (docs/rules.md 3). A mapping without `on_events` means all of them.
+
+    `gang`: the user wrote `gang` explicitly.
+    """
     if written is None and gang:
         events = frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION})
         return RetryPolicy(on_events=events, max_failures=defaults.gang_max_failures)
@@ -230,7 +235,8 @@ def _job(
 
 
 def _stop_when_unheard(configuration: TaskConfiguration, defaults: Defaults) -> float | None:
-    """A plain `stop` waits as long as the controller does before it gives the node up."""
+    """Return the seconds of `on_disconnect`. A plain `stop` waits as long as the controller waits
+    before it gives the node up."""
     written = configuration.on_disconnect
     if not isinstance(written, DisconnectFields):
         return defaults.limits.node_lost_after if written == "stop" else None
@@ -308,7 +314,7 @@ def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
 
 
 def _plain(text: str | None) -> str | None:
-    """The wire types take a plain `str`."""
+    """Return a plain `str`, which the wire types need."""
     return None if text is None else str(text)
 
 

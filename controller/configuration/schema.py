@@ -1,7 +1,7 @@
 """The fields of a task's YAML, each with what it may hold.
 
-The names are dstack's where dstack has them. `ALLOWED` is said in errors and is what
-`docs/configuration.md` explains; a test keeps the three together.
+The names are dstack's where dstack has them. Errors quote `ALLOWED`, and `docs/configuration.md`
+explains it; a test keeps the three together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runner.schemas import EnvStyle, IfExists
 from shim.schemas import PullPolicy, Ulimit, VolumeMount
 
 MOST_JOBS = 10_000
-"""Of one run."""
+"""The most jobs of one run."""
 
 
 class Size(int):
@@ -84,7 +84,7 @@ class SshChoice(str):
 
 
 class Env(dict[str, str]):
-    """The values may be secret: the names alone are shown."""
+    """Environment variables. The values may be secret: only the names are shown."""
 
     def __repr__(self) -> str:
         return f"Env({sorted(self)})"
@@ -101,7 +101,7 @@ class Volume:
 
 
 class Capability(str):
-    """Without the prefix CAP_."""
+    """A capability without the prefix CAP_."""
 
     __slots__ = ()
 
@@ -112,14 +112,14 @@ class Ulimits:
 
 
 class Secrets(dict[str, str]):
-    """The names alone are shown."""
+    """Secrets; only the names are shown."""
 
     def __repr__(self) -> str:
         return f"Secrets({sorted(self)})"
 
 
 class Needs:
-    """One of `constraints`."""
+    """One of the `constraints`."""
 
     def __init__(self, constraint: Constraint) -> None:
         self.constraint = constraint
@@ -143,7 +143,7 @@ Times = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 JobCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_JOBS)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 ProcessCount = Annotated[int, msgspec.Meta(ge=8, le=4_194_304)]
-"""What starts a job needs some itself; the kernel has no more pids."""
+"""The programs that start a job need some processes themselves; the kernel has no more pids."""
 ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -222,7 +222,8 @@ class RepoFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FileFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`uploaded`: the blob's sha256, and the folder that it is unpacked into."""
+    """One of the `files`. `uploaded`: the blob's sha256, and the folder into which it is
+    unpacked."""
 
     local_path: Text
     path: Text | None = None
@@ -256,7 +257,8 @@ class DisconnectFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may stand at the top or, for its jobs alone, in a group. `None`: nothing was said."""
+    """Fields that are allowed at the top level, or in a group for its jobs alone. `None`: not
+    given."""
 
     nodes: JobCount | None = None
     gang: bool | GangFields | None = None
@@ -275,7 +277,7 @@ class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GroupFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of `groups`."""
+    """One of the `groups`."""
 
     name: GroupName
 
@@ -285,7 +287,8 @@ class Groups(tuple[GroupFields, ...]):
 
 
 class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`None` means that the user did not say: `plan` fills in the defaults."""
+    """The configuration of a task. `None` means that the user did not set it: `plan` fills in the
+    defaults."""
 
     type: Literal["task"]
     name: RunName | None = None

@@ -1,7 +1,7 @@
 """The controller's own file (`fairlead controller --config FILE`): limits, defaults, networks.
 
-What is left out is as it would be without the file. Its errors name file, line and field, as those
-of a task's file do.
+A missing field has the same value as without the file. Errors name file, line and field, as for a
+task's file.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Operating(msgspec.Struct, frozen=True, kw_only=True):
-    """`defaults.limits` has the limits; `cluster_networks`: where the jobs of multi-node runs reach
-    each other, the preferred network first."""
+    """The operator's settings. `defaults.limits` has the limits; `cluster_networks`: where the jobs
+    of multi-node runs reach each other, the preferred network first."""
 
     defaults: Defaults = Defaults()
     node_failure: NodeFailure = NodeFailure()
@@ -92,7 +92,7 @@ class Operating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> Operating:
-    """An empty file changes nothing. Raises SourceError."""
+    """Read the file; an empty one changes nothing. Raises SourceError."""
     document = source.load(path)
     try:
         return parse({} if document.data is None else document.data)
@@ -101,7 +101,7 @@ def load(path: Path) -> Operating:
 
 
 def parse(data: object) -> Operating:
-    """Raises ConfigurationError."""
+    """Return the settings of this data. Raises ConfigurationError."""
     if not isinstance(data, dict):
         known = ", ".join(name for name in ALLOWED if "." not in name)
         raise ConfigurationError("", f"is a mapping of fields to values, not {shown(data)}", known)
@@ -124,7 +124,7 @@ def _make(type_: type, value: Any) -> Any:
 
 
 def _check_times(fields: _Fields) -> None:
-    """A limit of nothing would end every job at once."""
+    """Refuse limits of 0: they would end every job at once."""
     limits = fields.limits
     some = {
         "limits.waiting_instance": limits.waiting_instance,
@@ -142,7 +142,7 @@ def _check_times(fields: _Fields) -> None:
 
 
 def _node_failure(written: _NodeFailureFields) -> NodeFailure:
-    """Raises ConfigurationError."""
+    """Return how silence is judged. Raises ConfigurationError."""
     changes = _given(written, "probe_every", "unreachable_after")
     if written.after is not None:
         changes["lost_after"] = float(written.after)
@@ -178,7 +178,7 @@ def _limits(fields: _Fields) -> Limits:
 
 
 def _given(written: msgspec.Struct, *names: str) -> dict[str, Any]:
-    """As the plain values that are stored."""
+    """Return the given fields as the plain values that are stored."""
     values = {name: getattr(written, name) for name in names}
     return {name: _plain(value) for name, value in values.items() if value is not None}
 

@@ -1,8 +1,8 @@
-"""A YAML file as data that still knows its lines, so that an error can say where it is.
+"""A YAML file as data that still knows its lines, so that an error can name the line.
 
-Only what JSON can say comes out: texts, numbers, true and false, nothing, lists, mappings. A file
-that tries to be anything else (tags, merge keys, aliases that multiply, the same key twice) is
-refused, as is one that is too large or too deep to have been written by a person.
+Only what JSON can hold comes out: strings, numbers, true and false, null, lists, mappings.
+Everything else (tags, merge keys, aliases that multiply, a repeated key) is refused, and so is a
+file that is too large or too deep to be written by hand.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _LAST_PART = re.compile(r"(?:\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+)$")
 
 
 class SourceError(Exception):
-    """The whole sentence, beginning with `FILE:LINE:` (or `FILE:` where no line is to blame)."""
+    """The file is wrong; the message begins with `FILE:LINE:`, or `FILE:` where no line is
+    known."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """`lines` holds the line (from 1) of each field, by its path."""
+    """The data of a file. `lines` holds the line (from 1) of each field, by its path."""
 
     name: str
     data: object
     lines: dict[str, int]
 
     def line_of(self, field: str) -> int | None:
-        """Of the field, or of the nearest that holds it."""
+        """Return the line of the field, or of the nearest field around it."""
         while field:
             if field in self.lines:
                 return self.lines[field]
@@ -51,14 +52,14 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         return self.lines.get("")
 
     def explain(self, error: ConfigurationError) -> str:
-        """`FILE:LINE: FIELD: message (allowed: …)`."""
+        """Return `FILE:LINE: FIELD: message (allowed: …)`."""
         line = self.line_of(error.field)
         place = self.name if line is None else f"{self.name}:{line}"
         return f"{place}: {error}"
 
 
 def load(path: Path) -> Document:
-    """Of standard input when the path is `-`. Raises SourceError."""
+    """Read a file, or standard input when the path is `-`. Raises SourceError."""
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
         with _opened(path) as file:
@@ -73,7 +74,7 @@ def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def read(content: bytes, *, name: str) -> Document:
-    """Raises SourceError."""
+    """Read this content. Raises SourceError."""
     if len(content) > MAX_BYTES:
         raise SourceError(f"{name}: is larger than {MAX_BYTES // 1024} KiB")
     try:
@@ -91,7 +92,7 @@ def read(content: bytes, *, name: str) -> Document:
 
 
 _SEVERAL_DOCUMENTS = "expected a single document in the stream"
-"""The parser's words; it has no exception of its own for that."""
+"""The parser's own words; it has no exception class for this."""
 
 
 def _yaml_problem(name: str, error: yaml.YAMLError) -> str:
@@ -186,11 +187,12 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 def with_environment(
     data: object, environ: Mapping[str, str], overrides: Mapping[str, str]
 ) -> object:
-    """The data with what the user's environment adds: a value for each `env` entry that is only a
-    name, the variable for `${NAME}` in `registry_auth`, and `overrides` over `env`.
+    """Return the data completed from the user's environment.
 
-    Raises ConfigurationError for a variable that is not set. Data of a wrong shape is left as it
-    is: `parse` says what is wrong with it."""
+    It sets a value for each `env` entry that is only a name, replaces `${NAME}` in `registry_auth`
+    and `secrets`, and applies `overrides` to `env`. Raises ConfigurationError for a variable that
+    is not set. Data of a wrong shape stays as it is: `parse` reports it.
+    """
     if not isinstance(data, dict):
         return data
     filled = dict(data)
@@ -217,7 +219,8 @@ def with_environment(
 def _filled_group(
     group: object, place: str, environ: Mapping[str, str], overrides: Mapping[str, str]
 ) -> object:
-    """What is overridden stands at the top; a group's own value would win over it."""
+    """Return the group without overridden variables: these stand at the top level, and a group's
+    own value would win."""
     if not isinstance(group, dict) or "env" not in group:
         return group
     env = _filled_env(group["env"], environ, place)

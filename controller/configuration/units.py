@@ -1,7 +1,7 @@
 """Sizes, durations and counts as people write them. All raise ValueError with a sentence.
 
-`GB` is 10⁹ bytes and `GiB` is 2³⁰: that is how vendors name the memory of a machine or a GPU, so
-`memory: 80GB` fits on a GPU that is sold as one with 80 GB.
+`GB` is 10⁹ bytes and `GiB` is 2³⁰. Vendors name the memory of machines and GPUs in this way, so
+`memory: 80GB` fits on a GPU that is sold with 80 GB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFF = frozenset({"off", "never", "none"})
 
 
 def parse_size(value: object) -> int:
-    """Bytes, at least 1."""
+    """Return bytes, at least 1."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
@@ -44,7 +44,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds, at least 0."""
+    """Return seconds, at least 0."""
     seconds = _duration(value)
     if seconds is None or not 0 <= seconds <= MAX_DURATION:
         raise ValueError(f"{shown(value)} is not a duration between 0 and 10 years")
@@ -52,7 +52,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_duration_or_off(value: object) -> float | None:
-    """Seconds; None for `off`."""
+    """Return seconds; None for `off`."""
     if value is False or (isinstance(value, str) and value.strip().lower() in _OFF):
         return None
     return parse_duration(value)
@@ -74,7 +74,7 @@ def _duration(value: object) -> float | None:
 
 
 def parse_cpu(value: object) -> float:
-    """Cores, more than 0; of a range its lower end, which is what a job takes."""
+    """Return cores, more than 0; for a range its lower end, which is what a job takes."""
     cores = parse_number(lower_end(value))
     if cores is None:
         raise ValueError(f"{shown(value)} is not a number of CPU cores")
@@ -84,7 +84,7 @@ def parse_cpu(value: object) -> float:
 
 
 def parse_count(value: object) -> int:
-    """A whole number, at least 0; of a range its lower end."""
+    """Return a whole number, at least 0; for a range its lower end."""
     number = parse_number(lower_end(value))
     if number is None or not number.is_integer():
         raise ValueError(f"{shown(value)} is not a whole number")
@@ -105,7 +105,8 @@ def parse_number(value: object) -> float | None:
 
 
 def lower_end(value: object) -> object:
-    """Of `2..` or `2..8` the `2`; anything else as it is. Raises ValueError for `8..2`."""
+    """Return the `2` of `2..` or `2..8`, and any other value unchanged. Raises ValueError for
+    `8..2`."""
     if not isinstance(value, str) or ".." not in value:
         return value
     lower, _, upper = value.partition("..")
@@ -118,7 +119,7 @@ def lower_end(value: object) -> object:
 
 
 def shown(value: object) -> str:
-    """The value as it may appear in a message: short, and never a whole structure."""
+    """Return the value as it may appear in a message: short, and never a whole structure."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

@@ -1,6 +1,6 @@
-"""How each kind of value in `schema` is made from what stands in the YAML.
+"""How the YAML's values become each type of `schema`.
 
-A ValueError holds the sentence for the user; the field's path is added by whoever asked.
+A ValueError holds the sentence for the user; the caller adds the field's path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CAPABILITY = re.compile(r"(\d{1,2}\.\d{1,2})(?:\.\.)?", re.ASCII)
 
 
 def make(type_: type, value: Any) -> Any:
-    """msgspec's hook for the types that are ours."""
+    """Make a value of one of the schema's types; this is msgspec's hook."""
     return _MAKERS[type_](value)
 
 
@@ -129,7 +129,7 @@ def _signal(value: object) -> schema.SignalName:
 
 
 def _ssh(value: object) -> schema.SshChoice:
-    """YAML takes an unquoted `off` for false."""
+    """Return the choice. YAML reads an unquoted `off` as false."""
     choice = "off" if value is False else value
     if choice not in _SSH_CHOICES:
         raise ValueError(f"{shown(value)} is not a way to serve SSH")
@@ -145,7 +145,7 @@ def _gpu(value: object) -> schema.Gpu:
 
 
 def _gpu_of_text(text: str) -> GpuNeed:
-    """`NAME[,NAME…][:MEMORY][:COUNT]`, each part optional, as dstack writes it."""
+    """Return the need of `NAME[,NAME…][:MEMORY][:COUNT]`, each part optional, as in dstack."""
     count, memory, names = 1, 0, tuple[str, ...]()
     for number, part in enumerate(text.split(":")):
         word = part.strip()
@@ -230,7 +230,8 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
 
 
 def _without_open_end(value: object) -> object:
-    """`8GB..` and `8GB..16GB` are what dstack's users write for "at least 8GB"."""
+    """Return the lower end of `8GB..` or `8GB..16GB`, which users of dstack write for "at least
+    8GB"."""
     if not isinstance(value, str) or ".." not in value:
         return value
     lower, _, upper = value.partition("..")

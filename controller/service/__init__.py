@@ -1,6 +1,6 @@
-"""What users can ask for, independent of how they ask: rules, refusals and answers.
+"""What users can request, independent of the way they request it: rules, refusals and answers.
 
-Nothing here knows HTTP; the REST API shows what these methods give and raise.
+Nothing here knows HTTP; the REST API shows what these methods return and raise.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from controller.store.base import Store
 
 
 class ControllerService:
-    """The services by subject; `progress` is the bytes of images being pulled, by attempt id,
-    `connect` waits for a node's live connection, `logs_kept_for` is in seconds."""
+    """The services by subject.
+
+    `progress`: the bytes of images being pulled, by attempt id. `connect` waits for a node's live
+    connection. `logs_kept_for` is in seconds.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What a user can do to a live run and to single jobs of it.
+"""Actions: what a user can do to a live run and to single jobs of it.
 
-Each returns when the wish is recorded, with the run as it then is; the core decides what follows.
-Asked again, each changes nothing more.
+Each returns when the request is recorded, with the run as it then is; the core decides what
+follows. A repeated request changes nothing more.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ class Runs(Protocol):
 
 
 class ActionService:
-    """Every method raises NotFound, Forbidden, StoreUnavailable; but for `stop` also Conflict
-    (`ended`, `ending`) for a run that is past it."""
+    """The actions. Every method raises NotFound, Forbidden, StoreUnavailable.
+
+    All except `stop` also raise Conflict (`ended`, `ending`) for a run that has ended or is ending.
+    """
 
     def __init__(self, turns: RunPipeline, runs: Runs) -> None:
         self._turns = turns
         self._runs = runs
 
     async def stop(self, key: str, *, abort: bool, user: User) -> RunState:
-        """Stopping a run that has ended changes nothing."""
+        """Stop the run; to stop a run that has ended changes nothing."""
         state = await self._own(key, user)
         return await self._report(
             StopRequested(run_id=state.run.id, abort=abort, by=user.name), state
         )
 
     async def complete(self, key: str, *, user: User) -> RunState:
-        """End the run as done now; what is done or about to be stays so."""
+        """End the run as done now; a run that is done, or about to be, stays so."""
         state = await self._own(key, user)
         if state.run.status is RunStatus.DONE or _is_being_completed(state):
             return state
@@ -71,7 +73,8 @@ class ActionService:
         return await self._report(ResumeRequested(run_id=state.run.id, by=user.name), state)
 
     async def scale(self, key: str, *, group: str, nodes: int, user: User) -> RunState:
-        """Independent groups only. Raises Conflict (`gang`) and Invalid (the number) as well."""
+        """Set the number of jobs of an independent group. Also raises Conflict (`gang`) and Invalid
+        (the number)."""
         state = await self._own(key, user)
         _require_life(state, "scaled")
         _require_scalable(state, _group(state, group))
@@ -98,7 +101,7 @@ class ActionService:
         return await self._report(report, state)
 
     async def abandon_job(self, key: str, job_key: str, *, user: User) -> RunState:
-        """The run goes on without this job."""
+        """Let the run go on without this job."""
         state, job = await self._job(key, job_key, "abandoned", user)
         if job.abandoned:
             return state
@@ -106,7 +109,7 @@ class ActionService:
         return await self._report(report, state)
 
     async def interrupt_job(self, key: str, job_key: str, *, user: User) -> RunState:
-        """Ask the job to end by itself; its exit code says whether it wants to come back."""
+        """Ask the job to end by itself; its exit code tells whether it wants to come back."""
         state, job = await self._job(key, job_key, "interrupted", user)
         attempt = _live_attempt(job)
         if attempt is None or attempt.status is not AttemptStatus.RUNNING:
@@ -178,7 +181,8 @@ def _group(state: RunState, name: str) -> Group:
 
 
 def _require_scalable(state: RunState, group: Group) -> None:
-    """A plain group beside a gang restarts with it, so its number is the gang's too."""
+    """Raise Conflict for a gang. A plain group next to a gang restarts with it, so its size cannot
+    change either."""
     if state.run.incarnation is not None:
         what = "is" if group.gang_size is not None else "belongs to a run with"
         raise Conflict(
@@ -190,7 +194,7 @@ def _require_scalable(state: RunState, group: Group) -> None:
 
 
 def _standing(job: Job) -> str:
-    """In a few words, for a person."""
+    """Return the job's state in a few words."""
     if job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES:
         return str(job.attempts[-1].status)
     if job.abandoned:

@@ -1,14 +1,14 @@
-"""The refusals a user can get, each with the code, the sentence and the HTTP status it travels as.
+"""The refusals that a user can get, each with its code, sentence and HTTP status.
 
-They are raised where a rule is broken and shown, unchanged, by the REST API and the CLI; so each
-message is written for the person who has to do something about it.
+They are raised where a rule is broken, and the REST API and the CLI show them unchanged. So each
+message is written for the user who must act on it.
 """
 
 from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """`code` is for programs, `message` for people, `field` names the input at fault."""
+    """A refusal. `code` is for programs, `message` for people; `field` names the wrong input."""
 
     status = 500
     code = "internal"
@@ -47,14 +47,14 @@ class Conflict(ServiceError):
 
 
 class Gone(ServiceError):
-    """It was there once; asking again gives the same answer."""
+    """It existed once; another request gets the same answer."""
 
     status = 410
     code = "gone"
 
 
 class Refused(ServiceError):
-    """Well-formed, but what it asks for must not or can not be done."""
+    """The request is well-formed, but it must not or cannot be done."""
 
     status = 422
     code = "refused"

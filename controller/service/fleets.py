@@ -1,4 +1,4 @@
-"""What an admin can ask about fleets, and which attributes nodes and fleets may have."""
+"""What an admin can do with fleets, and which attributes nodes and fleets may have."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MOST_VALUE = 256
 BUILT_IN = frozenset(
     {"node", "fleet", "cpu", "memory", "disk", "gpu.count", "gpu.name", "gpu.memory"}
 )
-"""Every node has these by itself (see `controller.scheduling.constraints`)."""
+"""Attributes that every node has by itself (see `controller.scheduling.constraints`)."""
 
 
 def check_attributes(attributes: Mapping[str, str | None], field: str = "attributes") -> None:
-    """Raises Invalid, naming the field."""
+    """Raise Invalid, with the field, for wrong attributes."""
     if len(attributes) > MOST_ATTRIBUTES:
         raise Invalid(f"more than {MOST_ATTRIBUTES} attributes", field=field)
     for name, value in attributes.items():
@@ -46,7 +46,7 @@ def check_attributes(attributes: Mapping[str, str | None], field: str = "attribu
 def changed_attributes(
     attributes: Mapping[str, str], changes: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """`changes`: None removes one."""
+    """Return the attributes with the changes; None removes an attribute."""
     merged = {**attributes, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
@@ -63,7 +63,7 @@ class FleetService:
         return sorted(self._turns.fleets.values(), key=lambda fleet: fleet.name)
 
     def get(self, name: str) -> Fleet:
-        """Raises NotFound."""
+        """Return the fleet. Raises NotFound."""
         fleet = self._turns.fleets.get(name)
         if fleet is None:
             raise NotFound(
@@ -72,13 +72,13 @@ class FleetService:
         return fleet
 
     def nodes_of(self, name: str) -> list[str]:
-        """Their names."""
+        """Return the names of its nodes."""
         return sorted(node.name for node in self._turns.nodes.values() if node.fleet == name)
 
     async def add(
         self, name: str, *, placement: str | None, attributes: dict[str, str], user: User
     ) -> Fleet:
-        """Raises Invalid, Conflict, Forbidden."""
+        """Add a fleet. Raises Invalid, Conflict, Forbidden."""
         require_admin(user, "add a fleet")
         if not NAME_PATTERN.fullmatch(name):
             raise Invalid(
@@ -107,9 +107,11 @@ class FleetService:
         attributes: dict[str, str | None],
         user: User,
     ) -> Fleet:
-        """`placement` None leaves it, an empty one takes it away; so do attributes of None.
+        """Change a fleet. `placement` None keeps it, an empty one removes it; an attribute of None
+        is removed.
 
-        Raises NotFound, Invalid, Forbidden."""
+        Raises NotFound, Invalid, Forbidden.
+        """
         require_admin(user, "change a fleet")
         fleet = self.get(name)
         check_attributes(attributes)
@@ -124,7 +126,7 @@ class FleetService:
         return changed
 
     async def remove(self, name: str, *, user: User) -> Fleet:
-        """Raises NotFound, Forbidden, and Conflict while it has nodes."""
+        """Remove a fleet. Raises NotFound, Forbidden, and Conflict while it has nodes."""
         require_admin(user, "remove a fleet")
         fleet = self.get(name)
         if name == DEFAULT_FLEET.name:

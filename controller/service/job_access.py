@@ -1,7 +1,7 @@
 """Access to what a job offers while it runs: its log, its ports, its metrics.
 
-Ports go through the node's link and the job's runner. Metrics are asked of runners and shims and
-are kept nowhere.
+Ports go through the node's link and the job's runner. Runners and shims give metrics on request;
+none are stored.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from shim.schemas import GpuMetrics
 
 
 class Logs(Protocol):
-    """Raw frames (`runner.schemas.frames`), whole ones in each piece."""
+    """Raw frames (`runner.schemas.frames`); each piece holds whole ones."""
 
     async def is_kept(self, attempt_id: str) -> bool:
-        """Whether anything of its log, an empty one included, is here."""
+        """Return whether any part of its log is here, an empty log included."""
 
     def read(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
-        """What is stored now."""
+        """Yield what is stored now."""
 
     def follow(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
-        """What is stored, then what comes, until the log is complete or the attempt final."""
+        """Yield what is stored, then what comes, until the log is complete or the attempt final."""
 
 
 def find_job(state: RunState, key: str | None) -> Job:
-    """By id, by index over all groups, or as `GROUP/COOKIE`; None: the first. Raises NotFound."""
+    """Return the job with this id, index over all groups, or `GROUP/COOKIE`; None: the first.
+    Raises NotFound."""
     if key is None:
         return state.jobs[0]
     for job in state.jobs:
@@ -53,9 +54,11 @@ def find_job(state: RunState, key: str | None) -> Job:
 
 
 def find_attempt(state: RunState, job_key: str | None, attempt_key: str | None) -> Attempt | None:
-    """By id (of any job) or number within the job; None: the job's latest, if it has one yet.
+    """Return the attempt with this id (of any job) or number within the job; None: the job's
+    latest, if any.
 
-    Raises NotFound."""
+    Raises NotFound.
+    """
     if attempt_key is not None:
         for job in state.jobs:
             for attempt in job.attempts:
@@ -75,7 +78,7 @@ def find_attempt(state: RunState, job_key: str | None, attempt_key: str | None) 
 
 
 class KeptLogs:
-    """`kept_for`: seconds after the last byte of a log."""
+    """Knows which logs were removed. `kept_for`: seconds after the last byte of a log."""
 
     def __init__(self, logs: Logs, clock: Clock, kept_for: float) -> None:
         self._logs = logs
@@ -83,7 +86,8 @@ class KeptLogs:
         self._kept_for = kept_for
 
     async def require(self, state: RunState, attempt: Attempt | None) -> None:
-        """Raises Gone for a log that was removed since it is old. One that never was is empty."""
+        """Raise Gone for a log that was removed because of its age; a log that was never written is
+        empty."""
         if attempt is None or attempt.running_at is None or attempt.finished_at is None:
             return
         young = self._clock.now() - attempt.running_at < self._kept_for
@@ -108,10 +112,11 @@ class AttemptLookup(Protocol):
 async def follow_log(
     runs: AttemptLookup, logs: Logs, run_id: str, attempt_id: str, offset: int
 ) -> AsyncIterator[bytes]:
-    """What is stored, then what comes, until the attempt has ended.
+    """Yield what is stored, then what comes, until the attempt has ended.
 
-    A final attempt's log is read and never followed: nobody would say that it has ended. So its
-    state is looked at here, with nothing to wait for between the look and the follower's start."""
+    A final attempt's log is read and never followed, because nothing would report its end. So its
+    status is read here, with no wait between that and the start of the follower.
+    """
     attempt = await runs.attempt(await runs.get(run_id), None, attempt_id)
     ended = attempt is None or attempt.status in FINAL_ATTEMPT_STATUSES
     pieces = logs.read(attempt_id, offset) if ended else logs.follow(attempt_id, offset)
@@ -121,11 +126,11 @@ async def follow_log(
 
 CONNECT_SECONDS = 15.0
 Connect = Callable[[str], Awaitable[NodeConnection]]
-"""The live connection of a node, waited for as long as it takes."""
+"""Returns the live connection of a node; waits for it as long as necessary."""
 
 
 class PortUnusable(ServiceError):
-    """The job is there, but this port of it cannot be spoken to now."""
+    """The job is there, but no connection to this port is possible now."""
 
     status = 502
     code = "port_unusable"
@@ -141,9 +146,10 @@ class PortService:
         self._connect = connect
 
     async def open(self, key: str, job_key: str | None, port: int, *, user: User) -> PortStream:
-        """A fresh connection to `port` of the job's loopback; the caller closes it.
+        """Open a connection to `port` of the job's loopback; the caller closes it.
 
-        Raises NotFound, Forbidden, Conflict (`not_running`), Unavailable, PortUnusable."""
+        Raises NotFound, Forbidden, Conflict (`not_running`), Unavailable, PortUnusable.
+        """
         state = await self._runs.get(key)
         require_control(user, state.run)
         job = find_job(state, job_key)
@@ -172,11 +178,12 @@ class PortService:
 ANSWER_SECONDS = 5.0
 AT_ONCE = 64
 _LAST_MOMENT = 1e11
-"""Unix seconds. A job may answer in its runner's place, and no calendar goes on forever."""
+"""Unix seconds. A job may answer in its runner's place; a later time would overflow the
+calendar."""
 
 
 class JobUse(msgspec.Struct, frozen=True, kw_only=True):
-    """`used` None: it could not be asked, and `message` says why."""
+    """What one job uses. `used` None: its runner gave no answer, and `message` says why."""
 
     job: Job
     attempt: Attempt
@@ -191,7 +198,8 @@ class MetricsService:
         self._connect = connect
 
     async def of(self, key: str, job_key: str | None) -> list[JobUse]:
-        """Of the jobs that run, or of one of them. Raises NotFound, StoreUnavailable."""
+        """Return the use of the running jobs, or of one of them. Raises NotFound,
+        StoreUnavailable."""
         state = await self._runs.get(key)
         jobs = state.jobs if job_key is None else (find_job(state, job_key),)
         free = asyncio.Semaphore(AT_ONCE)

@@ -1,4 +1,4 @@
-"""What an admin can ask about nodes and their GPUs. Links and jobs belong to `controller.nodes`."""
+"""What an admin can do with nodes and their GPUs. Links and jobs belong to `controller.nodes`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ DEFAULT_SHIM_SOCKET = "/run/fairlead/shim.sock"
 
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `local_socket`, or `host` with `host_key` or `accept_host_key`."""
+    """A node to add: either `local_socket`, or `host` with `host_key` or `accept_host_key`."""
 
     name: str
     local_socket: str | None = None
@@ -110,8 +110,11 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What allocations hold on a node: cores, bytes, bytes, GPU UUIDs; and whose they are: live
-    runs, and ended ones of which something may be left there."""
+    """What allocations hold on a node: cores, bytes, bytes, GPU UUIDs.
+
+    `runs` are the live runs that hold them, `ended` the ended ones that may have something left
+    there.
+    """
 
     cpu: float = 0.0
     memory: int = 0
@@ -122,6 +125,8 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Names(Mapping[str, str]):
+    """The names of nodes by id, as they are when they are looked up."""
+
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
 
@@ -149,7 +154,7 @@ class NodeService:
         return sorted(self._turns.nodes.values(), key=lambda node: node.name)
 
     def get(self, key: str) -> Node:
-        """`key`: id or name. Raises NotFound."""
+        """Return the node with this id or name. Raises NotFound."""
         found = self._turns.nodes.get(key) or self.named(key)
         if found is None:
             raise NotFound(
@@ -158,23 +163,27 @@ class NodeService:
         return found
 
     def names(self) -> Mapping[str, str]:
-        """By id, as they are when they are looked up."""
+        """Return the names by id, as they are when they are looked up."""
         return _Names(self._turns.nodes)
 
     def use(self, node: Node, user: User) -> NodeUse:
         return self.uses(user).get(node.id, NodeUse())
 
     def uses(self, user: User) -> dict[str, NodeUse]:
-        """By node id, as this user may see it; what nothing holds is not in it."""
+        """Return the use by node id, as this user may see it; a node without use is not in it."""
         return node_uses(self._turns.known.values(), names_for(user))
 
     def quarantine(self, key: str, user: User) -> tuple[QuarantinedTask, ...]:
-        """Nobody knows whose they are. Raises NotFound, Forbidden."""
+        """Return the quarantined tasks of a node; only an admin may see them, because their owners
+        are unknown.
+
+        Raises NotFound, Forbidden.
+        """
         require_admin(user, "list tasks in quarantine")
         return self.get(key).quarantine
 
     async def add(self, request: NodeRequest, *, user: User) -> Node:
-        """Raises Invalid, Conflict, Refused, Unavailable, Forbidden."""
+        """Add a node. Raises Invalid, Conflict, Refused, Unavailable, Forbidden."""
         require_admin(user, "add a node")
         _check(request)
         check_attributes(request.attributes)
@@ -199,14 +208,17 @@ class NodeService:
         return node
 
     def seen_at(self, node: Node) -> float | None:
-        """Unix time. A node that is connected is heard all the time, which is not stored."""
+        """Return when the node was last heard (Unix time). For a connected node that is now, which
+        is not stored."""
         return self._clock.now() if node.status is NodeStatus.CONNECTED else node.last_seen_at
 
     async def drain(
         self, key: str, *, reason: str | None, deadline: float | None = None, user: User
     ) -> Node:
-        """Nothing new is placed on it; what runs there goes on, for `deadline` seconds from now at
-        most. Asked again, the last word counts. Raises NotFound, Invalid, Forbidden."""
+        """Stop new placements; running jobs stay, for at most `deadline` seconds from now.
+
+        The last request counts. Raises NotFound, Invalid, Forbidden.
+        """
         require_admin(user, "drain a node")
         _require_short(reason)
         if deadline is not None and not 0 <= deadline <= MAX_DURATION:
@@ -215,12 +227,12 @@ class NodeService:
         return await self._change(key, draining=True, drain_reason=reason, drain_deadline=ends_at)
 
     async def resume(self, key: str, *, user: User) -> Node:
-        """Raises NotFound, Forbidden."""
+        """End a drain. Raises NotFound, Forbidden."""
         require_admin(user, "resume a node")
         return await self._change(key, draining=False, drain_reason=None, drain_deadline=None)
 
     async def cordon(self, key: str, *, cordoned: bool, reason: str | None, user: User) -> Node:
-        """Nothing new is placed on it, and nobody waits for it to be empty. Raises NotFound,
+        """Stop new placements, or allow them again; running jobs stay. Raises NotFound,
         Forbidden."""
         require_admin(user, "cordon a node")
         _require_short(reason)
@@ -237,9 +249,11 @@ class NodeService:
         accept_host_key: str | None = None,
         user: User,
     ) -> Node:
-        """Change these attributes (None: remove one), the fleet, and the host key that is pinned:
-        what was connected under the old one is connected anew. Raises NotFound, Invalid, Refused,
-        Unavailable, Forbidden."""
+        """Change these attributes (None: remove one), the fleet, and the pinned host key.
+
+        A connection under the old host key is made again. Raises NotFound, Invalid, Refused,
+        Unavailable, Forbidden.
+        """
         require_admin(user, "change a node")
         check_attributes(attributes)
         address = self.get(key).address
@@ -257,7 +271,7 @@ class NodeService:
         )
 
     async def stop_task(self, key: str, task_id: str, *, user: User) -> Node:
-        """End a task that is in quarantine there, and remove what is left of it. Raises NotFound,
+        """End a task that is quarantined there, and remove what is left of it. Raises NotFound,
         Forbidden."""
         require_admin(user, "stop a task in quarantine")
         node = self.get(key)
@@ -274,9 +288,11 @@ class NodeService:
         return await self._change(key, quarantine=marked)
 
     async def remove(self, key: str, *, lost: bool = False, user: User) -> Node:
-        """`lost`: the admin knows that the machine is gone, and that nothing runs there any more.
+        """Remove a node. `lost`: the admin knows that the machine is gone and nothing runs there
+        any more.
 
-        Raises NotFound, Forbidden, and Conflict while something is there."""
+        Raises NotFound, Forbidden, and Conflict while something is there.
+        """
         require_admin(user, "remove a node")
         node = self.get(key)
         if lost:
@@ -298,7 +314,7 @@ class NodeService:
         report_gone(self._turns, node.id, message, lambda _: True, removed=True)
 
     def require_fleet(self, name: str) -> None:
-        """Raises Invalid."""
+        """Raise Invalid if there is no such fleet."""
         if name not in self._turns.fleets:
             raise Invalid(
                 f"there is no fleet {name!r}; `fairlead fleet list` shows them, `fairlead fleet "
@@ -359,8 +375,8 @@ class NodeService:
 
 
 def node_uses(states: Iterable[RunState], name_of: Callable[[Run], str]) -> dict[str, NodeUse]:
-    """What is occupied, by node id: held and orphaned allocations, and attempts that are not final
-    or of which nobody knows whether they are over."""
+    """Return what is occupied, by node id: held and orphaned allocations, and attempts that are not
+    final or whose cleanup is unknown."""
     tallies: dict[str, _Tally] = {}
     for state in states:
         name = name_of(state.run)
@@ -438,7 +454,7 @@ def _check(request: NodeRequest) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raises Invalid."""
+    """Raise Invalid for a wrong node name."""
     if not NAME_PATTERN.fullmatch(name):
         raise Invalid(
             f"{name!r} is not a node name: 1 to 63 of a-z, 0-9, '.' and '-', with a letter or "
@@ -448,7 +464,7 @@ def check_name(name: str) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises Invalid."""
+    """Raise Invalid for a wrong host or port."""
     if not 1 <= port <= 65535:
         raise Invalid(f"{port} is not a port (1 to 65535)", field="port")
     _check_word(host, "host")
@@ -467,7 +483,7 @@ def _require_one_key(host_key: str | None, accepted: str | None) -> None:
 
 
 def _can_be_looked_up(host: str) -> bool:
-    """Resolvers raise for other names."""
+    """Return whether a resolver accepts the name; for other names it raises."""
     try:
         host.encode("idna")
     except UnicodeError:

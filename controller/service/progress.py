@@ -1,7 +1,7 @@
-"""How far images are pulled: facts of the moment that nobody decides on and nothing stores.
+"""The progress of image pulls: no decision uses it and nothing stores it.
 
-Node sessions write them as into a dict; whoever watches a run is woken when one of its attempts
-changes, and nobody else is.
+Node sessions write it as into a dict. A change of an attempt's progress wakes only those that watch
+its run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PullBoard(MutableMapping[str, PullProgress]):
         return len(self._progress)
 
     def watch(self, changed: asyncio.Event) -> ProgressWatch:
-        """`changed` is set at each change of the attempts that the watch attends to."""
+        """Return a watch; `changed` is set at each change of the attempts that it attends to."""
         return ProgressWatch(self._watchers, changed)
 
     def _wake(self, attempt_id: str) -> None:
@@ -53,7 +53,7 @@ class ProgressWatch:
         self._attended: frozenset[str] = frozenset()
 
     def attend(self, attempt_ids: Iterable[str]) -> None:
-        """To these attempts, and no longer to the ones before."""
+        """Attend to these attempts, and no longer to the ones before."""
         attended = frozenset(attempt_ids)
         for attempt_id in self._attended - attended:
             watchers = self._watchers[attempt_id]

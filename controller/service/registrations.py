@@ -1,8 +1,8 @@
-"""Nodes that are announced before they boot.
+"""Registrations announce nodes before they boot.
 
-The controller makes the node's host key pair beforehand. It pins the public half and hands out the
-private half once, in the user-data that the machine boots with; it stores no private half. The node
-is EXPECTED until its address is known: then it becomes a node like any other.
+The controller makes the node's host key pair beforehand. It pins the public half. It hands out the
+private half once, in the user-data with which the machine boots, and does not store it. The node is
+EXPECTED until its address is known; then it is a node like any other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MOST_LENGTH = 512
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that will boot with the user-data that this gives. `expires_after` is in seconds."""
+    """A node that will boot with the user-data of this announcement. `expires_after` is in
+    seconds."""
 
     name: str
     fleet: str = DEFAULT_FLEET.name
@@ -63,10 +64,11 @@ class RegistrationService:
         self._node_key = node_key
 
     async def announce(self, wish: Announcement, *, user: User) -> tuple[Node, str]:
-        """The expected node and its user-data. Announced again, an expected node gets another key,
-        and its earlier user-data is worthless.
+        """Return the expected node and its user-data.
 
-        Raises Invalid, Conflict, Unavailable, Forbidden."""
+        A repeated announcement of an expected node makes another key, and the earlier user-data is
+        worthless. Raises Invalid, Conflict, Unavailable, Forbidden.
+        """
         require_admin(user, "announce a node")
         _check(wish)
         check_attributes(wish.attributes)
@@ -107,8 +109,10 @@ class RegistrationService:
         return node, user_data
 
     async def register(self, key: str, *, host: str, port: int, user: User) -> Node:
-        """Repeated with the same address, it changes nothing. Raises NotFound, Invalid, Conflict,
-        Gone, Forbidden."""
+        """Give an expected node its address; the same address again changes nothing.
+
+        Raises NotFound, Invalid, Conflict, Gone, Forbidden.
+        """
         require_admin(user, "register a node")
         check_address(host, port)
         return await self._register(self._nodes.get(key), host, port)
@@ -162,7 +166,7 @@ def _check(wish: Announcement) -> None:
 def _check_words(
     field: Literal["volume_prefixes", "registry_mirrors"], words: tuple[str, ...]
 ) -> None:
-    """Each becomes a word in a file of options."""
+    """Check the words: each becomes one word in a file of options."""
     if len(words) > _MOST_ENTRIES:
         raise Invalid(f"at most {_MOST_ENTRIES} can be given", field=field)
     for word in words:

@@ -1,6 +1,6 @@
 """What a user can ask about runs: their state, why they wait, and where a run would go now.
 
-Every answer that says "done" is committed before it is given.
+Every answer that reports a change is given after the change is committed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from controller.store.base import Store, StoredEvent, User
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that are past the queue, or not in it yet, and wait for the same thing: `until` and
-    `ends_as` are those of the one that waits no longer than any other."""
+    """Jobs that wait for the same thing, after the queue or before it.
+
+    `until` and `ends_as` are those of the job whose wait ends first.
+    """
 
     jobs: tuple[str, ...]
     status: AttemptStatus
@@ -42,7 +44,8 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """`about`: what it waits for beside places; always there when `waiting` is empty."""
+    """Why a run waits. `about`: what it waits for besides allocations; always set when `waiting` is
+    empty."""
 
     state: RunState
     about: str | None
@@ -57,7 +60,7 @@ class ExplainService:
         self._clock = clock
 
     async def explain(self, key: str, user: User) -> Explanation:
-        """Raises NotFound, Forbidden, StoreUnavailable."""
+        """Explain the run. Raises NotFound, Forbidden, StoreUnavailable."""
         state = await self._runs.seen(key, user)
         now = self._clock.now()
         found = self._turns.scheduler.explain(state.run.id, now, names_for(user))
@@ -69,7 +72,7 @@ class ExplainService:
 
 
 def under_way(state: RunState, queued: Container[str] = ()) -> tuple[UnderWay, ...]:
-    """What every job with an attempt that is not final waits for, but for the `queued` ones."""
+    """Return what every job with a live attempt waits for, without the `queued` ones."""
     alike: dict[tuple[object, ...], list[tuple[str, AttemptStatus, Awaited]]] = {}
     for job in state.jobs:
         label = f"{job.group}/{job.cookie}"
@@ -93,7 +96,8 @@ def _as_one(same: list[tuple[str, AttemptStatus, Awaited]]) -> UnderWay:
 
 
 def why_not_whole(state: RunState, now: float) -> str | None:
-    """Of a gang that holds places; None: it is whole, or waits for all of them."""
+    """Return why a gang that holds allocations is not whole; None: it is whole, or waits for all of
+    them."""
     gathers = incarnation.gathering(state.run, state.jobs)
     if gathers is None:
         return None
@@ -102,7 +106,7 @@ def why_not_whole(state: RunState, now: float) -> str | None:
 
 
 def why_nothing_waits(state: RunState) -> str:
-    """In one sentence, for a run of which no job waits for a place."""
+    """Return, for a run without jobs in the queue, one sentence that says why."""
     run = state.run
     if run.status in FINAL_RUN_STATUSES:
         return f"it has ended: {run.status}"
@@ -116,7 +120,7 @@ def why_nothing_waits(state: RunState) -> str:
 
 
 def _why_jobs_wait(state: RunState) -> str | None:
-    """What the first that has no place waits for, where that is no place."""
+    """Return what the first job without an allocation waits for, if that is not an allocation."""
     waiting = [
         (f"{job.group}/{job.cookie}", job.attempts[-1].pending_reason)
         for job in state.jobs
@@ -131,7 +135,8 @@ def _why_jobs_wait(state: RunState) -> str | None:
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """`refused`: why a submit would be, and `field` whose fault it is; nothing is planned then."""
+    """Where a run would go. `refused`: why a submit would be refused, and `field` the field; then
+    nothing is planned."""
 
     state: RunState
     places: tuple[PlannedPlace, ...] = ()
@@ -147,7 +152,8 @@ class PlanService:
         self._clock = clock
 
     def plan(self, submission: Submission, *, user: User) -> Preview:
-        """Raises ConfigurationError, Invalid, Refused (a band that was not granted)."""
+        """Preview a submission. Raises ConfigurationError, Invalid, Refused (a band that was not
+        granted)."""
         state = as_begun(self._submissions.draft(submission, user=user))
         nodes = tuple(self._turns.nodes.values())
         never = self._turns.scheduler.why_never(state)
@@ -160,12 +166,12 @@ class PlanService:
 
 
 MOST_CHILDREN = 1000
-"""The latest ones; live ones beyond."""
+"""How many stored children are listed, the latest first; live ones come in addition."""
 
 
 class RunWatch:
-    """The states of one run: the present one first, then one after each change of it or of its
-    pull progress."""
+    """The states of one run: the present one first, then one after each change of it or of its pull
+    progress."""
 
     def __init__(
         self, runs: RunService, run_id: str, changed: asyncio.Event, progress: ProgressWatch
@@ -177,7 +183,7 @@ class RunWatch:
         changed.set()
 
     async def next(self, patience: float) -> RunState | None:
-        """None when nothing has changed for `patience` seconds."""
+        """Return the next state; None when nothing has changed for `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
                 await self._changed.wait()
@@ -202,7 +208,8 @@ class RunService:
         self._progress = progress
 
     async def get(self, key: str) -> RunState:
-        """By id or name; the live run of a name before finished ones. Raises NotFound."""
+        """Return the run with this id or name; a live run with the name comes before finished ones.
+        Raises NotFound."""
         live = self._turns.runs.get(key)
         if live is None:
             live = self._turns.runs.get(self._turns.live_run_named(key) or "")
@@ -212,9 +219,11 @@ class RunService:
         return self._turns.runs.get(found.run.id, found)
 
     async def seen(self, key: str, user: User) -> RunState:
-        """As `get`, for this user's eyes: own runs before others' of the same name.
+        """Return the run as `get` does, if this user may see it; own runs come before others' with
+        the same name.
 
-        Raises NotFound, Forbidden, StoreUnavailable."""
+        Raises NotFound, Forbidden, StoreUnavailable.
+        """
         found = await self.get(key)
         if sees_all(user) or found.run.user == user.name:
             return found
@@ -234,9 +243,11 @@ class RunService:
         after: str | None = None,
         limit: int = 1000,
     ) -> list[Attempt]:
-        """Of its whole history, oldest first; `after`: the id of the last one that is known.
+        """Return attempts of the run's whole history, oldest first; `after`: the id of the last
+        known one.
 
-        Raises NotFound, Invalid (`after` is none of its attempts), StoreUnavailable."""
+        Raises NotFound, Invalid (the run has no attempt `after`), StoreUnavailable.
+        """
         job_id = None if job_key is None else find_job(state, job_key).id
         found = await self._store.attempts(
             state.run.id,
@@ -254,7 +265,8 @@ class RunService:
     async def attempt(
         self, state: RunState, job_key: str | None, attempt_key: str | None
     ) -> Attempt | None:
-        """As `find_attempt`, in the history too. Raises NotFound, StoreUnavailable."""
+        """Return the attempt as `find_attempt` does, from the history too. Raises NotFound,
+        StoreUnavailable."""
         try:
             return find_attempt(state, job_key, attempt_key)
         except NotFound:
@@ -266,11 +278,11 @@ class RunService:
             return of_job[0]
 
     def children(self, state: RunState) -> list[RunState]:
-        """The live runs that were submitted with this one as their parent."""
+        """Return the live runs that were submitted with this one as their parent."""
         return self._turns.children_of(state.run.id)
 
     async def family(self, state: RunState) -> list[RunState]:
-        """All its children that are kept, ended ones too, oldest first. Raises StoreUnavailable."""
+        """Return all its stored children, ended ones too, oldest first. Raises StoreUnavailable."""
         stored = await self._store.list_runs(parent_id=state.run.id, limit=MOST_CHILDREN)
         known = [self._turns.runs.get(child.run.id, child) for child in reversed(stored)]
         ids = {child.run.id for child in known}
@@ -279,8 +291,8 @@ class RunService:
     async def page(
         self, *, include_finished: bool, limit: int, before: str | None, user: User
     ) -> list[RunState]:
-        """Those that the user may see, newest first. Raises Invalid (`before` is the id of no run),
-        StoreUnavailable."""
+        """Return the runs that the user may see, newest first. Raises Invalid (`before` is no run's
+        id), StoreUnavailable."""
         stored = await self._store.list_runs(
             include_finished=include_finished,
             limit=limit,
@@ -295,15 +307,17 @@ class RunService:
     async def events(
         self, key: str | None, *, after: int, limit: int, user: User
     ) -> list[StoredEvent]:
-        """Oldest first; of the run `key`, or of all that the user may see.
+        """Return the events of the run `key`, or of all runs that the user may see, oldest first.
 
-        Raises NotFound, Forbidden, StoreUnavailable."""
+        Raises NotFound, Forbidden, StoreUnavailable.
+        """
         run_id = None if key is None else (await self.seen(key, user)).run.id
         owner = None if sees_all(user) else user.name
         return await self._store.events(run_id=run_id, after=after, limit=limit, user=owner)
 
     def changes(self, run_id: str | None) -> Watch:
-        """Wakes after each commit that changed this run; None: anything."""
+        """Return a watch that wakes after each commit that changed this run; None: any run or
+        node."""
         return self._turns.watch(run_id)
 
     @asynccontextmanager
@@ -317,7 +331,7 @@ class RunService:
 
 
 def _require_known(cursor: str, known: Collection[str]) -> None:
-    """An empty page would say that the list is over."""
+    """Raise Invalid for an unknown cursor: an empty page would mean that the list is over."""
     if cursor not in known:
         raise Invalid(
             f"{cursor!r} is no cursor of this list (any more): give the next_cursor of the page "

@@ -1,7 +1,7 @@
-"""Which host key a node is pinned to, and which public keys a user may send along.
+"""Which host key a node is pinned to, and which public keys a user may send.
 
-A host key is trusted because the admin gave it, or gave the fingerprint of one that the host has
-now. Nothing is trusted because it was seen first.
+A host key is trusted because the admin gave it, or gave the fingerprint of a key that the host has
+now. No key is trusted because it was seen first.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ _ON_THE_NODE = "`cat /etc/ssh/ssh_host_*_key.pub | ssh-keygen -lf -`"
 
 
 class HostKeys(Protocol):
-    """Asks a host for its keys; `controller.links.ssh` is the real one."""
+    """Reads the keys of a host; `controller.links.ssh` is the real one."""
 
     async def fetch(self, host: str, port: int) -> Sequence[str]:
-        """OpenSSH public key lines, one for each key, the preferred one first. Raises LinkError."""
+        """Return OpenSSH public key lines, one for each key, the preferred one first. Raises
+        LinkError."""
 
 
 async def trusted_key(
     host_keys: HostKeys, *, host: str, port: int, host_key: str | None, accepted: str | None
 ) -> str:
-    """The key line to pin. Raises Invalid, Refused (naming the fingerprints) and Unavailable."""
+    """Return the key line to pin. Raises Invalid, Refused (with the fingerprints) and
+    Unavailable."""
     if host_key is not None:
         return _given(host_key)
     if accepted is not None and not accepted.startswith(_PREFIX):
@@ -83,7 +85,8 @@ _KINDS = ("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-nistp", "sk-ssh-ed25519@", "sk
 
 
 def user_keys(lines: Sequence[str]) -> tuple[str, ...]:
-    """`KIND BASE64` of each, without comments and doubles. Raises Invalid, naming the line."""
+    """Return `KIND BASE64` of each line, without comments and duplicates. Raises Invalid, with the
+    line."""
     if len(lines) > MOST_KEYS:
         raise Invalid(f"at most {MOST_KEYS} public keys can be sent", field="ssh_keys")
     found: dict[str, None] = {}

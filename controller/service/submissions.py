@@ -1,8 +1,9 @@
-"""Submissions: how a run comes to be, how its uploads arrive, and how a name is taken over.
+"""Submissions: how a run is made, how its uploads arrive, and how a name is taken over.
 
-A run is checked whole before anything that lives is touched, then made durable. A name belongs to
-one live run at a time. A user that replaces a run waits without holding a request open, and submits
-again once the run before has ended; until then, and for a while after, the name is reserved.
+A run is checked completely before anything live changes, then made durable. A name belongs to one
+live run at a time. A user that replaces a run does not keep a request open: the client submits
+again once the old run has ended. Until then, and for a while after, the name is reserved for that
+client.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from controller.service.users import require_band, require_control, sees_all
 from controller.store.base import Store, User
 
 KEPT_SECONDS = 30.0
-"""For the second request, after the end of the run before."""
+"""Seconds after the end of the old run in which the second request must come."""
 Owner: TypeAlias = tuple[str, str | None]
 """A user, and the client key of the submission."""
 
@@ -42,19 +43,19 @@ class _Takeover(msgspec.Struct):
     owner: Owner
     run_id: str
     free_at: float | None = None
-    """Set when the run before is seen to have ended."""
+    """Set when the old run is seen to have ended."""
 
 
 class Takeovers:
-    """Kept in memory alone: who asks again after a restart of the controller finds the name free,
-    or whoever has taken it."""
+    """The reserved names. They are in memory only: after a restart of the controller the name is
+    free, or taken by the first that asks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_name: dict[str, _Takeover] = {}
 
     def begin(self, name: str, owner: Owner, run_id: str) -> None:
-        """`run_id`: the run that has the name now."""
+        """Reserve the name for this owner; `run_id`: the run that has the name now."""
         self._by_name[name] = _Takeover(owner=owner, run_id=run_id)
 
     def end(self, name: str, owner: Owner) -> None:
@@ -63,7 +64,8 @@ class Takeovers:
             del self._by_name[name]
 
     def is_anothers(self, name: str, owner: Owner, live_id: str | None) -> bool:
-        """`live_id`: the run that has the name now, if one has."""
+        """Return whether the name is reserved for another owner; `live_id`: the run that has the
+        name now, if any."""
         known = self._by_name.get(name)
         if known is None or known.owner == owner:
             return False
@@ -84,7 +86,7 @@ class BlobService:
         self._blobs = blobs
 
     async def put(self, digest: str, pieces: AsyncIterable[bytes], *, user: User) -> int:
-        """Its size. Raises Invalid, Refused, Unavailable."""
+        """Store an upload and return its size. Raises Invalid, Refused, Unavailable."""
         _check(digest)
         try:
             return await self._blobs.put(digest, pieces, user=user.name)
@@ -98,7 +100,7 @@ class BlobService:
             raise Unavailable(f"the upload cannot be stored: {error.strerror}") from error
 
     async def size(self, digest: str, *, user: User) -> int:
-        """The bytes of an upload of this user. Raises Invalid, NotFound."""
+        """Return the bytes of an upload of this user. Raises Invalid, NotFound."""
         _check(digest)
         size = await self._blobs.size_for(digest, user.name)
         if size is None:
@@ -112,7 +114,7 @@ def _check(digest: str) -> None:
 
 
 class IfExists(StrEnum):
-    """What to do when a live run has the name already."""
+    """What to do when a live run already has the name."""
 
     ERROR = "error"
     KEEP = "keep"
@@ -120,7 +122,8 @@ class IfExists(StrEnum):
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """`configuration` is the YAML's content; `parent` names a run by id or name."""
+    """What a user submits. `configuration` is the YAML's content; `parent` is the id or name of a
+    run."""
 
     configuration: object
     name: str | None = None
@@ -131,8 +134,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """`kept`: another submission made it, and it lives and keeps its name. `ending`: it is being
-    stopped; the same submission again, once it has ended, makes the new run."""
+    """The result. `kept`: another submission made this run, which lives and keeps its name.
+    `ending`: this run is being stopped; the same submission makes the new run once it has ended."""
 
     state: RunState
     kept: bool = False
@@ -173,11 +176,12 @@ class SubmissionService:
         self._takeovers = Takeovers(clock)
 
     async def submit(self, submission: Submission, *, user: User) -> Submitted:
-        """The run that this submission made, or that the same `client_key` made before. With
-        REPLACE it may be the run before, which was told to end and has not yet.
+        """Return the run that this submission made, or that the same `client_key` made before.
 
-        Raises ConfigurationError, Conflict (a live run has the name, the parent has ended),
-        Forbidden, NotFound (the parent), Refused (no node could ever hold it), StoreUnavailable."""
+        With REPLACE it may be the old run, which is still ending. Raises ConfigurationError,
+        Conflict (a live run has the name, or the parent has ended), Forbidden, NotFound (the
+        parent), Refused (no node could ever hold it), StoreUnavailable.
+        """
         written = _mapping(submission.configuration)
         client_key = submission.client_key
         if client_key is None:
@@ -190,9 +194,11 @@ class SubmissionService:
             return await self._admit(submission, written, user)
 
     def draft(self, submission: Submission, *, user: User) -> RunState:
-        """The run that `submit` would make; nobody is told, no name is taken, no upload needed.
+        """Return the run that `submit` would make. Nothing is stored, no name is taken, and no
+        upload is needed.
 
-        Raises ConfigurationError, Invalid, Refused (the band was not granted)."""
+        Raises ConfigurationError, Invalid, Refused (the band was not granted).
+        """
         written = _mapping(submission.configuration)
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
@@ -295,7 +301,7 @@ class SubmissionService:
         return state
 
     async def _end(self, name: str, live_id: str, owner: Owner, user: User) -> RunState | None:
-        """Tells this run to end; None when it has already."""
+        """Make this run end; None when it has already ended."""
         if live_id not in self._turns.runs:
             await self._turns.settled()
         live = self._turns.runs.get(live_id)
@@ -307,7 +313,7 @@ class SubmissionService:
         return self._turns.runs.get(live_id) if self._live_id(name) == live_id else None
 
     def _require_other_family(self, replaced: str, parent: RunState | None) -> None:
-        """The parent must outlive the run whose place its child takes."""
+        """Raise Conflict if the parent would end with the run that its child replaces."""
         ancestor = parent
         while ancestor is not None:
             if ancestor.run.id == replaced:
@@ -370,12 +376,13 @@ class SubmissionService:
 
 
 def _wanted_name(submission: Submission, plan: Plan) -> str | None:
-    """An empty name is a wrong one, not none: it may come from a variable that is not set."""
+    """Return the requested name. An empty name is an error, not a missing name: it may come from a
+    variable that is not set."""
     return plan.name if submission.name is None else submission.name
 
 
 def _mapping(configuration: object) -> dict[str, object]:
-    """What is not even a mapping is left to `parse` to explain."""
+    """Return the configuration as a mapping; `parse` refuses anything else."""
     if not isinstance(configuration, dict):
         parse(configuration)
     assert isinstance(configuration, dict)

@@ -1,6 +1,6 @@
-"""The cloud-init user-data of a node that is expected: rendered from values, never from strings.
+"""The cloud-init user-data of an expected node, made from values, never from strings.
 
-cloud-init/user-data.example.yaml shows what comes out; a test compares it.
+cloud-init/user-data.example.yaml shows the result; a test compares it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import yaml
 from controller.service.errors import Invalid
 
 INSTALL = "/opt/fairlead/current/install"
-"""What `./dev bundle` packs, as it lies on an image: it changes only what differs."""
+"""Where `./dev bundle`'s content lies on an image; installing it again changes only what
+differs."""
 
 
 class Provider(StrEnum):
-    """Where the machine boots; each takes so much user-data, and no more."""
+    """Where the machine boots; each accepts a different size of user-data."""
 
     AWS = "aws"
     AZURE = "azure"
@@ -44,13 +45,13 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
     host_private_key: str
     host_public_key: str
     tunnel_key: str
-    """The controller's public key, which the tunnel user lets in."""
+    """The controller's public key, with which it logs in as the tunnel user."""
     volume_prefixes: tuple[str, ...] = ()
     registry_mirrors: tuple[str, ...] = ()
 
 
 class _Dumper(yaml.SafeDumper):
-    """Keys and files in blocks that people can read."""
+    """Writes keys and files as blocks that people can read."""
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -62,7 +63,7 @@ _Dumper.add_representer(str, _represent)
 
 
 def render(data: UserData, provider: Provider | None = None) -> str:
-    """Raises Invalid when the provider takes less."""
+    """Return the user-data. Raises Invalid when the provider accepts less."""
     until = datetime.fromtimestamp(data.expires_at, UTC).isoformat(timespec="seconds")
     head = (
         "#cloud-config\n"

@@ -1,7 +1,7 @@
-"""Users, their tokens and rights: who is let in, with what role, into which bands.
+"""Users, their tokens and rights: who may log in, with which role, into which bands.
 
-A run is seen and changed by its owner and by admins; nodes are seen by all users, without the names
-of others' runs on them, and changed by admins alone. A change holds as soon as it is committed.
+A run's owner and admins see and change it. All users see nodes, without the names of others' runs
+on them; only admins change nodes. A change applies as soon as it is committed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HINT = (
 
 
 class Gate:
-    """Turns bearer tokens into users, and ends what goes on under a token that is revoked."""
+    """Turns bearer tokens into users, and ends the streams of a revoked token."""
 
     def __init__(self, users: Iterable[User], tokens: Iterable[StoredToken]) -> None:
         self.users: Mapping[str, User] = {user.name: user for user in users}
@@ -50,8 +50,7 @@ class Gate:
         self._ending: dict[str, set[Callable[[], object]]] = {}
 
     def token_of(self, token: str | None) -> StoredToken:
-        """What is stored of this token, its user being known. Raises Unauthenticated,
-        with what to do about it."""
+        """Return the stored token of a known user. Raises Unauthenticated, with what to do."""
         if not token:
             raise Unauthenticated(f"no token was given; {_HINT}")
         stored = matching(token, self.tokens)
@@ -60,7 +59,7 @@ class Gate:
         return stored
 
     def apply(self, changes: Changes) -> None:
-        """These changes of users and tokens are committed: they hold from now on."""
+        """Apply committed changes of users and tokens."""
         removed = {
             token.id
             for token in self.tokens
@@ -78,7 +77,7 @@ class Gate:
                 end()
 
     def end_streams(self, user: str) -> None:
-        """Of this user's tokens; they may be opened again."""
+        """End the open streams of this user's tokens; they may be opened again."""
         for token in self.tokens:
             if token.user == user:
                 for end in tuple(self._ending.get(token.id, ())):
@@ -86,7 +85,7 @@ class Gate:
 
     @contextmanager
     def until_revoked(self, token_id: str, end: Callable[[], object]) -> Iterator[None]:
-        """`end` is called if the token is revoked meanwhile."""
+        """Call `end` if the token is revoked within this block."""
         self._ending.setdefault(token_id, set()).add(end)
         try:
             yield
@@ -97,13 +96,13 @@ class Gate:
 
 
 def require_admin(user: User, action: str) -> None:
-    """Raises Forbidden."""
+    """Raise Forbidden unless the user is an admin."""
     if user.role is not Role.ADMIN:
         raise Forbidden(f"only an admin may {action}; you are {user.name} (role {user.role})")
 
 
 def require_control(user: User, run: Run) -> None:
-    """Raises Forbidden unless the run is the user's own, or the user is an admin."""
+    """Raise Forbidden unless the run is the user's own, or the user is an admin."""
     if user.role is not Role.ADMIN and run.user != user.name:
         raise Forbidden(
             f"run {run.name} belongs to {run.user}; only its owner or an admin may change it",
@@ -112,7 +111,7 @@ def require_control(user: User, run: Run) -> None:
 
 
 def require_sight(user: User, run: Run) -> None:
-    """Raises Forbidden unless the run is the user's own, or the user is an admin."""
+    """Raise Forbidden unless the run is the user's own, or the user is an admin."""
     if user.role is not Role.ADMIN and run.user != user.name:
         raise Forbidden(
             f"run {run.name} belongs to {run.user}; only its owner or an admin may see it",
@@ -121,7 +120,7 @@ def require_sight(user: User, run: Run) -> None:
 
 
 def require_band(user: User, band: Band) -> None:
-    """Raises Refused for a band that the user was not granted; admins may use every one."""
+    """Raise Refused for a band that the user was not granted; admins may use every one."""
     if band is Band.PRODUCTION and band not in user.bands and user.role is not Role.ADMIN:
         raise Refused(
             f"the band production was not granted to {user.name}: leave out `band`, or ask an "
@@ -136,7 +135,7 @@ def sees_all(user: User) -> bool:
 
 
 def names_for(user: User) -> Callable[[Run], str]:
-    """Others' runs have no names for a user, only owners."""
+    """Return how this user sees a run's name: others' runs show only their owners."""
 
     def name_of(run: Run) -> str:
         return run.name if sees_all(user) or run.user == user.name else f"a run of {run.user}"
@@ -147,11 +146,11 @@ def names_for(user: User) -> Callable[[Run], str]:
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,39}", re.ASCII)
 MOST_LABEL = 100
 GRANTABLE = (Band.PRODUCTION,)
-"""The bands that not everybody may use anyway."""
+"""The bands that need a grant."""
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
-    """`secret` is shown this once; what is kept of it can't be turned back."""
+    """A new token. `secret` is shown only this once; it cannot be computed from what is stored."""
 
     token: StoredToken
     secret: str
@@ -161,7 +160,8 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserService:
-    """`live_runs` are those whose owner must not disappear."""
+    """Users and tokens; every change is committed. `live_runs`: runs whose owner must not be
+    removed."""
 
     def __init__(
         self,
@@ -178,14 +178,15 @@ class UserService:
         self._changing = asyncio.Lock()
 
     def all(self, *, by: User) -> list[User]:
-        """By name. Raises Forbidden."""
+        """Return all users, by name. Raises Forbidden."""
         require_admin(by, "list users")
         return sorted(self._gate.users.values(), key=lambda user: user.name)
 
     async def add(
         self, name: str, *, role: Role, bands: Iterable[Band], by: User
     ) -> tuple[User, NewToken]:
-        """The user and a first token. Raises Forbidden, Invalid, Conflict, StoreUnavailable."""
+        """Return a new user and its first token. Raises Forbidden, Invalid, Conflict,
+        StoreUnavailable."""
         require_admin(by, "add a user")
         if _NAME.fullmatch(name) is None:
             raise Invalid(
@@ -207,14 +208,18 @@ class UserService:
         return user, made
 
     def get(self, name: str, *, by: User) -> User:
-        """Oneself, or for an admin anybody. Raises Forbidden, NotFound."""
+        """Return a user: an admin may see every one, others only themselves. Raises Forbidden,
+        NotFound."""
         if by.name != name:
             require_admin(by, "see another user")
         return self._user(name)
 
     async def set_role(self, name: str, role: Role, *, by: User) -> User:
-        """At once in force; what goes on under the user's tokens ends, so that nobody goes on
-        seeing what the old role showed. Raises Forbidden, NotFound, Conflict, StoreUnavailable."""
+        """Change the role at once, and end the user's streams, which may show what only the old
+        role may see.
+
+        Raises Forbidden, NotFound, Conflict, StoreUnavailable.
+        """
         require_admin(by, "change a user's role")
         async with self._changing:
             user = self._user(name)
@@ -226,9 +231,10 @@ class UserService:
         return user
 
     async def grant(self, name: str, bands: Iterable[Band], *, by: User) -> User:
-        """The user may use exactly these bands, beyond those that everybody may.
+        """Let the user use exactly these bands, beyond those that every user may use.
 
-        Raises Forbidden, NotFound, Invalid, StoreUnavailable."""
+        Raises Forbidden, NotFound, Invalid, StoreUnavailable.
+        """
         require_admin(by, "grant bands")
         async with self._changing:
             user = msgspec.structs.replace(self._user(name), bands=_bands(bands))
@@ -236,7 +242,7 @@ class UserService:
         return user
 
     async def remove(self, name: str, *, by: User) -> User:
-        """The user's tokens end with it. Raises Forbidden, NotFound, Conflict, StoreUnavailable."""
+        """Remove a user with its tokens. Raises Forbidden, NotFound, Conflict, StoreUnavailable."""
         require_admin(by, "remove a user")
         async with self._changing:
             user = self._user(name)
@@ -253,8 +259,10 @@ class UserService:
         return user
 
     def tokens(self, name: str | None, *, by: User) -> list[StoredToken]:
-        """Of one user; None: of everybody for an admin, else one's own. Raises Forbidden,
-        NotFound."""
+        """Return the tokens of one user; None: of all users for an admin, else the caller's own.
+
+        Raises Forbidden, NotFound.
+        """
         if name is None and by.role is not Role.ADMIN:
             name = by.name
         if name is not None:
@@ -263,7 +271,8 @@ class UserService:
         return sorted(found, key=lambda token: (token.user, token.created_at, token.id))
 
     async def add_token(self, name: str | None, *, label: str, by: User) -> NewToken:
-        """For `name`, or oneself. Raises Forbidden, NotFound, Invalid, StoreUnavailable."""
+        """Make a token for `name`, or for the caller. Raises Forbidden, NotFound, Invalid,
+        StoreUnavailable."""
         if len(label) > MOST_LABEL or not label.isprintable():
             raise Invalid(
                 f"a token's label has at most {MOST_LABEL} printable characters", field="label"
@@ -276,7 +285,7 @@ class UserService:
         return made
 
     async def revoke(self, token_id: str, *, by: User) -> StoredToken:
-        """Raises Forbidden, NotFound, StoreUnavailable."""
+        """Revoke a token. Raises Forbidden, NotFound, StoreUnavailable."""
         async with self._changing:
             token = next((one for one in self._gate.tokens if one.id == token_id), None)
             if token is None:

@@ -171,7 +171,7 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store(Protocol):
-    """Keeps the controller's state; all methods are safe to call again after an error."""
+    """Keeps the controller's state."""
 
     async def open(self) -> Boot:
         """Bring the schema up to date and take the lease.
