@@ -47,6 +47,9 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     app.command(f"{_COMMANDS}.runs:inspect", name="inspect", help="Show all about a run.")
     app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Tell why a run waits.")
     app.command(f"{_COMMANDS}.scheduling:plan", name="plan", help="Show where a run would go.")
+    app.command(
+        f"{_COMMANDS}.schema:schema", name="schema", help="Write the JSON Schema of the YAML."
+    )
     app.command(f"{_COMMANDS}.runs:metrics", name="metrics", help="Show what a run's jobs use.")
     app.command(f"{_COMMANDS}.logs:logs", name="logs", help="Show a run's log.")
     for name, said in _ACTIONS.items():

@@ -40,6 +40,8 @@ class ConfigurationError(Exception):
 
 
 MAX_DEPTH = 40
+_EXPRESSION = re.compile(r"\$\{\{[^{}]*\}\}")
+"""An expression of dstack's or GitHub's; taken literally, a secret's place would hold its name."""
 
 
 def check_content(data: object, path: str = "", depth: int = 0) -> None:
@@ -74,6 +76,12 @@ def _check_text(text: str, path: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ConfigurationError(path, "holds half of a character (a lone surrogate)") from None
+    if _EXPRESSION.search(text):
+        raise ConfigurationError(
+            path,
+            "holds ${{ … }}, which is not resolved here",
+            "secrets for secrets, env for the rest",
+        )
 
 
 T = TypeVar("T")

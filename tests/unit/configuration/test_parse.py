@@ -324,3 +324,24 @@ def test_a_variable_given_twice_is_refused_by_name_before_it_is_filled_in(
 
 def test_a_variable_given_twice_is_refused_by_name() -> None:
     assert refused(env=["A=1", "A=2"]) == ("env[1]", "gives A a second time")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"env": {"TOKEN": "${{ secrets.HF }}"}}, "env.TOKEN"),
+        ({"commands": ["echo ${{run.nodes}}"]}, "commands[0]"),
+        ({"image": "a:${{ env.TAG }}"}, "image"),
+    ],
+)
+def test_an_expression_of_other_systems_is_never_taken_literally(
+    fields: dict[str, Any], field: str
+) -> None:
+    found, sentence = refused(**fields)
+    assert found == field
+    assert sentence == "holds ${{ … }}, which is not resolved here (allowed: secrets, or env)"
+
+
+def test_braces_of_a_shell_are_no_expression() -> None:
+    commands = ["echo ${HOME} ${#a} {{x}}", "${A:-{}}"]
+    assert parse({**TASK, "commands": commands}).commands == tuple(commands)

@@ -1,0 +1,127 @@
+"""The JSON Schema of a task's YAML, by which editors complete and check it.
+
+It is made from the types of `schema`, and the descriptions are `ALLOWED`. It accepts every
+configuration that `parse` accepts. It refuses unknown fields and wrong kinds of values, and leaves
+to the controller what only several fields together tell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from controller.configuration import schema
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_STRING = {"type": "string"}
+_STRINGS = {"type": "array", "items": _STRING}
+_NUMBER_OR_STRING = {"type": ["number", "string"]}
+_ABSOLUTE_PATH = {"type": "string", "pattern": "^/"}
+_RUN_NAME = {"type": "string", "pattern": "^[a-z][a-z0-9-]{0,40}$"}
+_PLAIN_SIZE = r"\s*[0-9.]+\s*([KMGTPkmgtp]?[Bb]|[KMGTPkmgtp][Ii][Bb])\s*"
+_SIZE = {"type": "string", "pattern": rf"^{_PLAIN_SIZE}(\.\.({_PLAIN_SIZE}|\s*))?$"}
+_DURATION = {
+    "anyOf": [
+        {"type": "number", "minimum": 0},
+        {"type": "string", "pattern": r"^\s*([0-9.]+\s*[smhdwSMHDW]?\s*)+$"},
+    ]
+}
+_OFF = {"enum": [False, "off", "never", "none"]}
+_VALUES_OF_NAMES = {"type": "object", "additionalProperties": _NUMBER_OR_STRING}
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "resources": schema.ResourcesFields,
+    "resources.gpu": schema.GpuFields,
+    "retry": schema.RetryFields,
+    "registry_auth": schema.RegistryAuthFields,
+    "repos": schema.RepoFields,
+    "files": schema.FileFields,
+    "volumes": schema.VolumeFields,
+    "gang": schema.GangFields,
+    "constraints": schema.ConstraintFields,
+    "on_disconnect": schema.DisconnectFields,
+    "groups": schema.GroupFields,
+}
+"""Where a mapping stands, by the type of its fields."""
+_FILLED_IN_BY_THE_COMMAND = "uploaded"
+
+
+def document() -> dict[str, Any]:
+    """The schema of a whole file."""
+    types = (schema.TaskConfiguration, *_PARTS.values())
+    _, components = msgspec.json.schema_components(
+        types, schema_hook=_schema_of, ref_template="#/$defs/{name}"
+    )
+    for path, part in _PARTS.items():
+        _describe(components[part.__name__], f"{path}.")
+    task = components.pop(schema.TaskConfiguration.__name__)
+    _describe(task, "")
+    used = {name: part for name, part in components.items() if name != "UploadedRepo"}
+    return {"$schema": DIALECT, **task, "title": "Fairlead task", "$defs": used}
+
+
+def _describe(component: dict[str, Any], prefix: str) -> None:
+    """A group has fields of the whole file, which are described there."""
+    component.pop("description", None)
+    properties = component["properties"]
+    properties.pop(_FILLED_IN_BY_THE_COMMAND, None)
+    for name, described in properties.items():
+        allowed = schema.ALLOWED.get(prefix + name, schema.ALLOWED.get(name))
+        described["description"] = allowed
+        described.pop("default", None)
+
+
+def _list_of(part: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"type": "array", "items": {"anyOf": [_STRING, _mapping(part)]}}
+
+
+def _mapping(part: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{part.__name__}"}
+
+
+def _schema_of(type_: type) -> dict[str, Any]:
+    """Raises KeyError for a type of value that has no schema yet."""
+    return dict(_SCHEMAS[type_])
+
+
+_SCHEMAS: dict[type, dict[str, Any]] = {
+    schema.Size: _SIZE,
+    schema.Duration: _DURATION,
+    schema.DurationOrOff: {"anyOf": [_DURATION, _OFF]},
+    schema.Cpu: {
+        "anyOf": [
+            {"type": "number", "exclusiveMinimum": 0},
+            {"type": "string", "pattern": r"^\s*[0-9.]+\s*(\.\.\s*[0-9.]*\s*)?$"},
+        ]
+    },
+    schema.RunName: _RUN_NAME,
+    schema.GroupName: _RUN_NAME,
+    schema.Argv: {"anyOf": [_STRING, {**_STRINGS, "minItems": 1}]},
+    schema.Env: {"anyOf": [_VALUES_OF_NAMES, _STRINGS]},
+    schema.FolderName: _ABSOLUTE_PATH,
+    schema.ImageName: {"type": "string", "minLength": 1},
+    schema.UserName: {"type": ["string", "integer"]},
+    schema.SignalName: _STRING,
+    schema.SshChoice: {"enum": ["auto", "embedded", "install", "off", False]},
+    schema.Gpu: {"anyOf": [{"type": ["integer", "string"]}, _mapping(schema.GpuFields)]},
+    schema.Repos: _list_of(schema.RepoFields),
+    schema.FileList: _list_of(schema.FileFields),
+    schema.Secrets: {
+        "anyOf": [{"type": "object", "additionalProperties": _STRING}, _STRINGS],
+    },
+    schema.Volume: {"anyOf": [_STRING, _mapping(schema.VolumeFields)]},
+    schema.Capability: _STRING,
+    schema.Ulimits: {"type": "object", "additionalProperties": {"type": ["integer", "string"]}},
+    schema.Needs: {"anyOf": [_STRING, _mapping(schema.ConstraintFields)]},
+    schema.Names: {"anyOf": [_STRING, {**_STRINGS, "minItems": 1}]},
+    schema.Schedule: {
+        "anyOf": [
+            _STRING,
+            {**_STRINGS, "minItems": 1},
+            {"type": "object", "required": ["cron"], "additionalProperties": False}
+            | {"properties": {"cron": {"anyOf": [_STRING, _STRINGS]}}},
+        ]
+    },
+    schema.Groups: {"type": "array", "minItems": 1, "items": _mapping(schema.GroupFields)},
+}

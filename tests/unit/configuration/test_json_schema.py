@@ -1,0 +1,95 @@
+"""The JSON Schema accepts what the controller accepts, and finds what an editor can find."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from controller.configuration.json_schema import document
+from controller.configuration.parse import parse
+from controller.configuration.source import load, read, with_environment
+from tests.compare import WIDE
+
+PROJECT = Path(__file__).parents[3]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+EXAMPLES = sorted((PROJECT / "examples").glob("*.yaml"))
+VALIDATOR = jsonschema.Draft202012Validator(document())
+TASK = {"type": "task", "commands": ["echo hi"]}
+ACCEPTED: list[dict[str, Any]] = [
+    {"resources": {"memory": "8GB..", "cpu": "2..8", "gpu": "A100,H100:80GB:2", "disk": "1.5 TB"}},
+    {"resources": {"gpu": {"name": ["A100"], "count": "2..", "compute_capability": 8.0}}},
+    {"entrypoint": "python -m train", "commands": []},
+    {"max_duration": False, "scheduling_timeout": "off", "stop_duration": "1h30m"},
+    {"max_duration": 90, "retry": {"duration": "2h", "on_events": ["error"]}},
+    {"schedule": {"cron": "0 8 * * 1-5"}},
+    {"schedule": ["0 8 * * *"], "retry": True},
+    {"user": 1000, "ssh": False, "env": ["A=1"], "fleets": ["a", "b"]},
+    {"on_disconnect": {"stop_after": "5m"}, "gang": {"size": 2}, "nodes": 3},
+    {"constraints": ["region EQ a", {"attribute": "b", "operator": "IN", "values": ["x", 1]}]},
+    {"volumes": [{"path": "/scratch", "tmpfs": "1GiB"}, "cache:/cache:ro"]},
+    {"repos": [{"url": "https://example.com/a.git", "branch": "main", "path": "/code"}]},
+    {"groups": [{"name": "ps", "nodes": 1, "commands": ["a"]}], "commands": []},
+    {"ulimits": {"nofile": "1024:4096", "memlock": "unlimited"}, "cap_add": ["SYS_PTRACE"]},
+]
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"comands": ["a"]}, "$"),
+    ({"resources": {"memory": 8}}, "$.resources.memory"),
+    ({"resources": {"memory": "8 apples"}}, "$.resources.memory"),
+    ({"resources": {"memroy": "8GB"}}, "$.resources"),
+    ({"priority": 101}, "$.priority"),
+    ({"band": "highest"}, "$.band"),
+    ({"stop_duration": "soon"}, "$.stop_duration"),
+    ({"working_dir": "code"}, "$.working_dir"),
+    ({"name": "My_Run"}, "$.name"),
+    ({"type": "service"}, "$.type"),
+    ({"groups": [{"name": "a", "comands": []}]}, "$.groups"),
+]
+
+
+def blocks() -> list[str]:
+    pages = "".join(page.read_text() for page in PAGES)
+    texts = re.findall(r"```yaml\n(.*?)```", pages, re.DOTALL)
+    return [text for text in texts if re.search(r"^type:", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("block", [*blocks(), WIDE])
+def test_it_accepts_every_whole_example_of_the_pages(block: str) -> None:
+    VALIDATOR.validate(read(block.encode(), name="example").data)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_it_accepts_the_files_that_we_ship(path: Path) -> None:
+    VALIDATOR.validate(load(path).data)
+
+
+@pytest.mark.parametrize("fields", ACCEPTED, ids=str)
+def test_it_accepts_every_form_that_the_controller_accepts(fields: dict[str, Any]) -> None:
+    data = {**TASK, **fields}
+    assert parse(with_environment(data, {}, {})).type == "task"
+    VALIDATOR.validate(data)
+
+
+@pytest.mark.parametrize(("fields", "field"), REFUSED, ids=str)
+def test_it_names_the_field_that_is_wrong(fields: dict[str, Any], field: str) -> None:
+    found = [error.json_path for error in VALIDATOR.iter_errors({**TASK, **fields})]
+    assert [path for path in found if path.startswith(field)]
+
+
+def test_every_field_is_described_for_the_one_who_writes() -> None:
+    made = document()
+    parts = [made, *(part for part in made["$defs"].values() if "properties" in part)]
+    assert [
+        name
+        for part in parts
+        for name, field in part["properties"].items()
+        if not field.get("description")
+    ] == []
+
+
+def test_nothing_in_it_is_filled_in_by_the_command_alone() -> None:
+    assert "uploaded" not in json.dumps(document()).lower()
