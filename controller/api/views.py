@@ -40,6 +40,7 @@ from controller.lifecycle.model import (
     RunState,
     Switch,
 )
+from controller.lifecycle.pending_reasons import RunSuspended
 from controller.lifecycle.reasons import state_of
 from controller.lifecycle.run_status import state_of_job
 from controller.lifecycle.schedules import next_trigger_at
@@ -186,10 +187,11 @@ def _job_status(job: Job) -> str:
 
 def _pending_reason(run: Run, job: Job) -> str | None:
     if job.retry_at is not None and run.suspended:
-        return "the run is suspended"
+        return RunSuspended().sentence()
     if job.retry_at is not None:
         return f"waiting until {iso(job.retry_at)} before the next attempt"
-    return job.attempts[-1].pending_reason if job.attempts else None
+    why = job.attempts[-1].pending_reason if job.attempts else None
+    return None if why is None else why.sentence()
 
 
 def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:

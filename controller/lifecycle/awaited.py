@@ -47,7 +47,8 @@ def awaited(state: RunState, attempt: Attempt) -> Awaited | None:
 def _next_step(state: RunState, attempt: Attempt) -> str:
     match attempt.status:
         case AttemptStatus.SUBMITTED:
-            return attempt.pending_reason or NOT_LOOKED_AT
+            why = attempt.pending_reason
+            return NOT_LOOKED_AT if why is None else why.sentence()
         case AttemptStatus.PROVISIONING:
             return f"waits for node {_node(attempt)} to accept it"
         case AttemptStatus.PULLING if not attempt.container_started:
@@ -74,7 +75,7 @@ def _start(state: RunState, attempt: Attempt) -> str:
         return f"waits for its runner on node {_node(attempt)} to start the job"
     if is_gang_run(state.run) and not ranked_hold_places(state.run, state.jobs):
         return "waits until every rank has a place"
-    return limits.words_for_its_turn(state.run)
+    return limits.its_turn(state.run).sentence()
 
 
 def _end(attempt: Attempt) -> Awaited:

@@ -9,7 +9,6 @@ holds no allocation yet: jobs that wait for each other could lock a full cluster
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import msgspec
 
@@ -23,12 +22,16 @@ from controller.lifecycle.gangs.queries import (
     ranked_hold_places,
 )
 from controller.lifecycle.model import Attempt, Job, Run, StartupOrder
+from controller.lifecycle.pending_reasons import (
+    PendingReason,
+    RankComesBack,
+    RunSuspended,
+    WaitsForItsTurn,
+)
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, verdict
 from controller.lifecycle.statuses import AttemptStatus
 
-SUSPENDED: Final = "the run is suspended"
-A_RANK_COMES_BACK: Final = "it is reserved: a rank of its run comes back and is placed first"
 _NEEDS_NO_START = ENDED_FOR_GOOD | {Verdict.DONE, Verdict.ABANDONED}
 
 
@@ -81,24 +84,22 @@ def waits_for_its_turn(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
             return False
 
 
-def why_not_queued(run: Run, jobs: Sequence[Job], attempt: Attempt) -> str | None:
+def why_not_queued(run: Run, jobs: Sequence[Job], attempt: Attempt) -> PendingReason | None:
     """Return why the scheduler does not look for an allocation for this attempt; None: it does."""
     if run.suspended:
-        return SUSPENDED
+        return RunSuspended()
     if not may_take_place(run, jobs, attempt):
-        return words_for_its_turn(run)
+        return its_turn(run)
     if is_reserved(attempt) and a_rank_comes_back(run, jobs):
-        return A_RANK_COMES_BACK
+        return RankComesBack()
     return None
 
 
-def is_why_not_queued(run: Run, sentence: str | None) -> bool:
-    return sentence in (SUSPENDED, A_RANK_COMES_BACK, words_for_its_turn(run))
+_NOT_QUEUED = (RunSuspended, RankComesBack, WaitsForItsTurn)
 
 
-def words_for_its_turn(run: Run) -> str:
-    """Return the `pending_reason` of an attempt that waits for its turn."""
-    return f"waits for its turn (startup_order: {run.policy.startup_order})"
+def its_turn(run: Run) -> WaitsForItsTurn:
+    return WaitsForItsTurn(startup_order=run.policy.startup_order)
 
 
 def _counts(job: Job) -> bool:
@@ -161,11 +162,12 @@ def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
     at = scheduling_ends_at(run, attempt)
     if at is None or attempt.pending_reason is None:
         return None
+    why = attempt.pending_reason.sentence()
     return Deadline(
         at=at,
         reason=Reason.UNSCHEDULABLE,
         name="scheduling_timeout",
-        message=f"no place within {run.policy.scheduling_timeout:g} s: {attempt.pending_reason}",
+        message=f"no place within {run.policy.scheduling_timeout:g} s: {why}",
     )
 
 
@@ -324,10 +326,10 @@ def _tell_why_not_queued(draft: Draft, attempt: Attempt) -> Attempt:
 
     An attempt that has just come into the queue has none: the scheduler has not looked at it yet.
     """
-    sentence = why_not_queued(draft.run, draft.jobs, attempt)
-    if sentence is None and not is_why_not_queued(draft.run, attempt.pending_reason):
+    why = why_not_queued(draft.run, draft.jobs, attempt)
+    if why is None and not isinstance(attempt.pending_reason, _NOT_QUEUED):
         return attempt
-    return draft.change_attempt(attempt, pending_reason=sentence)
+    return draft.change_attempt(attempt, pending_reason=why)
 
 
 def running_seconds(jobs: Iterable[Job], occurrence: int, now: float) -> float:

@@ -19,6 +19,12 @@ from controller.lifecycle.inventory import NodeGpu as NodeGpu
 from controller.lifecycle.inventory import NodeStatus as NodeStatus
 from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
 from controller.lifecycle.inventory import Registration as Registration
+from controller.lifecycle.needs import Constraint as Constraint
+from controller.lifecycle.needs import GpuNeed as GpuNeed
+from controller.lifecycle.needs import Operator as Operator
+from controller.lifecycle.needs import Resources as Resources
+from controller.lifecycle.needs import StartupOrder as StartupOrder
+from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reasons import RetryEvent as RetryEvent
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
@@ -35,12 +41,6 @@ class RunType(StrEnum):
 class StopCriteria(StrEnum):
     ALL_DONE = "all-done"
     MASTER_DONE = "master-done"
-
-
-class StartupOrder(StrEnum):
-    ANY = "any"
-    MASTER_FIRST = "master-first"
-    WORKERS_FIRST = "workers-first"
 
 
 class OnParentEnd(StrEnum):
@@ -80,30 +80,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.2
 
 
-class Operator(StrEnum):
-    EQ = "EQ"
-    NE = "NE"
-    EXISTS = "EXISTS"
-    NOT_EXISTS = "NOT_EXISTS"
-    GT = "GT"
-    GE = "GE"
-    LT = "LT"
-    LE = "LE"
-    IN = "IN"
-
-
-class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's attribute must be, or should be when not `required` (docs/rules.md 6).
-
-    `values` is empty for EXISTS and NOT_EXISTS; all others but IN have one value.
-    """
-
-    attribute: str
-    operator: Operator
-    values: tuple[str, ...] = ()
-    required: bool = True
-
-
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs of one kind in a run (docs/rules.md 5).
 
@@ -139,30 +115,6 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 50
     band: Band = Band.INTERACTIVE
     limits: Limits = Limits()
-
-
-class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs that one job needs."""
-
-    count: int = 0
-    names: tuple[str, ...] = ()
-    min_memory: int = 0
-    min_compute_capability: str | None = None
-
-
-class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that one job takes from its node."""
-
-    cpu: float = 1.0
-    memory: int = 1 << 30
-    disk: int = 0
-    shm_size: int | None = None
-    gpu: GpuNeed = GpuNeed()
-    infiniband: bool = False
-    whole_node: bool = False
-    host_network: bool = False
-    """The job uses its node's network, so the run's jobs on other nodes reach it at the node's
-    address."""
 
 
 class JobRepo(Repo, frozen=True, kw_only=True):
@@ -324,7 +276,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason | None = None
     message: str | None = None
     later_reasons: tuple[Reason, ...] = ()
-    pending_reason: str | None = None
+    pending_reason: PendingReason | None = None
     exit_code: int | None = None
     remove_at: float | None = None
     gpus: tuple[str, ...] = ()

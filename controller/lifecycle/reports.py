@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from controller.lifecycle.model import Allocation
+from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.reasons import Reason
 
 
@@ -93,7 +94,7 @@ class Nominated(_AttemptReport, frozen=True, kw_only=True):
     left."""
 
     allocation: Allocation
-    pending_reason: str
+    pending_reason: PendingReason
 
 
 class NominationEnded(_AttemptReport, frozen=True, kw_only=True):
@@ -139,7 +140,7 @@ class FreedPlaceLost(_Report, frozen=True, kw_only=True):
 class NotPlaced(_AttemptReport, frozen=True, kw_only=True):
     """The attempt gets no allocation now; `pending_reason` says why."""
 
-    pending_reason: str
+    pending_reason: PendingReason
 
 
 class TaskAccepted(_AttemptReport, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from controller.lifecycle.model import Constraint, Fleet, Node, Operator
+from controller.lifecycle.pending_reasons import domain_words
 from controller.scheduling.fit import is_called
 
 
@@ -53,7 +54,7 @@ class Domain(tuple[str, str | None]):
         return self[1]
 
     def __str__(self) -> str:
-        return f"fleet {self.fleet}" if self.value is None else f"{self.value} of {self.fleet}"
+        return domain_words(self.fleet, self.value)
 
 
 def domain_of(node: Node, fleets: Mapping[str, Fleet]) -> Domain | None:
@@ -67,15 +68,6 @@ def domain_of(node: Node, fleets: Mapping[str, Fleet]) -> Domain | None:
 
 
 GPU_NAME = "gpu.name"
-_WORDS = {
-    Operator.EQ: "=",
-    Operator.NE: "≠",
-    Operator.GT: ">",
-    Operator.GE: "≥",
-    Operator.LT: "<",
-    Operator.LE: "≤",
-    Operator.IN: "in",
-}
 
 
 def holds(constraint: Constraint, attributes: Mapping[str, str]) -> bool:
@@ -143,14 +135,3 @@ def all_unmet(constraints: Sequence[Constraint], attributes: Mapping[str, str]) 
 def disliked(constraints: Sequence[Constraint], attributes: Mapping[str, str]) -> int:
     """Return how many preferred constraints do not hold: fewer is better."""
     return sum(not c.required and not holds(c, attributes) for c in constraints)
-
-
-def words(constraint: Constraint) -> str:
-    """Return the constraint as a user reads it: `zone = a`, `rack exists`, `gpu.name in H100 or
-    H200`."""
-    if constraint.operator is Operator.EXISTS:
-        return f"{constraint.attribute} exists"
-    if constraint.operator is Operator.NOT_EXISTS:
-        return f"no {constraint.attribute}"
-    sign, values = _WORDS[constraint.operator], " or ".join(constraint.values)
-    return f"{constraint.attribute} {sign} {values}"

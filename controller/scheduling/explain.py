@@ -12,20 +12,16 @@ from msgspec.structs import replace
 
 from controller.lifecycle import limits
 from controller.lifecycle.model import Job, Node, Run, RunState
+from controller.lifecycle.pending_reasons import RanksFirst, VictimsLeave, constraint_words
 from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
 from controller.scheduling.capacity import Need
-from controller.scheduling.constraints import attributes_of, unmet, words
+from controller.scheduling.constraints import attributes_of, unmet
+from controller.scheduling.diagnosis import unusable, why_all_wait, why_one_waits
 from controller.scheduling.fit import room, shortfalls
 from controller.scheduling.gang_placement import domains_for
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
-from controller.scheduling.pending_reasons import (
-    RANKS_FIRST,
-    why_all_wait,
-    why_one_waits,
-    why_unusable,
-)
 from controller.scheduling.placement import SchedulingPass
-from controller.scheduling.preemption import victims_of, waiting_for
+from controller.scheduling.preemption import victims_of
 from controller.scheduling.queue import Kind, Member, Unit, in_order
 
 NameOf = Callable[[Run], str]
@@ -136,7 +132,11 @@ def _of_unit(
         waiting = Waiting(
             jobs=tuple(job_label(member) for member in members),
             together=unit.kind is Kind.TOGETHER,
-            why=waiting_for(victims) if unit.nominated else _why(board, unit, need, where),
+            why=(
+                VictimsLeave(count=victims).sentence()
+                if unit.nominated
+                else _why(board, unit, need, where)
+            ),
             position=position,
             ahead=ahead,
             nominated=nominated,
@@ -163,12 +163,12 @@ def _bound_to(index: CapacityIndex, unit: Unit) -> Where:
 
 def _why(board: TrialCapacity, unit: Unit, need: Need, where: Where) -> str:
     if unit.kind is Kind.TOGETHER:
-        return why_all_wait(board, unit)
+        return why_all_wait(board, unit).sentence()
     if unit.kind is Kind.RESERVED and _ranks_wait(board.index, unit):
-        return RANKS_FIRST
+        return RanksFirst().sentence()
     if board.best(need, where) is not None:
         return NO_REASON
-    return why_one_waits(board, need, where)
+    return why_one_waits(board, need, where).sentence()
 
 
 def _ranks_wait(index: CapacityIndex, unit: Unit) -> bool:
@@ -177,9 +177,9 @@ def _ranks_wait(index: CapacityIndex, unit: Unit) -> bool:
 
 def _in_the_way(board: TrialCapacity, node: Node, need: Need, where: Where) -> list[str]:
     index, found = board.index, []
-    unusable = why_unusable(node)
-    if unusable is not None:
-        found.append(f"it is {unusable}")
+    closed = unusable(node)
+    if closed is not None:
+        found.append(f"it is {closed.words()}")
     fleets, constraints = need.scope
     if fleets and node.fleet not in fleets:
         found.append(f"it is of fleet {node.fleet}, not of {' or '.join(fleets)}")
@@ -188,13 +188,13 @@ def _in_the_way(board: TrialCapacity, node: Node, need: Need, where: Where) -> l
     if missing is not None:
         has = attributes.get(missing.attribute)
         tail = f"it has no {missing.attribute}" if has is None else f"it has {has}"
-        found.append(f"needs {words(missing)}, {tail}")
-    if where is not None and unusable is None and index.domain(node.id) != where:
+        found.append(f"needs {constraint_words(missing)}, {tail}")
+    if where is not None and closed is None and index.domain(node.id) != where:
         found.append(f"it is not in {where}, where the run's other jobs are")
     taken = index.taken.get(node.id, {}).values()
     free = board.rooms.get(node.id) or room(node, taken, index.starts(node.id))
-    short = shortfalls(need.resources, free)
-    found += [f"needs {one.need}, it has {one.has}" for one in short]
+    lacks = (one.lack.words() for one in shortfalls(need.resources, free))
+    found += [f"needs {needed}, it has {has}" for needed, has in lacks]
     return found
 
 
@@ -245,9 +245,9 @@ def _planned(
                 job=label,
                 node=index.nodes[place.node_id].name,
                 gpus=place.gpus,
-                why=report.pending_reason,
+                why=report.pending_reason.sentence(),
                 victims=tuple(sorted(victims.values())),
             )
         case NotPlaced():
-            return PlannedPlace(job=label, node=None, why=report.pending_reason)
-    return PlannedPlace(job=label, node=None, why=limits.words_for_its_turn(run))
+            return PlannedPlace(job=label, node=None, why=report.pending_reason.sentence())
+    return PlannedPlace(job=label, node=None, why=limits.its_turn(run).sentence())

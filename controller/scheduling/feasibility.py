@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Attempt, Fleet, Node, NodeStatus, RunState, StartupOrder
+from controller.lifecycle.pending_reasons import NoSuchFleet
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.capacity import Need, Needs
+from controller.scheduling.diagnosis import is_known, why_all_wait, why_one_waits
 from controller.scheduling.fit import as_new, closest
 from controller.scheduling.gang_placement import fits_when_empty
 from controller.scheduling.index import CapacityIndex, TrialCapacity
-from controller.scheduling.pending_reasons import is_known, no_such, why_all_wait, why_one_waits
 from controller.scheduling.queue import Kind, waiting_units
 
 
@@ -51,10 +52,8 @@ class Feasibility:
         for job in state.jobs:
             for fleet in job.spec.fleets:
                 if not is_known(self._empty, fleet):
-                    return (
-                        "fleets",
-                        f"{no_such(fleet)}; `fairlead fleet list` shows those there are",
-                    )
+                    why = NoSuchFleet(fleets=(fleet,)).sentence()
+                    return "fleets", f"{why}; `fairlead fleet list` shows those there are"
         units = waiting_units(_without_turns(as_begun(state)), self._needs)
         for need in dict.fromkeys(member.need for unit in units for member in unit.members):
             refusal = None if self._is_open(need) else self._why_none_could(need)
@@ -64,8 +63,8 @@ class Feasibility:
             if unit.kind is Kind.TOGETHER and not fits_when_empty(self._empty, unit):
                 if any(self._is_open(member.need) for every in units for member in every.members):
                     return None
-                sentence = why_all_wait(TrialCapacity(self._empty), unit)
-                return "nodes", f"no fleet could ever hold it: {sentence}"
+                why = why_all_wait(TrialCapacity(self._empty), unit).sentence()
+                return "nodes", f"no fleet could ever hold it: {why}"
         return None
 
     def _refresh(self) -> None:
@@ -88,10 +87,11 @@ class Feasibility:
         if allowed.best(need, index.rooms) is not None:
             return None
         if not allowed:
-            why = why_one_waits(TrialCapacity(index), need)
+            why = why_one_waits(TrialCapacity(index), need).sentence()
             return "constraints", f"no node could ever hold it: {why}"
         rooms = [free for _, free, _ in allowed.bins(index.rooms)]
-        return "resources", f"no node could ever hold it: {closest(need.resources, rooms)}"
+        why = closest(need.resources, rooms).sentence()
+        return "resources", f"no node could ever hold it: {why}"
 
 
 def why_never(

@@ -23,6 +23,18 @@ from controller.lifecycle.model import (
     NodeStatus,
     Resources,
 )
+from controller.lifecycle.pending_reasons import (
+    SHOWN_DIGITS,
+    DoesNotFit,
+    HasOtherJobs,
+    Lack,
+    LacksBytes,
+    LacksCpu,
+    LacksGpus,
+    LacksHostNetwork,
+    Measure,
+    StartsTooMany,
+)
 from controller.lifecycle.statuses import AllocationState
 
 _WORD = re.compile(r"[a-z0-9]+")
@@ -153,16 +165,12 @@ without."""
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
     """One dimension that does not fit. `ratio`: how much of the need the node covers, 0 to 1."""
 
-    need: str
-    has: str
-    ratio: float
+    lack: Lack
+    ratio: float = 0.0
 
 
-_NO_HOST_NETWORK = Shortfall(
-    need="the node's network, in which its peers reach it (`share_nodes: true` does without)",
-    has="a shim that gives no job its network (--host-network never)",
-    ratio=0.0,
-)
+_NO_HOST_NETWORK = Shortfall(lack=LacksHostNetwork())
+_OTHER_JOBS = Shortfall(lack=HasOtherJobs())
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,17 +251,16 @@ def shortfalls(need: Resources, free: Room) -> list[Shortfall]:
     need = in_blocks(need, total)
     found = [
         _cpu(need.cpu, free.cpu, total.cpu),
-        _bytes("memory", need.memory, free.memory, total.memory),
-        _bytes("disk", need.disk, free.disk, total.disk),
+        _bytes(Measure.MEMORY, need.memory, free.memory, total.memory),
+        _bytes(Measure.DISK, need.disk, free.disk, total.disk),
         _gpus(need.gpu, free.gpus, total.gpus),
     ]
     if need.host_network and not total.host_network:
         found.append(_NO_HOST_NETWORK)
     if need.whole_node and not free.empty:
-        found.append(Shortfall(need="the whole node", has="other jobs on it", ratio=0.0))
+        found.append(_OTHER_JOBS)
     if is_busy(free):
-        has = f"{free.starts} starting already"
-        found.append(Shortfall(need="a free start slot", has=has, ratio=0.0))
+        found.append(Shortfall(lack=StartsTooMany(starting=free.starts)))
     return [one for one in found if one is not None]
 
 
@@ -282,8 +289,8 @@ def as_new(node: Node) -> Node:
     )
 
 
-def closest(need: Resources, rooms: Sequence[Room]) -> str:
-    """Return the sentence for a job that fits none of these rooms; there must be at least one."""
+def closest(need: Resources, rooms: Sequence[Room]) -> DoesNotFit:
+    """Return the reason of a job that fits none of these rooms; there must be at least one."""
     lacking = [(free, shortfalls(need, free)) for free in rooms]
     free, short = min(
         lacking,
@@ -292,13 +299,7 @@ def closest(need: Resources, rooms: Sequence[Room]) -> str:
             *_distance(pair[1], pair[0].node),
         ),
     )
-    return sentence(free.node, short)
-
-
-def sentence(node: Node, short: Sequence[Shortfall]) -> str:
-    needs = ", ".join(one.need for one in short)
-    has = ", ".join(one.has for one in short)
-    return f"needs {needs}; best node {node.name} has {has}"
+    return DoesNotFit(node=free.node.name, lacks=tuple(one.lack for one in short))
 
 
 def _distance(short: Sequence[Shortfall], node: Node) -> tuple[int, float, str]:
@@ -308,15 +309,16 @@ def _distance(short: Sequence[Shortfall], node: Node) -> tuple[int, float, str]:
 def _cpu(need: float, free: float, total: float) -> Shortfall | None:
     if need <= free + _CPU_TOLERANCE:
         return None
-    has = f"{number(max(free, 0.0))} free of {number(total)}"
-    return Shortfall(need=f"{number(need)} CPU", has=has, ratio=max(free, 0.0) / need)
+    free = max(free, 0.0)
+    lack = LacksCpu(need=need, free=round(free, SHOWN_DIGITS), total=total)
+    return Shortfall(lack=lack, ratio=free / need)
 
 
-def _bytes(name: str, need: int, free: int, total: int) -> Shortfall | None:
+def _bytes(measure: Measure, need: int, free: int, total: int) -> Shortfall | None:
     if need <= free or need == 0:
         return None
-    has = f"{size_words(max(free, 0))} free of {size_words(total)}"
-    return Shortfall(need=f"{size_words(need)} {name}", has=has, ratio=max(free, 0) / need)
+    lack = LacksBytes(measure=measure, need=need, free=max(free, 0), total=total)
+    return Shortfall(lack=lack, ratio=lack.free / need)
 
 
 def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> Shortfall | None:
@@ -325,24 +327,26 @@ def _gpus(need: GpuNeed, free: Sequence[NodeGpu], total: Sequence[NodeGpu]) -> S
     fitting = fitting_gpus(need, free)
     if len(fitting) >= need.count:
         return None
-    of = len(fitting_gpus(need, total))
     others = min(len(free), need.count) - len(fitting)
     return Shortfall(
-        need=gpu_words(need),
-        has=f"{len(fitting)} such GPU free of {of}{_instances_left_out(need, total)}",
+        lack=LacksGpus(
+            need=need,
+            free=len(fitting),
+            total=len(fitting_gpus(need, total)),
+            instance=_instance_left_out(need, total),
+        ),
         ratio=(len(fitting) + _OF_ANOTHER_KIND * max(others, 0)) / need.count,
     )
 
 
-def _instances_left_out(need: GpuNeed, total: Sequence[NodeGpu]) -> str:
-    """Return, in brackets, what a user who sees the node's MIG instances must know."""
+def _instance_left_out(need: GpuNeed, total: Sequence[NodeGpu]) -> str | None:
+    """Return the name of a MIG instance that the job must ask for by name; None: there is none."""
     if any(_MIG_OF_NAMES in name.upper() for name in need.names):
-        return ""
+        return None
     name = next((gpu.name for gpu in total if is_instance(gpu)), None)
     if name is None:
-        return ""
-    example = _NO_NAME.sub("-", name[max(name.upper().find(_MIG_OF_NAMES), 0) :])
-    return f" (MIG instances are given only by name, such as {example})"
+        return None
+    return _NO_NAME.sub("-", name[max(name.upper().find(_MIG_OF_NAMES), 0) :])
 
 
 def fitting_gpus(need: GpuNeed, gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
@@ -362,25 +366,3 @@ def _version(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
-
-
-def gpu_words(need: GpuNeed) -> str:
-    words = [f"{need.count} GPU"]
-    if need.names:
-        words.append("named " + " or ".join(need.names))
-    if need.min_memory:
-        words.append(f"with {size_words(need.min_memory)}")
-    if need.min_compute_capability:
-        words.append(f"of compute capability {need.min_compute_capability}")
-    return " ".join(words)
-
-
-def number(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def size_words(value: int) -> str:
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if value >= size:
-            return f"{number(value / size)} {unit}"
-    return f"{value} B"

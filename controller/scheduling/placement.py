@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from controller.lifecycle import gangs
+from controller.lifecycle.pending_reasons import PendingReason, RanksFirst, VictimsLeave
 from controller.lifecycle.reports import (
     GangTooLarge,
     Nominated,
@@ -18,6 +19,7 @@ from controller.lifecycle.reports import (
     Report,
 )
 from controller.scheduling.capacity import Need
+from controller.scheduling.diagnosis import why_all_wait, why_one_waits
 from controller.scheduling.gang_placement import (
     Place,
     allocate,
@@ -34,8 +36,7 @@ from controller.scheduling.gang_placement import (
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
 from controller.scheduling.kept import lost as lost_places
 from controller.scheduling.kept import used_up
-from controller.scheduling.pending_reasons import RANKS_FIRST, why_all_wait, why_one_waits
-from controller.scheduling.preemption import Nomination, Preemption, orphans, review, waiting_for
+from controller.scheduling.preemption import Nomination, Preemption, orphans, review
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
 MOST_NEWS = 100
@@ -59,7 +60,7 @@ class SchedulingPass:
         self._victims: Told = {}
         self._full: set[tuple[object, ...]] = set()
         self._in_vain: set[tuple[object, ...]] = set()
-        self._sentences: dict[tuple[object, ...], str] = {}
+        self._reasons: dict[tuple[object, ...], PendingReason] = {}
         self._incomplete: set[str] = set()
         """Runs whose ranked jobs have no places."""
         self._went_to: dict[str, Where] = {}
@@ -99,7 +100,7 @@ class SchedulingPass:
         elif unit.kind is Kind.SOLO or self._is_complete(unit):
             self._place_one(unit)
         else:
-            self._wait(unit, unit.members[0], RANKS_FIRST)
+            self._wait(unit, unit.members[0], RanksFirst())
 
     # -- nominations ------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class SchedulingPass:
             self._incomplete.add(unit.run.id)
 
     def _nominate(self, unit: Unit, nomination: Nomination) -> None:
-        reason = waiting_for(nomination.waits_for)
+        reason = VictimsLeave(count=nomination.waits_for)
         for place in nomination.places:
             if place.member not in unit.members:
                 continue
@@ -168,7 +169,7 @@ class SchedulingPass:
         if nomination is not None:
             self._nominate(unit, nomination)
             return
-        self._wait(unit, member, self._sentence(key, lambda: self._why_one(member.need, where)))
+        self._wait(unit, member, self._reason(key, lambda: self._why_one(member.need, where)))
 
     def _bound_to(self, unit: Unit) -> Where:
         """Return the domain of a reserved job: that of the ranks that it may take over."""
@@ -178,7 +179,7 @@ class SchedulingPass:
             return self._went_to[unit.run.id]
         return next(iter(domains_for(self._index, unit)), None)
 
-    def _why_one(self, need: Need, where: Where) -> str:
+    def _why_one(self, need: Need, where: Where) -> PendingReason:
         return why_one_waits(self.board, need, where)
 
     # -- a gang -----------------------------------------------------------------------------
@@ -209,9 +210,9 @@ class SchedulingPass:
         if nomination is not None:
             self._nominate(unit, nomination)
             return
-        sentence = self._sentence(key, lambda: why_all_wait(self.board, whole))
+        reason = self._reason(key, lambda: why_all_wait(self.board, whole))
         for member in unit.members:
-            self._wait(unit, member, sentence)
+            self._wait(unit, member, reason)
 
     def _is_too_large(self, unit: Unit) -> bool:
         """Report it to the run when the placement value of its survivors could never hold the whole
@@ -255,21 +256,21 @@ class SchedulingPass:
                 )
             )
 
-    def _sentence(self, key: tuple[object, ...], make: Callable[[], str]) -> str:
-        if key not in self._sentences:
-            self._sentences[key] = make()
-        return self._sentences[key]
+    def _reason(self, key: tuple[object, ...], make: Callable[[], PendingReason]) -> PendingReason:
+        if key not in self._reasons:
+            self._reasons[key] = make()
+        return self._reasons[key]
 
-    def _wait(self, unit: Unit, member: Member, sentence: str) -> None:
+    def _wait(self, unit: Unit, member: Member, reason: PendingReason) -> None:
         known = member.attempt.pending_reason
-        if known == sentence:
+        if known == reason:
             return
         if known is not None:
             self._news += 1
             if self._news > MOST_NEWS:
                 return
         self._tell(
-            NotPlaced(run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=sentence)
+            NotPlaced(run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=reason)
         )
 
     def _tell(self, report: Report) -> None:

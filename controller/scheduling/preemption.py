@@ -13,6 +13,11 @@ from msgspec.structs import replace
 
 from controller.lifecycle.limits import scheduling_ends_at
 from controller.lifecycle.model import Allocation, Node, NodeStatus
+from controller.lifecycle.pending_reasons import (
+    NominatedNodeSilent,
+    PendingReason,
+    VictimsLeave,
+)
 from controller.lifecycle.reports import NominationEnded, NotPlaced, Placed
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need
@@ -32,10 +37,6 @@ from controller.scheduling.victims import (
 )
 
 
-def waiting_for(victims: int) -> str:
-    return f"waiting for {victims} victim{'' if victims == 1 else 's'} to leave"
-
-
 def review(
     index: CapacityIndex, unit: Unit, now: float
 ) -> list[Placed] | list[NominationEnded] | list[NotPlaced]:
@@ -46,11 +47,11 @@ def review(
         return list(_ended(unit, broken))
     left = _victims_left(index, unit)
     if left:
-        return list(_told(unit, waiting_for(left)))
+        return list(_told(unit, VictimsLeave(count=left)))
     nodes = [index.nodes[place.node_id] for place in unit.nominated]
     away = next((node for node in nodes if node.status is not NodeStatus.CONNECTED), None)
     if away is not None:
-        return list(_told(unit, f"waiting for node {away.name} to be connected again"))
+        return list(_told(unit, NominatedNodeSilent(node=away.name)))
     if not all(_fits(index, node, unit.nominated) for node in nodes):
         return list(_ended(unit, "a nominated place no longer fits"))
     held = {
@@ -128,12 +129,10 @@ def _ended(unit: Unit, cause: str) -> Iterator[NominationEnded]:
             yield NominationEnded(run_id=unit.run.id, attempt_id=member.attempt.id, cause=cause)
 
 
-def _told(unit: Unit, sentence: str) -> Iterator[NotPlaced]:
+def _told(unit: Unit, why: PendingReason) -> Iterator[NotPlaced]:
     for member in unit.members:
-        if member.attempt.pending_reason != sentence:
-            yield NotPlaced(
-                run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=sentence
-            )
+        if member.attempt.pending_reason != why:
+            yield NotPlaced(run_id=unit.run.id, attempt_id=member.attempt.id, pending_reason=why)
 
 
 MOST_SEARCHES = 50

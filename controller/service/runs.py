@@ -131,7 +131,8 @@ def _why_jobs_wait(state: RunState) -> str | None:
         return None
     first, why = told[0]
     alike = sum(reason == why for _, reason in told) - 1
-    return f"{first} and {alike} more: {why}" if alike else f"{first}: {why}"
+    label = f"{first} and {alike} more" if alike else first
+    return f"{label}: {why.sentence()}"
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from controller.lifecycle import limits
-from controller.lifecycle.awaited import NOT_LOOKED_AT, awaited
+from controller.lifecycle.awaited import awaited
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from tests.simulation.container import Container
@@ -69,8 +69,8 @@ def stuck(
     if limit is not None and now >= limit.at:
         return f"has missed its deadline ({limit.name})"
     if node is None:
-        found = awaited(state, attempt)
-        nameless = found is not None and found.what == NOT_LOOKED_AT
+        queued = attempt.status is AttemptStatus.SUBMITTED and not attempt.disconnected
+        nameless = queued and attempt.pending_reason is None
         return "waits, and nobody says for what" if nameless else None
     if attempt.disconnected:
         return f"waits to hear of {node.name}, which is there"

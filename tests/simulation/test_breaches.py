@@ -18,6 +18,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunState,
 )
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
@@ -167,7 +168,7 @@ def test_a_job_that_waits_for_words_of_the_scheduler_in_vain_is_found() -> None:
     state = a_gang()
     found = standstill.stuck(state, state.jobs[0].attempts[0], None, None, 0.0)
     assert found == "waits, and nobody says for what"
-    told = changed(state, 0, pending_reason="all is full")
+    told = changed(state, 0, pending_reason=NoNodeConnected())
     assert standstill.stuck(told, told.jobs[0].attempts[0], None, None, 0.0) is None
 
 

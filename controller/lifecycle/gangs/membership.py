@@ -15,6 +15,7 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.gangs import queries
 from controller.lifecycle.gangs.queries import is_held, is_reserved
 from controller.lifecycle.model import Allocation, Attempt, Group, Job, Run
+from controller.lifecycle.pending_reasons import GangApart, GangInPart, PendingReason
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Nominated, Placed, Report
 from controller.lifecycle.statuses import AttemptStatus
@@ -144,23 +145,22 @@ def only_whole(draft: Draft, reports: Sequence[Report]) -> list[Report]:
 
 def _why_refused(
     draft: Draft, offers: Sequence[Offer], waiting: Mapping[str, Attempt], ranked: Iterable[Attempt]
-) -> str | None:
+) -> PendingReason | None:
     if not offers:
         return None
     offered = {one.attempt_id for one in offers}
     if offered != waiting.keys():
-        return f"places were found for {len(offered)} of {len(waiting)} ranks only"
+        return GangInPart(found=len(offered), waiting=len(waiting))
     held = (draft.allocation_of(one) for one in ranked if one.id not in waiting)
     values = {place.placement for place in held if place is not None and queries.is_held(place)}
     values |= {one.allocation.placement for one in offers}
     if len(values) > 1:
-        return f"its places lay in {len(values)} placement values"
+        return GangApart(values=len(values))
     return None
 
 
-def _tell(draft: Draft, waiting: Iterable[str], why: str) -> None:
+def _tell(draft: Draft, waiting: Iterable[str], why: PendingReason) -> None:
     for attempt_id in waiting:
         attempt = draft.attempt(attempt_id)
         if attempt is not None:
-            sentence = f"{why}: a gang is placed whole or not at all"
-            draft.change_attempt(attempt, pending_reason=sentence)
+            draft.change_attempt(attempt, pending_reason=why)

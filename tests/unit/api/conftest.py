@@ -17,6 +17,7 @@ from controller.blobs import BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.configuration.plan import Defaults
 from controller.lifecycle.model import RunState
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reports import NotPlaced
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
@@ -47,7 +48,7 @@ class NoPlace(JobSubmittedPipeline):
                 NotPlaced(
                     run_id=run_id,
                     attempt_id=member.attempt.id,
-                    pending_reason="no node is connected",
+                    pending_reason=NoNodeConnected(),
                 )
                 for unit in units
                 for member in unit.members

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from controller.lifecycle.decide import decide
 from controller.lifecycle.events import EventKind
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     NotPlaced,
@@ -39,9 +40,9 @@ def test_every_event_names_its_cause() -> None:
 def test_a_waiting_job_carries_the_scheduler_s_sentence_until_it_is_placed() -> None:
     play = Play()
     sentence = NotPlaced(
-        run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="no node is connected"
+        run_id=play.run_id, attempt_id=play.attempt().id, pending_reason=NoNodeConnected()
     )
-    assert play.send(sentence).attempt().pending_reason == "no node is connected"
+    assert play.send(sentence).attempt().pending_reason == NoNodeConnected()
     assert play.to_provisioning().attempt().pending_reason is None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from controller.lifecycle.awaited import NOT_LOOKED_AT, Awaited, awaited
 from controller.lifecycle.model import Group, StartupOrder
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NotPlaced
 from controller.lifecycle.statuses import AttemptStatus
@@ -23,7 +24,9 @@ def of(play: Play, n: int = 0) -> Awaited:
 
 
 def to_queue(play: Play) -> Play:
-    why = NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="all is full")
+    why = NotPlaced(
+        run_id=play.run_id, attempt_id=play.attempt().id, pending_reason=NoNodeConnected()
+    )
     return play.send(why)
 
 
@@ -46,7 +49,7 @@ NODE_LIMIT = Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
     ("to", "what", "seconds", "ends_as"),
     [
         (lambda play: play, NOT_LOOKED_AT, None, None),
-        (to_queue, "all is full", None, None),
+        (to_queue, "no node is connected", None, None),
         (Play.to_provisioning, "waits for node n1 to accept it", 120, NODE_LIMIT),
         (Play.to_pulling, "waits for node n1 to pull its image", 1200, NODE_LIMIT),
         (to_creating, "waits for node n1 to create its container", 1200, NODE_LIMIT),

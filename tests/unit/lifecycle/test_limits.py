@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     NodeDisconnected,
@@ -153,18 +154,22 @@ def test_a_silent_runner_ends_the_attempt_unless_its_node_is_silent_too() -> Non
 
 def test_scheduling_timeout_ends_an_attempt_that_found_no_place() -> None:
     play = Play(scheduling_timeout=60.0)
-    why = NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full")
+    why = NotPlaced(
+        run_id=play.run_id, attempt_id=play.attempt().id, pending_reason=NoNodeConnected()
+    )
     assert play.send(why).wake_at == START + 60
     play.wait(60)
     assert play.attempt().reason is Reason.UNSCHEDULABLE
-    assert play.attempt().message == "no place within 60 s: full"
+    assert play.attempt().message == "no place within 60 s: no node is connected"
     assert play.run.status is RunStatus.FAILED
 
 
 def test_a_scheduling_timeout_of_0_still_gives_the_scheduler_its_one_chance() -> None:
     play = Play(scheduling_timeout=0.0)
     assert play.attempt().status is AttemptStatus.SUBMITTED
-    why = NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full")
+    why = NotPlaced(
+        run_id=play.run_id, attempt_id=play.attempt().id, pending_reason=NoNodeConnected()
+    )
     assert play.send(why).attempt().reason is Reason.UNSCHEDULABLE
 
 

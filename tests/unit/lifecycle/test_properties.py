@@ -14,6 +14,7 @@ from controller.lifecycle.effects import wanted
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.queries import is_held
 from controller.lifecycle.model import RetryEvent, RetryPolicy, RunState
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     LogsComplete,
@@ -45,7 +46,7 @@ _shim_says = [
 MAKERS: Sequence[Maker] = (
     lambda play, n: play.placed(n, node=f"n{n}"),
     lambda play, n: NotPlaced(
-        run_id=play.run_id, attempt_id=play.attempt(n).id, pending_reason="full"
+        run_id=play.run_id, attempt_id=play.attempt(n).id, pending_reason=NoNodeConnected()
     ),
     lambda play, n: play.accepted(n),
     lambda play, n: play.seen(n),

@@ -9,6 +9,7 @@ from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.limits import interruption_ends_at
 from controller.lifecycle.model import JobSpec, OnParentEnd, RetryEvent, RetryPolicy
+from controller.lifecycle.pending_reasons import NoNodeConnected, RunSuspended, VictimsLeave
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     NodeDisconnected,
@@ -64,7 +65,7 @@ def test_a_suspended_run_gets_no_place() -> None:
     play.send(Ask(play).suspend())
     play.send(play.placed())
     assert play.attempt().status is AttemptStatus.SUBMITTED
-    assert play.attempt().pending_reason == "the run is suspended"
+    assert play.attempt().pending_reason == RunSuspended()
 
 
 def test_running_jobs_of_a_suspended_run_go_on() -> None:
@@ -113,11 +114,19 @@ def test_a_wait_that_was_going_starts_anew_on_resume() -> None:
 
 def test_limits_stand_still_while_the_run_is_suspended() -> None:
     play = Play(scheduling_timeout=100.0)
-    play.send(NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full"))
+    play.send(
+        NotPlaced(
+            run_id=play.run_id, attempt_id=play.attempt().id, pending_reason=NoNodeConnected()
+        )
+    )
     play.wait(60).send(Ask(play).suspend())
     wake_ups = [play.wake_at]
     play.wait(1000).send(Ask(play).resume())
-    play.send(NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full"))
+    play.send(
+        NotPlaced(
+            run_id=play.run_id, attempt_id=play.attempt().id, pending_reason=NoNodeConnected()
+        )
+    )
     wake_ups.append(play.wake_at)
     assert wake_ups == [None, play.now + 40]
     assert play.wait(40).attempt().reason is Reason.UNSCHEDULABLE
@@ -166,7 +175,7 @@ def test_scaling_up_brings_slots_back_before_it_makes_new_ones() -> None:
 def test_a_slot_that_is_added_to_a_suspended_run_says_what_it_waits_for() -> None:
     play = Play().to_running()
     play.send(Ask(play).suspend()).send(Ask(play).scale(2))
-    assert play.attempt(1).pending_reason == "the run is suspended"
+    assert play.attempt(1).pending_reason == RunSuspended()
     assert play.send(Ask(play).resume()).attempt(1).pending_reason is None
 
 
@@ -498,7 +507,7 @@ def test_a_nomination_ends_when_its_run_is_suspended() -> None:
             run_id=play.run_id,
             attempt_id=play.attempt().id,
             allocation=place,
-            pending_reason="waiting for 1 victim to leave",
+            pending_reason=VictimsLeave(count=1),
         )
     )
     play.send(Ask(play).suspend())

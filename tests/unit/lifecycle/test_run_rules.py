@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import NotPlaced, TaskMissing
 from controller.lifecycle.run_status import Outcome, derive
@@ -98,7 +99,11 @@ def test_rule_1_a_used_up_budget_is_told_apart_from_a_failure() -> None:
 
 def test_rule_1_a_run_whose_job_found_no_place_in_time_is_unschedulable() -> None:
     play = Play(scheduling_timeout=30.0)
-    play.send(NotPlaced(run_id=play.run_id, attempt_id=play.attempt().id, pending_reason="full"))
+    play.send(
+        NotPlaced(
+            run_id=play.run_id, attempt_id=play.attempt().id, pending_reason=NoNodeConnected()
+        )
+    )
     play.wait(30.0)
     assert play.run.reason is RunReason.UNSCHEDULABLE
     assert play.run.status is RunStatus.FAILED

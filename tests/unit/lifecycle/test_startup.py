@@ -7,6 +7,7 @@ import pytest
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.limits import master_of
 from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NotPlaced, ScaleRequested
 from controller.lifecycle.statuses import AttemptStatus
@@ -101,7 +102,9 @@ def test_a_job_of_its_own_waits_for_its_turn_without_a_place_or_a_limit() -> Non
     assert play.send().attempt(1).pending_reason is not None
     play.to_provisioning(0).wait(100)
     play.to_running(0)
-    looked = NotPlaced(run_id=play.run_id, attempt_id=play.attempt(1).id, pending_reason="full")
+    looked = NotPlaced(
+        run_id=play.run_id, attempt_id=play.attempt(1).id, pending_reason=NoNodeConnected()
+    )
     play.send(looked).wait(59)
     assert play.attempt(1).reason is None
     assert play.wait(1).attempt(1).reason is Reason.UNSCHEDULABLE

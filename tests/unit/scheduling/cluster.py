@@ -145,7 +145,8 @@ class Cluster:
         return self.states[run_id].jobs[index].attempts[-1]
 
     def waits(self, run_id: str, index: int = 0) -> str | None:
-        return self.attempt(run_id, index).pending_reason
+        reason = self.attempt(run_id, index).pending_reason
+        return None if reason is None else reason.sentence()
 
 
 def attempts(state: RunState) -> list[Attempt]:

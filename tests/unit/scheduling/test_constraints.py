@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import Constraint, Fleet, NodeStatus, Operator
-from controller.scheduling.constraints import attributes_of, holds, words
+from controller.lifecycle.pending_reasons import constraint_words
+from controller.scheduling.constraints import attributes_of, holds
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack
 
 HAS = {"zone": "a", "speed": "100", "version": "1.10", "empty": ""}
@@ -189,7 +190,6 @@ def test_of_the_nodes_that_take_no_work_the_one_that_could_hold_the_job_is_named
 
 
 def test_a_constraint_reads_as_a_person_says_it() -> None:
-    assert (
-        words(Constraint(attribute="a", operator=Operator.IN, values=("1", "2"))) == "a in 1 or 2"
-    )
-    assert words(Constraint(attribute="a", operator=Operator.NOT_EXISTS)) == "no a"
+    one_of = Constraint(attribute="a", operator=Operator.IN, values=("1", "2"))
+    assert constraint_words(one_of) == "a in 1 or 2"
+    assert constraint_words(Constraint(attribute="a", operator=Operator.NOT_EXISTS)) == "no a"

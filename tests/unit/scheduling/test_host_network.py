@@ -42,7 +42,7 @@ def test_jobs_of_one_cluster_need_it_too() -> None:
     cluster.submit("a", Group(name="main", nodes=2), policy=together, whole_node=True)
     cluster.settle()
     (state,) = cluster.states.values()
-    assert state.jobs[0].attempts[-1].pending_reason == (
+    assert cluster.waits(state.run.id) == (
         f"needs 2 whole nodes in one rack; best rack r1 has 1 ({WORDS})"
     )
 

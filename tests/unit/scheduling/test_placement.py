@@ -78,7 +78,7 @@ def place(runs: list[RunState], nodes: list[Node]) -> list[Placed | NotPlaced]:
 def told(runs: list[RunState], nodes: list[Node]) -> str:
     (answer,) = place(runs, nodes)
     assert isinstance(answer, NotPlaced)
-    return answer.pending_reason
+    return answer.pending_reason.sentence()
 
 
 def after(state: RunState, answer: Placed | NotPlaced) -> RunState:

@@ -28,6 +28,7 @@ from controller.lifecycle.model import (
     StopCriteria,
     Switch,
 )
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import Changes
@@ -140,7 +141,7 @@ def an_attempt(
         reason=Reason.CONTAINER_EXITED_WITH_ERROR,
         message="exited with 7",
         later_reasons=(Reason.TERMINATED_BY_USER,),
-        pending_reason="needs 8 CPU",
+        pending_reason=NoNodeConnected(),
         exit_code=7,
         remove_at=1.0,
         gpus=("GPU-1",),

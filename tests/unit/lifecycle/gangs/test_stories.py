@@ -9,6 +9,7 @@ from controller.lifecycle import gangs
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy
+from controller.lifecycle.pending_reasons import VictimsLeave
 from controller.lifecycle.reasons import Reason, SwitchReason
 from controller.lifecycle.reports import NodeDrained, Nominated, Preempted, Report
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
@@ -366,7 +367,7 @@ def test_a_nominations_place_given_up_in_a_switch_is_not_kept() -> None:
             run_id=play.run_id,
             attempt_id=play.attempt(1).id,
             allocation=nominated,
-            pending_reason="waiting for 1 victim to leave",
+            pending_reason=VictimsLeave(count=1),
         )
     )
     play.send(play.accepted(0), play.seen(0), play.started(0)).fail(0)

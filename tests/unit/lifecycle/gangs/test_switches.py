@@ -7,6 +7,7 @@ import pytest
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
+from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import PLACE_LOST, ROWS, Reason, RunReason, SwitchReason
 from controller.lifecycle.reports import (
     NotPlaced,
@@ -388,16 +389,20 @@ def test_a_reserved_job_waits_for_its_place_beyond_scheduling_timeout() -> None:
     play.send(*(play.placed_in(n) for n in range(3)))
     for n in range(3):
         play.send(play.accepted(n), play.seen(n), play.started(n))
-    looked = NotPlaced(run_id=play.run_id, attempt_id=play.attempt(3).id, pending_reason="full")
+    looked = NotPlaced(
+        run_id=play.run_id, attempt_id=play.attempt(3).id, pending_reason=NoNodeConnected()
+    )
     play.send(looked).wait(3600)
     assert play.attempt(3).status is AttemptStatus.SUBMITTED
-    assert play.attempt(3).pending_reason == "full"
+    assert play.attempt(3).pending_reason == NoNodeConnected()
 
 
 def test_the_ranks_of_a_gang_end_at_scheduling_timeout() -> None:
     play = GangPlay(scheduling_timeout=60.0)
     looked = [
-        NotPlaced(run_id=play.run_id, attempt_id=play.attempt(n).id, pending_reason="full")
+        NotPlaced(
+            run_id=play.run_id, attempt_id=play.attempt(n).id, pending_reason=NoNodeConnected()
+        )
         for n in range(3)
     ]
     play.send(*looked).wait(60)

@@ -1,0 +1,61 @@
+"""What a job needs before it can start: resources, a node that meets its constraints, its turn."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class StartupOrder(StrEnum):
+    ANY = "any"
+    MASTER_FIRST = "master-first"
+    WORKERS_FIRST = "workers-first"
+
+
+class Operator(StrEnum):
+    EQ = "EQ"
+    NE = "NE"
+    EXISTS = "EXISTS"
+    NOT_EXISTS = "NOT_EXISTS"
+    GT = "GT"
+    GE = "GE"
+    LT = "LT"
+    LE = "LE"
+    IN = "IN"
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's attribute must be, or should be when not `required` (docs/rules.md 6).
+
+    `values` is empty for EXISTS and NOT_EXISTS; all others but IN have one value.
+    """
+
+    attribute: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+    required: bool = True
+
+
+class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs that one job needs."""
+
+    count: int = 0
+    names: tuple[str, ...] = ()
+    min_memory: int = 0
+    min_compute_capability: str | None = None
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """The resources that one job takes from its node."""
+
+    cpu: float = 1.0
+    memory: int = 1 << 30
+    disk: int = 0
+    shm_size: int | None = None
+    gpu: GpuNeed = GpuNeed()
+    infiniband: bool = False
+    whole_node: bool = False
+    host_network: bool = False
+    """The job uses its node's network, so the run's jobs on other nodes reach it at the node's
+    address."""

@@ -1,0 +1,424 @@
+"""Why an attempt has no allocation yet, as values: they are decided, compared and stored.
+
+A new pending reason is a class here, and the rule that finds it. `sentence` is what a person reads:
+views, explanations and messages call it, and nothing is decided by its words. The tags are stored
+with the attempts, so they stay when a class gets another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from controller.lifecycle.needs import Constraint, GpuNeed, Operator, Resources, StartupOrder
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    pass
+
+
+# -- what a node lacks --------------------------------------------------------------------------
+
+
+class _Lack(_Value, frozen=True):
+    def words(self) -> tuple[str, str]:
+        """What the job needs, and what the node has."""
+        raise NotImplementedError
+
+
+class LacksCpu(_Lack, frozen=True, kw_only=True, tag="cpu"):
+    """In cores. `free` is rounded to what a person is shown, so that errors of its sum are no
+    news."""
+
+    need: float
+    free: float
+    total: float
+
+    def words(self) -> tuple[str, str]:
+        return f"{number(self.need)} CPU", f"{number(self.free)} free of {number(self.total)}"
+
+
+class Measure(StrEnum):
+    """What is counted in bytes."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+class LacksBytes(_Lack, frozen=True, kw_only=True, tag="bytes"):
+    measure: Measure
+    need: int
+    free: int
+    total: int
+
+    def words(self) -> tuple[str, str]:
+        has = f"{size_words(self.free)} free of {size_words(self.total)}"
+        return f"{size_words(self.need)} {self.measure}", has
+
+
+class LacksGpus(_Lack, frozen=True, kw_only=True, tag="gpus"):
+    """`free` and `total` count GPUs of the asked kind. `instance`: the short name of a part of a
+    GPU that is there, but is given only to a job that names it."""
+
+    need: GpuNeed
+    free: int
+    total: int
+    instance: str | None = None
+
+    def words(self) -> tuple[str, str]:
+        has = f"{self.free} such GPU free of {self.total}"
+        if self.instance is not None:
+            has += f" (MIG instances are given only by name, such as {self.instance})"
+        return gpu_words(self.need), has
+
+
+class LacksHostNetwork(_Lack, frozen=True, kw_only=True, tag="host_network"):
+    def words(self) -> tuple[str, str]:
+        return (
+            "the node's network, in which its peers reach it (`share_nodes: true` does without)",
+            "a shim that gives no job its network (--host-network never)",
+        )
+
+
+class HasOtherJobs(_Lack, frozen=True, kw_only=True, tag="other_jobs"):
+    def words(self) -> tuple[str, str]:
+        return "the whole node", "other jobs on it"
+
+
+class StartsTooMany(_Lack, frozen=True, kw_only=True, tag="starts"):
+    """`starting`: jobs that are being set up there already."""
+
+    starting: int
+
+    def words(self) -> tuple[str, str]:
+        return "a free start slot", f"{self.starting} starting already"
+
+
+Lack = LacksCpu | LacksBytes | LacksGpus | LacksHostNetwork | HasOtherJobs | StartsTooMany
+
+
+# -- why a node takes no work -------------------------------------------------------------------
+
+
+class Obstacle(StrEnum):
+    CONNECTING = "connecting"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+    DRAINING = "draining"
+    CORDONED = "cordoned"
+    UNFIT = "unfit"
+
+
+class Unusable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node that takes no work; `detail`: what its link, its health or a user says about it."""
+
+    node: str
+    obstacle: Obstacle
+    detail: str | None = None
+
+    def words(self) -> str:
+        return f"{self.obstacle}: {self.detail}" if self.detail else self.obstacle.value
+
+
+# -- why an attempt waits -----------------------------------------------------------------------
+
+
+class _Reason(_Value, frozen=True):
+    def sentence(self) -> str:
+        raise NotImplementedError
+
+
+class RunSuspended(_Reason, frozen=True, tag="run_suspended"):
+    def sentence(self) -> str:
+        return "the run is suspended"
+
+
+class WaitsForItsTurn(_Reason, frozen=True, kw_only=True, tag="turn"):
+    """Other jobs start first."""
+
+    startup_order: StartupOrder
+
+    def sentence(self) -> str:
+        return f"waits for its turn (startup_order: {self.startup_order})"
+
+
+class RankComesBack(_Reason, frozen=True, tag="rank_comes_back"):
+    """A reserved job waits for a rank of its run that is tried again."""
+
+    def sentence(self) -> str:
+        return "it is reserved: a rank of its run comes back and is placed first"
+
+
+class RanksFirst(_Reason, frozen=True, tag="ranks_first"):
+    """A reserved job waits for the ranks of its gang."""
+
+    def sentence(self) -> str:
+        return "it is reserved: the gang's ranked jobs are placed first"
+
+
+class VictimsLeave(_Reason, frozen=True, kw_only=True, tag="victims_leave"):
+    count: int
+
+    def sentence(self) -> str:
+        return f"waiting for {self.count} victim{_s(self.count)} to leave"
+
+
+class NominatedNodeSilent(_Reason, frozen=True, kw_only=True, tag="nominated_node_silent"):
+    node: str
+
+    def sentence(self) -> str:
+        return f"waiting for node {self.node} to be connected again"
+
+
+_WHOLE = "a gang is placed whole or not at all"
+
+
+class GangInPart(_Reason, frozen=True, kw_only=True, tag="gang_in_part"):
+    """Allocations were found for some of the ranks that wait."""
+
+    found: int
+    waiting: int
+
+    def sentence(self) -> str:
+        return f"places were found for {self.found} of {self.waiting} ranks only: {_WHOLE}"
+
+
+class GangApart(_Reason, frozen=True, kw_only=True, tag="gang_apart"):
+    """The allocations that were found have more than one placement value."""
+
+    values: int
+
+    def sentence(self) -> str:
+        return f"its places lay in {self.values} placement values: {_WHOLE}"
+
+
+class DoesNotFit(_Reason, frozen=True, kw_only=True, tag="does_not_fit"):
+    """`node`: the one that is closest to fitting. `away`: one that could hold it."""
+
+    node: str
+    lacks: tuple[Lack, ...]
+    away: Unusable | None = None
+
+    def sentence(self) -> str:
+        words = [lack.words() for lack in self.lacks]
+        needs, has = ", ".join(need for need, _ in words), ", ".join(has for _, has in words)
+        why = f"needs {needs}; best node {self.node} has {has}"
+        return why if self.away is None else f"{why}; {_could_hold(self.away)}"
+
+
+class ConstraintUnmet(_Reason, frozen=True, kw_only=True, tag="constraint_unmet"):
+    """`node`: the one that the fewest constraints refuse. `has`: its value of the attribute."""
+
+    constraint: Constraint
+    node: str
+    has: str | None = None
+    away: Unusable | None = None
+
+    def sentence(self) -> str:
+        needs = f"needs {constraint_words(self.constraint)}"
+        if self.away is not None:
+            return f"{needs}; {_could_hold(self.away)}"
+        has = f"no {self.constraint.attribute}" if self.has is None else self.has
+        return f"{needs}; node {self.node} has {has}, and none is better"
+
+
+class NoNodeInFleets(_Reason, frozen=True, kw_only=True, tag="no_node_in_fleets"):
+    fleets: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"no node is in {_fleets(self.fleets)}"
+
+
+class NoSuchFleet(_Reason, frozen=True, kw_only=True, tag="no_such_fleet"):
+    fleets: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"there is no {_fleets(self.fleets)}"
+
+
+class OtherFleetsOnly(_Reason, frozen=True, kw_only=True, tag="other_fleets_only"):
+    """Its gang is in none of the fleets that it may go to."""
+
+    fleets: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"it may go to {_fleets(self.fleets)} only"
+
+
+class NoNodeInDomain(_Reason, frozen=True, kw_only=True, tag="no_node_in_domain"):
+    """`value` None: the whole fleet."""
+
+    fleet: str
+    value: str | None = None
+
+    def sentence(self) -> str:
+        return f"no node of {domain_words(self.fleet, self.value)} takes work"
+
+
+class NoNodeConnected(_Reason, frozen=True, tag="no_node_connected"):
+    def sentence(self) -> str:
+        return "no node is connected"
+
+
+class AllDraining(_Reason, frozen=True, tag="all_draining"):
+    def sentence(self) -> str:
+        return "every connected node is draining"
+
+
+class NoNodeUsable(_Reason, frozen=True, kw_only=True, tag="no_node_usable"):
+    """`example`: one of them."""
+
+    example: Unusable
+
+    def sentence(self) -> str:
+        first = f"{self.example.node} is {self.example.words()}"
+        return f"no connected node takes work; {first}"
+
+
+class NodeOfGangGone(_Reason, frozen=True, tag="node_of_gang_gone"):
+    def sentence(self) -> str:
+        return "the node that its other jobs are on is gone"
+
+
+class NoFleetWithPlacement(_Reason, frozen=True, tag="no_fleet_with_placement"):
+    """`same_placement` needs a fleet that names a placement attribute."""
+
+    def sentence(self) -> str:
+        return "needs a fleet that names a placement attribute; no fleet with a usable node does"
+
+
+class NoPlacementValue(_Reason, frozen=True, tag="no_placement_value"):
+    def sentence(self) -> str:
+        return "no node has the placement attribute that its fleet names"
+
+
+class BoundToGang(_Reason, frozen=True, kw_only=True, tag="bound_to_gang"):
+    """Its gang is in this value of the attribute `placement`. `why`: why it waits there."""
+
+    placement: str
+    value: str
+    why: PendingReason
+
+    def sentence(self) -> str:
+        where = f"must be in {self.placement} {self.value}, where its gang is"
+        return f"{where}: {self.why.sentence()}"
+
+
+class GangDoesNotFit(_Reason, frozen=True, kw_only=True, tag="gang_does_not_fit"):
+    """`best`: the value of `placement`, or the fleet, in which the most allocations were `found`.
+    `each`: what most of its jobs need. `why`: what the nodes there lack; None: they are too few."""
+
+    count: int
+    each: Resources
+    placement: str
+    best: str
+    found: int
+    why: PendingReason | None = None
+
+    def sentence(self) -> str:
+        """Such as: needs 4 places with 8 GPU in one rack; best rack r2 has 3."""
+        asked = f"{_places(self.count, self.each)} in one {self.placement}"
+        lacks = "" if self.why is None else f" ({self.why.sentence()})"
+        return f"needs {asked}; best {self.placement} {self.best} has {self.found}{lacks}"
+
+
+PendingReason = (
+    RunSuspended
+    | WaitsForItsTurn
+    | RankComesBack
+    | RanksFirst
+    | VictimsLeave
+    | NominatedNodeSilent
+    | GangInPart
+    | GangApart
+    | DoesNotFit
+    | ConstraintUnmet
+    | NoNodeInFleets
+    | NoSuchFleet
+    | OtherFleetsOnly
+    | NoNodeInDomain
+    | NoNodeConnected
+    | AllDraining
+    | NoNodeUsable
+    | NodeOfGangGone
+    | NoFleetWithPlacement
+    | NoPlacementValue
+    | BoundToGang
+    | GangDoesNotFit
+)
+
+
+# -- words --------------------------------------------------------------------------------------
+
+
+def _could_hold(away: Unusable) -> str:
+    return f"node {away.node} could hold it, but is {away.obstacle}"
+
+
+def _places(count: int, need: Resources) -> str:
+    """One only, where a gang lacks one in the places that survived."""
+    gpus = [gpu_words(need.gpu)] if need.gpu.count else []
+    if need.whole_node:
+        return " ".join([f"{count} whole node{_s(count)}", *(f"with {one}" for one in gpus)])
+    each = gpus or [f"{number(need.cpu)} CPU", f"{size_words(need.memory)} memory"]
+    return f"{count} place{_s(count)} with {', '.join(each)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _fleets(names: Sequence[str]) -> str:
+    return f"fleet {' or '.join(names)}"
+
+
+def domain_words(fleet: str, value: str | None) -> str:
+    return f"fleet {fleet}" if value is None else f"{value} of {fleet}"
+
+
+_SIGNS = {
+    Operator.EQ: "=",
+    Operator.NE: "≠",
+    Operator.GT: ">",
+    Operator.GE: "≥",
+    Operator.LT: "<",
+    Operator.LE: "≤",
+    Operator.IN: "in",
+}
+
+
+def constraint_words(constraint: Constraint) -> str:
+    """As a person says it: `zone = a`, `rack exists`, `gpu.name in H100 or H200`."""
+    if constraint.operator is Operator.EXISTS:
+        return f"{constraint.attribute} exists"
+    if constraint.operator is Operator.NOT_EXISTS:
+        return f"no {constraint.attribute}"
+    sign, values = _SIGNS[constraint.operator], " or ".join(constraint.values)
+    return f"{constraint.attribute} {sign} {values}"
+
+
+def gpu_words(need: GpuNeed) -> str:
+    words = [f"{need.count} GPU"]
+    if need.names:
+        words.append("named " + " or ".join(need.names))
+    if need.min_memory:
+        words.append(f"with {size_words(need.min_memory)}")
+    if need.min_compute_capability:
+        words.append(f"of compute capability {need.min_compute_capability}")
+    return " ".join(words)
+
+
+SHOWN_DIGITS = 2
+
+
+def number(value: float) -> str:
+    return f"{value:.{SHOWN_DIGITS}f}".rstrip("0").rstrip(".")
+
+
+def size_words(value: int) -> str:
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if value >= size:
+            return f"{number(value / size)} {unit}"
+    return f"{value} B"

@@ -1,0 +1,191 @@
+"""Diagnosis finds why a job waits: what does not fit, and which node is closest to fitting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import Constraint, Node, NodeStatus
+from controller.lifecycle.pending_reasons import (
+    AllDraining,
+    BoundToGang,
+    ConstraintUnmet,
+    GangDoesNotFit,
+    NodeOfGangGone,
+    NoFleetWithPlacement,
+    NoNodeConnected,
+    NoNodeInDomain,
+    NoNodeInFleets,
+    NoNodeUsable,
+    NoPlacementValue,
+    NoSuchFleet,
+    Obstacle,
+    OtherFleetsOnly,
+    PendingReason,
+    Unusable,
+)
+from controller.scheduling.capacity import Need
+from controller.scheduling.constraints import Domain, all_unmet, attributes_of, domain_of, unmet
+from controller.scheduling.fit import as_new, closest, room, shortfalls
+from controller.scheduling.gang_placement import by_need, domains_for, most, placement_name
+from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, is_usable
+from controller.scheduling.queue import Unit
+
+MOST_AWAY = 500
+"""How many nodes are looked at. If this many are away, naming one helps no user."""
+
+
+def why_one_waits(board: TrialCapacity, need: Need, where: Where = None) -> PendingReason:
+    why = _why_one_waits(board, need, where)
+    if where is None or where.value is None:
+        return why
+    placement = placement_name(board.index.fleets, where)
+    return BoundToGang(placement=placement, value=where.value, why=why)
+
+
+def _why_one_waits(board: TrialCapacity, need: Need, where: Where) -> PendingReason:
+    rooms = [free for _, free, _ in board.sorted(need.scope, where).bins(board.rooms)]
+    if not rooms:
+        return _why_no_room(board.index, need, where)
+    why = closest(need.resources, rooms)
+    if any(_could_hold(need, free.node) for free in rooms):
+        return why
+    return replace(why, away=_away(board.index, need, where))
+
+
+def _away(index: CapacityIndex, need: Need, where: Where) -> Unusable | None:
+    """Return a node that could hold the job, without the node's message: that changes with each
+    attempt to reach it, and each change would be news for all waiting jobs."""
+    node = _able_but_away(index, need, where)
+    return None if node is None else replace(_obstacle(node), detail=None)
+
+
+def _able_but_away(index: CapacityIndex, need: Need, where: Where) -> Node | None:
+    """Return a node that could hold the job and takes no work now."""
+    fleets, constraints = need.scope
+    away = (node for node in index.nodes.values() if node.id not in index.rooms)
+    for node in islice(away, MOST_AWAY):
+        if (fleets and node.fleet not in fleets) or not _could_hold(need, node):
+            continue
+        if where is not None and domain_of(node, index.fleets) != where:
+            continue
+        if unmet(constraints, attributes_of(node, index.fleets.get(node.fleet))) is None:
+            return node
+    return None
+
+
+def _could_hold(need: Need, node: Node) -> bool:
+    return not shortfalls(need.resources, room(as_new(node), ()))
+
+
+def why_all_wait(board: TrialCapacity, unit: Unit) -> PendingReason:
+    """Return the reason of a gang."""
+    domains = domains_for(board.index, unit)
+    counted = by_need(unit.members)
+    need = max(counted, key=lambda one: counted[one])
+    if not domains:
+        return _why_no_domain(board.index, unit, need)
+    found = {domain: _held(board, counted, domain) for domain in domains}
+    best = max(domains, key=lambda domain: found[domain])
+    short = next((one for one in counted if most(board, one, best, 1) == 0), need)
+    return GangDoesNotFit(
+        count=len(unit.members),
+        each=need.resources,
+        placement=placement_name(board.index.fleets, best),
+        best=best.fleet if best.value is None else best.value,
+        found=found[best],
+        why=_lacks(board, short, best),
+    )
+
+
+def _lacks(board: TrialCapacity, need: Need, domain: Domain) -> PendingReason | None:
+    """Return what the domain's nodes lack; None when only their number is too small."""
+    tiers = board.sorted(need.scope, domain)
+    if not tiers:
+        return _why_no_room(board.index, need, domain)
+    lacking = [free for shape, free, _ in tiers.bins(board.rooms) if not need.fits(shape, free)]
+    return closest(need.resources, lacking) if lacking else None
+
+
+def _held(board: TrialCapacity, counted: dict[Need, int], domain: Domain) -> int:
+    return sum(most(board, need, domain, count) for need, count in counted.items())
+
+
+def _why_no_domain(index: CapacityIndex, unit: Unit, need: Need) -> PendingReason:
+    if unit.anchors:
+        return NodeOfGangGone()
+    if not index.rooms:
+        return _why_no_room(index, need, None)
+    if unit.run.policy.same_placement:
+        return NoFleetWithPlacement()
+    return NoPlacementValue()
+
+
+def _why_no_room(index: CapacityIndex, need: Need, where: Where) -> PendingReason:
+    fleets, constraints = need.scope
+    nodes = [node for node in index.nodes.values() if not fleets or node.fleet in fleets]
+    if fleets and not nodes:
+        known = tuple(name for name in fleets if is_known(index, name))
+        return NoNodeInFleets(fleets=known) if known else NoSuchFleet(fleets=fleets)
+    usable = [node for node in nodes if node.id in index.rooms]
+    if where is not None and fleets and where.fleet not in fleets:
+        return OtherFleetsOnly(fleets=fleets)
+    if where is not None:
+        usable = [node for node in usable if index.domain(node.id) == where]
+        if not usable:
+            return NoNodeInDomain(fleet=where.fleet, value=where.value)
+    best = _least_refused(index, constraints, usable)
+    if best is None:
+        return _why_none_works(nodes, _able_but_away(index, need, where))
+    node, missing = best
+    has = attributes_of(node, index.fleets.get(node.fleet)).get(missing.attribute)
+    away = _away(index, need, where)
+    return ConstraintUnmet(constraint=missing, node=node.name, has=has, away=away)
+
+
+def _least_refused(
+    index: CapacityIndex, constraints: Sequence[Constraint], nodes: Iterable[Node]
+) -> tuple[Node, Constraint] | None:
+    """Return the node that misses the fewest constraints, and the first of those."""
+    found = [
+        (node, missing)
+        for node in islice(sorted(nodes, key=lambda one: one.name), MOST_AWAY)
+        if (missing := all_unmet(constraints, attributes_of(node, index.fleets.get(node.fleet))))
+    ]
+    if not found:
+        return None
+    node, missing = min(found, key=lambda one: len(one[1]))
+    return node, missing[0]
+
+
+def is_known(index: CapacityIndex, fleet: str) -> bool:
+    return fleet in index.fleets or any(node.fleet == fleet for node in index.nodes.values())
+
+
+def _why_none_works(nodes: Iterable[Node], able: Node | None) -> PendingReason:
+    connected = [node for node in nodes if node.status is NodeStatus.CONNECTED]
+    if not connected:
+        return NoNodeConnected()
+    if all(node.draining for node in connected):
+        return AllDraining()
+    return NoNodeUsable(example=_obstacle(able or min(connected, key=lambda node: node.name)))
+
+
+def unusable(node: Node) -> Unusable | None:
+    """Return why the node takes no new work; None: it does."""
+    return None if is_usable(node) else _obstacle(node)
+
+
+def _obstacle(node: Node) -> Unusable:
+    """Return what is in the way on a node that takes no new work."""
+    if node.status is not NodeStatus.CONNECTED:
+        obstacle, detail = Obstacle(node.status.value), node.message
+    elif node.draining:
+        obstacle, detail = Obstacle.DRAINING, node.drain_reason
+    elif node.cordoned:
+        obstacle, detail = Obstacle.CORDONED, node.cordon_reason
+    else:
+        obstacle, detail = Obstacle.UNFIT, node.unfit
+    return Unusable(node=node.name, obstacle=obstacle, detail=detail or None)

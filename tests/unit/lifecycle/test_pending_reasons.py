@@ -1,0 +1,148 @@
+"""Pending reasons are stored and compared as values; sentences are made when they are read."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from controller.lifecycle.model import Constraint, GpuNeed, Operator, Resources, StartupOrder
+from controller.lifecycle.pending_reasons import (
+    AllDraining,
+    BoundToGang,
+    ConstraintUnmet,
+    DoesNotFit,
+    GangApart,
+    GangDoesNotFit,
+    GangInPart,
+    HasOtherJobs,
+    LacksBytes,
+    LacksCpu,
+    LacksGpus,
+    LacksHostNetwork,
+    Measure,
+    NodeOfGangGone,
+    NoFleetWithPlacement,
+    NominatedNodeSilent,
+    NoNodeConnected,
+    NoNodeInDomain,
+    NoNodeInFleets,
+    NoNodeUsable,
+    NoPlacementValue,
+    NoSuchFleet,
+    Obstacle,
+    OtherFleetsOnly,
+    PendingReason,
+    RankComesBack,
+    RanksFirst,
+    RunSuspended,
+    StartsTooMany,
+    Unusable,
+    VictimsLeave,
+    WaitsForItsTurn,
+)
+
+GIB = 1 << 30
+CORDONED = Unusable(node="n2", obstacle=Obstacle.CORDONED)
+ZONE_A = Constraint(attribute="zone", operator=Operator.EQ, values=("a",))
+FULL = DoesNotFit(
+    node="n1",
+    lacks=(
+        LacksCpu(need=8, free=2.5, total=16),
+        LacksBytes(measure=Measure.MEMORY, need=4 * GIB, free=0, total=64 * GIB),
+        LacksGpus(need=GpuNeed(count=2, names=("H100",)), free=1, total=8, instance="MIG-1g-10gb"),
+    ),
+)
+SENTENCES: dict[PendingReason, str] = {
+    RunSuspended(): "the run is suspended",
+    WaitsForItsTurn(startup_order=StartupOrder.MASTER_FIRST): (
+        "waits for its turn (startup_order: master-first)"
+    ),
+    RankComesBack(): "it is reserved: a rank of its run comes back and is placed first",
+    RanksFirst(): "it is reserved: the gang's ranked jobs are placed first",
+    VictimsLeave(count=1): "waiting for 1 victim to leave",
+    VictimsLeave(count=3): "waiting for 3 victims to leave",
+    NominatedNodeSilent(node="n1"): "waiting for node n1 to be connected again",
+    GangInPart(found=2, waiting=4): (
+        "places were found for 2 of 4 ranks only: a gang is placed whole or not at all"
+    ),
+    GangApart(
+        values=2
+    ): "its places lay in 2 placement values: a gang is placed whole or not at all",
+    FULL: (
+        "needs 8 CPU, 4 GiB memory, 2 GPU named H100; best node n1 has 2.5 free of 16, "
+        "0 B free of 64 GiB, 1 such GPU free of 8 "
+        "(MIG instances are given only by name, such as MIG-1g-10gb)"
+    ),
+    DoesNotFit(node="n1", lacks=(HasOtherJobs(), StartsTooMany(starting=8)), away=CORDONED): (
+        "needs the whole node, a free start slot; best node n1 has other jobs on it, "
+        "8 starting already; node n2 could hold it, but is cordoned"
+    ),
+    DoesNotFit(node="n1", lacks=(LacksHostNetwork(),)): (
+        "needs the node's network, in which its peers reach it (`share_nodes: true` does without); "
+        "best node n1 has a shim that gives no job its network (--host-network never)"
+    ),
+    ConstraintUnmet(constraint=ZONE_A, node="n1", has="b"): (
+        "needs zone = a; node n1 has b, and none is better"
+    ),
+    ConstraintUnmet(constraint=ZONE_A, node="n1"): (
+        "needs zone = a; node n1 has no zone, and none is better"
+    ),
+    ConstraintUnmet(constraint=ZONE_A, node="n1", has="b", away=CORDONED): (
+        "needs zone = a; node n2 could hold it, but is cordoned"
+    ),
+    NoNodeInFleets(fleets=("a", "b")): "no node is in fleet a or b",
+    NoSuchFleet(fleets=("a",)): "there is no fleet a",
+    OtherFleetsOnly(fleets=("a",)): "it may go to fleet a only",
+    NoNodeInDomain(fleet="a"): "no node of fleet a takes work",
+    NoNodeInDomain(fleet="a", value="r1"): "no node of r1 of a takes work",
+    NoNodeConnected(): "no node is connected",
+    AllDraining(): "every connected node is draining",
+    NoNodeUsable(example=Unusable(node="n1", obstacle=Obstacle.UNFIT, detail="disk")): (
+        "no connected node takes work; n1 is unfit: disk"
+    ),
+    NodeOfGangGone(): "the node that its other jobs are on is gone",
+    NoFleetWithPlacement(): (
+        "needs a fleet that names a placement attribute; no fleet with a usable node does"
+    ),
+    NoPlacementValue(): "no node has the placement attribute that its fleet names",
+    BoundToGang(placement="rack", value="r1", why=NoNodeConnected()): (
+        "must be in rack r1, where its gang is: no node is connected"
+    ),
+    GangDoesNotFit(
+        count=4,
+        each=Resources(gpu=GpuNeed(count=8)),
+        placement="rack",
+        best="r2",
+        found=3,
+        why=NoNodeConnected(),
+    ): "needs 4 places with 8 GPU in one rack; best rack r2 has 3 (no node is connected)",
+    GangDoesNotFit(
+        count=1, each=Resources(cpu=2, memory=GIB), placement="fleet", best="a", found=0
+    ): "needs 1 place with 2 CPU, 1 GiB memory in one fleet; best fleet a has 0",
+    GangDoesNotFit(
+        count=2, each=Resources(whole_node=True), placement="rack", best="r1", found=1
+    ): "needs 2 whole nodes in one rack; best rack r1 has 1",
+}
+
+
+@pytest.mark.parametrize("reason", SENTENCES, ids=lambda reason: type(reason).__name__)
+def test_a_pending_reason_has_its_sentence(reason: PendingReason) -> None:
+    assert reason.sentence() == SENTENCES[reason]
+
+
+@pytest.mark.parametrize("reason", SENTENCES, ids=lambda reason: type(reason).__name__)
+def test_a_stored_pending_reason_is_read_as_the_same_value(reason: PendingReason) -> None:
+    stored = msgspec.json.encode(reason)
+    read: PendingReason = msgspec.json.decode(stored, type=PendingReason)
+    assert read == reason
+
+
+def test_every_pending_reason_is_told_here() -> None:
+    assert {type(reason) for reason in SENTENCES} == set(get_args(PendingReason))
+
+
+def test_pending_reasons_are_compared_by_value() -> None:
+    assert VictimsLeave(count=1) == VictimsLeave(count=1)
+    assert VictimsLeave(count=1) != VictimsLeave(count=2)
