@@ -1,1 +1,1 @@
-"""The REST API under `/v1`: `app.make_app(service)` is the door, `table.ROUTES` the contents."""
+"""The REST API under `/v1`: `app.make_app(service)` makes it, `table.ROUTES` lists it."""

@@ -1,4 +1,4 @@
-"""What can be done to a live run and to its jobs; each answers with the run as it then is."""
+"""Actions on a live run and its jobs; each answers with the run as it then is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The aiohttp application: authorises, decodes, calls a route's handler, encodes.
+"""The aiohttp application: authorise, decode, call a route's handler, encode.
 
-It promises that every answer is what the OpenAPI document says, errors included.
+Every answer, errors included, matches the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ def make_app(service: ControllerService) -> web.Application:
 
 
 def make_runner(service: ControllerService, *, shutdown_timeout: float) -> web.AppRunner:
-    """Serves the application. Bodies arrive as they were sent: aiohttp would unpack compressed ones
-    before anybody can refuse them, and log those that are damaged as failures of ours."""
+    """Serve the application, with bodies as they were sent.
+
+    aiohttp would unpack compressed bodies before they can be refused, and log damaged ones as
+    failures of the controller.
+    """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
         make_app(service),
@@ -82,7 +85,7 @@ def _endpoint(route: Route, service: ControllerService) -> _Endpoint:
 def _while_allowed(
     route: Route, service: ControllerService, token: StoredToken | None
 ) -> AbstractContextManager[None]:
-    """A stream ends when its token is revoked; a short request is let through."""
+    """End a stream when its token is revoked; a short request may finish."""
     task = asyncio.current_task()
     if token is None or task is None or route.media == JSON:
         return nullcontext()

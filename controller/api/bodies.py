@@ -1,7 +1,7 @@
 """What requests may carry: bodies and query parameters.
 
 Unknown fields of a body are ignored, so that a newer client can talk to an older controller.
-Unknown query parameters are refused by name: without its filter an answer would be a wrong one.
+Unknown query parameters are refused by name: without its filter, an answer would be wrong.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class _Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SubmitBody(_Body, frozen=True):
-    """`configuration`: the YAML's content. The same `client_key` again gives the same run."""
+    """`configuration`: the YAML's content. The same `client_key` gives the same run again."""
 
     configuration: dict[str, Any]
     name: str | None = None
     client_key: ClientKey | None = None
     ssh_keys: tuple[str, ...] = ()
-    """OpenSSH public key lines: who may come into the run's containers by SSH."""
+    """OpenSSH public key lines: they give SSH access to the run's containers."""
     if_exists: IfExists = IfExists.ERROR
     """When a live run has the name: refuse, answer with that run (status 200), or stop it and
-    answer with it (status 202): once it has ended, the same request again submits this one. Until
-    then, and for 30 s after it, the name is this client's."""
+    answer with it (status 202). In the last case the same request submits this run once the old one
+    has ended. Until then, and for 30 s after, the name is reserved for this client."""
     parent: str | None = None
-    """Id or name of the live run that this one belongs to."""
+    """Id or name of the live run that is this run's parent."""
 
 
 class StopBody(_Body, frozen=True):
@@ -51,20 +51,20 @@ class StopBody(_Body, frozen=True):
 
 
 class SuspendBody(_Body, frozen=True):
-    """`abort_running`: what runs is ended too, with a grace of 10 s."""
+    """`abort_running`: also end running jobs, with a grace of 10 s."""
 
     abort_running: bool = False
 
 
 class ScaleBody(_Body, frozen=True):
-    """`nodes`: so many jobs shall the group have."""
+    """`nodes`: the new number of jobs of the group."""
 
     group: str
     nodes: int
 
 
 class DrainBody(_Body, frozen=True):
-    """`deadline`: seconds from now, after which what still runs there ends as node_drained."""
+    """`deadline`: seconds from now; jobs that still run there then end as node_drained."""
 
     reason: str | None = None
     deadline: float | None = None
@@ -75,8 +75,8 @@ class CordonBody(_Body, frozen=True):
 
 
 class NodeBody(_Body, frozen=True):
-    """What shall change. `attributes`: null takes one away. `host_key` and `accept_host_key` pin
-    another host key, as when a node is added."""
+    """The changes. `attributes`: null removes one. `host_key` and `accept_host_key` pin another
+    host key, as when a node is added."""
 
     attributes: dict[str, str | None] = {}
     fleet: str | None = None
@@ -85,7 +85,7 @@ class NodeBody(_Body, frozen=True):
 
 
 class RegisterBody(_Body, frozen=True):
-    """Where the node's sshd is."""
+    """The address of the node's sshd."""
 
     host: str
     port: int = 22
@@ -100,14 +100,14 @@ class NewFleetBody(_Body, frozen=True):
 
 
 class FleetBody(_Body, frozen=True):
-    """What shall change; an empty `placement` and an attribute of null are taken away."""
+    """The changes. An empty `placement` and an attribute of null are removed."""
 
     placement: str | None = None
     attributes: dict[str, str | None] = {}
 
 
 class RemoveQuery(_Query, frozen=True):
-    """`lost`: the machine is gone for good, and with it all that ran there."""
+    """`lost`: the machine is gone for good, with everything that ran there."""
 
     lost: bool = False
 
@@ -117,7 +117,7 @@ class NoQuery(_Query, frozen=True):
 
 
 class RunsQuery(_Query, frozen=True):
-    """`cursor`: the `next_cursor` of the page before (`before` is its old name)."""
+    """`cursor`: the `next_cursor` of the previous page (`before` is its old name)."""
 
     all: bool = False
     limit: PositiveInt = 100
@@ -153,8 +153,8 @@ class JobQuery(_Query, frozen=True):
 
 
 class EventsWatchQuery(_Query, frozen=True):
-    """`run`: id or name, else everything that the caller may see; `cursor`: the `seq` of the last
-    event that is known."""
+    """`run`: id or name; default: every run that the caller may see. `cursor`: the `seq` of the
+    last known event."""
 
     run: str | None = None
     cursor: Offset = 0
@@ -162,7 +162,7 @@ class EventsWatchQuery(_Query, frozen=True):
 
 class AttemptsQuery(_Query, frozen=True):
     """`job`: as in the log's query; `incarnation`: a gang's, by number or id; `cursor`: the
-    `next_cursor` of the page before."""
+    `next_cursor` of the previous page."""
 
     job: str | None = None
     occurrence: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] | None = None
@@ -172,8 +172,8 @@ class AttemptsQuery(_Query, frozen=True):
 
 
 class EventsQuery(_Query, frozen=True):
-    """`run`: id or name; `cursor`: the `next_cursor` of the page before, or the `seq` of the last
-    event that is known (`after` is its old name)."""
+    """`run`: id or name; `cursor`: the `next_cursor` of the previous page, or the `seq` of the last
+    known event (`after` is its old name)."""
 
     run: str | None = None
     cursor: str | None = None
@@ -215,13 +215,13 @@ class EventsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenSSH public key line of the controller, for the nodes' `authorized_keys`."""
+    """The controller's OpenSSH public key line, for the nodes' `authorized_keys`."""
 
     public_key: str
 
 
 def decode_body(data: bytes, shape: type[T]) -> T:
-    """Raises Invalid, naming the field."""
+    """Return the body. Raises Invalid with the field."""
     try:
         return msgspec.json.decode(data or b"{}", type=shape)
     except msgspec.ValidationError as error:
@@ -233,7 +233,7 @@ def decode_body(data: bytes, shape: type[T]) -> T:
 
 
 def decode_query(query: dict[str, str], shape: type[T]) -> T:
-    """Raises Invalid, naming the field."""
+    """Return the query. Raises Invalid with the field."""
     try:
         return msgspec.convert(query, shape, strict=False)
     except msgspec.ValidationError as error:

@@ -1,8 +1,8 @@
 """The JSON documents that users and their scripts read, as types.
 
 `RunView` is a contract (`inspect --json`): every field is always there, null or empty when it has
-nothing to say; times are ISO 8601 in UTC. Fields are added, never renamed or removed. `views` makes
-these; the CLI reads them.
+no value; times are ISO 8601 in UTC. Fields are added, never renamed or removed. `views` makes these
+documents; the CLI reads them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class IncarnationView(_View, frozen=True):
 
 
 class SwitchView(_View, frozen=True):
-    """Why a gang started anew. `incarnation`: the number that began; `whole`: all places were given
-    back first."""
+    """Why a gang started again. `incarnation`: the number that began; `whole`: all allocations were
+    given back first."""
 
     reason: str
     attempt_id: str | None
@@ -38,7 +38,7 @@ class SwitchView(_View, frozen=True):
 
 
 class GroupView(_View, frozen=True):
-    """`gang_size` null: no gang; of its `nodes` jobs so many carry a rank."""
+    """`gang_size` null: no gang; otherwise so many of its `nodes` jobs carry a rank."""
 
     name: str
     nodes: int
@@ -47,8 +47,8 @@ class GroupView(_View, frozen=True):
 
 
 class AllocationView(_View, frozen=True):
-    """A place on a node, CPU in cores and sizes in bytes. `placement`: the value of the fleet's
-    placement attribute there."""
+    """What a job holds on a node: CPU in cores, sizes in bytes. `placement`: the node's value of
+    the fleet's placement attribute."""
 
     id: str
     job_id: str
@@ -65,7 +65,7 @@ class AllocationView(_View, frozen=True):
 
 
 class OccurrenceView(_View, frozen=True):
-    """One execution of a scheduled run that is over."""
+    """One finished execution of a scheduled run."""
 
     number: int
     status: RunStatus
@@ -82,7 +82,7 @@ class ChildView(_View, frozen=True):
 
 
 class AttemptView(_View, frozen=True):
-    """`state`: what Iris calls it, final as soon as there is a `termination_reason`."""
+    """`state`: Iris's name for it, final as soon as there is a `termination_reason`."""
 
     id: str
     status: AttemptStatus
@@ -120,10 +120,13 @@ class PastAttemptView(AttemptView, frozen=True):
 
 
 class JobView(_View, frozen=True):
-    """`attempts`: the recent ones. `status` is the current one's; `pending` while the wait before
-    the next one is going, or when there is none. `state`: what Iris calls it, `pending` as soon as
-    the current attempt has ended and another one will come. An attempt's `rank` never changes, the
-    job's may from one incarnation to the next."""
+    """One job. `attempts` are the recent ones; the last one is current.
+
+    `status` is the current attempt's; it is `pending` during the wait before the next one, or when
+    there is none. `state` is Iris's name: `pending` as soon as the current attempt has ended and
+    another one will come. An attempt's `rank` never changes; the job's may change with the
+    incarnation.
+    """
 
     id: str
     group: str
@@ -141,11 +144,14 @@ class JobView(_View, frozen=True):
 
 
 class RunView(_View, frozen=True):
-    """`allocations` are the places that are not given back yet, `children` the live runs submitted
-    with this one as their parent, `occurrences` the latest ones of a scheduled run that are over.
-    `triggered_at`: when the present one began; `next_triggered_at`: null while nothing triggers it,
-    such as a suspension. `gathering`: what a gang that holds places and is not whole waits for, and
-    `gives_up_at` when it gives them up, unless a pull or a placement goes on."""
+    """One run. `allocations` are those not released yet, `children` the live runs with this one as
+    their parent, `occurrences` the latest finished ones of a scheduled run.
+
+    `triggered_at`: when the present occurrence began; `next_triggered_at`: null while nothing
+    triggers it, for example while it is suspended. `gathering`: what a gang that holds allocations
+    and is not whole waits for; at `gives_up_at` it releases them unless a pull or a placement makes
+    progress.
+    """
 
     id: str
     name: str
@@ -199,8 +205,8 @@ class RunSummary(_View, frozen=True):
 
 
 class SshTarget(_View, frozen=True):
-    """Where a user's ssh finds a job. `port` is on the node's loopback. `node_host` None: the node
-    is the controller's own machine, and there is nobody to come through."""
+    """How a user's ssh reaches a job. `port` is on the node's loopback. `node_host` None: the node
+    is the controller's own machine, and no jump host is needed."""
 
     run_name: str
     attempt_id: str
@@ -223,8 +229,8 @@ class GpuView(_View, frozen=True):
 
 class NodeView(_View, frozen=True):
     """CPU in cores, sizes in bytes; `*_allocated` is what runs hold there. `unfit`: why the health
-    gate gives it no work. `attributes` are its own. `ended_runs`: of which something may be left
-    there; `quarantined` counts tasks of which this controller knows nothing."""
+    check gives it no work. `attributes` are its own. `ended_runs`: runs that may have something
+    left there; `quarantined` counts tasks that this controller does not know."""
 
     id: str
     name: str
@@ -256,11 +262,11 @@ class NodeView(_View, frozen=True):
     created_at: str
     last_seen_at: str | None
     register_until: str | None = None
-    """Of an expected node: until when it can be registered."""
+    """The end of the time in which an expected node can be registered."""
 
 
 class QuarantinedTaskView(_View, frozen=True):
-    """A task on a node of which this controller knows nothing. `status` is the shim's word."""
+    """A task on a node that this controller does not know. `status` is the shim's name."""
 
     id: str
     run_id: str
@@ -283,7 +289,7 @@ class FleetView(_View, frozen=True):
 
 
 class EventView(_View, frozen=True):
-    """One line of a run's story; `seq` is the cursor to go on from."""
+    """One event of a run; `seq` is the cursor from which to continue."""
 
     seq: int
     at: str
@@ -299,14 +305,14 @@ class EventView(_View, frozen=True):
 
 
 class EventLine(_View, frozen=True):
-    """A heartbeat has no event."""
+    """One line of a stream; a heartbeat has no event."""
 
     event: EventView | None
 
 
 class JobUseView(_View, frozen=True):
-    """Seconds and bytes; null where the node does not count it. With a `message` it could not be
-    asked, and says why. `memory` holds the file cache, `memory_working_set` only what the job
+    """What a job uses, in seconds and bytes; null where the node does not count it. `message`: why
+    there are no values. `memory` includes the file cache, `memory_working_set` only what the job
     needs."""
 
     job_id: str

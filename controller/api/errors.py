@@ -1,4 +1,4 @@
-"""Every failure leaves as the one JSON shape, and never as a traceback."""
+"""Every failure leaves as the same JSON shape, never as a traceback."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
 def is_our_failure(record: logging.LogRecord) -> bool:
-    """For aiohttp's log: bytes that are no HTTP, and bodies that break off, come from any stranger
-    who can connect; they are told, in a 400."""
+    """Return whether aiohttp should log it: not for bytes that are no HTTP and bodies that break
+    off.
+
+    Any client that can connect may send those; it gets a 400.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 def encoded(request: web.Request) -> web.Response | None:
-    """The refusal of a body that is compressed: what is sent is what is meant, byte for byte."""
+    """Return the refusal of a compressed body, else None."""
     encoding = request.headers.get("Content-Encoding", "").strip()
     if not request.body_exists or encoding.lower() in ("", "identity"):
         return None
@@ -65,7 +68,8 @@ def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
 
 
 def as_response(request: web.Request, error: Exception) -> web.Response:
-    """What is not foreseen is logged with its traceback and shown without."""
+    """Return the response for an error. An unexpected error is logged with its traceback and shown
+    without it."""
     if isinstance(error, web.HTTPException):
         return _of_http(request, error)
     if isinstance(error, ServiceError):

@@ -1,4 +1,4 @@
-"""The requests that are answered at once. Each asks the service and shows what it said."""
+"""The requests that are answered at once: each handler asks the service and shows its answer."""
 
 from __future__ import annotations
 

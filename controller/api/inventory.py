@@ -1,4 +1,4 @@
-"""Fleets, and what admins do with nodes beside adding and draining them, as REST."""
+"""Fleets as REST, and what admins do with nodes besides adding and draining them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TasksAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserDataAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`user_data` holds the node's private host key: nothing else has it, and no request shows it
-    again."""
+    """`user_data` holds the node's private host key: it is stored nowhere else, and no request
+    shows it again."""
 
     node: NodeView
     user_data: str

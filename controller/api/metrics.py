@@ -1,4 +1,4 @@
-"""What the jobs of a run use now."""
+"""What the jobs of a run use now, as REST."""
 
 from __future__ import annotations
 

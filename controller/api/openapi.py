@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the types it names; written by nobody."""
+"""The OpenAPI 3.1 document, generated from the route table and its types."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Pages of lists, one style for all: `limit` and `cursor` in, `next_cursor` out.
+"""Pages of lists: `limit` and `cursor` in, `next_cursor` out.
 
-A cursor is what `next_cursor` of the page before was; null there means that this was the last one.
-What is added or removed meanwhile neither repeats nor hides the others.
+A cursor is the `next_cursor` of the previous page; null means that it was the last page. Entries
+that are added or removed meanwhile neither repeat nor hide others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`cursor`: the `next_cursor` of the page before."""
+    """`cursor`: the `next_cursor` of the previous page."""
 
     limit: Limit = MOST
     cursor: str | None = None
@@ -28,20 +28,21 @@ class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def page(
     everything: Sequence[T], query: PageQuery, key: Callable[[T], str]
 ) -> tuple[list[T], str | None]:
-    """The page of a list that is short enough to be at hand, in the order of its unique `key`."""
+    """Return a page of a list that is short enough to have at once, in the order of its unique
+    `key`."""
     ordered = sorted(everything, key=key)
     after = [entry for entry in ordered if query.cursor is None or key(entry) > query.cursor]
     return cut(after, query.limit, key)
 
 
 def cut(found: Sequence[T], limit: int, key: Callable[[T], str]) -> tuple[list[T], str | None]:
-    """The page of what was found when one more than `limit` was asked for."""
+    """Return the page of a list that was queried with one more entry than `limit`."""
     kept = list(found[:limit])
     return kept, key(kept[-1]) if len(found) > limit else None
 
 
 def number(cursor: str | None) -> int:
-    """Of a cursor that counts. Raises Invalid."""
+    """Return the number of a cursor that counts. Raises Invalid."""
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):

@@ -1,4 +1,4 @@
-"""Users and tokens as REST: what the bodies and answers are, and their routes."""
+"""Users and tokens as REST: bodies, answers and routes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controller.store.base import Role, StoredToken, User
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
-    """`bands`: what was granted beyond the bands that everybody may use."""
+    """`bands`: those granted beyond the bands that every user may use."""
 
     name: str
     role: Role
@@ -30,7 +30,7 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewTokenView(TokenView, frozen=True, kw_only=True):
-    """`token` is the secret itself; no other answer ever has it."""
+    """`token` is the secret itself; no other answer has it."""
 
     token: str
 
@@ -50,20 +50,20 @@ class RoleBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantBody(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the user shall have; empty takes every grant back."""
+    """All bands that the user shall have; empty: none."""
 
     bands: tuple[Band, ...]
 
 
 class TokenBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`user` defaults to who asks."""
+    """`user` defaults to the caller."""
 
     user: str | None = None
     label: str = ""
 
 
 class TokensQuery(PageQuery, frozen=True, kw_only=True):
-    """`user`: only this one's; default: all for an admin, else one's own."""
+    """`user`: only this user's tokens; default: all for an admin, else the caller's own."""
 
     user: str | None = None
 

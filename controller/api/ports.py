@@ -1,8 +1,8 @@
 """One WebSocket is one connection to a port of a job.
 
-Binary messages are its bytes, both ways; the text message `eof` says that its sender will send no
-more, while the other direction goes on. When both have ended it closes with 1000, and with 1011
-when the connection broke.
+Binary messages are its bytes, in both directions. The text message `eof` says that its sender sends
+no more, while the other direction goes on. The socket closes with 1000 when both directions have
+ended, and with 1011 when the connection broke.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ async def open_port(call: Call) -> web.StreamResponse:
 
 
 async def _carry(socket: web.WebSocketResponse, stream: PortStream) -> bool:
-    """Whether both directions came to their end. What the user says is read to the very end, since
-    only so aiohttp sees that it goes."""
+    """Return whether both directions came to their end. The user's side is read to its end, because
+    only then does aiohttp see it close."""
     ended = asyncio.Event()
     reading = asyncio.create_task(_to_job(socket, stream, ended))
     sending = asyncio.create_task(_to_user(socket, stream))
@@ -62,7 +62,8 @@ async def _both(sending: asyncio.Task[None], ended: asyncio.Event) -> None:
 
 
 async def _to_job(socket: web.WebSocketResponse, stream: PortStream, ended: asyncio.Event) -> None:
-    """A job that takes no more may still have an answer: then the rest is read and left."""
+    """Send the user's bytes to the job. A job that takes no more may still send an answer, so the
+    rest is read and dropped."""
     async for message in socket:
         if ended.is_set():
             continue

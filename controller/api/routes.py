@@ -1,4 +1,4 @@
-"""One table of all routes: the application is built from it, and so is the OpenAPI document."""
+"""The type of a route. The application and the OpenAPI document are both made from the routes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     query: Any
     body: Any
     paths: dict[str, str]
-    """What the route's path names; a run by its id, whatever the caller called it."""
+    """The names in the route's path; a run is always its id."""
 
     @property
     def caller(self) -> User:
-        """Who asks; only routes that are not public may look."""
+        """The user of the request; only routes that are not public have one."""
         assert self.user is not None
         return self.user
 
@@ -41,7 +41,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instead(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent with a status of its own, one of the route's `also`."""
+    """An answer with another status, one of the route's `also`."""
 
     answer: object
     status: int
@@ -51,8 +51,8 @@ Handler = Callable[[Call], Awaitable[object]]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """`handler` gives a value of type `answer` (sent as JSON with `status`), or a response of its
-    own when `media` is another one."""
+    """One route. `handler` returns a value of type `answer` (sent as JSON with `status`), or a
+    response when `media` is another type."""
 
     method: str
     path: str
@@ -65,9 +65,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     media: str = JSON
     public: bool = False
     also: Mapping[int, str] = {}
-    """Other statuses under which an `answer` may come, and what each means."""
+    """Other statuses that an `answer` may have, and what each means."""
     asked_for: tuple[str, ...] = ()
-    """Other media in which a caller gets the answer by an `Accept` that names them."""
+    """Other media types that a caller gets by naming them in `Accept`."""
 
     @property
     def operation(self) -> str:

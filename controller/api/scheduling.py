@@ -23,8 +23,11 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnderWayView(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that wait for something else than a place. `until`: when the first of them ends as
-    `ends_as` unless it has come by then; without `ends_as`, when it goes on."""
+    """Jobs that wait for something other than an allocation.
+
+    `until`: when the first of them ends as `ends_as`, unless what it waits for comes before;
+    without `ends_as`: when it goes on.
+    """
 
     jobs: tuple[str, ...]
     status: AttemptStatus
@@ -34,7 +37,7 @@ class UnderWayView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
-    """`about`: what it waits for beside places; always there when `waiting` is empty."""
+    """`about`: what the run waits for besides allocations; always set when `waiting` is empty."""
 
     run: str
     name: str
@@ -45,7 +48,7 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """`refused`: why a submit would be refused, because of `field`; then `jobs` is empty."""
+    """`refused`: why a submit would be refused, and `field` the field; then `jobs` is empty."""
 
     jobs: tuple[PlannedPlace, ...]
     refused: str | None

@@ -1,4 +1,4 @@
-"""Where a user's ssh finds a job: the node to come through, the port, the host keys to expect."""
+"""How a user's ssh reaches a job: the node to go through, the port, the host keys to expect."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PORT_NAME = "ssh"
 
 
 def ssh_target(state: RunState, job_key: str | None, nodes: Mapping[str, Node]) -> SshTarget:
-    """Of the job's present attempt. Raises NotFound, and Conflict (`no_ssh`) saying why there is no
-    way in (yet)."""
+    """Return the target of the job's present attempt. Raises NotFound, and Conflict (`no_ssh`) with
+    the reason why there is none."""
     job = find_job(state, job_key)
     attempt = job.attempts[-1] if job.attempts else None
     node = nodes.get(attempt.node_id or "") if attempt else None

@@ -1,4 +1,4 @@
-"""The events of a run, or of everything, as they happen."""
+"""The events of a run, or of all runs, as they happen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAGE = 1000
 
 
 async def watch_events(call: Call) -> web.StreamResponse:
-    """What is known after the cursor, then what comes; of one run until it has ended."""
+    """Send the events after the cursor, then those that come; for one run until it has ended."""
     query: EventsWatchQuery = call.query
     runs = call.service.runs
     run_id = None
@@ -35,7 +35,7 @@ async def watch_events(call: Call) -> web.StreamResponse:
 
 
 async def _events(call: Call, run_id: str | None, after: int) -> AsyncIterator[EventView | None]:
-    """None is a heartbeat."""
+    """Yield events; None is a heartbeat."""
     runs = call.service.runs
     async with runs.changes(run_id) as changed:
         while True:

@@ -1,7 +1,7 @@
 """The requests that stay open: watching a run, reading and following a log.
 
-Each holds one place in the application's set of streams, so that a controller that stops ends them
-at once; their readers come back and go on at their offset.
+Each is registered in the application's set of streams, so that a controller that stops ends them at
+once. Their readers reconnect and continue at their offset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STREAMS: web.AppKey[set[Ending]] = web.AppKey("streams", set)
 
 
 async def end_streams(app: web.Application) -> None:
-    """For `on_shutdown`."""
+    """End all streams; for `on_shutdown`."""
     endings = app[STREAMS]
     await asyncio.gather(*(end() for end in tuple(endings)))
 
@@ -49,7 +49,7 @@ def registered(request: web.Request, end: Ending) -> Iterator[None]:
 
 
 def cancel_this() -> Ending:
-    """Ends the present task."""
+    """Return a function that ends the present task."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -60,13 +60,13 @@ def cancel_this() -> Ending:
 
 
 def reader_may_leave() -> suppress:
-    """aiohttp has several words for a reader that goes away: before, in and after a write."""
+    """Suppress aiohttp's errors about a reader that goes away before, in or after a write."""
     return suppress(ConnectionError)
 
 
 async def watch_run(call: Call) -> web.StreamResponse:
-    """A line at once, one after each change, a heartbeat when nothing changes; the final state is
-    the last line."""
+    """Send a line at once, one after each change, and a heartbeat when nothing changes; the final
+    state is the last line."""
     run_id = (await call.service.runs.get(call.path("run"))).run.id
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
     await response.prepare(call.request)
@@ -101,8 +101,10 @@ def _watch_line(call: Call, state: RunState) -> bytes:
 
 
 async def read_logs(call: Call) -> web.StreamResponse:
-    """Sends the log that is stored now, as raw frames or as text; an attempt that has not begun has
-    an empty log, one whose log was removed none."""
+    """Send the stored log, as raw frames or as text.
+
+    An attempt that has not begun has an empty log; a removed log is an error.
+    """
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
@@ -122,7 +124,7 @@ async def read_logs(call: Call) -> web.StreamResponse:
 
 
 def wants_text(accept: str) -> bool:
-    """Whether an `Accept` header names text, as that of a person does, and not frames."""
+    """Return whether an `Accept` header asks for text, as a browser's does, and not for frames."""
     wanted = set()
     for one in accept.lower().split(","):
         media, *parameters = (part.strip() for part in one.split(";"))
@@ -132,7 +134,7 @@ def wants_text(accept: str) -> bool:
 
 
 async def _texts(pieces: AsyncIterator[bytes], offset: int) -> AsyncIterator[bytes]:
-    """The output in these frames from `offset` on."""
+    """Yield the output in these frames from `offset` on."""
     decoder = Decoder()
     async for piece in pieces:
         tails = (tail_from(frame, offset) for frame in decoder.feed(piece))
@@ -140,7 +142,8 @@ async def _texts(pieces: AsyncIterator[bytes], offset: int) -> AsyncIterator[byt
 
 
 async def follow_logs(call: Call) -> web.StreamResponse:
-    """As the runner's: `LogsHeader` as text, then whole frames; closes with 1000 at the end."""
+    """Send the log as the runner does: `LogsHeader` as text, then whole frames; closes with 1000 at
+    the end."""
     query: LogsQuery = call.query
     state = await call.service.runs.get(call.path("run"))
     attempt = await call.service.runs.attempt(state, query.job, query.attempt)
@@ -159,7 +162,8 @@ async def follow_logs(call: Call) -> web.StreamResponse:
 
 
 async def _send_until_gone(socket: web.WebSocketResponse, pieces: AsyncIterator[bytes]) -> None:
-    """Reading beside sending is what makes aiohttp answer pings and see the other side go."""
+    """Send and read at the same time: only then does aiohttp answer pings and see the other side
+    close."""
     sending = asyncio.create_task(_send(socket, pieces))
     reading = asyncio.create_task(_read_to_close(socket))
     try:

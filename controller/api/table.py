@@ -1,4 +1,4 @@
-"""All routes under `/v1`, in the order in which the document shows them."""
+"""All routes under `/v1`, in the order of the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the documents of the API from the controller's values, by pure functions."""
+"""Make the documents of the API from the controller's values, with pure functions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from shim.schemas import PullProgress
 
 
 def iso(time: float) -> str:
-    """`time`: Unix seconds."""
+    """Return the time (Unix seconds) as ISO 8601."""
     moment = datetime.fromtimestamp(round(time, 3), UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -64,7 +64,7 @@ def iso_or_none(time: float | None) -> str | None:
 def run_view(
     state: RunState, node_names: Mapping[str, str], children: Iterable[RunState] = ()
 ) -> RunView:
-    """`node_names`: by node id."""
+    """Return the run's document; `node_names`: by node id."""
     run = state.run
     gathers = incarnation.gathering(run, state.jobs)
     return RunView(
@@ -234,7 +234,7 @@ def past_attempt_view(attempt: Attempt, node_names: Mapping[str, str]) -> PastAt
 
 
 def node_name(placed: Attempt | Allocation, node_names: Mapping[str, str]) -> str:
-    """A node that was removed since is shown by the name that it had."""
+    """Return the node's name; a node that was removed keeps the name that it had."""
     node_id = placed.node_id or ""
     return node_names.get(node_id) or placed.node_name or node_id
 
@@ -267,7 +267,7 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
 
 
 def progress_view(state: RunState, progress: Mapping[str, PullProgress]) -> dict[str, PullProgress]:
-    """Of the attempts that are being prepared now."""
+    """Return the pull progress of the attempts that are being prepared."""
     current = (job.attempts[-1] for job in state.jobs if job.attempts)
     return {
         attempt.id: progress[attempt.id]

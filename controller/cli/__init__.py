@@ -1,2 +1,5 @@
-"""The `fairlead` command. Commands are imported when they are used, so that each starts fast; all
-talk to the controller through `client.ControllerClient` and fail through `errors`."""
+"""The `fairlead` command. A command's module is imported when the command is used, so each starts
+fast.
+
+All commands talk to the controller through `client.ControllerClient` and fail through `errors`.
+"""

@@ -1,7 +1,7 @@
-"""The client of the REST API that the command uses. It blocks: a command has nothing else to do.
+"""The client of the REST API. It blocks: a command has nothing else to do.
 
-HTTP is the standard library's: a command is over before a larger client would be imported. For the
-same reason, what only an answer needs is imported while the controller works on it.
+It uses the standard library's HTTP: a command is over before a larger client would be imported. For
+the same reason, modules that only the answer needs are imported while the controller works.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from controller.cli.errors import EXIT_USAGE, ApiError, CliError, ConnectionLost
 
 
 def why_lost(error: Exception) -> str:
-    """Of what sockets, TLS, HTTP and WebSocket clients raise."""
+    """Return errors of sockets, TLS, HTTP and WebSocket clients in words."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"its certificate is not trusted ({error.verify_message})"
@@ -49,16 +49,17 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 UPLOAD_SECONDS = 300.0
-"""Without any progress."""
+"""Seconds without any progress."""
 SILENCE_SECONDS = 35.0
-"""Three missed heartbeats of a watch."""
+"""Seconds of three missed heartbeats of a watch."""
 READ_BYTES = 1 << 18
 MAX_MESSAGE_BYTES = 64 << 20
 _LOST = (OSError, http.client.HTTPException)
 
 
 class ControllerClient:
-    """Every method raises ApiError when the controller refuses, ConnectionLost when it is away."""
+    """Talks to the controller. Every method raises ApiError when the controller refuses,
+    ConnectionLost when it is away."""
 
     def __init__(self, url: str, token: str | None) -> None:
         parts = urlsplit(url)
@@ -72,7 +73,7 @@ class ControllerClient:
         self._token = token
 
     def get(self, path: str, **query: object) -> bytes:
-        """The JSON as it came, for `--json` and for `decode`."""
+        """Return the JSON as it came, for `--json` and for `decode`."""
         return self._request("GET", path, query=query)
 
     def post(self, path: str, body: object) -> bytes:
@@ -82,8 +83,11 @@ class ControllerClient:
         return self._request("PUT", path, body=body)
 
     def submit(self, body: object) -> tuple[bytes, int]:
-        """A run, and the status under which it came: 201 for a new one, 200 for one that is kept,
-        202 for one that must end before the same submission can make the new one."""
+        """Submit a run. Return the run's JSON and the HTTP status.
+
+        201: a new run. 200: the run that is kept. 202: the old run, which must end before the same
+        submission makes the new one.
+        """
         with closing(self._connection(ANSWER_SECONDS)) as connection:
             response = self._open(connection, "POST", "/v1/runs", body=body)
             return self._read(response), response.status
@@ -98,7 +102,7 @@ class ControllerClient:
         return True
 
     def upload(self, digest: str, file: Path) -> None:
-        """`digest` is the sha256 of the file."""
+        """Upload the file; `digest` is its sha256."""
         path = f"/v1/blobs/{digest}"
         with closing(self._connection(UPLOAD_SECONDS)) as connection, file.open("rb") as content:
             headers = {**self._headers(), "Content-Length": str(file.stat().st_size)}
@@ -128,8 +132,11 @@ class ControllerClient:
         return decode(self.get(run_path(key)), RunView)
 
     def watch(self, key: str, heard: Callable[[], None]) -> Iterator[WatchLine]:
-        """What `GET .../watch` says, heartbeats left out; ends when the run is final. `heard` is
-        called for these too, here and in the other streams: the controller is there."""
+        """Yield the lines of `GET .../watch` without heartbeats; ends when the run is final.
+
+        `heard` is called for heartbeats too, here and in the other streams: they show that the
+        controller is there.
+        """
         from controller.api.documents import WatchLine
 
         for line in self._lines(run_path(key, "watch")):
@@ -141,7 +148,7 @@ class ControllerClient:
     def watched_events(
         self, run: str | None, cursor: int, heard: Callable[[], None]
     ) -> Iterator[EventView]:
-        """What `GET /v1/events/watch` says, heartbeats left out."""
+        """Yield the events of `GET /v1/events/watch`, without heartbeats."""
         from controller.api.documents import EventLine
 
         path = self._target("/v1/events/watch", {"run": run, "cursor": cursor})
@@ -152,7 +159,7 @@ class ControllerClient:
                 yield told.event
 
     def stored_frames(self, key: str, **query: object) -> Iterator[Frame]:
-        """The log as far as it is stored now."""
+        """Yield the log as it is stored now."""
         with closing(self._connection(ANSWER_SECONDS)) as connection:
             response = self._open(connection, "GET", run_path(key, "logs"), query=query)
             yield from _frames(iter(lambda: self._read(response, READ_BYTES), b""))
@@ -160,7 +167,7 @@ class ControllerClient:
     def followed_frames(
         self, key: str, heard: Callable[[], None], **query: object
     ) -> Iterator[Frame]:
-        """The log from an offset on, as it grows, until its attempt has ended."""
+        """Yield the log from an offset on, as it grows, until its attempt has ended."""
         from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
@@ -187,7 +194,7 @@ class ControllerClient:
             raise self.lost(error) from None
 
     def socket(self, path: str, **query: object) -> tuple[str, dict[str, str]]:
-        """The URL of a WebSocket, and the headers that it is asked with."""
+        """Return the URL of a WebSocket and the headers for its request."""
         return self._ws_url(path, query), self._headers()
 
     # -- transport --------------------------------------------------------------------------
@@ -280,7 +287,8 @@ class ControllerClient:
 
 
 def run_path(key: str, part: str = "") -> str:
-    """Raises CliError for an empty key, which a variable that is not set gives."""
+    """Return the run's path. Raises CliError for an empty key, which comes from a variable that is
+    not set."""
     if not key:
         raise CliError("RUN is empty: give the id or name of a run", EXIT_USAGE)
     path = f"/v1/runs/{quote(key, safe='')}"
@@ -297,7 +305,8 @@ def node_path(key: str, part: str = "") -> str:
 
 
 def decode(data: bytes | msgspec.Raw, shape: type[T]) -> T:
-    """Raises CliError when the controller speaks a language that this command does not know."""
+    """Return the answer as `shape`. Raises CliError for an answer that this version of the command
+    does not know."""
     try:
         return msgspec.json.decode(data, type=shape)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Which database a controller's state is in: a file in its folder, or a PostgreSQL server's."""
+"""Which database a controller uses: a file in its data folder, or a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ VARIABLE = "FAIRLEAD_DATABASE_URL"
 def find_database(
     data: Path, url: str | None, file: Path | None, environment: Mapping[str, str]
 ) -> Database:
-    """`url` (an option, so without a password), else what `file` has, else the environment's; if
-    none is given, the file in `data`. Raises CliError."""
+    """Return the database. Raises CliError.
+
+    The order is `url` (an option, so it has no password), the content of `file`, the environment,
+    and the file in `data`.
+    """
     if url is not None and file is not None:
         raise CliError("give --database or --database-file, not both", EXIT_USAGE)
     if url is not None:

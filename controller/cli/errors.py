@@ -1,4 +1,4 @@
-"""How a command fails: a sentence on stderr and an exit status, never a traceback."""
+"""How a command fails: one sentence on stderr and an exit status, never a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXIT_BROKEN_PIPE = 141
 
 
 class CliError(Exception):
-    """The message is for the person at the terminal."""
+    """The command failed; the message is for the user at the terminal."""
 
     def __init__(self, message: str, exit_status: int = EXIT_FAILED) -> None:
         super().__init__(message)
@@ -19,14 +19,14 @@ class CliError(Exception):
 
 
 class OutputError(CliError):
-    """The disk or device behind stdout or stderr takes nothing more."""
+    """The disk or device behind stdout or stderr accepts no more data."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"the output cannot be written: {error.strerror}")
 
 
 class ApiError(CliError):
-    """The controller refused; what was asked for is at fault when it says 400."""
+    """The controller refused the request. Status 400 means that the user's input is wrong."""
 
     def __init__(self, status: int, code: str, message: str, field: str | None) -> None:
         exit_status = EXIT_USAGE if status == HTTPStatus.BAD_REQUEST else EXIT_FAILED
@@ -36,9 +36,10 @@ class ApiError(CliError):
 
 
 class ConnectionLost(CliError):
-    """The controller can not be reached, or went away in the middle of an answer.
+    """The controller cannot be reached, or the connection broke during an answer.
 
-    `refused`: nothing was there that could have taken the request."""
+    `refused`: nothing was there that could have received the request.
+    """
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
-"""Following a run or a log until its end, over connections that break.
+"""Follow a run or a log until its end, over connections that break.
 
-A lost connection is told once and tried again with growing jittered waits, until the controller has
-been away for a quarter of an hour; a refusal ends it at once. Threads wait (one on the run, one on
-each job's log) and the main thread decides, so Ctrl-C always works.
+A lost connection is reported once, then tried again with growing, jittered waits, until the
+controller has been away for a quarter of an hour. A refusal ends it at once. Threads wait (one for
+the run, one for each job's log) and the main thread decides, so Ctrl-C always works.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ T = TypeVar("T")
 
 
 class News:
-    """Says once that the controller is away, and once that it is back, however many wait for it."""
+    """Reports once that the controller is away and once that it is back, however many threads wait
+    for it."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -58,10 +59,11 @@ class News:
 
 
 class Patience:
-    """Growing, jittered waits between tries; short again once the controller was found.
+    """Growing, jittered waits between tries; short again once the controller answered.
 
-    As a context it waits where the controller was lost in it, and so a loop around it tries again.
-    Raises what lost it, as a ConnectionLost, when it was away for too long."""
+    As a context manager it waits when the controller is lost within the block, so that a loop
+    around it tries again. If the controller was away for too long, it raises ConnectionLost.
+    """
 
     def __init__(
         self,
@@ -110,17 +112,19 @@ class Patience:
 
 
 def next_of(queue: SimpleQueue[T]) -> T:
-    """The next of what other threads put in, for the main thread.
+    """Return the next item of other threads, for the main thread.
 
-    Ctrl-C in the very moment in which a wait begins is only seen when that wait ends, so none is
-    long."""
+    A Ctrl-C at the moment when a wait begins is seen only when that wait ends, so each wait is
+    short.
+    """
     while True:
         with suppress(Empty):
             return queue.get(timeout=LONGEST_DEAFNESS_SECONDS)
 
 
 def follow_run(client: ControllerClient, run_id: str, news: News) -> Iterator[WatchLine]:
-    """The run now and after each change; the last one is final. Raises ApiError, ConnectionLost."""
+    """Yield the run now and after each change; the last one is final. Raises ApiError,
+    ConnectionLost."""
     patience = Patience(news)
     while True:
         with patience:
@@ -134,7 +138,7 @@ def follow_run(client: ControllerClient, run_id: str, news: News) -> Iterator[Wa
 def follow_log(
     client: ControllerClient, run_id: str, attempt_id: str, offset: int, news: News
 ) -> Iterator[Frame]:
-    """Every frame of the attempt from `offset` on, each byte once. Raises ApiError,
+    """Yield the attempt's frames from `offset` on, each byte once. Raises ApiError,
     ConnectionLost."""
     patience = Patience(news)
     while True:
@@ -151,7 +155,7 @@ def follow_log(
 def follow_events(
     client: ControllerClient, run: str | None, after: int, news: News
 ) -> Iterator[EventView]:
-    """Each event after that number once; those of a run until it has ended. Raises ApiError,
+    """Yield each event after that number once; those of a run until it has ended. Raises ApiError,
     ConnectionLost."""
     patience = Patience(news)
     while True:
@@ -165,7 +169,7 @@ def follow_events(
 
 
 def patiently(news: News, ask: Callable[[], T]) -> T:
-    """The answer to a question that may be asked again. Raises ApiError, ConnectionLost."""
+    """Return the answer of a question that can be repeated. Raises ApiError, ConnectionLost."""
     patience = Patience(news)
     while True:
         with patience:
@@ -175,7 +179,8 @@ def patiently(news: News, ask: Callable[[], T]) -> T:
 
 
 def of_what_is_kept(frames: Iterator[Frame], tell: Callable[[str], None]) -> Iterator[Frame]:
-    """For one log of several: that it was removed is told, and ends none of the others."""
+    """Yield the frames of one of several logs. If it was removed, report that and let the other
+    logs go on."""
     try:
         yield from frames
     except ApiError as error:
@@ -185,7 +190,7 @@ def of_what_is_kept(frames: Iterator[Frame], tell: Callable[[str], None]) -> Ite
 
 
 def unread(frames: Iterator[Frame], offset: int) -> Iterator[Frame]:
-    """The parts of the frames at or after `offset`, none twice."""
+    """Yield the parts of the frames at or after `offset`, none twice."""
     from runner.schemas.frames import tail_from
 
     for frame in frames:
@@ -196,7 +201,8 @@ def unread(frames: Iterator[Frame], offset: int) -> Iterator[Frame]:
 
 
 MOST_JOBS = 256
-"""Whose output is carried here, a connection each; `fairlead logs` shows any other's."""
+"""The output of so many jobs is shown, with one connection each; `fairlead logs` shows that of
+others."""
 
 
 class _Failed:
@@ -213,7 +219,8 @@ _Told = WatchLine | _LogEnded | _Failed
 
 
 def attach(client: ControllerClient, run: RunView) -> RunView:
-    """The final state. Raises CliError when the controller refuses to go on."""
+    """Follow the run and its output; return its final state. Raises CliError when the controller
+    refuses."""
     return _Attachment(client, run, display()).until_final()
 
 
@@ -268,7 +275,7 @@ class _Attachment:
             self._incarnation = switch.incarnation
 
     def _follow_next(self, job: JobView) -> None:
-        """The logs of a job's attempts, one after the other, none left out."""
+        """Follow the logs of a job's attempts one after the other, without leaving one out."""
         if job.id in self._following:
             return
         for attempt in job.attempts:

@@ -1,4 +1,4 @@
-"""Local TCP ports that lead to ports of a job, each connection through a WebSocket of its own."""
+"""Local TCP ports that lead to ports of a job; each connection has its own WebSocket."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PATIENCE_SECONDS = 30.0
 
 
 class Forward(msgspec.Struct, frozen=True):
-    """`local` 0: any free port."""
+    """One forwarded port. `local` 0: any free port."""
 
     port: int
     local: int
 
 
 def parse_forward(text: str) -> Forward:
-    """`PORT` or `PORT:LOCAL`. Raises CliError."""
+    """Return the ports of `PORT` or `PORT:LOCAL`. Raises CliError."""
     port, colon, local = text.partition(":")
     numbers = [port, local if colon else port]
     if not all(n.isascii() and n.isdecimal() and len(n) < 6 and int(n) < 65536 for n in numbers):
@@ -49,7 +49,7 @@ async def forward(
     bind: str,
     tell: Callable[[str], None],
 ) -> None:
-    """Until cancelled. Raises CliError when a local port cannot be had."""
+    """Forward the ports until cancelled. Raises CliError when a local port cannot be opened."""
     news = News(tell)
     async with contextlib.AsyncExitStack() as stack:
         for one in forwards:
@@ -85,7 +85,7 @@ class _Carrier:
         self._tell = tell
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection that cannot be carried to its end is reset, so that its program knows."""
+        """Carry one connection. If it breaks, reset it, so that its program learns of it."""
         try:
             whole = await self._carry(reader, writer)
         except ConnectionLost:
@@ -106,7 +106,8 @@ class _Carrier:
             return await _between(reader, writer, stream)
 
     async def _open(self) -> ClientConnection:
-        """Programs wait for a connection for a while: so long the controller may be away."""
+        """Open the WebSocket. Programs wait some time for a connection; the controller may be away
+        for as long."""
         give_up_at = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         wait = FIRST_WAIT_SECONDS
         while True:
@@ -142,7 +143,8 @@ class _Carrier:
 
 
 def _may_pass(error: CliError) -> bool:
-    """Where the controller is away, or has not found the job's node again yet."""
+    """Return whether the error can pass: the controller is away, or has not reached the job's node
+    again."""
     if isinstance(error, ApiError):
         return error.status == HTTPStatus.SERVICE_UNAVAILABLE
     return isinstance(error, ConnectionLost)
@@ -157,7 +159,7 @@ def _reset_on_close(writer: asyncio.StreamWriter) -> None:
 async def _between(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: ClientConnection
 ) -> bool:
-    """Whether the job's side came to its end."""
+    """Carry the bytes; return whether the job's side came to its end."""
     sending = asyncio.create_task(_send(reader, stream))
     try:
         return await _receive(writer, stream)
@@ -167,7 +169,8 @@ async def _between(
 
 
 async def _send(reader: asyncio.StreamReader, stream: ClientConnection) -> None:
-    """A program that breaks its connection breaks all of it."""
+    """Send the local program's bytes. If the program breaks its connection, the whole connection
+    ends."""
     try:
         while data := await reader.read(PIECE_BYTES):
             await stream.send(data)
@@ -178,7 +181,7 @@ async def _send(reader: asyncio.StreamReader, stream: ClientConnection) -> None:
 
 
 async def _receive(writer: asyncio.StreamWriter, stream: ClientConnection) -> bool:
-    """Until both directions have ended, which the other side tells by closing."""
+    """Receive until both directions have ended; the other side then closes."""
     whole = False
     try:
         while True:

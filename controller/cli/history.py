@@ -24,8 +24,11 @@ def with_history(
     occurrence: int | None = None,
     incarnation: str | None = None,
 ) -> RunView:
-    """The run with all attempts of this occurrence, or of this incarnation (its number or id), and
-    no others. Raises CliError."""
+    """Return the run with all attempts of this occurrence, or of this incarnation (its number or
+    id), and no others.
+
+    Raises CliError.
+    """
     attempts: dict[str, list[AttemptView]] = defaultdict(list)
     for attempt in _all(client, run, occurrence=occurrence, incarnation=incarnation):
         attempts[attempt.job_id].append(attempt)

@@ -1,6 +1,6 @@
-"""The `fairlead` command's table of commands, and the one place where its failures end.
+"""The table of the `fairlead` commands, and the one place where their failures end.
 
-Whatever happens, a person reads one sentence; `FAIRLEAD_DEBUG=1` shows the traceback instead.
+A failure is always one sentence; `FAIRLEAD_DEBUG=1` shows the traceback instead.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Run the command; return its exit status."""
     _tolerate_encodings()
     try:
         result = make_app(list(arguments))(
@@ -184,8 +184,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tolerate_encodings() -> None:
-    """Writes characters that PYTHONIOENCODING or the locale lacks as escapes, and reads bytes that
-    they do not know as marks: neither is worth losing the rest for."""
+    """Write characters that the encoding lacks as escapes, and read unknown bytes as marks.
+
+    PYTHONIOENCODING or the locale sets that encoding. One such character must not lose the rest.
+    """
     for stream, errors in (
         (sys.stdin, "replace"),
         (sys.stdout, "backslashreplace"),
@@ -209,7 +211,7 @@ def _fail(message: str, status: int) -> int:
 
 
 def _keeps_unwritten() -> bool:
-    """A failed flush leaves the text where it was, so that the next one fails too."""
+    """Return whether stdout keeps data that it could not write: then each later flush fails too."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -218,5 +220,5 @@ def _keeps_unwritten() -> bool:
 
 
 def _silence_stdout() -> None:
-    """The interpreter flushes stdout once more when it ends; nobody reads that."""
+    """Send stdout to /dev/null, because the interpreter flushes it once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,7 @@
-"""The configuration and the keys with which the user's own ssh reaches a job, host keys pinned.
+"""The configuration and keys with which the user's own ssh reaches a job, with pinned host keys.
 
-The node's key is the one its admin has pinned, the job's the one its node has published; nothing is
-trusted on first use. A submitted run lets in the user's own public keys, or those of
+The node's key is the one that its admin pinned; the job's key is the one that its node published.
+Nothing is trusted on first use. A submitted run accepts the user's own public keys, or that of
 FAIRLEAD_SSH_KEY.
 """
 
@@ -15,7 +15,7 @@ from controller.api.documents import SshTarget
 from controller.cli.errors import EXIT_USAGE, CliError
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"
-"""Every OpenSSH has them; what it would choose by itself is half as fast in the embedded server."""
+"""Every OpenSSH has these; its own default is half as fast with the embedded server."""
 _ALGORITHMS = {
     "ssh-ed25519": "ssh-ed25519",
     "ecdsa-sha2-nistp256": "ecdsa-sha2-nistp256",
@@ -23,8 +23,8 @@ _ALGORITHMS = {
     "ecdsa-sha2-nistp521": "ecdsa-sha2-nistp521",
     "ssh-rsa": "rsa-sha2-512,rsa-sha2-256",
 }
-"""By the type of a pinned key. A node says what its job's key is: no other word of it may become
-configuration."""
+"""The algorithms by the type of a pinned key. A node reports its job's key; nothing else that it
+sends may become configuration."""
 _PINNED = (
     "GlobalKnownHostsFile /dev/null",
     "StrictHostKeyChecking yes",
@@ -39,7 +39,7 @@ def state_folder(environ: Mapping[str, str], home: Path) -> Path:
 
 
 def host_blocks(target: SshTarget, user: str, folder: Path, identity: Path | None) -> str:
-    """One block for the job under its run's name, one for the node it is reached through."""
+    """Return one block for the job under its run's name, and one for its node."""
     through = None if target.node_host is None else f"{target.run_name}.node"
     job = [
         "HostName 127.0.0.1",
@@ -61,7 +61,7 @@ def host_blocks(target: SshTarget, user: str, folder: Path, identity: Path | Non
 
 
 def write_known_hosts(target: SshTarget, folder: Path) -> None:
-    """Raises OSError."""
+    """Write the pinned keys. Raises OSError."""
     lines = [_known_host(_job_alias(target), target.host_key)]
     if target.node_host_key is not None:
         lines.append(_known_host(_node_alias(target), target.node_host_key))
@@ -69,20 +69,24 @@ def write_known_hosts(target: SshTarget, folder: Path) -> None:
 
 
 def _known_host(alias: str, key: str) -> str:
-    """One line, whatever the node says."""
+    """Return exactly one line, whatever the node sent."""
     return f"{alias} {' '.join(key.split()[:2])}\n"
 
 
 def write_config(target: SshTarget, blocks: str, folder: Path) -> Path:
-    """A file for `ssh -F`, which reads the user's own after it. Raises OSError."""
+    """Write a file for `ssh -F` that includes the user's own configuration after it. Raises
+    OSError."""
     path = folder / f"{target.run_name}.config"
     _replace(path, f"{blocks}Match all\nInclude ~/.ssh/config\n")
     return path
 
 
 def _trust(alias: str, key: str | None, target: SshTarget, folder: Path) -> list[str]:
-    """Only the pinned key's algorithm is negotiated: a server with several keys shows that one,
-    whatever the user's own configuration prefers."""
+    """Return the options that accept only the pinned key.
+
+    Only its algorithm is negotiated. So a server with several keys shows that one, whatever the
+    user's own configuration prefers.
+    """
     path = str(_known_hosts(target, folder)).replace("%", "%%")
     known = [f"HostKeyAlias {alias}", f'UserKnownHostsFile "{path}"']
     algorithms = _ALGORITHMS.get((key or "").partition(" ")[0])
@@ -99,7 +103,7 @@ def _block(host: str, settings: list[str]) -> str:
 
 
 def _job_alias(target: SshTarget) -> str:
-    """Each attempt has a host key of its own."""
+    """Return the alias of the job's host key: each attempt has its own."""
     return f"fairlead-{target.attempt_id}"
 
 
@@ -125,8 +129,11 @@ _MOST_BYTES = 1 << 14
 
 
 def public_keys(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
-    """Public key lines: that of FAIRLEAD_SSH_KEY (the path of a key or of its `.pub`), else those
-    of `~/.ssh/*.pub`. Raises CliError for a named key that cannot be used."""
+    """Return public key lines: that of FAIRLEAD_SSH_KEY (the path of a key or its `.pub`), else
+    those of `~/.ssh/*.pub`.
+
+    Raises CliError for a named key that cannot be used.
+    """
     named = environ.get(VARIABLE)
     if named:
         key = _line(_public(Path(named).expanduser()))
@@ -139,7 +146,7 @@ def public_keys(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
 
 
 def identity(environ: Mapping[str, str]) -> Path | None:
-    """The private key to show, where one was named."""
+    """Return the private key that the user named, if any."""
     named = environ.get(VARIABLE)
     return Path(named.removesuffix(".pub")).expanduser().absolute() if named else None
 
@@ -149,7 +156,7 @@ def _public(path: Path) -> Path:
 
 
 def _line(path: Path) -> str | None:
-    """The comment stays at home: it often names a person and a machine."""
+    """Return the key without its comment, which often names a person and a machine."""
     try:
         with path.open(encoding="ascii") as file:
             words = file.read(_MOST_BYTES).split()

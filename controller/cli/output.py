@@ -1,6 +1,6 @@
-"""What commands write: results on stdout, everything said about them on stderr.
+"""What commands write: results on stdout, messages about them on stderr.
 
-A log's bytes go to the descriptors unchanged, so nothing is lost to decoding or buffering.
+A log's bytes go to the descriptors unchanged, so nothing is lost by decoding or buffering.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_IN_A_CELL = 200
 
 
 def emit(text: str) -> None:
-    """Raises as `write_all`."""
+    """Print a line. Raises as `write_all` does."""
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -37,7 +37,7 @@ def emit(text: str) -> None:
 
 
 def emit_json(data: bytes) -> None:
-    """As it came from the controller."""
+    """Print the JSON as it came from the controller."""
     write_all(STDOUT_FD, data.rstrip(b"\n") + b"\n")
 
 
@@ -52,16 +52,16 @@ def write_frame(frame: Frame) -> None:
 
 
 class Writer(Protocol):
-    """Takes a log's frames in their order."""
+    """Prints a log's frames in their order."""
 
     def write(self, frame: Frame) -> None: ...
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Finish: no more frames come."""
 
 
 class PlainWriter:
-    """Each byte as it came."""
+    """Prints each byte as it came."""
 
     def write(self, frame: Frame) -> None:
         write_frame(frame)
@@ -71,8 +71,10 @@ class PlainWriter:
 
 
 class LineWriter:
-    """One of several jobs: whole lines, each behind the job's name; used by one thread at a time,
-    beside others of its kind."""
+    """Prints whole lines of one of several jobs, each after the job's name.
+
+    One thread at a time uses it, next to other writers.
+    """
 
     _one_at_a_time = threading.Lock()
 
@@ -101,20 +103,21 @@ class LineWriter:
 
 
 def log_writer(name: str, *, alone: bool) -> Writer:
-    """`name` is the job's; `alone`: its run has no other."""
+    """Return the writer of a job's log. `alone`: the run has no other job."""
     return PlainWriter() if alone else LineWriter(name)
 
 
 @contextmanager
 def alone_on_terminals() -> Iterator[None]:
-    """Meanwhile what other threads write to a terminal waits, so that nothing comes over a question
-    and its answer."""
+    """Make other threads' output to a terminal wait, so that nothing is printed over a question and
+    its answer."""
     with _terminals:
         yield
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Raises BrokenPipeError when nobody reads any more, OutputError when it cannot be written."""
+    """Write all bytes. Raises BrokenPipeError when no reader is left, OutputError when they cannot
+    be written."""
     view = memoryview(data)
     try:
         with _terminals if os.isatty(fd) else nullcontext():
@@ -127,7 +130,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A drawn table on a terminal; aligned plain columns in a pipe."""
+    """Print a drawn table on a terminal, aligned plain columns in a pipe."""
     lines = [tuple(_one_line(cell) for cell in row) for row in rows]
     if sys.stdout.isatty():
         _draw(columns, lines)
@@ -153,17 +156,17 @@ def _draw(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 
 
 def _one_line(text: str) -> str:
-    """Text from elsewhere must not move the cursor or break the table."""
+    """Return the text without characters that would move the cursor or break the table."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def shortened(text: str) -> str:
-    """For a cell of a list; what shows one thing shows all of it."""
+    """Return the text for a cell of a list; commands that show one thing print all of it."""
     return text if len(text) <= MOST_IN_A_CELL else f"{text[:MOST_IN_A_CELL]}…"
 
 
 def ago(time: str | None, now: datetime) -> str:
-    """`time`: ISO 8601 as the API writes it."""
+    """Return the age of `time` (ISO 8601, as in the API)."""
     if time is None:
         return "-"
     seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
@@ -178,7 +181,7 @@ def utc_now() -> datetime:
 
 
 def size(amount: int) -> str:
-    """`amount` in bytes."""
+    """Return `amount` bytes in a readable unit."""
     value = float(amount)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

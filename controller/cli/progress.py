@@ -1,4 +1,5 @@
-"""How a run is doing, in one line: redrawn on a terminal, told once per step in a pipe."""
+"""The progress of a run in one line: redrawn on a terminal, printed once for each step in a
+pipe."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ _MOST_NODES_NAMED = 8
 
 
 class Step(msgspec.Struct, frozen=True):
-    """`detail` and `rows` (job, status, node, about) change often and are for terminals only; a
-    `lasting` step stays on the screen."""
+    """One step. `detail` and `rows` (job, status, node, about) change often and are only for
+    terminals; a `lasting` step stays on the screen."""
 
     text: str
     detail: str = ""
@@ -47,7 +48,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def step_of(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
-    """What a run that is not final does now; of its jobs, the first that waits speaks."""
+    """Return what a run that is not final does now; the first job that waits gives the reason."""
     if run.suspended and run.status in (RunStatus.PENDING, RunStatus.SUBMITTED):
         return Step("suspended")
     if run.status is RunStatus.PENDING and run.schedule and run.triggered_at is None:
@@ -109,7 +110,8 @@ def _nodes(run: RunView) -> list[str]:
 
 
 def why(run: RunView) -> str:
-    """What the run itself says, else the attempt that decided, else the sentence of its reason."""
+    """Return the run's own message, else that of the attempt that decided, else the sentence of its
+    reason."""
     if run.message:
         return run.message
     found = failed_attempt(run)
@@ -124,8 +126,8 @@ def why(run: RunView) -> str:
 
 
 def failed_attempt(run: RunView) -> tuple[JobView, AttemptView] | None:
-    """Of the jobs that ended badly, and not for the run's end, the last one, if that ended the
-    run."""
+    """Return the attempt that ended the run: the last one that ended badly and not because of the
+    run's end."""
     if run.termination_reason not in _BY_ITS_JOBS:
         return None
     failed = [
@@ -137,7 +139,7 @@ def failed_attempt(run: RunView) -> tuple[JobView, AttemptView] | None:
 
 
 def _ended_badly(attempt: AttemptView) -> bool:
-    """Its cleanup may still be going."""
+    """Return whether the attempt ended badly; its cleanup may still go on."""
     if attempt.termination_reason is None:
         return False
     row = ROWS[attempt.termination_reason]
@@ -145,8 +147,7 @@ def _ended_badly(attempt: AttemptView) -> bool:
 
 
 def exit_status(run: RunView) -> int:
-    """Of a final run: 0 when DONE, else the exit code of the job that ended it, 1 when it has
-    none."""
+    """Return 0 for a DONE run, else the exit code of the job that ended it, else 1."""
     if run.status is RunStatus.DONE:
         return 0
     found = failed_attempt(run)
@@ -158,10 +159,10 @@ def exit_status(run: RunView) -> int:
 
 class Display(Protocol):
     def show(self, step: Step, *, output_flows: bool) -> None:
-        """`output_flows`: the job's output is on the same screen now."""
+        """Show the step. `output_flows`: the job's output is on the same screen now."""
 
     def pause(self) -> None:
-        """Leave the terminal to others."""
+        """Leave the terminal to other output."""
 
 
 class PlainDisplay:
@@ -178,7 +179,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """Used by several threads."""
+    """A status line on a terminal; several threads use it."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""Which controller a command talks to, and as whom: the environment alone says."""
+"""The environment alone says which controller a command talks to, and with which token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_URL = "http://127.0.0.1:8700"
 
 
 def client() -> ControllerClient:
-    """Raises CliError when FAIRLEAD_URL or FAIRLEAD_TOKEN_FILE is unusable."""
+    """Return the client. Raises CliError when FAIRLEAD_URL or FAIRLEAD_TOKEN_FILE is unusable."""
     return ControllerClient(os.environ.get("FAIRLEAD_URL") or DEFAULT_URL, _token())
 
 

@@ -1,8 +1,8 @@
 """Uploads make a run independent of this machine: its `repos` and `files` become blobs.
 
-An archive is made the same way every time, so unchanged content is not sent again. The user's
-repository is only read: new files are compared through an index and an object store of our own.
-What cannot be packed is refused before anything is sent.
+An archive is made in the same way every time, so unchanged content is not sent again. The user's
+repository is only read: new files are compared through an own index and object store. Content that
+cannot be packed is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _SECONDS = 120.0
 
 
 class GitError(Exception):
-    """A sentence for the user."""
+    """git failed; the message is a sentence for the user."""
 
 
 class GitFolder(msgspec.Struct, frozen=True):
-    """`commit`: the newest one that the remote has too; None (as `url`) when there is none."""
+    """A git repository. `commit`: the newest commit that the remote has too; None (like `url`)
+    without one."""
 
     root: Path
     url: str | None
@@ -47,7 +48,8 @@ class GitFolder(msgspec.Struct, frozen=True):
 
 
 def look_at_git(folder: Path) -> GitFolder | None:
-    """None when git does not track the folder (or is not installed). Raises GitError."""
+    """Return the repository; None when git does not track the folder, or is not installed. Raises
+    GitError."""
     if shutil.which("git") is None:
         return None
     top = _git(folder, "rev-parse", "--show-toplevel", may_fail=True)
@@ -63,13 +65,14 @@ def look_at_git(folder: Path) -> GitFolder | None:
 
 
 def git_files(folder: Path) -> list[str]:
-    """Below `folder`, tracked or new, without what is ignored. Raises GitError."""
+    """Return the files below `folder`, tracked or new, without ignored ones. Raises GitError."""
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     return sorted({name for name in (listed or "").split("\0") if name})
 
 
 def difference(root: Path, commit: str) -> bytes:
-    """From the commit to what lies in the folder, new files included. Raises GitError."""
+    """Return the diff from the commit to the folder's content, new files included. Raises
+    GitError."""
     with tempfile.TemporaryDirectory(prefix="fairlead-git-") as own:
         objects = _git(root, "rev-parse", "--git-path", "objects") or ""
         (Path(own) / "objects").mkdir()
@@ -91,7 +94,7 @@ def is_ssh(url: str) -> bool:
 
 
 def as_https(url: str) -> str:
-    """The same repository as hosts with tokens have it."""
+    """Return the URL of the same repository for hosts with tokens."""
     match = _SCP_LIKE.fullmatch(url)
     if "://" not in url and match is not None:
         return f"https://{match['host']}/{match['path'].lstrip('/')}"
@@ -100,7 +103,7 @@ def as_https(url: str) -> str:
 
 
 def known_hosts(url: str) -> str | None:
-    """The keys by which this machine knows the host."""
+    """Return the keys by which this machine knows the host."""
     host = _host(url)
     program = shutil.which("ssh-keygen")
     if host is None or program is None:
@@ -121,7 +124,7 @@ def _host(url: str) -> str | None:
 
 
 def _remote(root: Path) -> str | None:
-    """That of the current branch, else `origin`, else the only one."""
+    """Return the remote of the current branch, else `origin`, else the only one."""
     branch = _git(root, "symbolic-ref", "--short", "-q", "HEAD", may_fail=True)
     if branch:
         chosen = _git(root, "config", f"branch.{branch}.remote", may_fail=True)
@@ -178,7 +181,7 @@ _LEVEL = 6
 
 
 class Packed(msgspec.Struct):
-    """`uploads`: files (of the folder given to `pack`) by their sha256."""
+    """A packed configuration. `uploads`: files (in the folder given to `pack`) by their sha256."""
 
     configuration: dict[str, Any]
     uploads: dict[str, Path]
@@ -191,7 +194,7 @@ def pack(
     environ: Mapping[str, str],
     scratch: Path,
 ) -> Packed:
-    """Paths are relative to `base`. Raises ConfigurationError."""
+    """Pack a configuration's code. Paths are relative to `base`. Raises ConfigurationError."""
     packer = _Packer(base, environ, scratch)
     filled = dict(written)
     if parsed.repos:
@@ -283,7 +286,7 @@ class _Packer:
             raise ConfigurationError(field, "there is no home folder for `~`") from None
 
     def _place(self, local: str, field: str) -> str:
-        """Where a file goes that was given no place: the same path below the working folder."""
+        """Return where a file without a given path goes: the same path below the working folder."""
         if os.path.isabs(local):
             return local
         place = posixpath.normpath(local)
@@ -316,7 +319,7 @@ class _Packer:
 
 
 def _gzip(file: IO[bytes]) -> gzip.GzipFile:
-    """Without a time and a name in it: the same content makes the same bytes."""
+    """Return a gzip file without time and name, so that the same content makes the same bytes."""
     return gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_LEVEL, mtime=0)
 
 
@@ -346,7 +349,10 @@ def _add(archive: tarfile.TarFile, name: str, source: Path, field: str) -> None:
 
 
 def _leaves(name: str, target: str) -> bool:
-    """The node takes only links that go up first, and not further than the folder that is sent."""
+    """Return whether a link leads out of the folder.
+
+    The node accepts only links that go up first, and not beyond the folder that is sent.
+    """
     steps = [step for step in target.split("/") if step not in ("", ".")]
     ups = next((at for at, step in enumerate(steps) if step != ".."), len(steps))
     depth = len(posixpath.normpath(name).split("/"))
@@ -354,7 +360,8 @@ def _leaves(name: str, target: str) -> bool:
 
 
 def _tree(folder: Path, field: str) -> list[tuple[str, Path]]:
-    """All below it but git's own folder; of a git repository what git would not ignore."""
+    """Return all files below the folder except git's own; in a git repository those that git does
+    not ignore."""
     if look_at_git(folder) is not None:
         names = git_files(folder)
         return [(name, folder / name) for name in names if _is_there(folder / name)]
@@ -377,8 +384,10 @@ _WORTH_TELLING = 4 << 20
 def send_code(
     client: ControllerClient, configuration: object, base: Path, environ: Mapping[str, str]
 ) -> object:
-    """The configuration to submit: complete without this machine. Paths in it are relative to
-    `base`. Raises ConfigurationError, CliError."""
+    """Upload the code and return the configuration to submit, which needs nothing of this machine.
+
+    Paths in it are relative to `base`. Raises ConfigurationError, CliError.
+    """
     parsed = parse(configuration)
     if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
         return configuration

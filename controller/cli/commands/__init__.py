@@ -1,1 +1,1 @@
-"""One module per subject; each is imported only when one of its commands is used."""
+"""One module for each subject; it is imported only when one of its commands is used."""

@@ -1,4 +1,4 @@
-"""What a user does to a live run and to its jobs; each returns when the wish is recorded."""
+"""Actions on a live run and its jobs; each command returns when the request is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`apply`: submit a run, show how it is doing, carry its output here, end as it ended."""
+"""`apply`: submit a run, show its progress and output here, and exit with its status."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def apply(
 
 
 def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, json: bool) -> int:
-    """With the run that was submitted, or `kept` instead."""
+    """Continue with the run that was submitted, or that was `kept` instead."""
     from controller.api.documents import RunView  # from here on the job is on its way
 
     run = decode(data, RunView)
@@ -96,8 +96,10 @@ def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, j
 
 
 def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, str]) -> object:
-    """What is to be sent: complete, and accepted by `parse`. Raises CliError naming file, line,
-    field and what is allowed."""
+    """Return the complete configuration, checked by `parse`.
+
+    Raises CliError with file, line, field and what is allowed.
+    """
     try:
         document = load(file)
     except SourceError as error:
@@ -113,7 +115,7 @@ def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, s
 def with_code(
     client: ControllerClient, configuration: object, file: Path, environ: Mapping[str, str]
 ) -> object:
-    """`repos` and `files` uploaded. Raises CliError."""
+    """Return the configuration with its `repos` and `files` uploaded. Raises CliError."""
     if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
         return configuration
     from controller.cli.upload import send_code  # few runs bring code
@@ -125,7 +127,7 @@ def with_code(
 
 
 def overrides(env: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Raises CliError. Messages name variables, never values."""
+    """Return the variables of `--env`. Raises CliError; messages name variables, never values."""
     given: dict[str, str] = {}
     for entry in env:
         name, equals, value = entry.partition("=")
@@ -142,8 +144,8 @@ def overrides(env: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str
 
 
 def _submit(client: ControllerClient, body: dict[str, object]) -> tuple[bytes, int]:
-    """The run, and the status it came with. The key makes a second try of a submission whose answer
-    was lost harmless."""
+    """Submit and return the run and the status. The client key makes it safe to submit again when
+    an answer is lost."""
     keyed = {**body, "client_key": uuid.uuid4().hex}
     while True:
         data, status = _submit_once(client, keyed)

@@ -1,4 +1,4 @@
-"""`controller backup`, `restore` and `mark-restored`, and where a controller's database is."""
+"""`controller backup`, `restore` and `mark-restored`."""
 
 from __future__ import annotations
 

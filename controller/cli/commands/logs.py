@@ -1,4 +1,4 @@
-"""`logs`: the bytes of a job's output, as the job wrote them."""
+"""`logs`: print the bytes of a job's output as the job wrote them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def logs(
 
 
 def _of_all(client: ControllerClient, run: RunView, *, follow: bool) -> None:
-    """Stored logs job by job, followed ones as they come: each job's latest attempt."""
+    """Print each job's latest attempt: stored logs job by job, followed logs as they come."""
     news = News(output.note)
     works = [
         partial(_carry, client, run.id, job, job.attempts[-1].id, news if follow else None)
@@ -98,7 +98,7 @@ def _guarded(work: Callable[[], None], ended: SimpleQueue[BaseException | None])
 def _carry(
     client: ControllerClient, run_id: str, job: JobView, attempt_id: str, news: News | None
 ) -> None:
-    """`news` None: what is stored now."""
+    """Print one log; `news` None: only what is stored now."""
     if news is None:
         frames = unread(client.stored_frames(run_id, attempt=attempt_id), 0)
     else:
@@ -110,9 +110,8 @@ def _carry(
 
 
 def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:
-    """Its id: a follower that comes back must not find itself at a later attempt.
-
-    Raises CliError."""
+    """Return the attempt's id, so that a follower that reconnects stays with that attempt. Raises
+    CliError."""
     attempts = _chosen_job(run, job).attempts
     if attempt is None and attempts:
         return attempts[-1].id
@@ -123,7 +122,7 @@ def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:
 
 
 def _is_past(run: RunView, job: str | None, attempt: str | None) -> bool:
-    """It has left the recent ones, so nothing of it is to come."""
+    """Return whether the attempt is older than the recent ones, so that its log is complete."""
     attempts = _chosen_job(run, job).attempts
     if attempt is None or not attempt.isdecimal() or not attempts:
         return False

@@ -112,7 +112,7 @@ def list_(*, json: Json = False) -> int:
 
 
 def _to_be_empty(deadline: str) -> str:
-    """What is still there after it is ending."""
+    """Return the state of a drain deadline; jobs that are still there after it are ending."""
     is_over = datetime.fromisoformat(deadline) <= output.utc_now()
     return f"passed its drain deadline at {deadline}" if is_over else f"until {deadline}"
 
@@ -330,7 +330,8 @@ def key(*, json: Json = False) -> int:
 
 
 def _show_usable(data: bytes, json: bool) -> int:
-    """A drain and a cordon are independent: taking one back leaves the other."""
+    """Show the node after a drain or a cordon ended. They are independent: the other one may still
+    hold."""
     node = decode(data, NodeView)
     done = "is in use again"
     if node.draining:

@@ -22,7 +22,7 @@ Attributes = Annotated[
 
 
 def attributes_of(written: list[str] | None, *, takes_away: bool = False) -> dict[str, str | None]:
-    """`takes_away`: NAME= removes it. Raises CliError."""
+    """Return the attributes. `takes_away`: NAME= removes an attribute. Raises CliError."""
     found: dict[str, str | None] = {}
     for text in written or ():
         name, equals, value = text.partition("=")
@@ -33,7 +33,7 @@ def attributes_of(written: list[str] | None, *, takes_away: bool = False) -> dic
 
 
 def seconds_of(text: str | None, option: str) -> float | None:
-    """Raises CliError."""
+    """Return the duration of an option, in seconds. Raises CliError."""
     try:
         return None if text is None else parse_duration(text)
     except ValueError as error:

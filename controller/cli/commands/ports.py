@@ -1,4 +1,4 @@
-"""`port-forward`: what a job listens on, on this machine."""
+"""`port-forward`: reach a job's ports on this machine."""
 
 from __future__ import annotations
 

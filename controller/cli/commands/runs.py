@@ -1,4 +1,4 @@
-"""Commands that ask about runs."""
+"""Commands that show runs."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _names_of(client: ControllerClient, run_id: str) -> dict[str, str]:
 
 
 def _names(run: RunView) -> dict[str, str]:
-    """What people call the jobs and attempts of a run, by id."""
+    """Return the names of the run's jobs and attempts for people, by id."""
     jobs = {job.id: job_name(job) for job in run.jobs}
     attempts = {
         attempt.id: f"{jobs[job.id]} #{attempt.number}"
@@ -289,7 +289,8 @@ def _all_events(client: ControllerClient, run: str | None, after: int) -> list[m
 
 
 def _event_cells(event: EventView, names: Mapping[str, str]) -> tuple[str, ...]:
-    """An attempt is shown as `GROUP/COOKIE #NUMBER` where its run is known."""
+    """Return the cells of an event. An attempt is shown as `GROUP/COOKIE #NUMBER` if its run is
+    known."""
     subject = event.attempt_id or event.job_id or event.run_id
     subject = names.get(subject, subject)
     change = f"{event.from_status or 'new'} → {event.to_status}" if event.to_status else ""

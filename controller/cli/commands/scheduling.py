@@ -1,4 +1,4 @@
-"""`explain`: why a run waits. `plan`: where one would go, nothing submitted."""
+"""`explain` shows why a run waits; `plan` shows where one would go, without submitting it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def plan(
 
 
 def _without_code(configuration: object) -> object:
-    """What would have to be uploaded has no say in where a job goes."""
+    """Return the configuration without uploads: they do not matter for placement."""
     if not isinstance(configuration, dict):
         return configuration
     return {key: value for key, value in configuration.items() if key not in ("repos", "files")}

@@ -36,8 +36,8 @@ from controller.store.base import StoreError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 GC_THRESHOLDS = (1_000, 10, 800)
-"""Young objects are looked through some milliseconds at a time, while everything else waits; all of
-them only when millions have come."""
+"""A collection of young objects takes some milliseconds, during which everything else waits. A full
+collection runs only after millions of objects."""
 SWITCH_SECONDS = 0.001
 
 
@@ -122,7 +122,7 @@ def _defaults(operating: Operating, image: str | None, project_keys: Path | None
 
 
 def _serve(options: daemon.Options, log_level: LogLevel) -> None:
-    """Raises CliError."""
+    """Run the controller. Raises CliError."""
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -140,9 +140,12 @@ def _serve(options: daemon.Options, log_level: LogLevel) -> None:
 
 
 def prepare_for_many_nodes() -> None:
-    """Each node and each job keeps connections open. And they are many objects that live long: to
-    look through them whenever a few hundred new ones were made costs more than it frees. The loop
-    gets its turn back soon from the threads that write."""
+    """Prepare the process for many connections and many long-lived objects.
+
+    Each node and each job keeps connections open. A garbage collection after every few hundred new
+    objects would cost more than it frees. The event loop must get control back soon from the
+    threads that write.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.collect()
@@ -152,7 +155,7 @@ def prepare_for_many_nodes() -> None:
 
 
 def parse_image(text: str) -> str:
-    """Raises CliError."""
+    """Return the image name of an option. Raises CliError."""
     try:
         return image_name(text)
     except ValueError as error:
@@ -160,7 +163,7 @@ def parse_image(text: str) -> str:
 
 
 def parse_limit(text: str, option: str) -> int:
-    """Raises CliError."""
+    """Return the bytes of an option. Raises CliError."""
     try:
         return parse_size(text)
     except ValueError as error:
@@ -168,7 +171,7 @@ def parse_limit(text: str, option: str) -> int:
 
 
 def parse_keep(text: str, option: str) -> float:
-    """Seconds. Raises CliError."""
+    """Return the seconds of an option. Raises CliError."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -176,7 +179,7 @@ def parse_keep(text: str, option: str) -> float:
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Raises CliError."""
+    """Return host and port. Raises CliError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise CliError(f"--listen: {text!r} is not HOST:PORT, such as 127.0.0.1:8700", EXIT_USAGE)
@@ -184,7 +187,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def read_config(file: Path) -> Operating:
-    """Raises CliError."""
+    """Return the operator's settings. Raises CliError."""
     try:
         return load_operating(file)
     except SourceError as error:
@@ -192,7 +195,7 @@ def read_config(file: Path) -> Operating:
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
-    """Empty lines and comments count for nothing. Raises CliError."""
+    """Return the public keys of a file, without empty lines and comments. Raises CliError."""
     try:
         lines = [line.strip() for line in file.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Commands that lead into a job's container: `ssh`, and `ssh-config` for other programs."""
+"""Commands that log in to a job's container: `ssh`, and `ssh-config` for other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`node user-data` announces a node before it boots; `node register` tells its address."""
+"""`node user-data` announces a node before it boots; `node register` gives it its address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from controller.cli.commands.options import Attributes, Json, attributes_of, sec
 from controller.cli.errors import EXIT_USAGE, CliError
 
 _MERGE = "list(append)+dict(no_replace,recurse_list,recurse_dict)+str()"
-"""cloud-init joins lists, and of a value that both parts give it keeps ours, which comes first."""
+"""cloud-init joins lists. If both parts give a value, it keeps the first part's: ours."""
 _KINDS = {
     "#cloud-config-archive": "cloud-config-archive",
     "#cloud-config": "cloud-config",
@@ -112,7 +112,7 @@ def register(name: str, /, *, address: str, json: Json = False) -> int:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST, HOST:PORT, IPv6 or [IPv6]:PORT. Raises CliError."""
+    """Return host and port of HOST, HOST:PORT, IPv6 or [IPv6]:PORT. Raises CliError."""
     if text.count(":") > 1 and not text.startswith("["):
         return text, 22
     host, colon, port = text.rpartition(":")
@@ -124,7 +124,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def read_own(file: Path) -> str:
-    """Raises CliError."""
+    """Return the user's own user-data. Raises CliError."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -140,7 +140,7 @@ def read_own(file: Path) -> str:
 
 
 def multipart(ours: str, own: str) -> str:
-    """One message of both; of a value that both give, ours counts."""
+    """Return one message with both parts; if both give a value, ours counts."""
     message = MIMEMultipart(boundary=_BOUNDARY)
     for name, text in (("fairlead.yaml", ours), ("own", own)):
         message.attach(_part(name, text))
