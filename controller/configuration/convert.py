@@ -80,7 +80,7 @@ def _check_text(text: str, path: str) -> None:
         raise ConfigurationError(
             path,
             "holds ${{ … }}, which is not resolved here",
-            "secrets for secrets, env for the rest",
+            "secrets, or env",
         )
 
 
