@@ -1,14 +1,13 @@
 """An engine in the place of Docker: its containers are entries of a dictionary.
 
 `MemoryHost` is the machine (it survives a "crash" of the shim), `MemoryEngine` the way to it.
-`FailingEngine` wraps any engine and breaks at a named act, before or after its side effect.
+Engines that misbehave are in `failing_engines`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from shim.engines.base import (
     ContainerSpec,
@@ -196,33 +195,3 @@ class MemoryEngine:
             return self.host.containers[container_id]
         except KeyError:
             raise EngineError(f"no container {container_id}") from None
-
-
-class FailingEngine:
-    """Breaks at `act` (a method's name): before its side effect, or right `after` it.
-
-    `raises` is what happens then; a test that plays `kill -9` plants `asyncio.CancelledError`-like
-    exceptions of its own. `broken` is set when it happened.
-    """
-
-    def __init__(
-        self, inner: MemoryEngine, act: str, raises: BaseException, *, after: bool = False
-    ) -> None:
-        self._inner = inner
-        self._act = act
-        self._raises = raises
-        self._after = after
-        self.broken = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if name != self._act:
-            return found
-
-        async def act(*args: Any) -> Any:
-            if self._after:
-                await found(*args)
-            self.broken.set()
-            raise self._raises
-
-        return act

@@ -190,3 +190,22 @@ class CrashAfterCommit(_Around):
         await super().commit(changes)
         if self.crash:
             raise Crash
+
+
+class CountedCommits(DiskFull):
+    """Notes what was committed, and how often a commit failed. Not `full` at first."""
+
+    full = False
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.commits: list[Changes] = []
+        self.failures = 0
+
+    async def commit(self, changes: Changes) -> None:
+        try:
+            await super().commit(changes)
+        except StoreUnavailable:
+            self.failures += 1
+            raise
+        self.commits.append(changes)

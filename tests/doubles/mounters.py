@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from shim.schemas import TaskStatus
+from shim.tasks.task import TaskState
+
 
 class MemoryMounter:
     """`there` are the node's paths; `mounted` maps a place to what is mounted there."""
@@ -37,3 +40,27 @@ class FailingMounter(MemoryMounter):
 
     def _mount(self, source: str, target: Path) -> bool:
         raise OSError(errno.EIO, "Input/output error", source)
+
+
+class FullMounter(MemoryMounter):
+    """On a node whose disk is full."""
+
+    def bind(self, allowed: Path, relative: str, target: Path) -> bool:
+        raise OSError(28, "No space left on device", str(target))
+
+
+class WatchedMounter(MemoryMounter):
+    """Notes in which state its task was when it let go."""
+
+    def __init__(self, *there: str, fails: bool = False) -> None:
+        super().__init__(*there)
+        self.fails = fails
+        self.task: TaskState | None = None
+        self.released_in: list[TaskStatus] = []
+
+    def release(self, folder: Path) -> None:
+        assert self.task is not None
+        self.released_in.append(self.task.info.status)
+        if self.fails:
+            raise OSError(16, "Device or resource busy", str(folder))
+        super().release(folder)

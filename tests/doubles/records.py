@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from shim.state.records import Loaded, RecordBooks
+from shim.state.records import Loaded, RecordBooks, TaskRecord
 
 T = TypeVar("T")
 
@@ -34,3 +34,14 @@ class FailingRecords(MemoryRecords[T]):
 
 def books_in_memory() -> RecordBooks:
     return RecordBooks(MemoryRecords(), MemoryRecords(), MemoryRecords())
+
+
+class MoodyRecords(MemoryRecords[TaskRecord]):
+    """A disk that is full while `is_full`."""
+
+    is_full = False
+
+    async def save(self, key: str, record: TaskRecord) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        await super().save(key, record)

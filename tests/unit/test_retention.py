@@ -17,8 +17,8 @@ from controller.retention import DAY, RUNS_AT_ONCE, Keep, Retention
 from controller.store.base import Changes, LeaseLost, Store, StoreRefused, StoreUnusable
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryStore
-from tests.unit.pipelines.parts import NOW, Clock
 from tests.unit.store.samples import a_place, a_run, an_event, submission
 
 KEEP = Keep(runs=90 * DAY, logs=30 * DAY)
@@ -56,7 +56,7 @@ async def test_runs_are_kept_90_days_after_their_end(store: Store, logs: LogStor
     runs = (ended("old", 91), ended("young", 89), ended("live", 400, RunStatus.RUNNING))
     events = (an_event("old"), an_event("young"))
     await store.commit(Changes(runs=submission(*runs).runs, events=events))
-    clock = Clock()
+    clock = ManualClock()
     retention = Retention(store, logs, clock, KEEP, lambda: ())
 
     await retention.sweep()
@@ -78,7 +78,7 @@ async def test_a_run_that_still_occupies_a_place_is_kept(
         ended("old", 1000), allocations=(a_place("old", "1", state=state),)
     )
     await store.commit(submission(occupying))
-    await Retention(store, logs, Clock(), KEEP, lambda: ()).sweep()
+    await Retention(store, logs, ManualClock(), KEEP, lambda: ()).sweep()
 
     assert await left(store) == {"old"}
 
@@ -86,7 +86,7 @@ async def test_a_run_that_still_occupies_a_place_is_kept(
 async def test_more_than_one_transactions_worth_is_forgotten(store: Store, logs: LogStore) -> None:
     count = 2 * RUNS_AT_ONCE + 1
     await store.commit(submission(*(ended(f"run{number}", 100) for number in range(count))))
-    await Retention(store, logs, Clock(), KEEP, lambda: ()).sweep()
+    await Retention(store, logs, ManualClock(), KEEP, lambda: ()).sweep()
 
     assert await left(store) == set()
 
@@ -109,7 +109,7 @@ async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
         a_log(tmp_path / "logs", name, days_ago)
     store = MemoryStore()
     await store.open()
-    await Retention(store, logs, Clock(), KEEP, lambda: (live,)).sweep()
+    await Retention(store, logs, ManualClock(), KEEP, lambda: (live,)).sweep()
     await store.close()
 
     found = {path.name for path in await asyncio.to_thread(list, (tmp_path / "logs").glob("*/*"))}
@@ -143,7 +143,7 @@ async def test_what_cannot_be_removed_now_is_left_for_the_next_time(
 
     monkeypatch.setattr(store, "forget", fail)
     monkeypatch.setattr(Keep, "sweep_every", 0.0)
-    work = asyncio.create_task(Retention(store, logs, Clock(), KEEP, tuple).run())
+    work = asyncio.create_task(Retention(store, logs, ManualClock(), KEEP, tuple).run())
     async with asyncio.timeout(30):
         assert await tries.get() == await tries.get()
     work.cancel()
@@ -162,5 +162,5 @@ async def test_a_controller_that_was_taken_over_forgets_nothing_more(
 
     monkeypatch.setattr(store, "forget", fail)
     with pytest.raises(LeaseLost):
-        await Retention(store, logs, Clock(), KEEP, tuple).run()
+        await Retention(store, logs, ManualClock(), KEEP, tuple).run()
     await store.close()

@@ -10,10 +10,10 @@ from aiohttp.test_utils import TestClient
 
 from runner.client import RunnerUnavailable
 from shim.schemas import GpuMetrics
+from tests.doubles.node import FakeConnection
 from tests.unit.api.conftest import Controller
 from tests.unit.api.test_runs import submit
 from tests.unit.cli.conftest import PlayedNode
-from tests.unit.pipelines.fakes import FakeConnection
 
 
 async def use_of(api: TestClient[Any, Any], query: str = "") -> list[dict[str, Any]]:

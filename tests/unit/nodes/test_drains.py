@@ -14,22 +14,15 @@ from controller.lifecycle.statuses import AttemptStatus
 from controller.nodes.drains import DrainDeadlines
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
+from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.waiting import eventually
-from tests.unit.pipelines.parts import (
-    NOW,
-    Clock,
-    Ids,
-    a_node,
-    attempt_of,
-    placed,
-    steady_chance,
-)
+from tests.unit.pipelines.parts import Ids, a_node, attempt_of, placed, steady_chance
 
 
 @contextlib.asynccontextmanager
 async def drained(
-    state: RunState, node: Node, clock: Clock, database: MemoryDatabase | None = None
+    state: RunState, node: Node, clock: ManualClock, database: MemoryDatabase | None = None
 ) -> AsyncIterator[RunPipeline]:
     store = MemoryStore(database or MemoryDatabase())
     await store.open()
@@ -53,7 +46,7 @@ def reason_of(turns: RunPipeline, state: RunState) -> Reason | None:
 
 
 async def test_what_runs_at_the_deadline_ends_as_node_drained_with_the_admins_reason() -> None:
-    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     node = a_node(draining=True, drain_reason="new disk", drain_deadline=NOW + 60.0)
     async with drained(state, node, clock) as turns:
         await turns.settled()
@@ -67,12 +60,12 @@ async def test_what_runs_at_the_deadline_ends_as_node_drained_with_the_admins_re
 async def test_a_deadline_that_passed_while_no_controller_was_there_is_met_at_once() -> None:
     state = placed(AttemptStatus.RUNNING)
     node = a_node(draining=True, drain_deadline=NOW - 1.0)
-    async with drained(state, node, Clock()) as turns:
+    async with drained(state, node, ManualClock()) as turns:
         assert await eventually(lambda: reason_of(turns, state)) is Reason.NODE_DRAINED
 
 
 async def test_the_timer_itself_wakes() -> None:
-    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     node = a_node(draining=True, drain_deadline=NOW + 0.05)
     async with drained(state, node, clock) as turns:
         await turns.settled()
@@ -81,7 +74,7 @@ async def test_the_timer_itself_wakes() -> None:
 
 
 async def test_a_resumed_node_ends_nothing() -> None:
-    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     node = a_node(draining=True, drain_deadline=NOW + 60.0)
     async with drained(state, node, clock) as turns:
         await turns.save_node(msgspec.structs.replace(node, draining=False), node.id)
@@ -93,7 +86,7 @@ async def test_a_resumed_node_ends_nothing() -> None:
 
 async def test_a_place_that_is_kept_on_a_node_goes_back_once_it_drains() -> None:
     """Of a replica's job that waits for its next try: nothing else would wake its run."""
-    state, clock = placed(AttemptStatus.RUNNING), Clock()
+    state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     (job,) = state.jobs
     ended = msgspec.structs.replace(
         attempt_of(state),
@@ -119,7 +112,7 @@ async def test_a_place_that_is_kept_on_a_node_goes_back_once_it_drains() -> None
 async def test_jobs_on_other_nodes_go_on() -> None:
     state = placed(AttemptStatus.RUNNING, node="n2")
     node = a_node(draining=True, drain_deadline=NOW - 1.0)
-    async with drained(state, node, Clock()) as turns:
+    async with drained(state, node, ManualClock()) as turns:
         await turns.settled()
         await turns.settled()
         assert reason_of(turns, state) is None

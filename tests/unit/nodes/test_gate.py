@@ -10,8 +10,9 @@ import pytest
 from controller.lifecycle.model import Node
 from controller.nodes.health import Reading, after_health_check, without_gpu
 from shim.schemas import GpuInfo
-from tests.unit.pipelines.fakes import HEALTH
-from tests.unit.pipelines.parts import NOW, a_node, node_info
+from tests.doubles.clock import NOW
+from tests.doubles.node import HEALTH, node_info
+from tests.unit.pipelines.parts import a_node
 
 GPU = GpuInfo(uuid="GPU-1", index=0, name="H100", memory=80 << 30)
 

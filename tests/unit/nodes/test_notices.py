@@ -11,8 +11,8 @@ from controller.nodes import sync
 from controller.nodes.sync import NoticeCarrier
 from runner.client import RunnerError, RunnerUnavailable
 from shim.schemas import Notice, TaskInfo, TaskStatus, TaskTimes
+from tests.doubles.node import FakeConnection, FakeRunner
 from tests.support.waiting import eventually
-from tests.unit.pipelines.fakes import FakeConnection, FakeRunner
 
 LOST = Notice(id="GPU-0:lost", at=1.0, text="[gpu-health] lost")
 TASK = TaskInfo(

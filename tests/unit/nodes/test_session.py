@@ -19,6 +19,8 @@ from shim.schemas import (
     DrainRequest,
     EventType,
 )
+from tests.doubles.clock import NOW
+from tests.doubles.node import node_info
 from tests.support.waiting import eventually
 from tests.unit.nodes.world import (
     FENCE,
@@ -26,14 +28,7 @@ from tests.unit.nodes.world import (
     listing,
     world,
 )
-from tests.unit.pipelines.parts import (
-    NOW,
-    a_node,
-    attempt_of,
-    node_info,
-    placed,
-    task_of,
-)
+from tests.unit.pipelines.parts import a_node, attempt_of, placed, task_of
 
 # -- connecting ---------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import pytest
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import NodeStatus
 from controller.nodes.health import Silence, silent_before
-from tests.unit.pipelines.parts import NOW, Clock, a_node
+from tests.doubles.clock import NOW, ManualClock
+from tests.unit.pipelines.parts import a_node
 
 
 class Seconds:
@@ -118,9 +119,9 @@ def test_silence_from_before_a_restart_counts_but_the_new_controller_looks_for_i
 
 def test_a_node_that_answered_until_the_controller_ended_was_not_silent() -> None:
     connected = a_node(last_seen_at=NOW - 9999.0)
-    assert silent_before(connected, Clock().now()) == 0.0
+    assert silent_before(connected, ManualClock().now()) == 0.0
 
 
 def test_a_node_that_was_silent_when_the_controller_ended_still_is() -> None:
     silent = a_node(status=NodeStatus.UNREACHABLE, last_seen_at=NOW - 120.0)
-    assert silent_before(silent, Clock().now()) == 120.0
+    assert silent_before(silent, ManualClock().now()) == 120.0

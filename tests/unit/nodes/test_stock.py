@@ -15,6 +15,7 @@ from shim.schemas import (
     EventType,
     TaskStatus,
 )
+from tests.doubles.node import HEALTH, node_info
 from tests.support.waiting import eventually
 from tests.unit.nodes.world import (
     World,
@@ -23,15 +24,7 @@ from tests.unit.nodes.world import (
     says,
     world,
 )
-from tests.unit.pipelines.fakes import HEALTH
-from tests.unit.pipelines.parts import (
-    a_node,
-    attempt_of,
-    node_info,
-    placed,
-    submitted,
-    task_of,
-)
+from tests.unit.pipelines.parts import a_node, attempt_of, placed, submitted, task_of
 
 # -- who is there -------------------------------------------------------------------------
 

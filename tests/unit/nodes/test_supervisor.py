@@ -15,10 +15,11 @@ from controller.nodes.manager import NodeManager
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from shim.schemas import TaskInfo
+from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryStore
+from tests.doubles.node import HEALTH, FakeConnection
 from tests.support.waiting import eventually
-from tests.unit.pipelines.fakes import HEALTH, FakeConnection
-from tests.unit.pipelines.parts import Clock, Ids, a_node, steady_chance
+from tests.unit.pipelines.parts import Ids, a_node, steady_chance
 
 
 class OneLinkEach:
@@ -54,9 +55,9 @@ class Deaf:
 async def supervised(*nodes: Node) -> AsyncIterator[tuple[RunPipeline, NodeManager, OneLinkEach]]:
     store, links = MemoryStore(), OneLinkEach()
     await store.open()
-    turns = RunPipeline(store, Clock(), steady_chance(), JobSubmittedPipeline(Ids()))
+    turns = RunPipeline(store, ManualClock(), steady_chance(), JobSubmittedPipeline(Ids()))
     turns.restore((), nodes)
-    supervisor = NodeManager(turns, links.link_to, Clock(), steady_chance())
+    supervisor = NodeManager(turns, links.link_to, ManualClock(), steady_chance())
     tasks = [asyncio.create_task(turns.run()), asyncio.create_task(supervisor.run(Deaf()))]
     try:
         yield turns, supervisor, links

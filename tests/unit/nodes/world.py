@@ -18,46 +18,15 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from shim.client import ShimUnavailable
-from shim.schemas import (
-    AllocationInfo,
-    Event,
-    EventType,
-    Fence,
-    Health,
-    TaskInfo,
-)
+from shim.schemas import AllocationInfo, Event, EventType, Fence, Health, TaskInfo
+from tests.doubles.clock import ManualClock
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
+from tests.doubles.node import FakeLink, FakeShim
 from tests.support.waiting import eventually
-from tests.unit.pipelines.fakes import FakeConnection, FakeShim
-from tests.unit.pipelines.parts import (
-    Clock,
-    Ids,
-    a_node,
-    steady_chance,
-)
+from tests.unit.pipelines.parts import Ids, a_node, steady_chance
 
 R = TypeVar("R")
 FENCE = Fence(1, 1)
-
-
-class FakeLink:
-    """Gives `connection` unless `refusal` is set, once it `answers`."""
-
-    def __init__(self) -> None:
-        self.shim = FakeShim()
-        self.connections: list[FakeConnection] = []
-        self.refusal: Exception | None = None
-        self.tries = 0
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def connect(self) -> NodeConnection:
-        self.tries += 1
-        await self.answers.wait()
-        if self.refusal is not None:
-            raise self.refusal
-        self.connections.append(FakeConnection(self.shim))
-        return self.connections[-1]
 
 
 class Listener:
@@ -104,7 +73,7 @@ class World:
         failure: NodeFailure = DEFAULT_NODE_FAILURE,
     ) -> None:
         self.database = database
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.link = FakeLink()
         self.linked_to: list[Node] = []
         """The node as it was when each link to it was made."""

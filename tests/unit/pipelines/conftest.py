@@ -8,8 +8,8 @@ import pytest
 
 from controller.logs.store import LogStore
 from controller.store.sqlite import SqliteDatabase
+from tests.doubles.node import FakeConnection
 from tests.support.kept import Kept, KeptInMemory, KeptInSql
-from tests.unit.pipelines.fakes import FakeConnection
 
 
 @pytest.fixture(params=["memory", "sqlite"])

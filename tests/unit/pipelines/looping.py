@@ -10,8 +10,9 @@ from controller.lifecycle.model import Node, NodeStatus, RunState
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Store
+from tests.doubles.clock import ManualClock
 from tests.support.kept import Kept
-from tests.unit.pipelines.parts import Clock, Ids, a_node, steady_chance
+from tests.unit.pipelines.parts import Ids, a_node, steady_chance
 
 
 class Listener:
@@ -32,7 +33,7 @@ async def working(
     await store.open()
     snapshot = await store.load()
     chance = steady_chance()
-    turns = RunPipeline(store, Clock(), chance, JobSubmittedPipeline(Ids()))
+    turns = RunPipeline(store, ManualClock(), chance, JobSubmittedPipeline(Ids()))
     listener = Listener()
     turns.restore(snapshot.runs, snapshot.nodes or (nodes if snapshot.runs else ()))
     turns.listen(listener)

@@ -24,19 +24,11 @@ from controller.lifecycle.submission import PlannedJob, new_run
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, Clusters
 from controller.scheduling.scheduler import JobSubmittedPipeline
-from shim.schemas import EngineKind, NodeInfo, TaskInfo, TaskStatus, TaskTimes
+from shim.schemas import TaskInfo, TaskStatus, TaskTimes
+from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryStore
 
-NOW = 1_700_000_000.0
 SOCKET = "/tasks/t/runner.sock"
-
-
-class Clock:
-    def __init__(self, now: float = NOW) -> None:
-        self.time = now
-
-    def now(self) -> float:
-        return self.time
 
 
 class Ids:
@@ -60,7 +52,7 @@ class NotedTurns(RunPipeline):
     """Decides nothing; `posted` is what performers and sessions have reported."""
 
     def __init__(self, *states: RunState) -> None:
-        super().__init__(MemoryStore(), Clock(), steady_chance(), JobSubmittedPipeline(Ids()))
+        super().__init__(MemoryStore(), ManualClock(), steady_chance(), JobSubmittedPipeline(Ids()))
         self.posted: list[Report] = []
         self.restore(states, ())
 
@@ -74,7 +66,6 @@ def submitted(name: str = "hello", new_id: Ids | None = None, **spec: Any) -> Ru
 
 
 _ids = Ids()
-
 _RUN_STATUS = {
     AttemptStatus.PROVISIONING: RunStatus.PROVISIONING,
     AttemptStatus.PULLING: RunStatus.PROVISIONING,
@@ -152,20 +143,3 @@ def a_node(node_id: str = "n1", **changes: Any) -> Node:
         created_at=NOW,
     )
     return msgspec.structs.replace(node, **changes)
-
-
-def node_info(**changes: Any) -> NodeInfo:
-    info = NodeInfo(
-        hostname="node",
-        engine=EngineKind.DOCKER,
-        engine_version=None,
-        isolation=True,
-        cpu=64.0,
-        memory=1 << 40,
-        disk=1 << 40,
-        cpu_allocated=0.0,
-        memory_allocated=0,
-        disk_allocated=0,
-        addresses=(),
-    )
-    return msgspec.structs.replace(info, **changes)

@@ -17,7 +17,7 @@ from controller.pipelines.to_node import RetryLater
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError
 from shim.schemas import Notice, TaskInfo, TaskStatus, TaskTimes
-from tests.unit.pipelines.fakes import FakeConnection, FakeShim
+from tests.doubles.node import FakeConnection, FakeShim
 from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, view_of
 
 LOST = Notice(id="GPU-0:xid-79", at=5.0, text="[gpu-health] GPU 0: XID 79")

@@ -36,8 +36,10 @@ from controller.pipelines.to_node import (
     secret_of,
 )
 from runner.schemas import ClusterInfo
+from tests.doubles.clock import NOW
+from tests.doubles.node import node_info
 from tests.unit.lifecycle.play import Play
-from tests.unit.pipelines.parts import NOW, Ids, node_info
+from tests.unit.pipelines.parts import Ids
 
 SECRET = b"of the controller"
 WHOLE = Resources(whole_node=True)

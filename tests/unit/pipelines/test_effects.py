@@ -23,8 +23,9 @@ from controller.pipelines import effects
 from controller.pipelines.effects import EffectRunner, Performer
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from shim.client import ShimUnavailable
+from tests.doubles.clock import ManualClock
 from tests.support.waiting import eventually
-from tests.unit.pipelines.parts import Clock, NotedTurns, attempt_of, placed, steady_chance
+from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, steady_chance
 
 
 class FakeNodes:
@@ -78,7 +79,7 @@ class World:
             cast(NodeManager, self.nodes),
             self.logs,
             cast(Mapping[EffectKind, Performer], self.scripts),
-            Clock(),
+            ManualClock(),
             steady_chance(),
         )
 

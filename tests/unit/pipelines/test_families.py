@@ -16,9 +16,10 @@ from controller.lifecycle.statuses import RunStatus
 from controller.lifecycle.submission import PlannedJob, new_run
 from controller.pipelines.live_state import ParentGone, Watchers
 from controller.pipelines.run_pipeline import RunPipeline
+from tests.doubles.clock import NOW
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
-from tests.unit.pipelines.parts import NOW, Ids, submitted
+from tests.unit.pipelines.parts import Ids, submitted
 
 _ids = Ids()
 

@@ -20,15 +20,10 @@ from runner.schemas import ExitRecord
 from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError
 from shim.schemas import Fence
+from tests.doubles.clock import NOW
+from tests.doubles.node import NOT_FOUND, FakeConnection
 from tests.support.waiting import eventually
-from tests.unit.pipelines.fakes import NOT_FOUND, FakeConnection
-from tests.unit.pipelines.parts import (
-    NOW,
-    NotedTurns,
-    attempt_of,
-    placed,
-    view_of,
-)
+from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, view_of
 
 FENCE = Fence(1, 7)
 NO_BLOBS = BlobStore(Path("/nonexistent"))

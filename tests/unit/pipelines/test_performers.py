@@ -26,16 +26,14 @@ from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
-from tests.unit.pipelines.fakes import FakeConnection, status
+from tests.doubles.clock import NOW, ManualClock
+from tests.doubles.node import FakeConnection, node_info, status
 from tests.unit.pipelines.parts import (
     ALONE,
-    NOW,
     SOCKET,
-    Clock,
     NotedTurns,
     a_node,
     attempt_of,
-    node_info,
     placed,
     task_of,
     view_of,
@@ -196,7 +194,7 @@ def test_credentials_reach_the_request_and_no_text_of_it() -> None:
 async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PULLING)
     turns = NotedTurns()
-    await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(state), node)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(view_of(state), node)
     assert node.the_runner.asked == ["start"]
     (request,) = node.the_runner.submitted
     assert (request.job.run_name, request.job.commands) == ("hello", ("true",))
@@ -212,7 +210,9 @@ async def test_a_runner_that_does_not_listen_yet_is_waited_for(
     monkeypatch.setattr(job_running, "START_PAUSE_SECONDS", 0.0)
     node.the_runner.failures = [RunnerUnavailable("not yet")] * 5
     turns = NotedTurns()
-    await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(placed(AttemptStatus.PULLING)), node)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
+        view_of(placed(AttemptStatus.PULLING)), node
+    )
     assert isinstance(turns.posted[0], reports.RunnerStarted)
 
 
@@ -223,7 +223,7 @@ async def test_a_runner_that_never_listens_is_unavailable(
     node.the_runner.failures = [RunnerUnavailable("never")] * 1000
     turns = NotedTurns()
     with pytest.raises(RunnerUnavailable, match="never"):
-        await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(
+        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
             view_of(placed(AttemptStatus.PULLING)), node
         )
     assert turns.posted == []
@@ -232,7 +232,9 @@ async def test_a_runner_that_never_listens_is_unavailable(
 async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("bad_user", "no user ann", 422)]
     turns = NotedTurns()
-    await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(view_of(placed(AttemptStatus.PULLING)), node)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
+        view_of(placed(AttemptStatus.PULLING)), node
+    )
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
     assert exited.reason is Reason.EXECUTOR_ERROR
@@ -243,7 +245,7 @@ async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> No
     node.the_runner.failures = [RunnerError("bad_answer", "HTTP status 500", 500)]
     turns = NotedTurns()
     with pytest.raises(RetryLater):
-        await JobStarter(turns, Clock(), NO_BLOBS, ALONE)(
+        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
             view_of(placed(AttemptStatus.PULLING)), node
         )
     assert turns.posted == []
@@ -252,7 +254,7 @@ async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> No
 async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeConnection) -> None:
     view = view_of(placed(AttemptStatus.PULLING, runner_socket=None))
     with pytest.raises(RetryLater, match="no runner yet"):
-        await JobStarter(NotedTurns(), Clock(), NO_BLOBS, ALONE)(view, node)
+        await JobStarter(NotedTurns(), ManualClock(), NO_BLOBS, ALONE)(view, node)
     assert node.the_runner.asked == []
 
 
@@ -266,7 +268,7 @@ async def test_the_runners_exit_is_reported_once(node: FakeConnection) -> None:
         status(RunnerState.SERVING_LOGS, EXIT),
     ]
     turns = NotedTurns()
-    await RunnerFollower(turns, Clock())(view_of(placed(AttemptStatus.RUNNING)), node)
+    await RunnerFollower(turns, ManualClock())(view_of(placed(AttemptStatus.RUNNING)), node)
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
     assert (exited.reason, exited.exit_code) == (Reason.DONE_BY_RUNNER, 0)
@@ -281,7 +283,7 @@ async def test_whose_container_is_being_stopped_is_judged_by_its_shims_word(
     )
     node.the_runner.statuses = [status(RunnerState.SERVING_LOGS, stopped)]
     turns = NotedTurns()
-    follow = RunnerFollower(turns, Clock())
+    follow = RunnerFollower(turns, ManualClock())
     with pytest.raises(RetryLater, match="its shim says why"):
         await follow(view_of(placed(AttemptStatus.RUNNING)), node)
     assert turns.posted == []
@@ -313,14 +315,16 @@ def test_an_exit_record_that_nobody_can_decode_is_none(text: str) -> None:
 async def test_a_status_stream_that_ends_too_early_is_followed_again(node: FakeConnection) -> None:
     node.the_runner.statuses = [status(RunnerState.RUNNING)]
     with pytest.raises(RetryLater, match="before the job did"):
-        await RunnerFollower(NotedTurns(), Clock())(view_of(placed(AttemptStatus.RUNNING)), node)
+        await RunnerFollower(NotedTurns(), ManualClock())(
+            view_of(placed(AttemptStatus.RUNNING)), node
+        )
 
 
 async def test_a_runner_silent_for_its_limit_beside_a_healthy_shim_is_reported(
     node: FakeConnection,
 ) -> None:
     state = placed(AttemptStatus.RUNNING)
-    clock, turns = Clock(), NotedTurns()
+    clock, turns = ManualClock(), NotedTurns()
     follow = RunnerFollower(turns, clock)
     node.the_runner.statuses = [RunnerUnavailable("gone")]
     for seconds in (0.0, state.run.policy.limits.waiting_runner - 1):
@@ -337,7 +341,7 @@ async def test_a_runner_silent_for_its_limit_beside_a_healthy_shim_is_reported(
 class LastWord:
     """A runner that says one thing more; `after` seconds later its stream counts as lost."""
 
-    def __init__(self, clock: Clock, after: float) -> None:
+    def __init__(self, clock: ManualClock, after: float) -> None:
         self._clock = clock
         self._after = after
 
@@ -357,7 +361,7 @@ async def test_the_silence_of_a_runner_counts_from_its_last_word(
 ) -> None:
     state = placed(AttemptStatus.RUNNING)
     assert state.run.policy.limits.waiting_runner == 300.0
-    clock, turns = Clock(), NotedTurns()
+    clock, turns = ManualClock(), NotedTurns()
     follow = RunnerFollower(turns, clock)
     spoke = LastWord(clock, passed)
     monkeypatch.setattr(node, "runner", lambda path: spoke)
@@ -377,7 +381,7 @@ async def test_the_time_without_a_connection_is_no_silence_of_the_runner(
     node: FakeConnection,
 ) -> None:
     state = placed(AttemptStatus.RUNNING)
-    clock, turns = Clock(), NotedTurns()
+    clock, turns = ManualClock(), NotedTurns()
     follow = RunnerFollower(turns, clock)
     for connection in (node, FakeConnection()):
         connection.the_runner.statuses = [RunnerUnavailable("cut")]
@@ -389,7 +393,7 @@ async def test_the_time_without_a_connection_is_no_silence_of_the_runner(
 
 async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection) -> None:
     state = placed(AttemptStatus.RUNNING)
-    clock, turns = Clock(), NotedTurns()
+    clock, turns = ManualClock(), NotedTurns()
     follow = RunnerFollower(turns, clock)
     node.the_runner.statuses = [status(RunnerState.RUNNING), RunnerUnavailable("cut")]
     for _ in range(3):
@@ -403,7 +407,7 @@ async def test_a_runner_that_spoke_begins_its_silence_anew(node: FakeConnection)
 
 
 async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnection) -> None:
-    clock = Clock(NOW + 4)
+    clock = ManualClock(NOW + 4)
     stop = JobStopper(clock)
     view = view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 304))
     for moment in (NOW + 4, NOW + 299, NOW + 360):
@@ -415,7 +419,7 @@ async def test_the_job_is_stopped_with_the_grace_that_is_left(node: FakeConnecti
 async def test_a_runner_that_refuses_to_stop_is_asked_again(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("busy", "not now", 409)]
     with pytest.raises(RetryLater, match="not now"):
-        await JobStopper(Clock())(
+        await JobStopper(ManualClock())(
             view_of(placed(AttemptStatus.TERMINATING, remove_at=NOW + 10)), node
         )
     assert node.the_runner.stops == []

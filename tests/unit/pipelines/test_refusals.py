@@ -16,17 +16,18 @@ from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.pipelines.refused_runs import WAITS
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.store.base import Store, StoreRefused
+from tests.doubles.clock import ManualClock
 from tests.doubles.failing_stores import Refusing
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
-from tests.unit.pipelines.parts import Clock, a_node, attempt_of, placed, submitted
+from tests.unit.pipelines.parts import a_node, attempt_of, placed, submitted
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """One that all who ask share."""
-    clock = Clock()
-    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    clock = ManualClock()
+    monkeypatch.setattr(ManualClock, "now", lambda self: clock.time)
     return clock
 
 
@@ -60,7 +61,7 @@ def two_running(database: Kept) -> tuple[RunState, RunState]:
 
 
 async def test_what_others_are_told_in_the_same_turn_is_stored(
-    database: Kept, clock: Clock
+    database: Kept, clock: ManualClock
 ) -> None:
     wrong, sound = two_running(database)
     async with refusing(database) as (turns, store):
@@ -73,7 +74,7 @@ async def test_what_others_are_told_in_the_same_turn_is_stored(
 
 
 async def test_a_run_aside_is_left_alone_until_its_time_and_then_told_everything(
-    database: Kept, clock: Clock
+    database: Kept, clock: ManualClock
 ) -> None:
     wrong, sound = two_running(database)
     async with refusing(database) as (turns, store):
@@ -91,7 +92,7 @@ async def test_a_run_aside_is_left_alone_until_its_time_and_then_told_everything
 
 
 async def test_the_waits_between_tries_grow_and_the_run_ends_when_all_have_failed(
-    database: Kept, clock: Clock
+    database: Kept, clock: ManualClock
 ) -> None:
     wrong, _ = two_running(database)
     async with refusing(database) as (turns, store):
@@ -114,7 +115,7 @@ async def test_the_waits_between_tries_grow_and_the_run_ends_when_all_have_faile
         assert attempt_of(database.runs[wrong.run.id]).reason is Reason.TERMINATED_BY_SERVER
 
 
-async def test_its_story_says_once_that_it_waits(database: Kept, clock: Clock) -> None:
+async def test_its_story_says_once_that_it_waits(database: Kept, clock: ManualClock) -> None:
     wrong, _ = two_running(database)
     async with refusing(database) as (turns, store):
         store.runs.add(wrong.run.id)
@@ -128,7 +129,7 @@ async def test_its_story_says_once_that_it_waits(database: Kept, clock: Clock) -
 
 
 async def test_who_asks_something_of_a_run_aside_is_answered_by_a_try(
-    database: Kept, clock: Clock
+    database: Kept, clock: ManualClock
 ) -> None:
     wrong, _ = two_running(database)
     stop = StopRequested(run_id=wrong.run.id, abort=True, by="ann")
@@ -172,7 +173,7 @@ async def test_what_is_refused_of_a_node_never_was(database: Kept) -> None:
 
 
 async def test_a_waiting_run_aside_is_not_placed_and_one_that_comes_later_is(
-    database: Kept, clock: Clock
+    database: Kept, clock: ManualClock
 ) -> None:
     wrong, sound = submitted("wrong"), submitted("sound")
     async with refusing(database) as (turns, store):
@@ -190,7 +191,7 @@ async def test_a_waiting_run_aside_is_not_placed_and_one_that_comes_later_is(
 
 
 async def test_a_child_aside_hears_of_its_parents_end_when_it_can_be_stored(
-    database: Kept, clock: Clock
+    database: Kept, clock: ManualClock
 ) -> None:
     parent, child = submitted("parent"), submitted("child")
     child = msgspec.structs.replace(
@@ -210,7 +211,7 @@ async def test_a_child_aside_hears_of_its_parents_end_when_it_can_be_stored(
 
 
 async def test_a_number_that_no_database_holds_stops_only_the_run_that_brought_it(
-    database: Kept, clock: Clock
+    database: Kept, clock: ManualClock
 ) -> None:
     wrong, sound = two_running(database)
     async with working(database) as (turns, _, loop):

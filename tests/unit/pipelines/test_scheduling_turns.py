@@ -12,11 +12,10 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.index import index_of
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Store, StoreUnavailable
-from tests.doubles.failing_stores import DiskFull
+from tests.doubles.failing_stores import CountedCommits, DiskFull
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
 from tests.unit.pipelines.parts import submitted
-from tests.unit.pipelines.test_turns import CountedCommits
 from tests.unit.scheduling.cluster import gpu_node
 
 

@@ -8,7 +8,7 @@ from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines.job_running import LimitHolder
 from controller.pipelines.to_node import RetryLater
 from runner.client import RunnerError
-from tests.unit.pipelines.fakes import FakeConnection
+from tests.doubles.node import FakeConnection
 from tests.unit.pipelines.parts import placed, view_of
 
 RUNNING = view_of(placed(AttemptStatus.RUNNING))

@@ -25,44 +25,17 @@ from controller.pipelines import run_pipeline
 from controller.pipelines import run_pipeline as turns_module
 from controller.pipelines.brake import Brake
 from controller.pipelines.run_pipeline import NameTaken
-from controller.store.base import Changes, LeaseLost, Store, StoreUnavailable
-from tests.doubles.failing_stores import DiskFull, SlowCommit, TakenOver
+from controller.store.base import LeaseLost, Store, StoreUnavailable
+from tests.doubles.clock import NOW, ManualClock
+from tests.doubles.failing_stores import CountedCommits, DiskFull, SlowCommit, TakenOver
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import until_committed, working
-from tests.unit.pipelines.parts import (
-    NOW,
-    SOCKET,
-    Clock,
-    a_node,
-    attempt_of,
-    placed,
-    submitted,
-)
+from tests.unit.pipelines.parts import SOCKET, a_node, attempt_of, placed, submitted
 
 
 @pytest.fixture(autouse=True)
 def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "COMMIT_RETRY_SECONDS", 0.0)
-
-
-class CountedCommits(DiskFull):
-    full = False
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self.commits: list[Changes] = []
-        self.failures = 0
-
-    async def commit(self, changes: Changes) -> None:
-        try:
-            await super().commit(changes)
-        except StoreUnavailable:
-            self.failures += 1
-            raise
-        self.commits.append(changes)
-
-
-# -- admitting ------------------------------------------------------------------------------
 
 
 async def test_an_admitted_run_is_durable_and_live_when_the_caller_is_told(
@@ -170,9 +143,6 @@ async def test_a_caller_who_leaves_before_the_turn_frees_the_name(
         stores[0].go_on.set()
         await turns.settled()
         assert (database.runs, turns.live_run_named("hello")) == ({}, None)
-
-
-# -- reporting ------------------------------------------------------------------------------
 
 
 async def test_a_submitted_job_is_placed_in_the_same_commit(database: Kept) -> None:
@@ -308,9 +278,6 @@ async def test_a_run_goes_from_running_to_done_by_what_is_reported(
     assert database.runs[state.run.id].run.status is RunStatus.DONE
 
 
-# -- deadlines ------------------------------------------------------------------------------
-
-
 def node_reached(state: RunState) -> NodeDisconnected:
     """Until then a restored run's start limits stand still."""
     node_id = attempt_of(state).node_id
@@ -323,8 +290,8 @@ async def test_a_restored_run_has_its_start_limits_anew_once_its_node_is_reached
 ) -> None:
     state = placed(AttemptStatus.PROVISIONING)
     database.put(state)
-    clock = Clock()
-    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    clock = ManualClock()
+    monkeypatch.setattr(ManualClock, "now", lambda self: clock.time)
     limit = state.run.policy.limits.waiting_instance
     clock.time += 2 * limit
     async with working(database) as (turns, _, _loop):
@@ -341,8 +308,8 @@ async def test_a_deadline_that_passes_is_decided_without_a_report(
 ) -> None:
     state = placed(AttemptStatus.PROVISIONING)
     database.put(state)
-    clock = Clock()
-    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    clock = ManualClock()
+    monkeypatch.setattr(ManualClock, "now", lambda self: clock.time)
     async with working(database) as (turns, _, _loop):
         turns.post(node_reached(state))
         await turns.settled()
@@ -369,14 +336,14 @@ async def test_a_run_that_reports_much_keeps_one_deadline(database: Kept) -> Non
 async def test_a_run_that_always_asks_to_be_looked_at_now_is_slowed_and_told_as_an_error(
     database: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, asked = Clock(), 0
+    clock, asked = ManualClock(), 0
 
     def restless(state: RunState, *rest: Any) -> Decision:
         nonlocal asked
         asked += 1
         return Decision(state, (), clock.time)
 
-    monkeypatch.setattr(Clock, "now", lambda self: clock.time)
+    monkeypatch.setattr(ManualClock, "now", lambda self: clock.time)
     async with working(database) as (turns, _, _loop):
         state = submitted()
         await turns.admit(state)
@@ -403,9 +370,6 @@ def test_a_run_that_something_changes_is_slowed_no_longer() -> None:
     assert brake.next_look(run, NOW, NOW, changed=False) == NOW + 1.0
     assert brake.next_look(run, NOW + 5.0, NOW, changed=False) == NOW + 5.0
     assert brake.next_look(run, None, NOW, changed=False) is None
-
-
-# -- the end --------------------------------------------------------------------------------
 
 
 async def test_a_controller_that_was_taken_over_stops_and_tells_everybody(

@@ -14,7 +14,7 @@ from controller.scheduling.fit import choose, in_blocks, is_called, is_named
 from shim.gpus import selection as shims
 from shim.node.ledger import Blocks
 from shim.schemas import GpuInfo, GpuLink, GpuRequest, TaskResources
-from tests.unit.pipelines.parts import node_info
+from tests.doubles.node import node_info
 from tests.unit.shim.gpus.parts import gpu, in_pairs, linked, mig
 
 GIB = 1 << 30

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shim.engines.base import EngineError
 from shim.errors import ShimProblem
 from shim.schemas import TaskStatus, TerminateRequest
-from shim.state.records import TaskRecord
-from tests.doubles.engines import MemoryEngine
-from tests.doubles.records import MemoryRecords
+from tests.doubles.failing_engines import StubbornEngine
+from tests.doubles.records import MoodyRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_tasks import put
@@ -26,32 +23,8 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-class StubbornEngine(MemoryEngine):
-    """Refuses one act so many times, and one other forever."""
-
-    def __init__(self, node: Node, act: str, times: int, fails: str = "") -> None:
-        super().__init__(node.host)
-        self.left = times
-        self._act, self._fails = act, fails
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name.startswith("_") or name not in (self._act, self._fails):
-            return found
-
-        async def refuse(*args: Any) -> Any:
-            if name == self._fails:
-                raise EngineError(f"{name} is broken")
-            if self.left == 0:
-                return await found(*args)
-            self.left -= 1
-            raise EngineError(f"{name} does not work now")
-
-        return refuse
-
-
 async def test_a_place_is_free_only_once_the_container_could_be_removed(node: Node) -> None:
-    engine = StubbornEngine(node, "remove", 2, fails="start")
+    engine = StubbornEngine(node.host, "remove", 2, fails="start")
     async with node.shim(engine) as service:
         await put(service)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
@@ -60,7 +33,7 @@ async def test_a_place_is_free_only_once_the_container_could_be_removed(node: No
 
 
 async def test_while_it_cannot_be_removed_the_place_is_not_given_back(node: Node) -> None:
-    engine = StubbornEngine(node, "remove", 1 << 30, fails="start")
+    engine = StubbornEngine(node.host, "remove", 1 << 30, fails="start")
     async with node.shim(engine) as service:
         await put(service)
         await eventually(lambda: engine.left < 1 << 30)
@@ -70,7 +43,7 @@ async def test_while_it_cannot_be_removed_the_place_is_not_given_back(node: Node
 
 
 async def test_a_kill_that_the_engine_refuses_is_asked_for_again(node: Node) -> None:
-    engine = StubbornEngine(node, "kill", 2)
+    engine = StubbornEngine(node.host, "kill", 2)
     async with node.shim(engine) as service:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
@@ -89,15 +62,6 @@ async def test_two_terminations_at_once_are_one(node: Node) -> None:
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert ended.reason == "aborted_by_user"
     assert node.host.log.count("kill c-t1") == 1
-
-
-class MoodyRecords(MemoryRecords[TaskRecord]):
-    is_full = False
-
-    async def save(self, key: str, record: TaskRecord) -> None:
-        if self.is_full:
-            raise OSError(28, "No space left on device")
-        await super().save(key, record)
 
 
 async def test_an_end_that_could_not_be_written_is_written_once_there_is_space(

@@ -14,7 +14,8 @@ from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImagePro
 from shim.image_access import ImageAccess, PrivateImage, repository_of
 from shim.schemas import Fence, PullPolicy, RegistryAuth, TaskInfo, TaskStatus
 from shim.state.fencing import Caller
-from tests.doubles.engines import FailingEngine, MemoryEngine, MemoryHost
+from tests.doubles.engines import MemoryEngine, MemoryHost
+from tests.doubles.failing_engines import FailingEngine, HangingRegistry
 from tests.doubles.records import FailingRecords, MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import Node, request, until
@@ -109,7 +110,7 @@ async def test_the_next_life_of_the_shim_knows_them_and_wants_the_credentials_ag
         await ended(service, "r1", registry_auth=ANNA)
     async with node.shim() as service:
         assert (await ended(service, "r2")).reason == "image_pull_failed"
-    hanging = Hanging(node.host)
+    hanging = HangingRegistry(node.host)
     async with node.shim(hanging) as service:
         wanted = request(run_id="r3", allocation_id="of-r3", image=TOOL, registry_auth=ANNA)
         await service.supervisor.put("t-r3", wanted, Caller("r3", Fence(1, 1), 0))
@@ -117,20 +118,6 @@ async def test_the_next_life_of_the_shim_knows_them_and_wants_the_credentials_ag
     async with node.shim() as service:
         await eventually(lambda: service.supervisor.info("t-r3").needs_credentials)
         assert (await ended(service, "r3", registry_auth=ANNA)).status is TaskStatus.RUNNING
-
-
-class Hanging(MemoryEngine):
-    """Its registry never says whether somebody may have an image."""
-
-    def __init__(self, host: MemoryHost) -> None:
-        super().__init__(host)
-        self.asked = asyncio.Event()
-
-    async def ask_registry(
-        self, reference: str, digest: str | None, auth: RegistryAuth | None
-    ) -> None:
-        self.asked.set()
-        await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(
@@ -150,9 +137,6 @@ async def test_what_the_registry_has_lost_is_pulled_anew_unless_that_must_not_be
     async with node.shim(engine) as service:
         found = await ended(service, "r2", registry_auth=ANNA, pull_policy=policy)
         assert found.status is status
-
-
-# -- what counts as private -----------------------------------------------------------------
 
 
 class World:

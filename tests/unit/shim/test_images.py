@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from shim.image_access import ImageAccess, pinned
 from shim.images import ImageRecord, Images, Watermarks
 from shim.schemas import NetworkMode, PullProgress, RegistryAuth
 from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost
+from tests.doubles.failing_engines import FullEngine
 from tests.doubles.records import MemoryRecords
 from tests.simulation.virtual import VirtualLoop
 from tests.support.waiting import eventually
@@ -30,22 +31,6 @@ class Clock:
     def __call__(self) -> float:
         self.time += 1.0
         return self.time
-
-
-class FullEngine(MemoryEngine):
-    """Its disk takes `fits` images; a pull beyond that fails for want of space."""
-
-    fits = 3
-
-    async def pull(
-        self,
-        reference: str,
-        auth: RegistryAuth | None,
-        progress: Callable[[PullProgress], None],
-    ) -> ImageInfo:
-        if len(self.host.local) >= self.fits:
-            raise ImageError("no room", ImageProblem.NO_SPACE)
-        return await super().pull(reference, auth, progress)
 
 
 def access(engine: MemoryEngine) -> ImageAccess:

@@ -12,7 +12,8 @@ import pytest
 from shim.schemas import TaskStatus, TerminateRequest
 from shim.state import reconcile
 from shim.tasks import driver
-from tests.doubles.engines import FailingEngine, MemoryEngine
+from tests.doubles.engines import MemoryEngine
+from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.records import MemoryRecords, books_in_memory
 from tests.unit.shim.parts import RUN, SPEAKER, Node, request, until
 
@@ -49,32 +50,6 @@ async def test_a_shim_killed_between_two_steps_goes_on_with_the_same_container(
         node.host.containers["c-t1"].end(3)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (running.container_id, ended.exit_code) == ("c-t1", 3)
-
-
-class HangingEngine:
-    """Reaches `act` and never comes back from it: the moment at which the shim is killed."""
-
-    def __init__(self, inner: MemoryEngine, act: str, *, after: bool) -> None:
-        self.reached = asyncio.Event()
-        self._gate = asyncio.Event()
-        self._inner, self._act, self._after = inner, act, after
-
-    @property
-    def engine(self) -> Any:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if name != self._act:
-            return found
-
-        async def act(*args: Any) -> Any:
-            if self._after:
-                await found(*args)
-            self.reached.set()
-            await self._gate.wait()
-
-        return act
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -36,7 +36,7 @@ from shim.tasks.steps.volumes import Volumes, release_strays
 from shim.tasks.task import TaskState
 from shim.volumes.mounter import Mounter
 from tests.doubles.engines import MemoryEngine, MemoryHost
-from tests.doubles.mounters import FailingMounter, MemoryMounter
+from tests.doubles.mounters import FailingMounter, FullMounter, MemoryMounter, WatchedMounter
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import RUN, request, settings
@@ -215,34 +215,10 @@ async def test_a_disk_that_fails_is_a_volume_error_and_a_release_is_asked_for_ag
             await Volumes().undo(made.ctx)
 
 
-class FullMounter(MemoryMounter):
-    """On a node whose disk is full."""
-
-    def bind(self, allowed: Path, relative: str, target: Path) -> bool:
-        raise OSError(28, "No space left on device", str(target))
-
-
 async def test_a_full_disk_is_the_nodes_fault_whatever_is_to_be_mounted(tmp_path: Path) -> None:
     async with bench(tmp_path, FullMounter("/mnt/d/a")) as made:
         with pytest.raises(NodeFault, match="No space left on device"):
             await Volumes().do(made.ctx)
-
-
-class WatchedMounter(MemoryMounter):
-    """Notes in which state its task was when it let go."""
-
-    def __init__(self, *there: str, fails: bool = False) -> None:
-        super().__init__(*there)
-        self.fails = fails
-        self.task: TaskState | None = None
-        self.released_in: list[TaskStatus] = []
-
-    def release(self, folder: Path) -> None:
-        assert self.task is not None
-        self.released_in.append(self.task.info.status)
-        if self.fails:
-            raise OSError(16, "Device or resource busy", str(folder))
-        super().release(folder)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["free", "busy"])

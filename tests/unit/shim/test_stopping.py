@@ -13,7 +13,7 @@ from shim import safe_files
 from shim.daemon import Daemon
 from shim.schemas import TaskStatus, TerminateRequest
 from shim.tasks import driver
-from tests.doubles.engines import MemoryEngine
+from tests.doubles.failing_engines import ListeningEngine
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_doors import listen
@@ -28,19 +28,6 @@ def node(tmp_path: Path) -> Node:
     node = Node(tmp_path)
     node.host.ignores_stop = True
     return node
-
-
-class ListeningEngine(MemoryEngine):
-    """Notes at each stop signal how much time the runner was told of."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__(node.host)
-        self.told: list[float | None] = []
-        self._folder = node.settings.job_folder("t1")
-
-    async def signal_stop(self, container_id: str) -> None:
-        self.told.append(execution.grace_left(self._folder, 0.0))
-        await super().signal_stop(container_id)
 
 
 async def running(service: Daemon) -> None:
@@ -60,7 +47,7 @@ def kill_at(node: Node) -> float:
 
 
 async def test_the_runner_finds_its_grace_when_the_signal_comes(node: Node) -> None:
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
         await order(service, 3600.0)
@@ -69,7 +56,7 @@ async def test_the_runner_finds_its_grace_when_the_signal_comes(node: Node) -> N
 
 
 async def test_only_a_shorter_grace_is_told_anew(node: Node) -> None:
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
         for grace in (3600.0, 7200.0, 1800.0):
@@ -79,7 +66,7 @@ async def test_only_a_shorter_grace_is_told_anew(node: Node) -> None:
 
 
 async def test_a_runner_that_could_not_hear_yet_is_told_again_once_it_listens(node: Node) -> None:
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
         await order(service, 3600.0)
@@ -92,7 +79,7 @@ async def test_a_runner_that_could_not_hear_yet_is_told_again_once_it_listens(no
 
 
 async def test_a_runner_that_listens_is_told_once(node: Node) -> None:
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
         door = Path(service.supervisor.info("t1").runner_socket)
@@ -109,7 +96,7 @@ async def test_another_life_of_the_shim_tells_it_again(node: Node) -> None:
     async with node.shim() as service:
         await running(service)
         await order(service, 3600.0)
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine):
         await eventually(lambda: engine.told != [])
     assert engine.told == [kill_at(node)]
@@ -119,7 +106,7 @@ async def test_the_container_outlasts_the_grace_for_the_runners_last_words(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "LAST_WORDS", 3600.0)
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     record = node.settings.job_folder("t1") / "exit.json"
     async with node.shim(engine) as service:
         await running(service)
@@ -136,7 +123,7 @@ async def test_an_abort_leaves_no_time_for_last_words(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "LAST_WORDS", 3600.0)
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
         await order(service, SOON)
@@ -158,7 +145,7 @@ async def test_a_grace_that_cannot_be_told_is_kept_all_the_same(
 
     monkeypatch.setattr(safe_files, "replace_file", refuse_the_order)
     monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
-    engine = ListeningEngine(node)
+    engine = ListeningEngine(node.host, node.settings.job_folder("t1"))
     async with node.shim(engine) as service:
         await running(service)
         await order(service, SOON)

@@ -33,7 +33,8 @@ from shim.schemas import (
 from shim.state.fencing import Caller
 from shim.state.records import RecordBooks
 from shim.tasks import driver
-from tests.doubles.engines import FailingEngine, MemoryEngine
+from tests.doubles.engines import MemoryEngine
+from tests.doubles.failing_engines import FailingEngine
 from tests.doubles.gpus import MemoryGpus
 from tests.doubles.records import FailingRecords, books_in_memory
 from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, request, until, until_event

@@ -12,55 +12,13 @@ import msgspec
 import pytest
 
 from shim.daemon import Daemon
-from shim.engines.base import EngineUnavailable, Exit, Found
 from shim.node.watchdog import ALIVE, READY, Systemd, Upkeep
 from shim.schemas import EventType, TaskStatus
-from tests.doubles.engines import MemoryEngine, MemoryHost
+from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
 from tests.unit.shim.parts import SPEAKER, Node, request, until
 from tests.unit.shim.test_tasks import put
-
-
-class DeafEngine(MemoryEngine):
-    """Its first wait for a container never hears of the end."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__(node.host)
-        self.waits = 0
-
-    async def wait(self, container_id: str) -> Exit:
-        self.waits += 1
-        if self.waits == 1:
-            await asyncio.Event().wait()
-        return await super().wait(container_id)
-
-
-class SilentEngine(MemoryEngine):
-    """Answers everything but the list of its containers, and that only at the start."""
-
-    lists = 0
-
-    async def list(self) -> tuple[Found, ...]:
-        self.lists += 1
-        if self.lists > 1:
-            await asyncio.Event().wait()
-        return await super().list()
-
-
-class SlowEngine(MemoryEngine):
-    """Its list, once there is something to list, is told later than it was made."""
-
-    def __init__(self, host: MemoryHost) -> None:
-        super().__init__(host)
-        self.listed, self.answers = asyncio.Event(), asyncio.Event()
-
-    async def list(self) -> tuple[Found, ...]:
-        found = await super().list()
-        if found:
-            self.listed.set()
-            await self.answers.wait()
-        return found
 
 
 @pytest.fixture
@@ -91,7 +49,7 @@ async def heard(manager: socket.socket) -> bytes:
 
 
 async def test_an_end_that_no_event_told_is_found_out(node: Node) -> None:
-    async with node.shim(DeafEngine(node)) as service, brisk_upkeep(service):
+    async with node.shim(DeafEngine(node.host)) as service, brisk_upkeep(service):
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
         node.host.containers["c-t1"].end(3)
@@ -111,7 +69,7 @@ async def test_a_task_that_runs_is_left_alone(node: Node) -> None:
 async def test_a_task_that_is_removed_while_its_containers_are_listed_is_no_leftover(
     node: Node,
 ) -> None:
-    engine = SlowEngine(node.host)
+    engine = SlowListing(node.host)
     async with node.shim(engine) as service:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
@@ -148,7 +106,7 @@ async def test_the_watchdog_is_fed_even_while_the_engine_hangs(
     node: Node, manager: socket.socket, tmp_path: Path
 ) -> None:
     systemd = Systemd({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"})
-    engine = SilentEngine(node.host)
+    engine = SilentListing(node.host)
     async with node.shim(engine) as service, brisk_upkeep(service, systemd):
         fed = [await heard(manager) for _ in range(3)]
     assert fed == [ALIVE.encode()] * 3
@@ -168,22 +126,6 @@ def test_without_systemd_nothing_is_told_and_nobody_watches(tmp_path: Path) -> N
     gone = Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "30000000"})
     gone.tell(READY)
     assert (nobody.watchdog, gone.watchdog) == (None, 30.0)
-
-
-class MuteEngine(MemoryEngine):
-    """Answers nothing while it is `away`."""
-
-    away = False
-
-    async def list(self) -> tuple[Found, ...]:
-        if self.away:
-            raise EngineUnavailable("nobody listens")
-        return await super().list()
-
-    async def version(self) -> str | None:
-        if self.away:
-            raise EngineUnavailable("nobody listens")
-        return await super().version()
 
 
 async def test_an_engine_that_falls_silent_is_told_and_that_it_answers_again(node: Node) -> None:

@@ -1,14 +1,19 @@
-"""A node's daemons as small fakes, each with the misbehaviour that its name says."""
+"""A node that says what a test plants, and notes what it is asked for.
+
+`FakeLink` connects to it; `FakeConnection` has a `FakeShim` and a `FakeRunner`. Behind the same
+Protocols the simulation has a node that behaves by the shim's own rules (`simulation/node.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
-from controller.links.base import LogPieces
+from controller.links.base import LogPieces, NodeConnection
 from runner.client import PortStream, RunnerUnavailable
 from runner.schemas import (
     ExitRecord,
@@ -22,6 +27,7 @@ from shim.client import ShimError
 from shim.schemas import (
     AllocationInfo,
     DrainRequest,
+    EngineKind,
     Event,
     EventType,
     Fence,
@@ -34,7 +40,25 @@ from shim.schemas import (
     TaskTimes,
     TerminateRequest,
 )
-from tests.unit.pipelines.parts import NOW, node_info
+from tests.doubles.clock import NOW
+
+
+def node_info(**changes: Any) -> NodeInfo:
+    info = NodeInfo(
+        hostname="node",
+        engine=EngineKind.DOCKER,
+        engine_version=None,
+        isolation=True,
+        cpu=64.0,
+        memory=1 << 40,
+        disk=1 << 40,
+        cpu_allocated=0.0,
+        memory_allocated=0,
+        disk_allocated=0,
+        addresses=(),
+    )
+    return msgspec.structs.replace(info, **changes)
+
 
 HEALTH = Health(version="1", api_versions=("v1",), boot_id="boot", install_id="inst", epoch="e")
 METRICS = NodeMetrics(
@@ -336,3 +360,23 @@ class FakeConnection:
 
 def status(state: RunnerState, ended: ExitRecord | None = None) -> StatusEvent:
     return StatusEvent(seq=1, at=NOW, state=state, exit=ended)
+
+
+class FakeLink:
+    """Gives `connection` unless `refusal` is set, once it `answers`."""
+
+    def __init__(self) -> None:
+        self.shim = FakeShim()
+        self.connections: list[FakeConnection] = []
+        self.refusal: Exception | None = None
+        self.tries = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def connect(self) -> NodeConnection:
+        self.tries += 1
+        await self.answers.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        self.connections.append(FakeConnection(self.shim))
+        return self.connections[-1]
