@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.job.identity import Identity
@@ -41,7 +41,7 @@ def set_up(cluster: ClusterInfo, key: ClusterKey, scratch: Scratch, user: Identi
     private = scratch.secret_file(_KEY, key.private.rstrip("\n") + "\n")
     config = scratch.file(_CONFIG, configuration(cluster, private), 0o600)
     folder = Path(user.home) / ".ssh"
-    if not folder.is_dir():
+    with suppress(FileExistsError):  # also by another job, which makes it at the same time
         folder.mkdir(mode=0o700, parents=True)
         os.chown(folder, user.uid, user.gid)
     with _alone_in(folder, user):

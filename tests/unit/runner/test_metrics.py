@@ -113,7 +113,7 @@ def test_a_connection_within_this_machines_processes_is_no_visitor() -> None:
 BUSY = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"
 LARGE = 64 << 20
 """Bytes: more than the tests' own process gives back by itself in a moment."""
-BUSY_AND_LARGE = f"sum(range(10**7)); kept = b'x' * {LARGE}; print(flush=True); input()"
+BUSY_AND_LARGE = f"sum(range(3 * 10**7)); kept = b'x' * {LARGE}; print(flush=True); input()"
 
 BESIDE = 0.15
 """Seconds: what measuring costs itself, and figures that the kernel tells in hundredths."""
