@@ -7,54 +7,37 @@ orphans; it ends with the job's exit code once the runner is done.
 
 from __future__ import annotations
 
-from entrypoint import lean, parts  # isort: skip  (before what they leave out is loaded)
-
 import asyncio
 import os
+import socket
 import sys
 
 from entrypoint.init import adopt_orphans
 from entrypoint.ssh.door import Door
-from entrypoint.ssh.port import OpenPort
-from runner.early import Early
-from runner.job.spawning import Children
+from runner.job.process import Children
 from runner.options import Options, complain
 from runner.server import log_to, serve
-from runner.sockets import SocketUnusable
-
-__all__ = ["live", "parts", "run"]
 
 
-async def live(
-    options: Options, children: Children, early: Early | None, port: OpenPort | None
-) -> int:
+async def live(options: Options, listener: socket.socket) -> int:
     """One container's life; the status to exit with."""
+    children = Children()
     adopt_orphans(children)
-    door = Door(options.task, children, port)
+    door = Door(options.task, children)
     door.open()
     try:
-        return await serve(options, children, early=early)
+        return await serve(options, children, listener=listener)
     finally:
         await door.close()
 
 
-def run(
-    program: str,
-    options: Options,
-    children: Children,
-    early: Early | None,
-    port: OpenPort | None,
-) -> None:
-    """`early` and `port`: what has begun already. Does not return."""
+def run(program: str, options: Options, listener: socket.socket) -> None:
+    """Does not return."""
     try:
         log_to(options.task)
-        lean.settle()
-        status = asyncio.run(live(options, children, early, port))
-    except SocketUnusable as error:
-        status = complain(program, str(error))
+        status = asyncio.run(live(options, listener))
     except OSError as error:
         status = complain(program, f"--task: {options.task} cannot be used: {error.strerror}")
-    if early is not None:
-        options.socket.unlink(missing_ok=True)  # where nothing came of it
+        options.socket.unlink(missing_ok=True)
     sys.stderr.flush()
     os._exit(status)

@@ -20,14 +20,12 @@ from runner import __version__
 from runner.code.prepare import CodeStore
 from runner.durable import sync_and_close, write_durably
 from runner.errors import CannotStart, Refused
-from runner.head_start import HeadStart
 from runner.job import execution
 from runner.job.execution import Execution, Limits, MainEnded
 from runner.job.launch import Launch
 from runner.job.outcome import EXECUTOR_ERROR, STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
-from runner.job.preparation import Preparation
-from runner.job.process import Ending, JobProcess
-from runner.job.spawning import Children
+from runner.job.process import Children, Ending
+from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
 from runner.options import Settings
 from runner.schemas import (
@@ -60,7 +58,6 @@ class Runner:
         children: Children,
         settings: Settings | None = None,
         now: Callable[[], float] = time.time,
-        head_start: HeadStart | None = None,
     ) -> None:
         self._task = task
         self._scope = scope
@@ -82,9 +79,6 @@ class Runner:
         self._log_ends = False
         self._changed = Bell()
         self.code = CodeStore(task)
-        if head_start is not None:
-            self._take_over(head_start)
-            return
         self.log = SegmentLog(
             task / LOGS_FOLDER_NAME,
             segment_size=self._settings.segment_size,
@@ -94,16 +88,6 @@ class Runner:
         self._preparation = Preparation(task, self.code, children)
         self.status = StatusLog(now)
         self._resume_ended()
-
-    def _take_over(self, begun: HeadStart) -> None:
-        self.log, self.status, self._request = begun.log, begun.status, begun.request
-        self.log.retire = self._retire
-        self._limit_log(begun.request)
-        self._preparation = Preparation(self._task, self.code, self._children, begun.groundwork)
-        execution = self._execution = self._execution_of(begun.request)
-        process = JobProcess(begun.spawned, self._children)
-        attend = partial(execution.attend, process, begun.output, begun.oom_kills)
-        self._begin(self._to_the_end(begun.started_at, attend))
 
     @property
     def state(self) -> RunnerState:

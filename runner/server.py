@@ -11,6 +11,7 @@ import logging
 import logging.handlers
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,9 +20,8 @@ from aiohttp import web
 
 from runner import metrics, relay
 from runner.app import make_app
-from runner.early import Early, Left
 from runner.job.outcome import Scope, scope_of_this_process
-from runner.job.spawning import Children
+from runner.job.process import Children
 from runner.logs.followers import FOLLOWER_PATIENCE
 from runner.options import UMASK, Options
 from runner.relay import Relay
@@ -119,14 +119,14 @@ def log_to(task: Path) -> None:
 @asynccontextmanager
 async def served(
     runner: Runner,
-    socket: Path,
+    path: Path,
     peers: Peers,
     *,
     patience: float = FOLLOWER_PATIENCE,
-    left: Left | None = None,
+    listener: socket.socket | None = None,
 ) -> AsyncIterator[None]:
-    """Answers on `socket` meanwhile, also those who were `left` waiting there; drops a follower
-    that takes nothing for `patience` seconds. Raises SocketUnusable."""
+    """Answers on the socket at `path` meanwhile, which is `listener` if that is given; drops a
+    follower that takes nothing for `patience` seconds. Raises SocketUnusable."""
     relay = Relay()
     in_container = peers is Peers.NODE
     measure = metrics.measure if in_container else metrics.measure_own_processes
@@ -143,10 +143,8 @@ async def served(
     assert server_factory is not None
     door = Door(peers, server_factory, relay)
     loop = asyncio.get_running_loop()
-    listener = await asyncio.to_thread(listen, socket) if left is None else left.listener
+    listener = listener or await asyncio.to_thread(listen, path)
     server = await loop.create_unix_server(door.make_protocol, sock=listener)
-    for visitor in () if left is None else left.visitors:
-        await loop.connect_accepted_socket(door.make_protocol, visitor)
     try:
         yield
     finally:
@@ -154,33 +152,30 @@ async def served(
         door.close()
         server_factory.pre_shutdown()
         await app_runner.cleanup()
-        await asyncio.to_thread(socket.unlink, missing_ok=True)
+        await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
 async def serve(
     options: Options,
     children: Children | None = None,
     scope: Scope | None = None,
-    early: Early | None = None,
+    listener: socket.socket | None = None,
 ) -> int:
-    """Run one job to its end, which `early` may have started; the status to exit with. SIGTERM and
-    SIGINT stop the job first. Raises SocketUnusable and OSError."""
+    """Run one job to its end; the status to exit with. SIGTERM and SIGINT stop the job first, also
+    one that came while it was blocked. Raises SocketUnusable and OSError."""
     os.umask(UMASK)
-    left = None if early is None else early.leave()
     runner = Runner(
         options.task,
         scope=scope or scope_of_this_process(),
         children=children or Children(),
         settings=options.settings,
-        head_start=None if left is None else left.head_start,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runner.shut_down)
-    if early is not None and early.stop_asked:
-        runner.shut_down()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
-        async with served(runner, options.socket, options.peers, left=left):
+        async with served(runner, options.socket, options.peers, listener=listener):
             record = await runner.until_over()
     finally:
         await runner.close()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
 import struct
 from enum import StrEnum
 from pathlib import Path
 
-from runner import listening
-from runner.listening import SocketUnusable as SocketUnusable
-
+_MODE = 0o660
+_MAX_PATH = 107
+_UNFINISHED = ".new"
+"""Beside the socket, with a name no longer than most."""
 _CREDENTIALS = struct.Struct("3i")
+
+
+class SocketUnusable(Exception):
+    """The path cannot be listened on; the text is for a person."""
 
 
 class Peers(StrEnum):
@@ -23,14 +30,24 @@ class Peers(StrEnum):
 
 
 def listen(path: Path) -> socket.socket:
-    """See `listening.listen`."""
-    return opened(listening.listen(os.fspath(path)))
-
-
-def opened(listener: int) -> socket.socket:
-    """The socket, which accepts without waiting, of a descriptor."""
-    server = socket.socket(fileno=listener)
-    server.setblocking(False)
+    """A socket that is at `path` only once it listens, so that nobody who sees it is refused;
+    folders are made, a stale socket replaced. Blocking. Raises SocketUnusable."""
+    unfinished = path.with_name(_UNFINISHED)
+    if max(len(os.fsencode(path)), len(os.fsencode(unfinished))) > _MAX_PATH:
+        raise SocketUnusable(f"--socket: {path} is longer than {_MAX_PATH} bytes")
+    server = _unix_socket()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_unused(path)
+        unfinished.unlink(missing_ok=True)
+        server.setblocking(False)
+        server.bind(str(unfinished))
+        unfinished.chmod(_MODE)
+        server.listen(128)
+        unfinished.rename(path)
+    except OSError as error:
+        server.close()
+        raise SocketUnusable(f"--socket: cannot listen on {path}: {error.strerror}") from error
     return server
 
 
@@ -40,3 +57,20 @@ def is_welcome(connection: socket.socket, peers: Peers) -> bool:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, _, _ = _CREDENTIALS.unpack(raw)
     return bool(pid == 0)
+
+
+def _check_unused(path: Path) -> None:
+    """Raises OSError when somebody listens there, or when it is no socket at all."""
+    if not os.path.lexists(path):
+        return
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        with _unix_socket() as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _unix_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,18 +1,11 @@
-"""The history of the runner's states, replayable from any point and followable to the end.
-
-A waiter looks at the state, takes a ticket before it looks if it may miss a change, and waits;
-ringing the bell with nobody waiting costs one attribute read and needs no asyncio (see `early`).
-"""
+"""The history of the runner's states, replayable from any point and followable to the end."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
 
 from runner.schemas import ExitRecord, RunnerState, StatusEvent
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 class Bell:
@@ -28,8 +21,6 @@ class Bell:
 
     async def wait(self) -> None:
         """Until the next ring. One waiter's cancellation does not disturb the others."""
-        import asyncio
-
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next)
@@ -66,8 +57,6 @@ class StatusLog:
 
     async def follow(self, after: int, heartbeat: float = HEARTBEAT) -> AsyncIterator[StatusEvent]:
         """Events with `seq` above `after`; the last one again whenever `heartbeat` s were quiet."""
-        import asyncio  # not before somebody follows: see `early`
-
         seen = max(0, after)
         while True:
             for event in self._events[seen:]:

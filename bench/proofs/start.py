@@ -39,7 +39,7 @@ from shim.schemas import (
 )
 from tests.support.waiting import eventually
 
-MOST = 1.25
+MOST = 2.0
 _FENCE = Fence(1 << 30, 1)
 _MEMORY = 64 << 20
 _CPU = 1.0

@@ -16,15 +16,16 @@ from typing import Protocol
 
 from entrypoint.ssh import install, openssh
 from entrypoint.ssh.embedded import EmbeddedServer
-from entrypoint.ssh.port import OpenPort, open_port
 from entrypoint.ssh.settings import (
     INSTALL_LOG_NAME,
     Mode,
     SettingsUnusable,
     SshSettings,
+    read_settings,
 )
-from runner.job.spawning import Children
+from runner.job.process import Children
 
+_BACKLOG = 64
 _PAUSE_AFTER_FAILURE = 1.0
 
 _log = logging.getLogger(__name__)
@@ -37,25 +38,25 @@ class Server(Protocol):
 
 class Door:
     """`open` once; `close` any number of times. A door that cannot be opened is reported in the
-    runner's log and does not hold the job up. `port`: one that is open already."""
+    runner's log and does not hold the job up."""
 
-    def __init__(self, task: Path, children: Children, port: OpenPort | None = None) -> None:
+    def __init__(self, task: Path, children: Children) -> None:
         self._task = task
         self._children = children
-        self._port = port
         self._listener: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         try:
-            port = self._port or open_port(self._task)
+            settings = read_settings(self._task)
+            if settings is None:
+                return
+            self._listener = _listen(settings)
         except (SettingsUnusable, OSError) as error:
             _log.error("no SSH: %s", error)
             return
-        if port is None:
-            return
-        self._listener = port.listener
-        self._serving = asyncio.create_task(self._serve(*port), name="ssh door")
+        serving = self._serve(settings, self._listener)
+        self._serving = asyncio.create_task(serving, name="ssh door")
 
     async def close(self) -> None:
         if self._serving is not None:
@@ -111,3 +112,17 @@ async def _readable(listener: socket.socket) -> None:
     finally:
         with contextlib.suppress(ValueError):
             loop.remove_reader(listener)
+
+
+def _listen(settings: SshSettings) -> socket.socket:
+    address, port = settings.address, settings.port
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from None
+    return listener

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runner.job.process import start_in_thread
-from runner.job.spawning import Children
+from runner.job.process import Children, start_in_thread
 
 
 class EmbeddedServer:

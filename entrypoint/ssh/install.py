@@ -14,8 +14,7 @@ import subprocess
 from pathlib import Path
 
 from runner.job import environment
-from runner.job.process import start_in_thread
-from runner.job.spawning import Children
+from runner.job.process import Children, start_in_thread
 
 _LIMIT_SECONDS = 600.0
 _TAIL = 4096

@@ -20,8 +20,7 @@ import asyncssh
 from entrypoint.ssh.logins import Login, NothingToRun
 from entrypoint.ssh.terminal import Terminal
 from runner.job import environment
-from runner.job.process import Child, Ending, start
-from runner.job.spawning import Children
+from runner.job.process import Child, Children, Ending, start
 
 Process = asyncssh.SSHServerProcess[bytes]
 

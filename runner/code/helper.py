@@ -13,8 +13,7 @@ import msgspec
 
 from runner.job.identity import Identity
 from runner.job.launch import Launch
-from runner.job.process import JobProcess, spawn
-from runner.job.spawning import Children
+from runner.job.process import Children, JobProcess, spawn
 
 _TAIL = 16 << 10
 _PIECE = 64 << 10

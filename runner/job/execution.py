@@ -23,8 +23,7 @@ from runner import cgroup
 from runner.countdown import Countdown
 from runner.job.launch import Launch
 from runner.job.outcome import Interruption, Scope, Verdict, judge, last_line, of_max_duration
-from runner.job.process import Ending, JobProcess, spawn
-from runner.job.spawning import Children
+from runner.job.process import Children, Ending, JobProcess, spawn
 from runner.logs.output import Output
 from runner.logs.segments import SegmentLog
 from runner.schemas import STOP_ORDER_NAME, StopOrder
@@ -135,8 +134,9 @@ class Execution:
     async def run(
         self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
     ) -> tuple[Ending, Verdict]:
-        """Raises CannotStart. `started` gets the pid as soon as there is one. For `main_ended` see
-        `attend`."""
+        """Raises CannotStart. `started` gets the pid as soon as there is one. After a stop, others
+        may kill the process together with what the job has left behind: `main_ended` hears how the
+        main process ended while that is still waited for."""
         kills_before = await asyncio.to_thread(cgroup.oom_kills)
         process = await spawn(launch, self._children)
         output = Output(
@@ -147,14 +147,11 @@ class Execution:
             is_terminal=launch.tty,
         )
         started(process.pid)
-        return await self.attend(process, output, kills_before, main_ended)
+        return await self._attend(process, output, kills_before, main_ended)
 
-    async def attend(
+    async def _attend(
         self, process: JobProcess, output: Output, kills_before: int, main_ended: MainEnded
     ) -> tuple[Ending, Verdict]:
-        """A process that was just started, to its end. After a stop, others may kill this process
-        together with what the job has left behind: `main_ended` hears how the main process ended
-        while that is still waited for."""
         loop = asyncio.get_running_loop()
         self._process = process
         pump = OutputPump(output)

@@ -1,23 +1,81 @@
-"""Processes that we start: waited for without a thread, and without anybody's child watcher.
+"""Processes that we start: each in a session of its own, with a book of who waits for which child.
 
-In pid 1 the reaper of orphans has to know which children have an owner, so a child is started
+They are waited for through pidfds, without a thread and without anybody's child watcher. As pid 1
+(or child subreaper) our process also inherits every orphan of the container and must reap those and
+only those: reaping the job's process by accident would lose its exit code. So a child is started
 inside `Children.starting` and owned at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import msgspec
 
+from runner.errors import CannotStart
+from runner.job import terminal
 from runner.job.launch import Launch
-from runner.job.spawning import JOB_UMASK, Children, Spawned, ends_for, execute, fork_exec
+
+
+class Children:
+    """Owned children are left alone by `reap_orphans`; while one is being started, when its pid
+    is not known yet, nothing is reaped at all."""
+
+    def __init__(self) -> None:
+        self._owned: set[int] = set()
+        self._starting = 0
+        self._listeners: list[Callable[[], None]] = []
+        self.adopts_orphans = False
+
+    def on_reaped(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after orphans were reaped; gives the way to stop that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+            if self.adopts_orphans:
+                self.reap_orphans()
+
+    def own(self, pid: int) -> None:
+        self._owned.add(pid)
+
+    def disown(self, pid: int) -> None:
+        """Its owner has waited for it."""
+        self._owned.discard(pid)
+        if self.adopts_orphans:
+            self.reap_orphans()
+
+    def reap_orphans(self) -> None:
+        """Reap until none is left or an owned one comes first (its owner calls `disown`)."""
+        if self._starting:
+            return
+        reaped = False
+        while (pid := self._next_dead()) is not None and pid not in self._owned:
+            os.waitpid(pid, 0)
+            reaped = True
+        if reaped:
+            for listener in tuple(self._listeners):
+                listener()
+
+    def _next_dead(self) -> int | None:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        return None if found is None else found.si_pid
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -81,21 +139,82 @@ class Child:
         self._children.disown(self.pid)
 
 
+PIPE_SIZE = 1 << 20
+JOB_UMASK = 0o022
+"""Everybody's; ours lets the node's group into what we make in the task's folder."""
+
+
+class Ends(NamedTuple):
+    """Of what the process's outputs go through: ours, and the process's."""
+
+    stdout: int
+    stderr: int
+    their_stdout: int
+    their_stderr: int
+
+
+@contextmanager
+def ends_for(launch: Launch) -> Iterator[Ends]:
+    """For the time of the start; ours stay open unless that fails."""
+    stdout_read, stdout_write = terminal.open_for(launch.identity) if launch.tty else _pipe()
+    stderr_read, stderr_write = _pipe()
+    their_stderr = stdout_write if launch.tty else stderr_write
+    try:
+        yield Ends(stdout_read, stderr_read, stdout_write, their_stderr)
+    except BaseException:
+        os.close(stdout_read)
+        os.close(stderr_read)
+        raise
+    finally:
+        os.close(stdout_write)
+        os.close(stderr_write)
+
+
+def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> int:
+    """The new process's pid. Raises CannotStart."""
+    identity = launch.identity
+    try:
+        return execute(
+            launch.argv,
+            stdin=stdin,
+            stdout=ends.their_stdout,
+            stderr=ends.their_stderr,
+            env=launch.env,
+            cwd=launch.working_dir,
+            start_new_session=True,
+            umask=JOB_UMASK,
+            preexec_fn=terminal.take if launch.tty else None,
+            user=None if identity is None else identity.uid,
+            group=None if identity is None else identity.gid,
+            extra_groups=None if identity is None else identity.groups,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise CannotStart(_why_not(launch, error)) from error
+
+
+def execute(argv: Sequence[str], **options: Any) -> int:
+    """The pid of what `subprocess.Popen` starts, which the caller waits for."""
+    process = subprocess.Popen(argv, **options)
+    process.returncode = 0  # Popen must neither wait for it nor complain that nobody did
+    return process.pid
+
+
 class JobProcess(Child):
     """`pid` is also its session and process group. Its outputs are read without blocking."""
 
-    def __init__(self, spawned: Spawned, children: Children) -> None:
-        super().__init__(spawned.pid, children)
-        self.stdout = spawned.stdout
-        self.stderr = spawned.stderr
+    def __init__(self, pid: int, children: Children, stdout: int, stderr: int) -> None:
+        super().__init__(pid, children)
+        self.stdout = stdout
+        self.stderr = stderr
 
 
 async def spawn(launch: Launch, children: Children, stdin: int = subprocess.DEVNULL) -> JobProcess:
-    """Raises CannotStart; see `spawning.spawn`."""
+    """Raises CannotStart when the program cannot be executed. With `launch.tty` both outputs are
+    one terminal, read from `stdout`, and `stderr` is at its end at once."""
     with ends_for(launch) as ends, children.starting():
         pid = await asyncio.to_thread(fork_exec, launch, ends, stdin)
         children.own(pid)
-    return JobProcess(Spawned(pid, ends.stdout, ends.stderr), children)
+    return JobProcess(pid, children, ends.stdout, ends.stderr)
 
 
 def start(argv: Sequence[str], children: Children, **options: Any) -> Child:
@@ -112,3 +231,22 @@ async def start_in_thread(argv: Sequence[str], children: Children, **options: An
         pid = await asyncio.to_thread(execute, argv, umask=JOB_UMASK, **options)
         children.own(pid)
     return Child(pid, children)
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read, False)
+    with suppress(OSError):  # above this user's limit: a smaller pipe is slower, not wrong
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+    return read, write
+
+
+def _why_not(launch: Launch, error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return (
+            f"user {launch.identity.name if launch.identity else os.getuid()} may not execute"
+            f" {launch.argv[0]!r} in {launch.working_dir!r}"
+        )
+    if isinstance(error, OSError):
+        return f"{launch.argv[0]!r} cannot be executed: {error.strerror}"
+    return f"{launch.argv[0]!r} cannot be executed: {error}"

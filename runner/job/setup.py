@@ -1,28 +1,34 @@
-"""What a job finds when it begins: its identity, folders, secrets, hostfile and environment.
+"""All that happens between "run" and the first instruction: code, secrets, folders, launch.
 
-All blocking; in the loop call it in a thread.
+`Groundwork` is what a job finds when it begins: identity, folders, secrets, hostfile, environment.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 
+from runner.code.prepare import CodeStore
 from runner.errors import CannotStart
 from runner.job import cluster_ssh, environment
 from runner.job.environment import Paths
-from runner.job.launch import Launch, Place, place_of, prepare, read_image_config, settle
+from runner.job.launch import Launch, Place, find, place_of, prepare, read_image_config, settle
+from runner.job.process import Children
 from runner.job.scratch import Scratch
 from runner.schemas import ImageConfig, SubmitRequest
 
 OUTPUT_FOLDER_NAME = "output"
 SECRETS_FOLDER_NAME = "secrets"
 _HOSTFILE_NAME = "hostfile"
+_log = logging.getLogger(__name__)
 
 
 class Groundwork:
-    """Of one job of one task. `clean` when the job has ended, or was not started."""
+    """Of one job of one task. `clean` when the job has ended, or was not started. All of it blocks:
+    in the loop call it in a thread."""
 
     def __init__(self, task: Path, request: SubmitRequest) -> None:
         """Raises CannotStart."""
@@ -106,3 +112,48 @@ def _write_secrets(request: SubmitRequest, scratch: Scratch) -> str | None:
     for name, value in request.secrets.items():
         scratch.secret_file(f"{SECRETS_FOLDER_NAME}/{name}", value)
     return str(folder)
+
+
+class Preparation:
+    """`launch` once, `clean` when the job has ended."""
+
+    def __init__(self, task: Path, code: CodeStore, children: Children) -> None:
+        self._task = task
+        self._code = code
+        self._children = children
+        self._groundwork: Groundwork | None = None
+
+    async def launch(self, request: SubmitRequest) -> Launch:
+        """Raises CannotStart. May be cancelled while code is being fetched."""
+        groundwork = await asyncio.to_thread(Groundwork, self._task, request)
+        self._groundwork = groundwork
+        try:
+            await self._put_code(request, groundwork)
+        finally:
+            await asyncio.to_thread(self._code.drop)
+        launch = await asyncio.to_thread(groundwork.launch)
+        for trouble in groundwork.troubles:
+            _log.error("%s", trouble)
+        return launch
+
+    def clean(self) -> None:
+        """Blocking. Nothing of the job's secrets and environment is left."""
+        if self._groundwork is not None:
+            self._groundwork.clean()
+        else:
+            environment.remove(self._task)
+
+    async def _put_code(self, request: SubmitRequest, groundwork: Groundwork) -> None:
+        if not request.job.repos and not request.job.files:
+            return
+        # 3 MiB and 30 ms that only jobs with code pay for.
+        from runner.code.git import choose
+        from runner.code.helper import Helpers
+        from runner.code.prepare import CodePreparer
+
+        place = groundwork.place
+        env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
+        helpers = Helpers(self._children, env, place.identity)
+        git = choose(lambda program: find(program, env, "/"), helpers, groundwork.scratch)
+        preparer = CodePreparer(self._code, git, place.working_dir, place.identity)
+        await preparer.prepare(request)

@@ -8,6 +8,7 @@ become smaller as they become more.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,6 +77,4 @@ class Seat:
     async def turn(self) -> None:
         """Until this follower may take a piece."""
         if not self._pacing.is_first(self):
-            import asyncio  # not before somebody follows: see `early`
-
             await asyncio.sleep(self._pacing.reserve())

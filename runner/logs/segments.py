@@ -106,7 +106,7 @@ class SegmentLog:
         self._segment_size = segment_size
         self._quota = quota
         self._now_ns = now_ns
-        self.retire = retire
+        self._retire = retire
         self._on_limit: Callable[[], None] | None = None
         self._fd = -1
         self._lost = 0
@@ -286,7 +286,7 @@ class SegmentLog:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770)
             fd = os.open(segment.path, _WRITE_FLAGS, 0o640)
         if self._fd >= 0:
-            self.retire(self._fd)
+            self._retire(self._fd)
         self._fd = fd
         self.segments.append(segment)
         return segment

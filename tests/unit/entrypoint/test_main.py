@@ -17,12 +17,11 @@ import pytest
 from entrypoint.ssh.settings import SETTINGS_NAME, SshSettings
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.job.scratch import GIVEN
-from runner.schemas import ExitRecord, RunnerState, StatusEvent, StopOrder
+from runner.schemas import ExitRecord, RunnerState, StopOrder
 from runner.schemas.frames import Decoder
 from shim.engines.procfs import descendants
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
-from tests.unit.runner.by_hand import FIRST_PAGE, answer_at, start_of, visitor_at
 from tests.unit.runner.harness import (
     DEADLINE,
     a_job,
@@ -244,83 +243,91 @@ async def test_as_pid_1_it_reaps_kills_the_rest_and_keeps_the_code(tmp_path: Pat
     assert record_in(tmp_path).exit_code == 6
 
 
+LOADS_LATER = """
+import sys
+from entrypoint import main
+
+class Gate:
+    def find_spec(self, name, *_):
+        if name == "entrypoint.life":
+            open({gate!r}).read()
+
+sys.meta_path.insert(0, Gate())
+main.main()
+"""
+
+
 @contextlib.asynccontextmanager
-async def a_half_loaded_pid_1(folder: Path) -> AsyncIterator[tuple[Process, RunnerClient]]:
-    """Its loading stands still at two gates, which are opened by `go_on`."""
-    for gate in ("gate_1", "gate_2"):
-        os.mkfifo(folder / gate)
-        (folder / f"{gate}.py").write_text(f"open({str(folder / gate)!r}).read()")
-    code = (
-        f"import sys; sys.path.append({str(folder)!r}); from entrypoint import main;"
-        "main.PARTS = ('gate_1', 'gate_2', *main.PARTS); main.main()"
-    )
+async def a_half_loaded_pid_1(folder: Path) -> AsyncIterator[Process]:
+    """It listens, and loads the larger part of itself once `gate` is written."""
+    gate = folder / "gate"
+    os.mkfifo(gate)
     program, _, _, *rest = arguments(folder, "--linger", "3600")
     unshare = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-    process = await asyncio.create_subprocess_exec(*unshare, program, "-c", code, *rest)
+    process = await asyncio.create_subprocess_exec(
+        *unshare, program, "-c", LOADS_LATER.format(gate=str(gate)), *rest
+    )
     try:
-        async with a_session(folder / "runner.sock") as session:
-            await eventually((folder / "runner.sock").exists)
-            yield process, RunnerClient(session)
+        await eventually((folder / "runner.sock").exists)
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
 
 
-async def go_on(folder: Path, gate: str) -> None:
-    await asyncio.wait_for(asyncio.to_thread((folder / gate).write_text, ""), DEADLINE)
+async def go_on_loading(folder: Path) -> None:
+    await asyncio.wait_for(asyncio.to_thread((folder / "gate").write_text, ""), DEADLINE)
 
 
-async def test_as_pid_1_it_starts_a_job_before_it_is_loaded(tmp_path: Path) -> None:
-    start = start_of(a_job("echo one; exec sleep 3600"))
-    async with a_half_loaded_pid_1(tmp_path) as (process, client):
-        with (
-            visitor_at(tmp_path / "runner.sock", start) as starter,
-            visitor_at(tmp_path / "runner.sock", FIRST_PAGE) as reader,
-        ):
-            await go_on(tmp_path, "gate_1")
-            started = await asyncio.to_thread(answer_at, starter)
-            await go_on(tmp_path, "gate_2")
-            page = await asyncio.to_thread(answer_at, reader)
-        assert msgspec.json.decode(started.body, type=StatusEvent).state is RunnerState.RUNNING
-        assert payload(Decoder().feed(page.body)) == b"one\n"
-        await client.stop(grace=0)
-        await client.ack((await exit_of(client)).log_end)
-        assert await status_of(process) == 128 + signal.SIGTERM
+async def test_as_pid_1_it_answers_a_request_that_came_while_it_loaded(tmp_path: Path) -> None:
+    body = msgspec.json.encode(a_job("exit 6"))
+    head = f"POST /v1/start HTTP/1.1\r\nHost: runner\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with a_half_loaded_pid_1(tmp_path) as process:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "runner.sock")
+        writer.write(head.encode() + body)
+        await go_on_loading(tmp_path)
+        assert await asyncio.wait_for(reader.readline(), DEADLINE) == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+        async with a_session(tmp_path / "runner.sock") as session:
+            client = RunnerClient(session)
+            await client.ack((await exit_of(client)).log_end)
+        assert await status_of(process) == 6
 
 
-async def test_as_pid_1_it_refuses_no_visitor_of_a_job_that_it_started_before_it_is_loaded(
-    tmp_path: Path,
-) -> None:
+async def test_as_pid_1_it_keeps_a_sigterm_that_came_while_it_loaded(tmp_path: Path) -> None:
+    async with a_half_loaded_pid_1(tmp_path) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        os.kill(int(await asyncio.to_thread(children.read_text)), signal.SIGTERM)
+        await go_on_loading(tmp_path)
+        assert await status_of(process) == 125
+    assert record_in(tmp_path).message == "stopped before it started"
+
+
+async def test_a_job_that_runs_is_open_to_visitors(tmp_path: Path) -> None:
     settings = SshSettings(address="127.0.0.1", port=free_port(), authorized_keys=())
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / SETTINGS_NAME).write_bytes(msgspec.json.encode(settings))
-    start = start_of(a_job("exec sleep 3600"))
-    async with a_half_loaded_pid_1(tmp_path) as (process, client):
-        with visitor_at(tmp_path / "runner.sock", start) as starter:
-            await go_on(tmp_path, "gate_1")
-            await asyncio.to_thread(answer_at, starter)
+    async with an_entrypoint(tmp_path) as (_, client):
+        await start(client, "exec sleep 3600")
         _, writer = await asyncio.open_connection(settings.address, settings.port)
-        await go_on(tmp_path, "gate_2")
         writer.close()
         await client.stop(grace=0)
-        await client.ack((await exit_of(client)).log_end)
-        assert await status_of(process) == 128 + signal.SIGTERM
+        await exit_of(client)
 
 
-async def test_as_pid_1_a_stop_is_not_lost_while_it_is_loaded(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    start = start_of(a_job(f"trap 'exit 9' TERM; : > {ready}; sleep 3600 & wait"))
-    async with a_half_loaded_pid_1(tmp_path) as (process, _):
-        with visitor_at(tmp_path / "runner.sock", start) as starter:
-            await go_on(tmp_path, "gate_1")
-            await asyncio.to_thread(answer_at, starter)
-        await eventually(ready.exists)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        os.kill(int(await asyncio.to_thread(children.read_text)), signal.SIGTERM)
-        await go_on(tmp_path, "gate_2")
-        assert await status_of(process) == 9
-    assert record_in(tmp_path).exit_code == 9
+async def test_a_job_gets_sigterm_although_its_runner_blocked_it_at_first(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path) as (_, client):
+        await start(client, "grep SigBlk /proc/self/status")
+        assert payload(await followed(client)).split() == [b"SigBlk:", b"0" * 16]
+
+
+async def test_it_loads_no_tls(tmp_path: Path) -> None:
+    async with an_entrypoint(tmp_path) as (process, _):
+        maps = await asyncio.to_thread(Path(f"/proc/{process.pid}/maps").read_text)
+    assert "aiohttp" in maps
+    assert "libcrypto" not in maps
+    assert "libssl" not in maps
 
 
 async def test_it_idles_within_its_memory(tmp_path: Path) -> None:

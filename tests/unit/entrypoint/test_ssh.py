@@ -20,7 +20,7 @@ from entrypoint.ssh.door import Door
 from entrypoint.ssh.server import serve
 from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSettings
 from runner.job import environment
-from runner.job.spawning import Children
+from runner.job.process import Children
 from runner.options import UMASK
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually

@@ -13,7 +13,7 @@ import msgspec
 
 from runner.client import BASE_URL, RunnerClient
 from runner.job.outcome import SessionScope
-from runner.job.spawning import Children
+from runner.job.process import Children
 from runner.options import Settings
 from runner.runner import Runner
 from runner.schemas import ExitRecord, JobSpec, RunnerState, StatusEvent, SubmitRequest

@@ -12,7 +12,7 @@ import pytest
 
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
 from runner.job.outcome import SessionScope
-from runner.job.spawning import Children
+from runner.job.process import Children
 from runner.options import Settings
 from runner.runner import Runner
 from runner.schemas import WS_TOO_SLOW, Repo, RunnerState
