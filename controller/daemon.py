@@ -237,7 +237,7 @@ async def _open(
         turns=machinery.turns,
         store=store,
         logs=logs,
-        gate=Gate(snapshot.users, snapshot.tokens),
+        gate=Gate(snapshot.users, snapshot.tokens, clock),
         clock=clock,
         chance=chance,
         defaults=options.defaults,

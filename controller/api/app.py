@@ -85,11 +85,11 @@ def _endpoint(route: Route, service: ControllerService) -> _Endpoint:
 def _while_allowed(
     route: Route, service: ControllerService, token: StoredToken | None
 ) -> AbstractContextManager[None]:
-    """End a stream when its token is revoked; a short request may finish."""
+    """End a stream when its token ends; a short request may finish."""
     task = asyncio.current_task()
     if token is None or task is None or route.media == JSON:
         return nullcontext()
-    return service.gate.until_revoked(token.id, task.cancel)
+    return service.gate.until_it_ends(token, task.cancel)
 
 
 async def _call(
@@ -103,7 +103,15 @@ async def _call(
     body: object = None
     if route.body is not None:
         body = decode_body(await request.read(), route.body)
-    return Call(request=request, service=service, user=user, query=query, body=body, paths=paths)
+    return Call(
+        request=request,
+        service=service,
+        user=user,
+        token=token,
+        query=query,
+        body=body,
+        paths=paths,
+    )
 
 
 def _openapi(routes: Sequence[Route]) -> _Endpoint:

@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Route
-from controller.api.views import iso
+from controller.api.views import iso, iso_or_none
 from controller.lifecycle.model import Band
 from controller.service.users import NewToken
 from controller.store.base import Role, StoredToken, User
@@ -27,6 +27,7 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     label: str
     created_at: str
+    expires_at: str | None
 
 
 class NewTokenView(TokenView, frozen=True, kw_only=True):
@@ -37,6 +38,12 @@ class NewTokenView(TokenView, frozen=True, kw_only=True):
 
 class NewUserView(UserView, frozen=True, kw_only=True):
     token: NewTokenView
+
+
+class CallerView(UserView, frozen=True, kw_only=True):
+    """`token`: the one that the request was made with."""
+
+    token: TokenView
 
 
 class UserBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +63,11 @@ class GrantBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`user` defaults to the caller."""
+    """`user` defaults to the caller; without `expires_in` (seconds) the token does not expire."""
 
     user: str | None = None
     label: str = ""
+    expires_in: float | None = None
 
 
 class TokensQuery(PageQuery, frozen=True, kw_only=True):
@@ -92,8 +100,9 @@ async def add_user(call: Call) -> NewUserView:
     return NewUserView(**asdict(user_view(user)), token=new_token_view(made))
 
 
-async def get_me(call: Call) -> UserView:
-    return user_view(call.caller)
+async def get_me(call: Call) -> CallerView:
+    assert call.token is not None
+    return CallerView(**asdict(user_view(call.caller)), token=token_view(call.token))
 
 
 async def get_user(call: Call) -> UserView:
@@ -125,7 +134,9 @@ async def list_tokens(call: Call) -> TokensAnswer:
 async def add_token(call: Call) -> NewTokenView:
     body: TokenBody = call.body
     return new_token_view(
-        await call.service.users.add_token(body.user, label=body.label, by=call.caller)
+        await call.service.users.add_token(
+            body.user, label=body.label, by=call.caller, expires_in=body.expires_in
+        )
     )
 
 
@@ -141,7 +152,11 @@ def user_view(user: User) -> UserView:
 
 def token_view(token: StoredToken) -> TokenView:
     return TokenView(
-        id=token.id, user=token.user, label=token.label, created_at=iso(token.created_at)
+        id=token.id,
+        user=token.user,
+        label=token.label,
+        created_at=iso(token.created_at),
+        expires_at=iso_or_none(token.expires_at),
     )
 
 
@@ -172,7 +187,7 @@ PEOPLE: tuple[Route, ...] = (
         path="/v1/me",
         summary="Who the caller's token stands for",
         handler=get_me,
-        answer=UserView,
+        answer=CallerView,
     ),
     Route(
         method="GET",

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from controller.api.bodies import NoQuery
 from controller.service import ControllerService
-from controller.store.base import User
+from controller.store.base import StoredToken, User
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -25,6 +25,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     request: web.Request
     service: ControllerService
     user: User | None
+    token: StoredToken | None
     query: Any
     body: Any
     paths: dict[str, str]

@@ -268,7 +268,7 @@ class ControllerClient:
     def lost(self, error: Exception) -> ConnectionLost:
         return ConnectionLost(
             f"cannot reach the controller at {self.url}: {why_lost(error)}; is it running? "
-            f"(FAIRLEAD_URL says where it is, `fairlead controller` starts one)",
+            f"(`fairlead login URL` says where it is, `fairlead controller` starts one)",
             refused=isinstance(error, ConnectionRefusedError | socket.gaierror),
         )
 
@@ -280,7 +280,7 @@ class ControllerClient:
         except msgspec.MsgspecError:
             return ConnectionLost(
                 f"{self.url} answered with HTTP {status} and not as a Fairlead controller does; "
-                f"is FAIRLEAD_URL right?",
+                f"is the URL right?",
                 refused=True,
             )
         return ApiError(status, detail.code, detail.message, detail.field)

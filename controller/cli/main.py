@@ -35,6 +35,14 @@ _ACTIONS = {
 }
 
 
+_LOGIN = {
+    "login": "Log in to a controller.",
+    "logout": "Forget a controller and its token.",
+    "use": "Choose among the controllers that you are logged in to.",
+    "whoami": "Show the controller and the user.",
+}
+
+
 def make_app(arguments: Sequence[str] = ()) -> App:
     app = App(
         name="fairlead",
@@ -71,6 +79,8 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         app.command(App(name="controller", help="Start a controller; back it up and restore it."))
     app.command(_node_app())
     app.command(_fleet_app())
+    for name, said in _LOGIN.items():
+        app.command(f"{_COMMANDS}.login:{name}", name=name, help=said)
     app.command(_user_app())
     app.command(_token_app())
     return app

@@ -1,34 +1,129 @@
-"""The environment alone says which controller a command talks to, and with which token."""
+"""Which controller a command talks to, and with which token.
+
+The environment decides alone where it names a controller or a token: a token never goes to a
+controller that it was not given for. Otherwise `fairlead login` has saved it.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import msgspec
+
 from controller.cli.client import ControllerClient
 from controller.cli.errors import CliError
 
 DEFAULT_URL = "http://127.0.0.1:8700"
+CHOICE = "FAIRLEAD_CONTROLLER"
+
+
+class SavedController(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller that the user has logged in to."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"SavedController(url={self.url!r})"
+
+
+class SavedControllers(msgspec.Struct, frozen=True, kw_only=True):
+    """`current` is the name of the one that commands talk to."""
+
+    current: str | None = None
+    controllers: dict[str, SavedController] = {}
 
 
 def client() -> ControllerClient:
-    """Return the client. Raises CliError when FAIRLEAD_URL or FAIRLEAD_TOKEN_FILE is unusable."""
-    return ControllerClient(os.environ.get("FAIRLEAD_URL") or DEFAULT_URL, _token())
+    """Return the client of the chosen controller. Raises CliError for unusable settings."""
+    url, token = chosen()
+    return ControllerClient(url, token)
+
+
+def chosen() -> tuple[str, str | None]:
+    """Return the URL and the token. Raises CliError."""
+    url, token, name = os.environ.get("FAIRLEAD_URL"), _token(), os.environ.get(CHOICE)
+    if name and (url or token):
+        raise CliError(
+            f"{CHOICE} and FAIRLEAD_URL or FAIRLEAD_TOKEN both say which controller is meant:"
+            " unset one of them"
+        )
+    if token:
+        return url or DEFAULT_URL, token
+    saved = load()
+    if url:
+        same = (one for one in saved.controllers.values() if one.url == url.rstrip("/"))
+        found = next(same, None)
+        return url, None if found is None else found.token
+    current = name or saved.current
+    if current is None:
+        return DEFAULT_URL, None
+    found = named(saved, current)
+    return found.url, found.token
+
+
+def named(saved: SavedControllers, name: str) -> SavedController:
+    """Return the saved controller. Raises CliError that lists those that there are."""
+    found = saved.controllers.get(name)
+    if found is None:
+        names = ", ".join(sorted(saved.controllers)) or "none yet"
+        raise CliError(f"you are not logged in to a controller {name!r} (now: {names})")
+    return found
+
+
+def path() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "fairlead" / "controllers.json"
+
+
+def load() -> SavedControllers:
+    """Return what was saved. Raises CliError for a file that cannot be read."""
+    try:
+        return msgspec.json.decode(path().read_bytes(), type=SavedControllers)
+    except FileNotFoundError:
+        return SavedControllers()
+    except (OSError, RuntimeError) as error:
+        raise CliError(f"cannot read {path()}: {getattr(error, 'strerror', error)}") from None
+    except msgspec.MsgspecError as error:
+        raise CliError(f"{path()} is damaged ({error}); remove it and log in again") from None
+
+
+def save(saved: SavedControllers) -> None:
+    """Replace the file, which only its owner may read. Raises CliError."""
+    target = path()
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    content = msgspec.json.format(msgspec.json.encode(saved), indent=2)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content + b"\n")
+        fresh.replace(target)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise CliError(f"cannot write {target}: {error.strerror}") from None
 
 
 def _token() -> str | None:
     token = os.environ.get("FAIRLEAD_TOKEN")
     path = os.environ.get("FAIRLEAD_TOKEN_FILE")
     if token or not path:
-        return _clean(token, "FAIRLEAD_TOKEN")
+        return clean_token(token, "FAIRLEAD_TOKEN")
+    return read_token(Path(path), "FAIRLEAD_TOKEN_FILE")
+
+
+def read_token(path: Path, source: str) -> str | None:
+    """Return the token in a file; `source` names the setting in errors. Raises CliError."""
     try:
-        return _clean(Path(path).read_text(), "FAIRLEAD_TOKEN_FILE")
+        return clean_token(path.read_text(), source)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not a text"
-        raise CliError(f"FAIRLEAD_TOKEN_FILE: cannot read {path}: {why}") from None
+        raise CliError(f"{source}: cannot read {path}: {why}") from None
 
 
-def _clean(token: str | None, source: str) -> str | None:
+def clean_token(token: str | None, source: str) -> str | None:
+    """Return the token without surrounding spaces. Raises CliError for one that cannot be one."""
     if token is None or not token.strip():
         return None
     token = token.strip()

@@ -7,6 +7,7 @@ on them; only admins change nodes. A change applies as soon as it is committed.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,15 +37,16 @@ from controller.store.base import (
 )
 
 _HINT = (
-    "set FAIRLEAD_TOKEN, or FAIRLEAD_TOKEN_FILE to the file 'admin-token' in the controller's "
-    "data folder"
+    "log in with `fairlead login`, or set FAIRLEAD_TOKEN, or FAIRLEAD_TOKEN_FILE to the file "
+    "'admin-token' in the controller's data folder"
 )
 
 
 class Gate:
     """Turns bearer tokens into users, and ends the streams of a revoked token."""
 
-    def __init__(self, users: Iterable[User], tokens: Iterable[StoredToken]) -> None:
+    def __init__(self, users: Iterable[User], tokens: Iterable[StoredToken], clock: Clock) -> None:
+        self._clock = clock
         self.users: Mapping[str, User] = {user.name: user for user in users}
         self.tokens: tuple[StoredToken, ...] = tuple(tokens)
         self._ending: dict[str, set[Callable[[], object]]] = {}
@@ -56,7 +58,16 @@ class Gate:
         stored = matching(token, self.tokens)
         if stored is None or stored.user not in self.users:
             raise Unauthenticated(f"the token is not known to this controller; {_HINT}")
+        if self._seconds_left(stored) <= 0:
+            raise Unauthenticated(
+                f"the token expired; ask an admin for another one (`fairlead token add --user"
+                f" {stored.user}`), then `fairlead login`",
+                code="token_expired",
+            )
         return stored
+
+    def _seconds_left(self, token: StoredToken) -> float:
+        return math.inf if token.expires_at is None else token.expires_at - self._clock.now()
 
     def apply(self, changes: Changes) -> None:
         """Apply committed changes of users and tokens."""
@@ -84,15 +95,21 @@ class Gate:
                     end()
 
     @contextmanager
-    def until_revoked(self, token_id: str, end: Callable[[], object]) -> Iterator[None]:
-        """Call `end` if the token is revoked within this block."""
-        self._ending.setdefault(token_id, set()).add(end)
+    def until_it_ends(self, token: StoredToken, end: Callable[[], object]) -> Iterator[None]:
+        """Call `end` if the token expires or is revoked within this block."""
+        self._ending.setdefault(token.id, set()).add(end)
+        expiry = None
+        if token.expires_at is not None:
+            left = max(self._seconds_left(token), 0.0)
+            expiry = asyncio.get_running_loop().call_later(left, end)
         try:
             yield
         finally:
-            self._ending[token_id].discard(end)
-            if not self._ending[token_id]:
-                del self._ending[token_id]
+            if expiry is not None:
+                expiry.cancel()
+            self._ending[token.id].discard(end)
+            if not self._ending[token.id]:
+                del self._ending[token.id]
 
 
 def require_admin(user: User, action: str) -> None:
@@ -145,6 +162,8 @@ def names_for(user: User) -> Callable[[Run], str]:
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,39}", re.ASCII)
 MOST_LABEL = 100
+MOST_LIFETIME = 10 * 365 * 86400.0
+"""Seconds until a token expires."""
 GRANTABLE = (Band.PRODUCTION,)
 """The bands that need a grant."""
 
@@ -270,9 +289,15 @@ class UserService:
         found = [token for token in self._gate.tokens if name in (None, token.user)]
         return sorted(found, key=lambda token: (token.user, token.created_at, token.id))
 
-    async def add_token(self, name: str | None, *, label: str, by: User) -> NewToken:
-        """Make a token for `name`, or for the caller. Raises Forbidden, NotFound, Invalid,
-        StoreUnavailable."""
+    async def add_token(
+        self, name: str | None, *, label: str, by: User, expires_in: float | None = None
+    ) -> NewToken:
+        """Make a token for `name`, or for the caller, that expires in so many seconds.
+
+        Raises Forbidden, NotFound, Invalid, StoreUnavailable.
+        """
+        if expires_in is not None and not 0 < expires_in <= MOST_LIFETIME:
+            raise Invalid("a token holds more than 0 s and at most 10 years", field="expires_in")
         if len(label) > MOST_LABEL or not label.isprintable():
             raise Invalid(
                 f"a token's label has at most {MOST_LABEL} printable characters", field="label"
@@ -280,7 +305,7 @@ class UserService:
         async with self._changing:
             user = self._user(name or by.name)
             _require_own(by, user.name)
-            made = self._token(user.name, label)
+            made = self._token(user.name, label, expires_in)
             await self._commit(Changes(tokens=(made.token,)))
         return made
 
@@ -315,14 +340,16 @@ class UserService:
                 field="user",
             )
 
-    def _token(self, user: str, label: str) -> NewToken:
+    def _token(self, user: str, label: str, expires_in: float | None = None) -> NewToken:
         secret = new_token(secrets.token_bytes)
+        now = self._clock.now()
         token = StoredToken(
             id=secrets.token_hex(8),
             user=user,
             digest=digest(secret),
-            created_at=self._clock.now(),
+            created_at=now,
             label=label,
+            expires_at=None if expires_in is None else now + expires_in,
         )
         return NewToken(token=token, secret=secret)
 

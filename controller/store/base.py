@@ -37,6 +37,8 @@ class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     created_at: float
     label: str = ""
+    expires_at: float | None = None
+    """Unix seconds; None: it holds until it is revoked."""
 
 
 TOKEN_PREFIX = "fl_"

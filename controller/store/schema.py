@@ -93,6 +93,7 @@ tokens = sa.Table(
     _text("digest", nullable=False),
     _text("label", nullable=False),
     _time("created_at", nullable=False),
+    _time("expires_at"),
 )
 fleets = sa.Table(
     "fleets",

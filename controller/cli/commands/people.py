@@ -12,6 +12,8 @@ from controller.api.people import NewTokenView, NewUserView, TokenView, UserView
 from controller.cli import output, settings
 from controller.cli.client import decode
 from controller.cli.commands.options import Json
+from controller.cli.errors import EXIT_USAGE, CliError
+from controller.configuration.units import parse_duration
 from controller.lifecycle.model import Band
 from controller.store.base import Role
 
@@ -113,7 +115,13 @@ def remove_user(name: str, /, *, json: Json = False) -> int:
     return _done(data, json, f"user {name} removed")
 
 
-def add_token(*, user: str | None = None, label: str = "", json: Json = False) -> int:
+def add_token(
+    *,
+    user: str | None = None,
+    label: str = "",
+    expires: str | None = None,
+    json: Json = False,
+) -> int:
     """Make one more token and show it, this once.
 
     Parameters
@@ -122,8 +130,11 @@ def add_token(*, user: str | None = None, label: str = "", json: Json = False) -
         Whose; default: your own.
     label
         To tell it from others.
+    expires
+        How long it holds, such as 8h or 30d; default: until it is revoked.
     """
-    data = settings.client().post("/v1/tokens", {"user": user, "label": label})
+    body = {"user": user, "label": label, "expires_in": _seconds(expires)}
+    data = settings.client().post("/v1/tokens", body)
     if json:
         output.emit_json(data)
         return 0
@@ -144,9 +155,9 @@ def list_tokens(*, user: str | None = None, json: Json = False) -> int:
         output.emit_json(data)
         return 0
     output.emit_table(
-        ("ID", "USER", "LABEL", "SINCE"),
+        ("ID", "USER", "LABEL", "SINCE", "EXPIRES"),
         [
-            (token.id, token.user, token.label or "-", token.created_at)
+            (token.id, token.user, token.label or "-", token.created_at, token.expires_at or "-")
             for token in decode(data, _Tokens).tokens
         ],
     )
@@ -157,6 +168,13 @@ def revoke_token(id: str, /, *, json: Json = False) -> int:
     """End a token at once, and what goes on under it."""
     data = settings.client().delete(f"/v1/tokens/{quote(id, safe='')}")
     return _done(data, json, f"token {id} revoked")
+
+
+def _seconds(expires: str | None) -> float | None:
+    try:
+        return None if expires is None else parse_duration(expires)
+    except ValueError as error:
+        raise CliError(f"--expires: {error}; write 8h or 30d", EXIT_USAGE) from None
 
 
 def _show_secret(made: NewTokenView) -> None:

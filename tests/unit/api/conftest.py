@@ -123,7 +123,7 @@ async def _gate(store: MemoryStore) -> Gate:
         StoredToken(id="t2", user="ada", digest=digest(USER_TOKEN), created_at=0.0),
     )
     await store.commit(Changes(users=users, tokens=tokens))
-    return Gate(users, tokens)
+    return Gate(users, tokens, SystemClock())
 
 
 @pytest.fixture

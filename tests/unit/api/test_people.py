@@ -264,3 +264,32 @@ async def test_a_cursor_of_another_list_is_named(ada: Person) -> None:
     for path in ("/v1/events", "/v1/runs", "/v1/runs/train/attempts"):
         status, answer = await ada("GET", path, cursor="train")
         assert (path, status, answer["error"]["field"]) == (path, 400, "cursor")
+
+
+async def test_a_token_expires_and_takes_its_streams_with_it(
+    admin: Person, ada: Person, client: TestClient[Any, Any]
+) -> None:
+    status, made = await ada("POST", "/v1/tokens", label="brief", expires_in=0.5)
+    assert (status, made["expires_at"] > made["created_at"]) == (201, True)
+    brief = Person(client, made["token"])
+    await ada("POST", "/v1/runs", configuration=HELLO, name="hello")
+    watching = await brief.watch("hello")
+    assert (await watching.content.readline()).startswith(b'{"run":{')
+    with pytest.raises(ClientPayloadError):
+        async with asyncio.timeout(30):
+            await watching.read()
+    watching.close()
+    status, refused = await brief("GET", "/v1/me")
+    assert (status, refused["error"]["code"]) == (401, "token_expired")
+    assert made["id"] in [one["id"] for one in (await ada("GET", "/v1/tokens"))[1]["tokens"]]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e12])
+async def test_a_lifetime_that_is_none_is_refused(ada: Person, seconds: float) -> None:
+    status, refused = await ada("POST", "/v1/tokens", expires_in=seconds)
+    assert (status, refused["error"]["field"]) == (400, "expires_in")
+
+
+async def test_callers_learn_which_token_they_use(ada: Person) -> None:
+    me = (await ada("GET", "/v1/me"))[1]
+    assert (me["name"], me["token"]["id"], me["token"]["expires_at"]) == ("ada", "t2", None)

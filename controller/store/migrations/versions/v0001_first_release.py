@@ -65,6 +65,7 @@ def _create_users() -> None:
         sa.Column("digest", TEXT, nullable=False),
         sa.Column("label", TEXT, nullable=False),
         sa.Column("created_at", TIME, nullable=False),
+        sa.Column("expires_at", TIME),
         sa.PrimaryKeyConstraint("id", name="pk_tokens"),
         sa.ForeignKeyConstraint(
             ["user"], ["users.name"], name="fk_tokens_user", ondelete="CASCADE"
