@@ -101,6 +101,9 @@ def _node_app() -> App:
     node = App(name="node", help="Add, show, change, drain and remove nodes.")
     nodes = f"{_COMMANDS}.nodes"
     node.command(f"{nodes}:add", name="add", help="Add a node.")
+    node.command(
+        f"{_COMMANDS}.install:install", name="install", help="Make a host a node, over SSH."
+    )
     registering = f"{_COMMANDS}.user_data"
     node.command(
         f"{registering}:user_data", name="user-data", help="Announce a node: what it boots with."

@@ -1,0 +1,221 @@
+"""`node install`: a host that exists becomes a node, or is none any more, over SSH."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from controller.cli import output, settings
+from controller.cli.commands.nodes import AcceptedKey, HostKey
+from controller.cli.commands.options import Attributes, Flag, Json, attributes_of
+from controller.cli.commands.user_data import RegistryMirrors, VolumePrefixes, parse_address
+from controller.cli.errors import EXIT_USAGE, CliError
+from controller.cli.hosts.bundle import Bundle, read_bundle
+from controller.cli.hosts.connection import HostError, Target
+from controller.cli.hosts.install import NodesApi, Plan, make_node, remove_node
+from controller.cli.hosts.preflight import Docker, Finding, Level
+from controller.cli.hosts.trust import UnknownHostKey, trusted_key
+
+_TARGET = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<where>[^@\s]+)")
+_MARKS = {Level.OK: " ok ", Level.CHANGE: "  + ", Level.WARNING: "  ! ", Level.ERROR: "  X "}
+
+BundleFile = Annotated[
+    Path | None, Parameter(help="What ./dev bundle made; default: FAIRLEAD_BUNDLE.")
+]
+Identity = Annotated[
+    Path | None, Parameter(help="Your private key for the host; default: what ssh would try.")
+]
+Jump = Annotated[str | None, Parameter(help="USER@HOST[:PORT] to reach the host through.")]
+
+
+def install(
+    target: str,
+    /,
+    *,
+    name: str | None = None,
+    fleet: str | None = None,
+    attribute: Attributes = None,
+    docker: Docker = "install",
+    volume_prefix: VolumePrefixes = None,
+    registry_mirror: RegistryMirrors = None,
+    address: str | None = None,
+    identity: Identity = None,
+    jump: Jump = None,
+    host_key: HostKey = None,
+    accept_host_key: AcceptedKey = None,
+    bundle: BundleFile = None,
+    yes: Annotated[bool, Flag] = False,
+    upgrade: Annotated[bool, Flag] = False,
+    uninstall: Annotated[bool, Flag] = False,
+    json: Json = False,
+) -> int:
+    """Make a host that you reach by SSH a node; the same again changes only what differs.
+
+    Parameters
+    ----------
+    target
+        USER@HOST[:PORT]: root, or a user who may use sudo without a password.
+    name
+        The node's; default: HOST.
+    fleet
+        The fleet that it shall belong to.
+    docker
+        Install Docker where it is missing, use the one that is there, or run jobs without it.
+    address
+        HOST[:PORT] at which the controller finds it; default: the same.
+    yes
+        Ask nothing. An unknown host key is refused all the same.
+    upgrade
+        Replace another version; running jobs go on.
+    uninstall
+        Remove the node from the controller, and Fairlead with its data from the host.
+    """
+    where = parse_target(target, identity, jump)
+    node = name or where.host.lower()
+    reached = (where.host, where.port) if address is None else parse_address(address)
+    api = NodesApi(settings.client())
+    progress = Terminal(asks=not yes)
+    try:
+        known = api.find(node)
+        pinned = known.host_key_fingerprint if known is not None else None
+        key = asyncio.run(
+            trusted_key(where, host_key=host_key, accepted=accept_host_key, pinned=pinned)
+        )
+    except UnknownHostKey as error:
+        key = progress.asks_for_key(error)
+    except HostError as error:
+        raise CliError(str(error)) from None
+    if uninstall:
+        return _uninstall(where, key, node, reached, api, progress, json)
+    plan = Plan(
+        target=where,
+        name=node,
+        address=reached,
+        host_key=key,
+        bundle=find_bundle(bundle),
+        fleet=fleet,
+        attributes={name: value for name, value in attributes_of(attribute).items() if value},
+        docker=docker,
+        options=install_options(volume_prefix or (), registry_mirror or ()),
+        upgrade=upgrade,
+    )
+    return _install(plan, api, progress, json)
+
+
+def _install(plan: Plan, api: NodesApi, progress: Terminal, json: bool) -> int:
+    try:
+        result = asyncio.run(make_node(plan, api, progress))
+    except HostError as error:
+        raise CliError(str(error)) from None
+    if json:
+        output.emit_json(msgspec.json.encode(result))
+        return 0
+    for change in result.changed:
+        output.emit(change)
+    assert result.node is not None
+    gpus = ", ".join(gpu.name for gpu in result.node.gpus) or "no GPU"
+    done = "is ready" if result.changed else "is ready; nothing had to be changed"
+    output.emit(f"node {plan.name} {done}: {result.node.cpu:g} CPUs, {gpus}")
+    return 0
+
+
+def _uninstall(
+    where: Target,
+    key: str,
+    node: str,
+    reached: tuple[str, int],
+    api: NodesApi,
+    progress: Terminal,
+    json: bool,
+) -> int:
+    if not progress.confirms(f"Remove node {node}, and Fairlead with its data from {where.shown}?"):
+        raise CliError("nothing was changed")
+    try:
+        changed = asyncio.run(remove_node(where, key, node, reached, api, progress))
+    except HostError as error:
+        raise CliError(str(error)) from None
+    if json:
+        output.emit_json(msgspec.json.encode({"name": node, "changed": changed}))
+        return 0
+    for change in changed or ["nothing of Fairlead was there"]:
+        output.emit(change)
+    return 0
+
+
+def parse_target(text: str, identity: Path | None, jump: str | None) -> Target:
+    """Raises CliError."""
+    match = _TARGET.fullmatch(text)
+    if match is None:
+        raise CliError(f"{text!r} is not USER@HOST or USER@HOST:PORT", EXIT_USAGE)
+    host, port = parse_address(match["where"])
+    user = match["user"] or "root"
+    return Target(host=host, port=port, user=user, identity=identity, jump=jump)
+
+
+def find_bundle(file: Path | None) -> Bundle:
+    """Raises CliError."""
+    named = file or (Path(path) if (path := os.environ.get("FAIRLEAD_BUNDLE")) else None)
+    if named is None:
+        raise CliError(
+            "--bundle: give the file that ./dev bundle made (or set FAIRLEAD_BUNDLE)", EXIT_USAGE
+        )
+    return read_bundle(named)
+
+
+def install_options(prefixes: Sequence[str], mirrors: Sequence[str]) -> tuple[str, ...]:
+    words = [word for prefix in prefixes for word in ("--volume-prefix", prefix)]
+    words += [word for mirror in mirrors for word in ("--registry-mirror", mirror)]
+    return tuple(words)
+
+
+class Terminal:
+    """Shows one host's way on stderr, and asks there."""
+
+    def __init__(self, *, asks: bool) -> None:
+        self._asks = asks
+        self._told = 0
+
+    def stage(self, text: str) -> None:
+        output.note(text)
+
+    def found(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            fix = f" -> {finding.fix}" if finding.fix else ""
+            output.note(f"{_MARKS[finding.level]}{finding.subject}: {finding.message}{fix}")
+
+    def agrees(self, findings: Sequence[Finding]) -> bool:
+        if all(finding.level in (Level.OK, Level.WARNING) for finding in findings):
+            return True
+        return self.confirms("Go on?")
+
+    def uploaded(self, size: int, whole: int) -> None:
+        tenth = size * 10 // max(whole, 1)
+        if tenth > self._told:
+            self._told = tenth
+            output.note(f"uploaded {tenth * 10} % of {output.size(whole)}")
+
+    def confirms(self, question: str) -> bool:
+        """Raises CliError where nobody can answer."""
+        if not self._asks:
+            return True
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise CliError(f"{question} There is no terminal to ask at: give --yes")
+        output.write_all(output.STDERR_FD, f"{question} [y/N] ".encode())
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def asks_for_key(self, error: UnknownHostKey) -> str:
+        """Raises CliError unless the operator says that it is the right one."""
+        if not (self._asks and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise CliError(str(error))
+        output.note(f"{error.host} has the host key {error.shown}")
+        if not self.confirms("Is that what `ssh-keygen -lf` shows on the host?"):
+            raise CliError("nothing was changed")
+        return error.preferred

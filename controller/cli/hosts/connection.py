@@ -1,0 +1,224 @@
+"""A host as its operator reaches it: by SSH with a pinned host key, as root or by sudo."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shlex
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import msgspec
+
+from controller.links.base import why_unreachable
+from controller.links.ssh import describe, parse, public_line
+
+CONNECT_SECONDS = 20.0
+COMMAND_SECONDS = 900.0
+_PIECE = 1 << 18
+_ALGORITHMS = (("ssh-ed25519",), ("ecdsa-sha2-nistp256",), ("rsa-sha2-512", "rsa-sha2-256"))
+
+
+class HostError(Exception):
+    """The sentence is for the operator; it names the host."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a host is and as whom the operator logs in. `jump`: USER@HOST[:PORT], whose key the
+    operator's known_hosts has."""
+
+    host: str
+    port: int = 22
+    user: str = "root"
+    identity: Path | None = None
+    jump: str | None = None
+
+    @property
+    def shown(self) -> str:
+        port = "" if self.port == 22 else f":{self.port}"
+        return f"{self.user}@{self.host}{port}"
+
+
+class Done(msgspec.Struct, frozen=True):
+    status: int
+    out: str
+    err: str
+
+
+class Host:
+    """One connection to a host. `is_root`: whether `run(..., root=True)` works there."""
+
+    def __init__(self, target: Target, ssh: asyncssh.SSHClientConnection) -> None:
+        self._target = target
+        self._ssh = ssh
+        self.is_root = target.user == "root"
+        self._sudo = False
+
+    async def find_rights(self) -> None:
+        self.is_root = (await self.run("id", "-u")).out.strip() == "0"
+        if not self.is_root:
+            self._sudo = (await self.run("sudo", "-n", "true")).status == 0
+            self.is_root = self._sudo
+
+    async def run(self, *words: str, root: bool = False, stdin: str = "") -> Done:
+        """Raises HostError when the connection is lost."""
+        prefix = ("sudo", "-n") if root and self._sudo else ()
+        command = shlex.join((*prefix, *words))
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                done = await self._ssh.run(command, input=stdin, encoding="utf-8", errors="replace")
+        except TimeoutError:
+            raise HostError(
+                f"{self._target.shown}: {words[0]} did not end in {COMMAND_SECONDS:.0f} s"
+            ) from None
+        except (OSError, asyncssh.Error) as error:
+            raise HostError(f"{self._target.shown}: {why_unreachable(error)}") from None
+        status = done.returncode if done.returncode is not None else -1
+        return Done(status, str(done.stdout or ""), str(done.stderr or ""))
+
+    async def must(self, *words: str, root: bool = False, stdin: str = "") -> str:
+        """Raises HostError with the command's last words when it fails."""
+        done = await self.run(*words, root=root, stdin=stdin)
+        if done.status != 0:
+            last = (done.err.strip() or done.out.strip() or "it said nothing").splitlines()[-1]
+            raise HostError(
+                f"{self._target.shown}: `{shlex.join(words)[:99]}` ended with {done.status}: {last}"
+            )
+        return done.out
+
+    async def upload(self, file: Path, there: str, moved: Callable[[int], None]) -> None:
+        """Checked by its sha256. `moved` hears bytes. Raises HostError."""
+        digest = hashlib.sha256()
+        try:
+            async with self._ssh.create_process(
+                f"cat > {shlex.quote(there)}", encoding=None
+            ) as process:
+                with file.open("rb") as content:
+                    while piece := await asyncio.to_thread(content.read, _PIECE):
+                        digest.update(piece)
+                        process.stdin.write(piece)
+                        await process.stdin.drain()
+                        moved(len(piece))
+                process.stdin.write_eof()
+                await process.wait()
+        except (OSError, asyncssh.Error) as error:
+            raise HostError(
+                f"{self._target.shown}: {file.name} could not be uploaded: {why_unreachable(error)}"
+            ) from None
+        said = (await self.must("sha256sum", there)).split()
+        if said[:1] != [digest.hexdigest()]:
+            raise HostError(
+                f"{self._target.shown}: {file.name} arrived damaged; is the disk there full?"
+            )
+
+
+@asynccontextmanager
+async def tunnel(target: Target) -> AsyncIterator[asyncssh.SSHClientConnection | None]:
+    """The connection to the jump host, if there is one. Raises HostError."""
+    if target.jump is None:
+        yield None
+        return
+    user, _, where = target.jump.rpartition("@")
+    host, _, port = where.partition(":")
+    options = {**_login(target.identity), **({"username": user} if user else {})}
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            jump = await asyncssh.connect(host, int(port or 22), config=None, **options)
+    except asyncssh.HostKeyNotVerifiable:
+        raise HostError(
+            f"the host key of the jump host {host} is not known: log in once with ssh, and compare"
+        ) from None
+    except (OSError, asyncssh.Error, ValueError) as error:
+        raise HostError(f"jump host {target.jump}: {_why(error)}") from None
+    async with jump:
+        yield jump
+
+
+@asynccontextmanager
+async def connect(target: Target, host_key: str) -> AsyncIterator[Host]:
+    """`host_key`: the only one that is trusted. Raises HostError."""
+    async with AsyncExitStack() as stack:
+        through = await stack.enter_async_context(tunnel(target))
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                ssh = await asyncssh.connect(
+                    target.host,
+                    target.port,
+                    username=target.user,
+                    known_hosts=([parse(host_key)], [], []),
+                    tunnel=through or (),
+                    config=None,
+                    keepalive_interval=15,
+                    **_login(target.identity),
+                )
+        except asyncssh.PermissionDenied:
+            raise HostError(
+                f"{target.shown} lets no key of yours in: give --identity FILE, or add the key to "
+                f"ssh-agent"
+            ) from None
+        except (OSError, asyncssh.Error) as error:
+            raise HostError(f"cannot connect to {target.shown}: {_why(error)}") from None
+        await stack.enter_async_context(ssh)
+        host = Host(target, ssh)
+        await host.find_rights()
+        yield host
+
+
+def _login(identity: Path | None) -> dict[str, Any]:
+    """By the file alone, or by what ssh would try: the agent and ~/.ssh/id_*."""
+    if identity is None:
+        return {}
+    return {"client_keys": [str(identity)], "agent_path": None}
+
+
+async def host_keys(target: Target) -> tuple[str, ...]:
+    """The public key lines that the host has, the preferred one first. Raises HostError."""
+    async with tunnel(target) as through:
+        answers = [await _ask(target, names, through) for names in _ALGORITHMS]
+    found = tuple(answer for answer in answers if isinstance(answer, str))
+    if not found:
+        why = next(answer for answer in answers if isinstance(answer, Exception))
+        raise HostError(f"cannot reach sshd at {target.host}:{target.port}: {_why(why)}")
+    return found
+
+
+async def _ask(
+    target: Target, names: Sequence[str], through: asyncssh.SSHClientConnection | None
+) -> str | Exception:
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            key = await asyncssh.get_server_host_key(
+                target.host,
+                target.port,
+                tunnel=through or (),
+                server_host_key_algs=list(names),
+                config=None,
+            )
+    except (OSError, asyncssh.Error) as error:
+        return error
+    return public_line(key) if key is not None else OSError("no host key was presented")
+
+
+def known_key(target: Target, found: Sequence[str]) -> str | None:
+    """The one of these keys that the operator's own known_hosts has for the host. It blocks."""
+    file = Path(os.environ.get("HOME", "/")) / ".ssh/known_hosts"
+    try:
+        trusted = asyncssh.match_known_hosts(str(file), target.host, "", target.port)[0]
+    except (OSError, ValueError, asyncssh.Error):
+        return None
+    lines = {public_line(key) for key in trusted}
+    return next((line for line in found if line in lines), None)
+
+
+def described(lines: Sequence[str]) -> str:
+    return ", ".join(describe(parse(line)) for line in lines)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it did not answer in {CONNECT_SECONDS:.0f} s"
+    return why_unreachable(error)

@@ -1,0 +1,283 @@
+"""Makes a host a node: asks what it is, installs the bundle, pins its key, waits until it is ready.
+
+Each step looks first and changes only what differs, so that the same again changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import msgspec
+
+from controller.api.documents import NodeView
+from controller.cli.client import ControllerClient, decode, node_path
+from controller.cli.errors import ApiError
+from controller.cli.hosts.bundle import Bundle
+from controller.cli.hosts.connection import Host, HostError, Target, connect
+from controller.cli.hosts.preflight import (
+    FACTS_SCRIPT,
+    BadFacts,
+    Docker,
+    Facts,
+    Finding,
+    Wish,
+    errors,
+    is_installed,
+    preflight,
+    read_facts,
+)
+from controller.links.ssh import fingerprint
+
+INSTALLED = "/opt/fairlead/current/install"
+READY_SECONDS = 180.0
+_LOOK_SECONDS = 0.5
+_FOLDER = "/var/tmp/fairlead.XXXXXXXX"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one host shall become. `address`: where the controller finds its sshd; `host_key`: the
+    trusted key line; `options`: further words for the bundle's `install`."""
+
+    target: Target
+    name: str
+    address: tuple[str, int]
+    host_key: str
+    bundle: Bundle
+    fleet: str | None = None
+    attributes: dict[str, str] = {}
+    docker: Docker = "install"
+    options: tuple[str, ...] = ()
+    upgrade: bool = False
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """`changed`: one sentence for each thing that was not so before."""
+
+    name: str
+    changed: list[str]
+    findings: list[Finding]
+    node: NodeView | None
+
+
+class Progress(Protocol):
+    def stage(self, text: str) -> None:
+        """What begins now."""
+
+    def found(self, findings: Sequence[Finding]) -> None: ...
+
+    def agrees(self, findings: Sequence[Finding]) -> bool:
+        """Whether the operator wants it; may block."""
+
+    def uploaded(self, size: int, whole: int) -> None:
+        """`size` of `whole` bytes are there."""
+
+
+class Declined(HostError):
+    """The operator said no; nothing was changed."""
+
+
+class NodesApi:
+    """What the controller is asked for, by the API. Its methods block; raise CliError."""
+
+    def __init__(self, client: ControllerClient) -> None:
+        self._client = client
+
+    def tunnel_key(self) -> str:
+        return str(decode(self._client.get("/v1/node-key"), dict[str, str])["public_key"])
+
+    def find(self, name: str) -> NodeView | None:
+        try:
+            return decode(self._client.get(node_path(name)), NodeView)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def join(self, plan: Plan) -> list[str]:
+        """What had to be changed."""
+        node = self.find(plan.name)
+        if node is None:
+            self._add(plan)
+            return [f"added node {plan.name} with host key {fingerprint(plan.host_key)}"]
+        if node.status == "expected":
+            raise HostError(
+                f"node {plan.name} is expected with the host key of its user-data: boot its "
+                f"machine with that, or remove it (`fairlead node remove {plan.name}`)"
+            )
+        if node.address != shown_address(*plan.address):
+            raise HostError(
+                f"there is a node {plan.name} already, at {node.address}: give another --name"
+            )
+        return self._change(node, plan)
+
+    def remove(self, name: str) -> None:
+        self._client.delete(node_path(name))
+
+    def _add(self, plan: Plan) -> None:
+        host, port = plan.address
+        self._client.post(
+            "/v1/nodes",
+            {
+                "name": plan.name,
+                "host": host,
+                "port": port,
+                "host_key": plan.host_key,
+                "attributes": plan.attributes,
+                **({} if plan.fleet is None else {"fleet": plan.fleet}),
+            },
+        )
+
+    def _change(self, node: NodeView, plan: Plan) -> list[str]:
+        body: dict[str, object] = {}
+        if fingerprint(plan.host_key) != node.host_key_fingerprint:
+            body["host_key"] = plan.host_key
+        if plan.fleet is not None and plan.fleet != node.fleet:
+            body["fleet"] = plan.fleet
+        new = {
+            name: value
+            for name, value in plan.attributes.items()
+            if node.attributes.get(name) != value
+        }
+        if new:
+            body["attributes"] = new
+        if not body:
+            return []
+        self._client.patch(node_path(plan.name), body)
+        return [f"changed node {plan.name}: {', '.join(sorted(body))}"]
+
+
+def shown_address(host: str, port: int) -> str:
+    """As the API shows the address of a node with Fairlead's own tunnel user."""
+    return f"fairlead@{host}" + ("" if port == 22 else f":{port}")
+
+
+async def make_node(plan: Plan, api: NodesApi, progress: Progress) -> Result:
+    """Raises HostError, CliError."""
+    progress.stage("connecting")
+    async with connect(plan.target, plan.host_key) as host:
+        facts, findings = await examine(host, plan)
+        progress.found(findings)
+        if bad := errors(findings):
+            raise HostError(
+                f"{plan.target.shown} cannot be a node yet: "
+                + "; ".join(f"{finding.message} ({finding.fix})" for finding in bad)
+            )
+        if not await asyncio.to_thread(progress.agrees, findings):
+            raise Declined(f"{plan.target.shown}: nothing was changed")
+        key = await asyncio.to_thread(api.tunnel_key)
+        options = ("--docker", plan.docker, "--tunnel-key", key, *plan.options)
+        changed = await install(host, plan, facts, options, progress)
+    progress.stage("joining")
+    changed += await asyncio.to_thread(api.join, plan)
+    progress.stage("waiting until it is ready")
+    node = await wait_ready(api, plan.name)
+    progress.stage("ready")
+    return Result(name=plan.name, changed=changed, findings=findings, node=node)
+
+
+async def examine(host: Host, plan: Plan) -> tuple[Facts, list[Finding]]:
+    """Raises HostError."""
+    before = time.time()
+    said = await host.must("sh", root=True, stdin=FACTS_SCRIPT)
+    try:
+        facts = read_facts(said)
+    except BadFacts as error:
+        raise HostError(f"{plan.target.shown}: {error}") from None
+    wish = wish_of(plan, min(max(facts.clock, before), time.time()), host.is_root)
+    return facts, preflight(facts, wish)
+
+
+def wish_of(plan: Plan, now: float = 0.0, has_root: bool = True) -> Wish:
+    return Wish(
+        version=plan.bundle.version,
+        arch=plan.bundle.arch,
+        docker=plan.docker,
+        now=now,
+        has_root=has_root,
+        upgrade=plan.upgrade,
+    )
+
+
+async def install(
+    host: Host, plan: Plan, facts: Facts, options: Sequence[str], progress: Progress
+) -> list[str]:
+    """What changed. A host that has this very bundle gets nothing uploaded. Raises HostError."""
+    if is_installed(facts, wish_of(plan)):
+        progress.stage("comparing")
+        return await run_install(host, INSTALLED, options)
+    async with unpacked(host, plan.bundle, progress) as program:
+        progress.stage("installing")
+        return await run_install(host, program, options)
+
+
+async def run_install(host: Host, program: str, options: Sequence[str]) -> list[str]:
+    """Raises HostError."""
+    said = await host.must(program, "--json", *options, root=True)
+    try:
+        return msgspec.json.decode(said, type=list[str])
+    except msgspec.MsgspecError:
+        raise HostError(f"{program} answered strangely: {said[:200]!r}") from None
+
+
+@asynccontextmanager
+async def unpacked(host: Host, bundle: Bundle, progress: Progress) -> AsyncIterator[str]:
+    """The path of the bundle's `install` on the host, for as long as it is needed."""
+    progress.stage("uploading")
+    folder = (await host.must("mktemp", "-d", _FOLDER)).strip()
+    whole, there = bundle.file.stat().st_size, 0
+
+    def moved(size: int) -> None:
+        nonlocal there
+        there += size
+        progress.uploaded(there, whole)
+
+    try:
+        await host.upload(bundle.file, f"{folder}/bundle.tar", moved)
+        await host.must("tar", "-xf", f"{folder}/bundle.tar", "-C", folder, root=True)
+        yield f"{folder}/{bundle.folder}/install"
+    finally:
+        await host.run("rm", "-rf", folder, root=True)
+
+
+async def wait_ready(api: NodesApi, name: str) -> NodeView:
+    """Connected, and fit for work. Raises HostError with the last that was said of it."""
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        node = await asyncio.to_thread(api.find, name)
+        if node is None:
+            raise HostError(f"node {name} was removed meanwhile")
+        if node.status == "connected" and node.unfit is None:
+            return node
+        if time.monotonic() > deadline:
+            why = node.unfit or node.message or node.status
+            raise HostError(f"node {name} is not ready after {READY_SECONDS:.0f} s: {why}")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def remove_node(
+    target: Target,
+    host_key: str,
+    name: str,
+    address: tuple[str, int],
+    api: NodesApi,
+    progress: Progress,
+) -> list[str]:
+    """The controller forgets the node, which it refuses while jobs are there; then the host loses
+    all that `install` brought. What changed. Raises HostError, CliError."""
+    progress.stage("connecting")
+    async with connect(target, host_key) as host:
+        if not host.is_root:
+            raise HostError(f"{target.shown}: the user is not root and sudo asks for a password")
+        changed = []
+        node = await asyncio.to_thread(api.find, name)
+        if node is not None and node.address == shown_address(*address):
+            await asyncio.to_thread(api.remove, name)
+            changed.append(f"removed node {name} from the controller")
+        progress.stage("uninstalling")
+        if (await host.run("test", "-x", INSTALLED, root=True)).status == 0:
+            changed += await run_install(host, INSTALLED, ("--uninstall", "--purge"))
+    return changed

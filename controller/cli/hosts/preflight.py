@@ -1,0 +1,340 @@
+"""Judges, from facts about a host alone, whether it can become a node and what that changes.
+
+`facts.sh` finds the facts out; nothing here touches a host.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+FACTS_SCRIPT = (Path(__file__).parent / "facts.sh").read_text()
+Docker = Literal["install", "use", "none"]
+_LEAST_OPT = 1 << 20
+_LEAST_DATA = 1 << 20
+_ADVISED_DATA = 20 << 20
+"""KiB."""
+_MOST_CLOCK_OFF = 60.0
+_ADVISED_CLOCK_OFF = 5.0
+_LEAST_TOOLKIT = (1, 17, 8)
+_TOOLKIT_FAULT = "CVE-2025-23266, by which a container becomes root of the node"
+_LEAST_DOCKER = (25,)
+_ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_FAMILIES = ("debian", "ubuntu", "rhel", "fedora", "centos")
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in KiB; an empty string says that there is none."""
+
+    clock: float
+    uid: int
+    arch: str = ""
+    kernel: str = ""
+    os_id: str = ""
+    os_like: str = ""
+    os_version: str = ""
+    os_name: str = ""
+    systemd: str = ""
+    cgroup: str = ""
+    selinux: str = ""
+    disk_opt: int = 0
+    disk_data: int = 0
+    memory: int = 0
+    cpus: int = 0
+    nft: str = ""
+    ssh_keygen: str = ""
+    docker: str = ""
+    gpus: int = 0
+    driver: str = ""
+    toolkit: str = ""
+    allow_users: str = ""
+    allow_groups: str = ""
+    ssh_ports: str = ""
+    sshd_includes: str = ""
+    tunnel_group: str = ""
+    shim: str = ""
+    installed: str = ""
+    """The version in /opt/fairlead/current."""
+
+
+class BadFacts(ValueError):
+    """The script did not run to its end on the host."""
+
+
+def read_facts(text: str) -> Facts:
+    """Raises BadFacts."""
+    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    if found.pop("facts", None) != "complete":
+        raise BadFacts("the host did not answer what it was asked; is /bin/sh there?")
+    filled = {name: value.strip() for name, value in found.items() if value.strip()}
+    try:
+        return msgspec.convert(filled, Facts, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadFacts(f"the host answered strangely: {error}") from None
+
+
+class Level(StrEnum):
+    OK = "ok"
+    CHANGE = "change"
+    """What an installation will do."""
+    WARNING = "warning"
+    ERROR = "error"
+    """It must be repaired first."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    subject: str
+    level: Level
+    message: str
+    fix: str | None = None
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host shall become. `version` names the bundle's content; `now` is the Unix time when
+    the host's clock was read."""
+
+    version: str
+    arch: str
+    docker: Docker
+    now: float
+    has_root: bool
+    upgrade: bool = False
+
+
+def preflight(facts: Facts, wish: Wish) -> list[Finding]:
+    """One finding for each subject, in the order in which a person reads them."""
+    return [
+        _system(facts),
+        _architecture(facts, wish),
+        _rights(wish),
+        _docker(facts, wish),
+        _disk(facts),
+        *_gpus(facts),
+        _clock(facts, wish),
+        _sshd(facts),
+        _firewall(facts),
+        _fairlead(facts, wish),
+    ]
+
+
+def is_installed(facts: Facts, wish: Wish) -> bool:
+    """This very bundle: its version names its content."""
+    return facts.installed == wish.version
+
+
+def changes(findings: list[Finding]) -> list[str]:
+    return [finding.message for finding in findings if finding.level is Level.CHANGE]
+
+
+def errors(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level is Level.ERROR]
+
+
+def _ok(subject: str, message: str) -> Finding:
+    return Finding(subject=subject, level=Level.OK, message=message)
+
+
+def _error(subject: str, message: str, fix: str) -> Finding:
+    return Finding(subject=subject, level=Level.ERROR, message=message, fix=fix)
+
+
+def _warning(subject: str, message: str, fix: str) -> Finding:
+    return Finding(subject=subject, level=Level.WARNING, message=message, fix=fix)
+
+
+def _change(subject: str, message: str) -> Finding:
+    return Finding(subject=subject, level=Level.CHANGE, message=message)
+
+
+def _system(facts: Facts) -> Finding:
+    name = facts.os_name or facts.os_id or "an unknown system"
+    if not facts.systemd:
+        return _error("system", f"{name} does not run systemd", "use a host that boots with it")
+    if not facts.cgroup:
+        return _warning(
+            "system",
+            f"{name} uses cgroups of version 1",
+            "boot it with systemd.unified_cgroup_hierarchy=1",
+        )
+    if not {facts.os_id, *facts.os_like.split()} & set(_FAMILIES):
+        return _warning(
+            "system",
+            f"{name} is neither Debian, Ubuntu nor like RHEL; it may work",
+            "try it with one host first",
+        )
+    return _ok("system", f"{name}, kernel {facts.kernel}")
+
+
+def _architecture(facts: Facts, wish: Wish) -> Finding:
+    has, needs = (_ARCHITECTURES.get(arch, arch) for arch in (facts.arch, wish.arch))
+    if has != needs:
+        return _error(
+            "architecture",
+            f"the host is {has}, the bundle is for {needs}",
+            f"give a bundle for {has} (--bundle)",
+        )
+    return _ok("architecture", f"{has}, {facts.cpus} CPUs, {facts.memory >> 20} GiB of memory")
+
+
+def _rights(wish: Wish) -> Finding:
+    if wish.has_root:
+        return _ok("rights", "root")
+    return _error(
+        "rights",
+        "the user is not root and sudo asks for a password",
+        "log in as root, or give the user a NOPASSWD rule in /etc/sudoers.d",
+    )
+
+
+def _docker(facts: Facts, wish: Wish) -> Finding:
+    if wish.docker == "none":
+        return _warning(
+            "docker",
+            "no engine is used: jobs are plain processes, without isolation",
+            "leave out --docker none",
+        )
+    if not facts.docker:
+        if wish.docker == "install":
+            return _change("docker", "installs Docker from the system's packages")
+        return _error("docker", "Docker is not there", "install it, or give --docker install")
+    if facts.docker == "not running":
+        return _error("docker", "Docker does not answer", "start it: systemctl start docker")
+    if _version(facts.docker) < _LEAST_DOCKER:
+        return _warning(
+            "docker", f"Docker {facts.docker} gives GPUs by its old hook alone", "use Docker 25"
+        )
+    return _ok("docker", f"Docker {facts.docker}")
+
+
+def _disk(facts: Facts) -> Finding:
+    for path, free, least in (
+        ("/opt", facts.disk_opt, _LEAST_OPT),
+        ("/var/lib", facts.disk_data, _LEAST_DATA),
+    ):
+        if free < least:
+            return _error(
+                "disk", f"{path} has {_gib(free)} free", f"make {_gib(least)} free in {path}"
+            )
+    if facts.disk_data < _ADVISED_DATA:
+        return _warning(
+            "disk",
+            f"/var/lib has {_gib(facts.disk_data)} free, for images and logs",
+            f"make {_gib(_ADVISED_DATA)} free, or mount a disk there",
+        )
+    return _ok("disk", f"{_gib(facts.disk_data)} free in /var/lib")
+
+
+def _gpus(facts: Facts) -> list[Finding]:
+    if not facts.gpus:
+        return [_ok("GPU", "no NVIDIA GPU")]
+    named = f"{facts.gpus} NVIDIA GPU" + ("s" if facts.gpus > 1 else "")
+    if not facts.driver:
+        return [
+            _warning(
+                "GPU",
+                f"{named} without a driver, so no job gets one",
+                "install NVIDIA's driver and run this again",
+            )
+        ]
+    found = [_ok("GPU", f"{named}, driver {facts.driver}")]
+    if not facts.toolkit:
+        found.append(
+            _warning(
+                "toolkit",
+                "the NVIDIA container toolkit is not there: images must bring the driver's files",
+                f"install nvidia-container-toolkit {_dotted(_LEAST_TOOLKIT)} or newer",
+            )
+        )
+    elif _version(facts.toolkit) < _LEAST_TOOLKIT:
+        found.append(
+            _warning(
+                "toolkit",
+                f"NVIDIA container toolkit {facts.toolkit} has {_TOOLKIT_FAULT}",
+                f"update nvidia-container-toolkit to {_dotted(_LEAST_TOOLKIT)} or newer",
+            )
+        )
+    else:
+        found.append(_ok("toolkit", f"NVIDIA container toolkit {facts.toolkit}"))
+    return found
+
+
+def _clock(facts: Facts, wish: Wish) -> Finding:
+    off = abs(facts.clock - wish.now)
+    message = f"the clock is {off:.0f} s off from this machine's"
+    fix = "set it by NTP: timedatectl set-ntp true"
+    if off > _MOST_CLOCK_OFF:
+        return _error("clock", message, fix)
+    return _warning("clock", message, fix) if off > _ADVISED_CLOCK_OFF else _ok("clock", message)
+
+
+def _sshd(facts: Facts) -> Finding:
+    if not facts.sshd_includes:
+        return _error(
+            "sshd",
+            "/etc/ssh/sshd_config does not include /etc/ssh/sshd_config.d",
+            "put `Include /etc/ssh/sshd_config.d/*.conf` at its beginning",
+        )
+    if facts.allow_users and "fairlead" not in facts.allow_users.split():
+        return _error(
+            "sshd",
+            f"AllowUsers ({facts.allow_users}) shuts the controller out",
+            "add fairlead and fairlead-jump to AllowUsers",
+        )
+    if facts.allow_groups and "fairlead" not in facts.allow_groups.split():
+        return _error(
+            "sshd",
+            f"AllowGroups ({facts.allow_groups}) shuts the controller out",
+            "add fairlead to AllowGroups",
+        )
+    if facts.tunnel_group and facts.tunnel_group != "fairlead":
+        return _error(
+            "sshd",
+            f"the user fairlead is of group {facts.tunnel_group}, and no rule would hold it",
+            "remove or rename that user",
+        )
+    ports = facts.ssh_ports or "22"
+    return _ok("ports", f"sshd on {ports}; Fairlead opens no other")
+
+
+def _firewall(facts: Facts) -> Finding:
+    if facts.nft:
+        return _ok("firewall", "nftables is there")
+    return _error(
+        "firewall",
+        "nft is not there, so the tunnel user could open network connections",
+        "install the package nftables",
+    )
+
+
+def _fairlead(facts: Facts, wish: Wish) -> Finding:
+    if is_installed(facts, wish):
+        return _ok("fairlead", f"version {wish.version} is there; only what differs changes")
+    if not facts.installed:
+        return _change(
+            "fairlead",
+            f"puts version {wish.version} into /opt/fairlead, with the users fairlead and "
+            f"fairlead-jump, their sshd rules, a firewall table and the service fairlead-shim",
+        )
+    if not wish.upgrade:
+        return _error(
+            "fairlead",
+            f"version {facts.installed} is installed, this bundle is {wish.version}",
+            "give --upgrade; running jobs go on",
+        )
+    return _change("fairlead", f"replaces version {facts.installed} by {wish.version}")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _gib(kib: int) -> str:
+    return f"{kib / (1 << 20):.1f} GiB"

@@ -1,0 +1,55 @@
+"""Which host key an installation trusts. Nothing is trusted because it was seen first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from controller.cli.hosts.connection import HostError, Target, described, host_keys, known_key
+from controller.links.ssh import BadHostKey, fingerprint, normalise
+
+
+class UnknownHostKey(HostError):
+    """Only the operator can say whether the host has the right key."""
+
+    def __init__(self, host: str, found: Sequence[str]) -> None:
+        self.host = host
+        self.preferred = found[0]
+        self.shown = described(found)
+        super().__init__(
+            f"the host key of {host} is not known: it has {self.shown}. Compare them with what "
+            f"`cat /etc/ssh/ssh_host_*_key.pub | ssh-keygen -lf -` prints there, then accept one: "
+            f"--accept-host-key {fingerprint(found[0])}"
+        )
+
+
+async def trusted_key(
+    target: Target, *, host_key: str | None, accepted: str | None, pinned: str | None
+) -> str:
+    """The key line that was given; or of those that the host has now the one whose fingerprint was
+    accepted, or is pinned by the controller, or is in the operator's known_hosts.
+
+    Raises HostError, UnknownHostKey."""
+    if host_key is not None and accepted is not None:
+        raise HostError("give either --host-key or --accept-host-key")
+    if host_key is not None:
+        try:
+            return normalise(host_key)
+        except BadHostKey as error:
+            raise HostError(f"--host-key: {error}") from None
+    found = await host_keys(target)
+    wanted = accepted or pinned
+    if wanted is None:
+        known = await asyncio.to_thread(known_key, target, found)
+        if known is None:
+            raise UnknownHostKey(target.host, found)
+        return known
+    for line in found:
+        if fingerprint(line) == wanted.rstrip("="):
+            return line
+    why = "was accepted" if accepted else "is pinned by the controller"
+    raise HostError(
+        f"{target.host} has the host key {described(found)}, but {wanted} {why}: if the host was "
+        f"installed anew, compare them there and give --accept-host-key SHA256:…; else another "
+        f"machine answers at this address"
+    )

@@ -1,0 +1,158 @@
+"""What is said of a host before anything is changed there: a function of facts alone."""
+
+from __future__ import annotations
+
+import subprocess
+
+import msgspec
+import pytest
+
+from controller.cli.hosts.preflight import (
+    FACTS_SCRIPT,
+    BadFacts,
+    Facts,
+    Finding,
+    Level,
+    Wish,
+    changes,
+    errors,
+    preflight,
+    read_facts,
+)
+
+GIB = 1 << 20
+GOOD = Facts(
+    clock=1000.0,
+    uid=0,
+    arch="x86_64",
+    kernel="6.1",
+    os_id="debian",
+    os_version="12",
+    os_name="Debian 12",
+    systemd="yes",
+    cgroup="2",
+    disk_opt=50 * GIB,
+    disk_data=50 * GIB,
+    memory=64 * GIB,
+    cpus=8,
+    nft="yes",
+    ssh_keygen="yes",
+    docker="28.0.1",
+    sshd_includes="yes",
+    ssh_ports="22",
+)
+WISH = Wish(version="0.2", arch="amd64", docker="install", now=1000.0, has_root=True)
+
+
+def found(level: Level, wish: Wish = WISH, /, **facts: object) -> list[Finding]:
+    told = preflight(msgspec.structs.replace(GOOD, **facts), wish)
+    return [finding for finding in told if finding.level is level]
+
+
+def wanting(**more: object) -> Wish:
+    return msgspec.structs.replace(WISH, **more)
+
+
+def test_a_good_host_has_one_change_and_nothing_to_repair() -> None:
+    told = preflight(GOOD, WISH)
+    assert errors(told) == []
+    assert len(changes(told)) == 1
+    assert "/opt/fairlead" in changes(told)[0]
+    assert found(Level.WARNING) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "fix"),
+    [
+        ({"systemd": ""}, "system", "boots with it"),
+        ({"arch": "aarch64"}, "architecture", "bundle for aarch64"),
+        ({"docker": "not running"}, "docker", "systemctl start docker"),
+        ({"disk_opt": 1000}, "disk", "1.0 GiB free in /opt"),
+        ({"disk_data": 1000}, "disk", "free in /var/lib"),
+        ({"clock": 1061.0}, "clock", "timedatectl"),
+        ({"sshd_includes": ""}, "sshd", "Include /etc/ssh/sshd_config.d"),
+        ({"allow_users": "root anna"}, "sshd", "AllowUsers"),
+        ({"allow_groups": "staff"}, "sshd", "AllowGroups"),
+        ({"tunnel_group": "users"}, "sshd", "rename that user"),
+        ({"nft": ""}, "firewall", "nftables"),
+        ({"installed": "0.1"}, "fairlead", "--upgrade"),
+    ],
+)
+def test_what_keeps_a_host_from_being_a_node_has_a_fix(
+    facts: dict[str, object], subject: str, fix: str
+) -> None:
+    (error,) = found(Level.ERROR, **facts)
+    assert error.subject == subject
+    assert fix in (error.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "message"),
+    [
+        ({"os_id": "arch"}, "system", "neither Debian"),
+        ({"cgroup": ""}, "system", "version 1"),
+        ({"gpus": 8}, "GPU", "8 NVIDIA GPUs without a driver"),
+        ({"gpus": 1, "driver": "550.1"}, "toolkit", "is not there"),
+        ({"gpus": 1, "driver": "550.1", "toolkit": "1.17.4"}, "toolkit", "CVE-2025-23266"),
+        ({"clock": 1010.0}, "clock", "10 s off"),
+        ({"disk_data": 5 * GIB}, "disk", "5.0 GiB free"),
+        ({"docker": "20.10.24"}, "docker", "20.10.24"),
+    ],
+)
+def test_what_only_costs_something_is_a_warning(
+    facts: dict[str, object], subject: str, message: str
+) -> None:
+    (warning,) = found(Level.WARNING, **facts)
+    assert warning.subject == subject
+    assert message in warning.message
+    assert warning.fix
+
+
+def test_a_host_like_rhel_with_gpus_is_good() -> None:
+    facts: dict[str, object] = {"os_id": "rocky", "os_like": "rhel centos fedora", "gpus": 8}
+    facts |= {"driver": "550.1", "toolkit": "1.17.8"}
+    assert found(Level.ERROR, **facts) == []
+    assert found(Level.WARNING, **facts) == []
+
+
+def test_without_docker_it_is_installed_required_or_done_without() -> None:
+    assert "installs Docker" in found(Level.CHANGE, docker="")[0].message
+    assert found(Level.ERROR, wanting(docker="use"), docker="")[0].subject == "docker"
+    (warning,) = found(Level.WARNING, wanting(docker="none"), docker="")
+    assert "without isolation" in warning.message
+
+
+def test_a_user_without_root_is_refused() -> None:
+    (error,) = found(Level.ERROR, wanting(has_root=False))
+    assert (error.subject, "sudoers" in (error.fix or "")) == ("rights", True)
+
+
+def test_the_same_bundle_again_changes_nothing() -> None:
+    assert found(Level.CHANGE, installed="0.2") == []
+
+
+def test_another_version_is_replaced_when_that_is_wished() -> None:
+    (change,) = found(Level.CHANGE, wanting(upgrade=True), installed="0.1")
+    assert change.message == "replaces version 0.1 by 0.2"
+
+
+def test_the_script_finds_out_all_that_is_judged() -> None:
+    said = subprocess.run(["sh"], input=FACTS_SCRIPT, capture_output=True, text=True, check=True)
+    facts = read_facts(said.stdout)
+    assert facts.cpus > 0
+    assert facts.memory > 0
+    assert facts.disk_data > 0
+    assert facts.arch
+    assert preflight(facts, WISH)
+
+
+@pytest.mark.parametrize(
+    "said", ["", "clock=1\nuid=0\n", "clock=soon\nuid=0\nfacts=complete\n", "facts=complete\n"]
+)
+def test_an_answer_that_is_cut_off_or_strange_is_refused(said: str) -> None:
+    with pytest.raises(BadFacts):
+        read_facts(said)
+
+
+def test_lines_that_a_login_prints_are_no_facts() -> None:
+    assert read_facts("Welcome = here\nclock=1\nuid=0\nfacts=complete\n").uid == 0
