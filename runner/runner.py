@@ -23,7 +23,7 @@ from runner.errors import CannotStart, Refused
 from runner.job import execution
 from runner.job.execution import Execution, Limits, MainEnded
 from runner.job.launch import Launch
-from runner.job.outcome import EXECUTOR_ERROR, STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
+from runner.job.outcome import STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
 from runner.job.process import Children, Ending
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
@@ -31,6 +31,7 @@ from runner.options import Settings
 from runner.schemas import (
     EXIT_RECORD_NAME,
     LOGS_FOLDER_NAME,
+    ExitReason,
     ExitRecord,
     RunnerHealth,
     RunnerState,
@@ -247,7 +248,9 @@ class Runner:
         elif self._preparing is not None:
             self._preparing.cancel()
         elif self._job is None:
-            self._begin(self._conclude_unstarted(Verdict(EXECUTOR_ERROR, STOPPED_BEFORE_START)))
+            self._begin(
+                self._conclude_unstarted(Verdict(ExitReason.EXECUTOR_ERROR, STOPPED_BEFORE_START))
+            )
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._job = asyncio.create_task(self._concluded(work))
@@ -268,11 +271,11 @@ class Runner:
         try:
             await work
         except CannotStart as error:
-            await self._conclude_unstarted(Verdict(EXECUTOR_ERROR, str(error)))
+            await self._conclude_unstarted(Verdict(ExitReason.EXECUTOR_ERROR, str(error)))
         except Exception:
             _log.exception("the runner failed")
             verdict = Verdict(
-                EXECUTOR_ERROR, "the runner failed; its own log (runner.log) says why"
+                ExitReason.EXECUTOR_ERROR, "the runner failed; its own log (runner.log) says why"
             )
             await self._conclude_unstarted(verdict)
 

@@ -19,6 +19,7 @@ from shim.schemas import (
     ContainerOptions,
     HostNetwork,
     NetworkMode,
+    TaskReason,
     TaskRequest,
     VolumeKind,
     VolumeMount,
@@ -29,7 +30,7 @@ from shim.settings import Settings
 class VolumeError(EngineError):
     """The volume cannot be had; the text names it and what to do."""
 
-    reason = "volume_error"
+    reason = TaskReason.VOLUME_ERROR
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")

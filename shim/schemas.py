@@ -246,15 +246,26 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class TaskReason(StrEnum):
+    """Why a task ended, where the shim says so itself; the names are those of docs/rules.md."""
+
+    CREATING_CONTAINER_ERROR = "creating_container_error"
+    IMAGE_PULL_FAILED = "image_pull_failed"
+    VOLUME_ERROR = "volume_error"
+    PORTS_BINDING_FAILED = "ports_binding_failed"
+    CONTAINER_EXITED_WITH_ERROR = "container_exited_with_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    INSTANCE_UNREACHABLE = "instance_unreachable"
+    """The fault is the node's, not the job's."""
+
+
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One task as the shim knows it.
 
-    `reason` is one of docs/rules.md's names when the shim has one to give (`image_pull_failed`,
-    `creating_container_error`, `container_exited_with_error`, `out_of_memory`, `volume_error`,
-    `ports_binding_failed`, `instance_unreachable` when the fault is the node's, ...) or the reason
-    given to `terminate`. `exit_record` is the text of
-    the runner's exit record (JSON of `runner.schemas.ExitRecord`), which outlives the container;
-    the job can have forged it, so it is never more than a claim about that job.
+    `reason` is a TaskReason, or the reason that `terminate` was given: the controller's. None: the
+    shim has nothing to add to the exit code. `exit_record` is the text of the runner's exit record
+    (JSON of `runner.schemas.ExitRecord`), which outlives the container; the job can have forged it,
+    so it is never more than a claim about that job.
     """
 
     id: str

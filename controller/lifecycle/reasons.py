@@ -13,34 +13,37 @@ from typing import Final
 import msgspec
 
 from controller.lifecycle.statuses import STATES, AttemptStatus, IrisState, RunStatus
+from runner.schemas import ExitReason
+from shim.schemas import TaskReason
 
 
 class Reason(StrEnum):
-    """Why an attempt ended."""
+    """Why an attempt ended. A reason that a runner or a shim gives has its name in their wire
+    types."""
 
-    DONE_BY_RUNNER = "done_by_runner"
-    CONTAINER_EXITED_WITH_ERROR = "container_exited_with_error"
-    OUT_OF_MEMORY = "out_of_memory"
-    EXECUTOR_ERROR = "executor_error"
-    PORTS_BINDING_FAILED = "ports_binding_failed"
-    CREATING_CONTAINER_ERROR = "creating_container_error"
-    IMAGE_PULL_FAILED = "image_pull_failed"
-    VOLUME_ERROR = "volume_error"
+    DONE_BY_RUNNER = ExitReason.DONE_BY_RUNNER.value
+    CONTAINER_EXITED_WITH_ERROR = ExitReason.CONTAINER_EXITED_WITH_ERROR.value
+    OUT_OF_MEMORY = ExitReason.OUT_OF_MEMORY.value
+    EXECUTOR_ERROR = ExitReason.EXECUTOR_ERROR.value
+    PORTS_BINDING_FAILED = TaskReason.PORTS_BINDING_FAILED.value
+    CREATING_CONTAINER_ERROR = TaskReason.CREATING_CONTAINER_ERROR.value
+    IMAGE_PULL_FAILED = TaskReason.IMAGE_PULL_FAILED.value
+    VOLUME_ERROR = TaskReason.VOLUME_ERROR.value
     GATEWAY_ERROR = "gateway_error"
     WAITING_RUNNER_LIMIT_EXCEEDED = "waiting_runner_limit_exceeded"
-    LOG_QUOTA_EXCEEDED = "log_quota_exceeded"
-    MAX_DURATION_EXCEEDED = "max_duration_exceeded"
+    LOG_QUOTA_EXCEEDED = ExitReason.LOG_QUOTA_EXCEEDED.value
+    MAX_DURATION_EXCEEDED = ExitReason.MAX_DURATION_EXCEEDED.value
     FAILED_TO_START_DUE_TO_NO_CAPACITY = "failed_to_start_due_to_no_capacity"
     UNSCHEDULABLE = "unschedulable"
     WAITING_INSTANCE_LIMIT_EXCEEDED = "waiting_instance_limit_exceeded"
     INSTANCE_ACCESS_REVOKED = "instance_access_revoked"
     INTERRUPTED_BY_NO_CAPACITY = "interrupted_by_no_capacity"
-    INSTANCE_UNREACHABLE = "instance_unreachable"
+    INSTANCE_UNREACHABLE = TaskReason.INSTANCE_UNREACHABLE.value
     GPU_UNHEALTHY = "gpu_unhealthy"
     LOST_AFTER_REVIVAL = "lost_after_revival"
     NODE_DRAINED = "node_drained"
     PREEMPTED = "preempted"
-    INTERRUPTED = "interrupted"
+    INTERRUPTED = ExitReason.INTERRUPTED.value
     JOB_ABORTED_BY_USER = "job_aborted_by_user"
     INCARNATION_CHANGED = "incarnation_changed"
     SUSPENDED = "suspended"

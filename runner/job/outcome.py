@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from runner.job.process import Ending
+from runner.schemas import ExitReason
 
 _Table = dict[int, tuple[int, int]]
 """pid → (parent, session)."""
@@ -92,13 +93,6 @@ def _process_table() -> _Table:
     return table
 
 
-DONE = "done_by_runner"
-EXITED_WITH_ERROR = "container_exited_with_error"
-OUT_OF_MEMORY = "out_of_memory"
-MAX_DURATION = "max_duration_exceeded"
-LOG_QUOTA = "log_quota_exceeded"
-INTERRUPTED = "interrupted"
-EXECUTOR_ERROR = "executor_error"
 STOPPED_BEFORE_START = "stopped before it started"
 """Message of an `executor_error`: none of the reasons a runner may give means "was stopped", and
 the controller, who asked for the stop, has set the real reason before."""
@@ -107,7 +101,7 @@ _KILLED_CODE = 128 + signal.SIGKILL
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    reason: str
+    reason: ExitReason
     message: str | None = None
 
 
@@ -119,11 +113,14 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_max_duration(seconds: float) -> Verdict:
-    return Verdict(MAX_DURATION, f"stopped after max_duration ({seconds:g} s)")
+    return Verdict(ExitReason.MAX_DURATION_EXCEEDED, f"stopped after max_duration ({seconds:g} s)")
 
 
 def of_log_quota(quota: int) -> Verdict:
-    return Verdict(LOG_QUOTA, f"stopped when its log had more than log_quota ({quota} bytes)")
+    return Verdict(
+        ExitReason.LOG_QUOTA_EXCEEDED,
+        f"stopped when its log had more than log_quota ({quota} bytes)",
+    )
 
 
 def judge(
@@ -138,15 +135,23 @@ def judge(
     if enforced is not None:
         return enforced
     if interruption is not None and interruption.killed:
-        return Verdict(INTERRUPTED, "interrupted: it did not end within its grace and was killed")
+        return Verdict(
+            ExitReason.INTERRUPTED, "interrupted: it did not end within its grace and was killed"
+        )
     if ending.code == 0 and ending.signal is None:
-        return Verdict(DONE)
+        return Verdict(ExitReason.DONE_BY_RUNNER)
     if oom_killed and ending.code == _KILLED_CODE:
-        return Verdict(OUT_OF_MEMORY, "killed by the kernel: the job's memory limit was reached")
+        return Verdict(
+            ExitReason.OUT_OF_MEMORY, "killed by the kernel: the job's memory limit was reached"
+        )
     if interruption is not None and _asks_for_restart(ending, interruption):
-        return Verdict(INTERRUPTED, f"interrupted: exited with code {ending.code} to be restarted")
+        return Verdict(
+            ExitReason.INTERRUPTED, f"interrupted: exited with code {ending.code} to be restarted"
+        )
     how = f"ended by {ending.signal}" if ending.signal else f"exited with code {ending.code}"
-    return Verdict(EXITED_WITH_ERROR, f"{how}: {last_line}" if last_line else how)
+    return Verdict(
+        ExitReason.CONTAINER_EXITED_WITH_ERROR, f"{how}: {last_line}" if last_line else how
+    )
 
 
 def _asks_for_restart(ending: Ending, interruption: Interruption) -> bool:

@@ -217,14 +217,25 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
         return f"SubmitRequest(job={self.job.attempt_id!r}, secrets={sorted(self.secrets)})"
 
 
+class ExitReason(StrEnum):
+    """Why a job ended, as its runner may say it; the names are those of docs/rules.md."""
+
+    DONE_BY_RUNNER = "done_by_runner"
+    CONTAINER_EXITED_WITH_ERROR = "container_exited_with_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    EXECUTOR_ERROR = "executor_error"
+    MAX_DURATION_EXCEEDED = "max_duration_exceeded"
+    LOG_QUOTA_EXCEEDED = "log_quota_exceeded"
+    INTERRUPTED = "interrupted"
+
+
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How the job ended: `exit.json` in the task's folder, fsynced before anything else is said.
 
-    `reason` is one of docs/rules.md's: done_by_runner, container_exited_with_error, out_of_memory,
-    executor_error, max_duration_exceeded, log_quota_exceeded, interrupted. `exit_code` is None
-    when the commands could not be started, and 128 + n when signal n ended them (`signal` then
-    holds its name). While a stopped job's last processes are waited for it may be there already,
-    with the end of its main process, and is replaced.
+    `reason` is an ExitReason; a job that forges its record, or a newer runner, may give another
+    one. `exit_code` is None when the commands could not be started, and 128 + n when signal n ended
+    them (`signal` then holds its name). While a stopped job's last processes are waited for it may
+    be there already, with the end of its main process, and is replaced.
     """
 
     reason: str

@@ -20,26 +20,27 @@ from shim.schemas import (
     NetworkMode,
     PullProgress,
     RegistryAuth,
+    TaskReason,
     VolumeKind,
 )
 
 
 class EngineError(Exception):
-    """The engine refused; the text is meant for the user. `reason` is docs/rules.md's name."""
+    """The engine refused; the text is meant for the user. `reason`: the task's, if it ends so."""
 
-    reason = "creating_container_error"
+    reason = TaskReason.CREATING_CONTAINER_ERROR
 
 
 class NodeFault(EngineError):
     """The node is not as it should be, which is no failure of the job's: it is tried again."""
 
-    reason = "instance_unreachable"
+    reason = TaskReason.INSTANCE_UNREACHABLE
 
 
 class PortsTaken(EngineError):
     """No port of the node could be published for the container."""
 
-    reason = "ports_binding_failed"
+    reason = TaskReason.PORTS_BINDING_FAILED
 
 
 class EngineUnavailable(NodeFault):
@@ -63,7 +64,7 @@ class ImageProblem(StrEnum):
 class ImageError(EngineError):
     """The image cannot be had; the text names the image and what to do."""
 
-    reason = "image_pull_failed"
+    reason = TaskReason.IMAGE_PULL_FAILED
 
     def __init__(self, message: str, problem: ImageProblem = ImageProblem.OTHER) -> None:
         super().__init__(message)

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from shim.schemas import Fence
+from shim.schemas import Fence, TaskReason
 from shim.state.records import DiskRecords, Records
 from shim.tasks.supervisor import Supervisor
 from shim.tasks.task import TaskState
 
 log = logging.getLogger(__name__)
-REASON = "instance_unreachable"
 GRACE_SECONDS = 30.0
 _KEY = "heard"
 _LOOK_SECONDS = 5.0
@@ -120,6 +119,6 @@ class ControllerSilence:
         message = f"its node had not heard of a controller for {patience:g} s (on_disconnect)"
         log.warning("task %s is stopped: %s", task.info.id, message)
         try:
-            await task.order_stop(GRACE_SECONDS, REASON, message)
+            await task.order_stop(GRACE_SECONDS, TaskReason.INSTANCE_UNREACHABLE, message)
         except OSError as error:
             log.error("task %s: its stop could not be kept: %s", task.info.id, error)

@@ -19,7 +19,7 @@ import msgspec
 
 from shim.engines.base import ContainerState, Engine, Found, NodeFault
 from shim.node.machine import boot_id
-from shim.schemas import AllocationInfo, TaskStatus
+from shim.schemas import AllocationInfo, TaskReason, TaskStatus
 from shim.settings import Settings
 from shim.state.fencing import KEPT_AFTER_LAST_TASK
 from shim.state.records import FenceRecord, Loaded, RecordBooks, TaskRecord
@@ -250,7 +250,7 @@ def _merge(record: TaskRecord, found: Found | None, boot: str) -> TaskRecord:
     of_old = record.boot_id not in (None, boot)
     if of_old and not started and info.status is not TaskStatus.RUNNING:
         message = "the node was restarted before the task was started"
-        return _ended(record, "instance_unreachable", message)
+        return _ended(record, NodeFault.reason, message)
     if found is None:
         return record
     info = msgspec.structs.replace(info, container_id=found.container_id, pull=None)
@@ -268,7 +268,7 @@ def _without_place(record: TaskRecord, losers: dict[str, str]) -> TaskRecord:
     return _ended(record, NodeFault.reason, message, gpus=())
 
 
-def _ended(record: TaskRecord, reason: str, message: str, **changes: Any) -> TaskRecord:
+def _ended(record: TaskRecord, reason: TaskReason, message: str, **changes: Any) -> TaskRecord:
     info = msgspec.structs.replace(
         record.info,
         status=TaskStatus.TERMINATED,

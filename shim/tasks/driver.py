@@ -19,7 +19,7 @@ import msgspec
 from shim import safe_files
 from shim.access import runner_socket
 from shim.engines.base import EngineError, EngineUnavailable, Exit, NodeFault
-from shim.schemas import TaskStatus
+from shim.schemas import TaskReason, TaskStatus
 from shim.state.records import StopOrder
 from shim.tasks.steps.base import Step, StepContext
 from shim.tasks.steps.container import Container, Network, Start
@@ -180,7 +180,7 @@ async def _set_up(ctx: StepContext) -> bool:
     return False
 
 
-def _reason_of(ctx: StepContext, error: BaseException) -> str:
+def _reason_of(ctx: StepContext, error: BaseException) -> TaskReason:
     """A disk that refuses is the node's fault. A fault of our own may come again with each try,
     and must not be tried forever."""
     if isinstance(error, EngineError):
@@ -286,6 +286,7 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
         ctx.executor, _read_exit_record, ctx
     )
     changes: dict[str, Any] = {"exit_record": exit_record}
+    reason: str | None
     reason, message = _why(ended, exit_record)
     if task.record.stop is not None:
         reason, message = task.record.stop.reason, task.record.stop.message
@@ -294,20 +295,21 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
     await _end(ctx, reason=reason, message=message, exit_code=ended.exit_code, **changes)
 
 
-def _why(ended: Exit, exit_record: str | None) -> tuple[str | None, str | None]:
+def _why(ended: Exit, exit_record: str | None) -> tuple[TaskReason | None, str | None]:
     """The runner's exit record knows better; without one the container's end has to do. But what
     was stopped from outside the job, and not by us, is no failure of the job's."""
     if (ended.stopped or ended.unseen) and not _ended_by_itself(ended, exit_record):
-        return "instance_unreachable", STOPPED_BY_OTHERS if ended.stopped else FELL_WITH_ITS_ENGINE
+        return NodeFault.reason, STOPPED_BY_OTHERS if ended.stopped else FELL_WITH_ITS_ENGINE
     if exit_record is not None or ended.exit_code == 0:
         return None, None
     if ended.oom_killed:
-        return "out_of_memory", "the container used more memory than its resources allow"
+        return TaskReason.OUT_OF_MEMORY, "the container used more memory than its resources allow"
     if ended.gone:
-        return "container_exited_with_error", "the container was removed by someone else"
+        message = "the container was removed by someone else"
+        return TaskReason.CONTAINER_EXITED_WITH_ERROR, message
     code = "unknown" if ended.exit_code is None else ended.exit_code
     return (
-        "container_exited_with_error",
+        TaskReason.CONTAINER_EXITED_WITH_ERROR,
         f"the container ended (exit code {code}) before the runner could say how the job did",
     )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shim.node.controller_silence import GRACE_SECONDS, REASON
-from shim.schemas import Fence, TaskInfo, TerminateRequest
+from shim.node.controller_silence import GRACE_SECONDS
+from shim.schemas import Fence, TaskInfo, TaskReason, TerminateRequest
 from tests.simulation.task import SimulatedTask
 
 
@@ -42,6 +42,8 @@ class Hearing:
                 await asyncio.sleep(left)
                 continue
             message = f"its node had not heard of a controller for {patience:g} s"
-            order = TerminateRequest(grace=GRACE_SECONDS, reason=REASON, message=message)
+            order = TerminateRequest(
+                grace=GRACE_SECONDS, reason=TaskReason.INSTANCE_UNREACHABLE, message=message
+            )
             task.order_stop(order)
             self._stopped(task.info)

@@ -14,6 +14,8 @@ from controller.lifecycle.reports import (
     TaskRefused,
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from runner.schemas import ExitReason
+from shim.schemas import TaskReason
 from tests.unit.lifecycle.play import NO_RETRY, SHIM_SAYS, START, Play
 
 # -- claims ------------------------------------------------------------------------------------
@@ -168,6 +170,20 @@ def test_done_with_a_code_other_than_0_is_an_error() -> None:
     play = Play(retry=NO_RETRY).to_running()
     play.send(play.exited(reason=Reason.DONE_BY_RUNNER, code=9))
     assert play.attempt().reason is Reason.CONTAINER_EXITED_WITH_ERROR
+
+
+@pytest.mark.parametrize("reason", [one for one in ExitReason if one is not ExitReason.INTERRUPTED])
+def test_each_reason_that_a_runner_gives_is_believed(reason: ExitReason) -> None:
+    play = Play(retry=NO_RETRY).to_running()
+    play.send(play.exited(reason=Reason(reason)))
+    assert play.attempt().reason is Reason(reason)
+
+
+@pytest.mark.parametrize("reason", TaskReason)
+def test_each_reason_that_a_shim_gives_is_believed(reason: TaskReason) -> None:
+    play = Play(retry=NO_RETRY).to_running()
+    play.send(play.seen(terminated=True, reason=reason))
+    assert play.attempt().reason is Reason(reason)
 
 
 def test_a_refused_task_ends_with_the_shim_s_reason() -> None:

@@ -5,6 +5,7 @@ import pytest
 from runner.cgroup import oom_kills
 from runner.job.outcome import Interruption, Verdict, judge, last_line, of_max_duration
 from runner.job.process import Ending
+from runner.schemas import ExitReason
 
 KILLED = Ending(137, "SIGKILL")
 
@@ -12,32 +13,39 @@ KILLED = Ending(137, "SIGKILL")
 @pytest.mark.parametrize(
     ("ending", "oom", "limit", "expected"),
     [
-        (Ending(0), False, None, Verdict("done_by_runner")),
-        (Ending(0), True, None, Verdict("done_by_runner")),
+        (Ending(0), False, None, Verdict(ExitReason.DONE_BY_RUNNER)),
+        (Ending(0), True, None, Verdict(ExitReason.DONE_BY_RUNNER)),
         (
             Ending(3),
             False,
             None,
-            Verdict("container_exited_with_error", "exited with code 3: boom"),
+            Verdict(ExitReason.CONTAINER_EXITED_WITH_ERROR, "exited with code 3: boom"),
         ),
-        (KILLED, False, None, Verdict("container_exited_with_error", "ended by SIGKILL: boom")),
+        (
+            KILLED,
+            False,
+            None,
+            Verdict(ExitReason.CONTAINER_EXITED_WITH_ERROR, "ended by SIGKILL: boom"),
+        ),
         (
             KILLED,
             True,
             None,
-            Verdict("out_of_memory", "killed by the kernel: the job's memory limit was reached"),
+            Verdict(
+                ExitReason.OUT_OF_MEMORY, "killed by the kernel: the job's memory limit was reached"
+            ),
         ),
         (
             Ending(1),
             True,
             None,
-            Verdict("container_exited_with_error", "exited with code 1: boom"),
+            Verdict(ExitReason.CONTAINER_EXITED_WITH_ERROR, "exited with code 1: boom"),
         ),
         (
             Ending(0),
             False,
             60.0,
-            Verdict("max_duration_exceeded", "stopped after max_duration (60 s)"),
+            Verdict(ExitReason.MAX_DURATION_EXCEEDED, "stopped after max_duration (60 s)"),
         ),
     ],
 )
