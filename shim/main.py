@@ -19,6 +19,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -70,15 +71,13 @@ def volume_prefixes(texts: Sequence[str]) -> tuple[Path, ...]:
     return tuple(Path(text) for text in texts)
 
 
-def host_network(text: str, engine: EngineKind) -> HostNetwork:
+def check_host_network(asked: HostNetwork, engine: Engine) -> None:
     """Raises StartError where it could not be kept."""
-    asked = HostNetwork(text)
-    if asked is HostNetwork.NEVER and engine is EngineKind.PROCESS:
+    if asked is HostNetwork.NEVER and not engine.has_networks:
         raise StartError(
-            "--host-network never: the tasks of the process engine have no network but the node's; "
-            "use --engine docker"
+            f"--host-network never: the tasks of the {engine.kind} engine have no network but the "
+            "node's; use --engine docker"
         )
-    return asked
 
 
 def proxy_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -252,9 +251,10 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     capacity = _capacity(arguments, settings)
-    kind = EngineKind(arguments.engine)
-    identity = await Identity.load(settings, threads, _install_finder(kind))
-    engine = _engine(kind, settings, identity.record.install_id, threads)
+    find_install, make_engine = _engine(EngineKind(arguments.engine), settings, threads)
+    identity = await Identity.load(settings, threads, find_install)
+    engine = make_engine(identity.record.install_id)
+    check_host_network(settings.host_network, engine)
     gpus = _gpus([Exclusion.parse(text) for text in arguments.exclude_gpu])
     split = None if arguments.blocks is None else ledger.parse(arguments.blocks)
     systemd = Systemd()
@@ -296,7 +296,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         private_images_open=arguments.private_images == "open",
         volume_prefixes=volume_prefixes(arguments.volume_prefix),
         allow_privileged=arguments.allow_privileged,
-        host_network=host_network(arguments.host_network, EngineKind(arguments.engine)),
+        host_network=HostNetwork(arguments.host_network),
         allow_raw_sockets=arguments.allow_raw_sockets,
         proxy_variables=proxy_variables(os.environ) if arguments.container_proxy else {},
     )
@@ -397,26 +397,20 @@ def _refuse_taken(path: Path) -> None:
             raise StartError(f"--socket {path}: another process listens there")
 
 
-def _install_finder(kind: EngineKind) -> Callable[[Path], str | None]:
+def _engine(
+    kind: EngineKind, settings: Settings, threads: ThreadPoolExecutor
+) -> tuple[Callable[[Path], str | None], Callable[[str], Engine]]:
+    """What finds the install that a data folder belongs to, and what makes the engine for one.
+    Engines are imported when they are used: docker-py alone costs ten megabytes."""
     if kind is EngineKind.DOCKER:
         from shim.engines.docker.api import find_install
-
-        return find_install
-    return lambda data: None
-
-
-def _engine(
-    kind: EngineKind, settings: Settings, install_id: str, threads: ThreadPoolExecutor
-) -> Engine:
-    """Engines are imported when they are used: docker-py alone costs ten megabytes."""
-    if kind is EngineKind.DOCKER:
         from shim.engines.docker.engine import DockerEngine
 
-        return DockerEngine(settings, install_id)
+        return find_install, partial(DockerEngine, settings)
     from shim.engines.process import ProcessEngine
 
     log.warning("the process engine is for development only: tasks are not isolated")
-    return ProcessEngine(settings.data, install_id, threads)
+    return lambda data: None, lambda install: ProcessEngine(settings.data, install, threads)
 
 
 def _gpus(excluded: list[Exclusion]) -> Gpus:

@@ -168,10 +168,23 @@ class Engine(Protocol):
     refuses. Cancelling one returns only after its side effect has ended or been completed."""
 
     @property
-    def kind(self) -> EngineKind: ...
+    def kind(self) -> EngineKind:
+        """Its name, as the node tells it. What depends on an engine asks for an ability below."""
 
     @property
-    def isolation(self) -> bool: ...
+    def isolation(self) -> bool:
+        """Tasks see neither each other nor the node."""
+
+    @property
+    def has_networks(self) -> bool:
+        """A task can have a network of its own; without it, each one uses the node's."""
+
+    @property
+    def has_mounts(self) -> bool:
+        """A task can have volumes."""
+
+    def cgroups(self, container_id: str) -> tuple[str, ...]:
+        """Where the kernel may account for the container, below the root of its cgroups."""
 
     async def open(self) -> None:
         """Reach the engine for the first time."""

@@ -107,6 +107,8 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessEngine:
     kind = EngineKind.PROCESS
     isolation = False
+    has_networks = False
+    has_mounts = False
 
     def __init__(
         self, data: Path, install_id: str, executor: Executor, command: tuple[str, ...] = ()
@@ -120,6 +122,9 @@ class ProcessEngine:
         self._memory = PrivateMemory(install_id)
         self._files = threading.Lock()
         """The end of a task may be noted while the task is being removed."""
+
+    def cgroups(self, container_id: str) -> tuple[str, ...]:
+        return ()
 
     async def open(self) -> None:
         await self._in_thread(self._load)

@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,11 +29,11 @@ _V1_CPU, _V1_MEMORY = "cpuacct", "memory"
 
 
 class Cgroup:
-    """A container's figures, where Docker's two ways of naming cgroups and the kernel's two
-    hierarchies put them."""
+    """A container's figures, in either of the kernel's two hierarchies. `places`: where its engine
+    may have put it, below the root."""
 
-    def __init__(self, container_id: str, root: Path = _ROOT) -> None:
-        self._places = (f"docker/{container_id}", f"system.slice/docker-{container_id}.scope")
+    def __init__(self, places: Sequence[str], root: Path = _ROOT) -> None:
+        self._places = places
         self._root = root
 
     def cpu_seconds(self) -> float | None:
@@ -72,7 +72,11 @@ async def collect(supervisor: Supervisor, executor: Executor, cgroups: Path = _R
         for info in supervisor.infos
     ]
     loop = asyncio.get_running_loop()
-    containers = {info.id: info.container_id for info in supervisor.infos}
+    containers = {
+        info.id: supervisor.engine.cgroups(info.container_id)
+        for info in supervisor.infos
+        if info.container_id is not None
+    }
     read = loop.run_in_executor(executor, lambda: _with_usage(tasks, containers, cgroups))
     machine = loop.run_in_executor(executor, lambda: _machine(supervisor, data))
     vitals = supervisor.gpus.vitals()
@@ -81,13 +85,13 @@ async def collect(supervisor: Supervisor, executor: Executor, cgroups: Path = _R
 
 
 def _with_usage(
-    tasks: Iterable[TaskMetrics], containers: dict[str, str | None], root: Path
+    tasks: Iterable[TaskMetrics], containers: Mapping[str, Sequence[str]], root: Path
 ) -> tuple[TaskMetrics, ...]:
     read = []
     for task in tasks:
-        container_id = containers[task.id]
-        if container_id is not None:
-            cgroup = Cgroup(container_id, root)
+        places = containers.get(task.id)
+        if places:
+            cgroup = Cgroup(places, root)
             task = msgspec.structs.replace(
                 task, cpu_seconds=cgroup.cpu_seconds(), memory=cgroup.memory()
             )

@@ -124,8 +124,8 @@ def pauses() -> Iterator[float]:
 
 _EXIT_RECORD = "exit.json"
 _MOST_EXIT_RECORD = 1 << 16
-STOPPED_BY_OTHERS = "its container was stopped on the node: by the Docker engine, or by hand"
-FELL_WITH_ITS_ENGINE = "its container ended with the Docker engine, which was stopped or killed"
+STOPPED_BY_OTHERS = "its container was stopped on the node: by the engine, or by hand"
+FELL_WITH_ITS_ENGINE = "its container ended with the engine, which was stopped or killed"
 STAGES: tuple[tuple[Step, ...], ...] = (
     (Folders(),),
     (Image(), Ssh(), Network(), Volumes()),

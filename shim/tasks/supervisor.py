@@ -29,7 +29,6 @@ from shim.node.ledger import Ledger
 from shim.node.machine import boot_id
 from shim.schemas import (
     AllocationInfo,
-    EngineKind,
     GpuInfo,
     NetworkMode,
     Notice,
@@ -341,9 +340,8 @@ class Supervisor:
     def _new_record(
         self, task_id: str, request: TaskRequest, speaker: Caller, gpus: tuple[str, ...]
     ) -> TaskRecord:
-        in_host_network = container_rules.is_in_host_network(request, self.settings)
-        if self.engine.kind is EngineKind.PROCESS:
-            in_host_network = True
+        asked = container_rules.is_in_host_network(request, self.settings)
+        in_host_network = asked or not self.engine.has_networks
         return TaskRecord(
             request=without_secrets(request),
             body_hash=hash_of(request),

@@ -61,9 +61,14 @@ class MemoryHost:
 class MemoryEngine:
     kind = EngineKind.DOCKER
     isolation = False
+    has_networks = True
+    has_mounts = True
 
     def __init__(self, host: MemoryHost | None = None) -> None:
         self.host = host or MemoryHost()
+
+    def cgroups(self, container_id: str) -> tuple[str, ...]:
+        return (f"memory/{container_id}",)
 
     async def open(self) -> None:
         return None

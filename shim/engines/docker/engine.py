@@ -69,6 +69,8 @@ _LOST = (
 class DockerEngine:
     kind = EngineKind.DOCKER
     isolation = True
+    has_networks = True
+    has_mounts = True
 
     def __init__(self, settings: Settings, install_id: str) -> None:
         self._settings = settings
@@ -92,6 +94,10 @@ class DockerEngine:
         self._follower: EventFollower | None = None
         self._images = DockerImages(self._call, self._in_our_words)
         self._networks = RunNetworks(self._call, f"{_INSTALL}={install_id}")
+
+    def cgroups(self, container_id: str) -> tuple[str, ...]:
+        """By either of Docker's two drivers of cgroups."""
+        return (f"docker/{container_id}", f"system.slice/docker-{container_id}.scope")
 
     async def open(self) -> None:
         """Raises EngineUnavailable when nobody answers at DOCKER_HOST."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from shim import container_rules
 from shim.container_rules import VolumeError
 from shim.engines.base import EngineError, MountSpec, NodeFault
-from shim.schemas import EngineKind, VolumeKind, VolumeMount
+from shim.schemas import VolumeKind, VolumeMount
 from shim.settings import Settings
 from shim.tasks.steps.base import StepContext
 from shim.volumes.mounter import Mounter
@@ -29,7 +29,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno
 class Volumes:
     async def do(self, ctx: StepContext) -> None:
         volumes = ctx.task.request.volumes
-        if volumes and ctx.engine.kind is EngineKind.PROCESS:
+        if volumes and not ctx.engine.has_mounts:
             raise VolumeError("volumes need containers, which this node's engine does not have")
         container_rules.check_volumes(volumes)
         places = [await self._place(ctx, *numbered) for numbered in enumerate(volumes)]

@@ -13,13 +13,13 @@ from shim.daemon import Daemon
 from shim.errors import ShimProblem, StartError
 from shim.schemas import (
     ContainerOptions,
-    EngineKind,
     HostNetwork,
     NetworkMode,
     TaskResources,
     TaskStatus,
 )
 from shim.settings import Settings
+from tests.doubles.engines import MemoryEngine
 from tests.unit.shim.parts import SPEAKER, Node, request, settings, until
 
 WHOLE = TaskResources(cpu=1.0, memory=1 << 30, whole_node=True)
@@ -30,6 +30,10 @@ RAW = ("NET_RAW",)
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
+
+
+class EngineWithoutNetworks(MemoryEngine):
+    has_networks = False
 
 
 def says(node: Node, **said: Any) -> Node:
@@ -134,6 +138,11 @@ async def test_the_container_is_made_without_what_was_taken_away(node: Node) -> 
 
 def test_an_engine_without_networks_cannot_keep_tasks_out_of_the_nodes() -> None:
     with pytest.raises(StartError, match="use --engine docker"):
-        main.host_network("never", EngineKind.PROCESS)
-    assert main.host_network("whole-node", EngineKind.PROCESS) is HostNetwork.WHOLE_NODE
-    assert main.host_network("never", EngineKind.DOCKER) is HostNetwork.NEVER
+        main.check_host_network(HostNetwork.NEVER, EngineWithoutNetworks())
+    main.check_host_network(HostNetwork.WHOLE_NODE, EngineWithoutNetworks())
+    main.check_host_network(HostNetwork.NEVER, MemoryEngine())
+
+
+async def test_a_task_of_an_engine_without_networks_is_in_the_nodes(node: Node) -> None:
+    async with node.shim(EngineWithoutNetworks(node.host)) as service:
+        assert await running(service, resources=PART) is NetworkMode.HOST

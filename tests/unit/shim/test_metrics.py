@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from shim.engines.docker.engine import DockerEngine
 from shim.gpus.base import Vitals
 from shim.node.metrics import Cgroup, collect, prometheus_text
 from shim.schemas import GpuRequest, NodeMetrics, TaskResources, TaskStatus
 from tests.doubles.gpus import MemoryGpus
-from tests.unit.shim.parts import GPU, Node, request, until
+from tests.unit.shim.parts import GPU, Node, request, settings, until
 from tests.unit.shim.test_tasks import put
 
 TASK = request(resources=TaskResources(cpu=1.0, memory=1 << 30, gpu=GpuRequest(count=1)))
@@ -36,7 +37,7 @@ async def reading(node: Node, cgroups: Path) -> NodeMetrics:
 
 
 async def test_node_task_and_gpu_are_told(node: Node, tmp_path: Path) -> None:
-    write(tmp_path / "docker" / "c-t1", {"cpu.stat": "usage_usec 2500000\n", "memory.current": "7"})
+    write(tmp_path / "memory" / "c-t1", {"cpu.stat": "usage_usec 2500000\n", "memory.current": "7"})
     metrics = await reading(node, tmp_path)
     (task,), (gpu,) = metrics.tasks, metrics.gpus
     assert (metrics.cpu, metrics.cpu_allocated, metrics.memory_allocated) == (4.0, 1.0, 1 << 30)
@@ -78,8 +79,9 @@ def test_both_hierarchies_of_cgroups_are_read_where_docker_puts_them(
     write(tmp_path / "two" / place, {"cpu.stat": "usage_usec 1000000", "memory.current": "5"})
     write(tmp_path / "one" / "cpuacct" / place, {"cpuacct.usage": "3000000000"})
     write(tmp_path / "one" / "memory" / place, {"memory.usage_in_bytes": "6"})
-    two, one = Cgroup("c1", tmp_path / "two"), Cgroup("c1", tmp_path / "one")
-    none = Cgroup("c1", tmp_path / "none")
+    places = DockerEngine(settings(tmp_path), "install").cgroups("c1")
+    two, one = Cgroup(places, tmp_path / "two"), Cgroup(places, tmp_path / "one")
+    none = Cgroup(places, tmp_path / "none")
     assert (two.cpu_seconds(), two.memory()) == (1.0, 5)
     assert (one.cpu_seconds(), one.memory()) == (3.0, 6)
     assert (none.cpu_seconds(), none.memory()) == (None, None)
