@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakValueDictionary
 
+from common.durable import sync_folder
+
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 30
@@ -142,9 +144,9 @@ class BlobStore:
         used = self._used(user, digest)
         self._check_room(self._most_of_user - used - max(size, LEAST_CHARGED))
         os.replace(arriving, self._path(digest))
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         (self._marks(user) / digest).touch(mode=0o600)
-        _sync_folder(self._marks(user))
+        sync_folder(self._marks(user))
 
     def _used(self, user: str, but: str) -> int:
         """Return the bytes of this user's other blobs."""
@@ -217,11 +219,3 @@ def _last_asked(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return math.inf
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 import asyncssh
 
+from common.durable import write_beside, write_durably
 from controller.store import base
 from controller.store.base import Changes, Role, Snapshot, Store, StoredToken, User
 
 IDENTITY_NAME = "id_ed25519"
 ADMIN_TOKEN_NAME = "admin-token"
 ADMIN = "admin"
+_PRIVATE = 0o600
 
 
 class IdentityUnusable(Exception):
@@ -77,7 +78,7 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
         return snapshot
     token = base.new_token(secrets.token_bytes)
     try:
-        written = await asyncio.to_thread(_write_beside, path, f"{token}\n".encode())
+        written = await asyncio.to_thread(write_beside, path, f"{token}\n".encode(), _PRIVATE)
     except OSError as error:
         raise IdentityUnusable(f"cannot write {path}: {error.strerror}") from error
     admins = sorted(user.name for user in snapshot.users if user.role is Role.ADMIN)
@@ -96,15 +97,5 @@ async def ensure_admin(store: Store, snapshot: Snapshot, data: Path, now: float)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write the file completely or not at all, readable only by its owner."""
-    _write_beside(path, content).rename(path)
-
-
-def _write_beside(path: Path, content: bytes) -> Path:
-    temporary = path.with_name(f".{path.name}.new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return temporary
+    """Write the file completely or not at all, readable only by its owner. Raises OSError."""
+    write_durably(path, content, _PRIVATE)

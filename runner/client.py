@@ -17,12 +17,12 @@ import msgspec
 from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.http_exceptions import HttpProcessingError
 
+from common.errors import read_error
 from runner.schemas import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
     WS_TOO_SLOW,
     AckRequest,
-    ErrorBody,
     JobMetrics,
     LogsHeader,
     NoticeRequest,
@@ -362,8 +362,7 @@ def _decode(raw: bytes, kind: type[_T]) -> _T:
 def _raise_for_error(status: int, body: bytes) -> None:
     if status < 400:
         return
-    try:
-        detail = msgspec.json.decode(body, type=ErrorBody).error
-    except _MALFORMED:
-        raise RunnerError("bad_answer", f"HTTP status {status}", status) from None
+    detail = read_error(body)
+    if detail is None:
+        raise RunnerError("bad_answer", f"HTTP status {status}", status)
     raise RunnerError(detail.code, detail.message[:_MAX_TEXT], status, detail.field)

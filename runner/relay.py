@@ -14,10 +14,7 @@ import socket
 import struct
 from contextlib import suppress
 
-import msgspec
-
-from runner.errors import Refused
-from runner.schemas import ErrorBody, ErrorDetail
+from common.errors import Refused
 
 BEGIN = b"CONNECT "
 LOOPBACKS = ("127.0.0.1", "::1")
@@ -180,8 +177,7 @@ class _Near(_End):
         far.begin()
 
     def _refuse(self, refused: Refused) -> None:
-        detail = ErrorDetail(code=refused.code, message=refused.message, field=refused.field)
-        body = msgspec.json.encode(ErrorBody(error=detail))
+        body = refused.body()
         head = (
             f"HTTP/1.1 {refused.status} {_PHRASES[refused.status]}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from common.durable import sync_and_close, write_durably
+from common.errors import Refused
+from common.task_folder import EXIT_RECORD_NAME, LOGS_FOLDER_NAME
 from runner import __version__
 from runner.code.prepare import CodeStore
-from runner.durable import sync_and_close, write_durably
-from runner.errors import CannotStart, Refused
+from runner.errors import CannotStart
 from runner.job import execution
 from runner.job.execution import Execution, Limits, MainEnded
 from runner.job.launch import Launch
@@ -29,8 +31,6 @@ from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
 from runner.options import Settings
 from runner.schemas import (
-    EXIT_RECORD_NAME,
-    LOGS_FOLDER_NAME,
     ExitReason,
     ExitRecord,
     RunnerHealth,

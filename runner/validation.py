@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from runner.errors import Refused
+from common.errors import Refused
 from runner.schemas import ClusterInfo, JobSpec, SubmitRequest
 
 
@@ -20,7 +20,6 @@ LEAST_LOG_QUOTA = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:_-]*", re.ASCII)
-_MISSING = re.compile(r"missing required field `([^`]+)`")
 _MOST_PORT = 65535
 
 
@@ -115,11 +114,3 @@ def _check_code(job: JobSpec) -> None:
     for path in paths:
         if "\0" in path:
             raise Refused(400, "invalid", "a NUL character is not possible here", "job.repos")
-
-
-def field_of(message: str) -> str | None:
-    """The field that a decoder's complaint (`... - at `$.job.env`") is about."""
-    _, found, path = message.partition("`$.")
-    missing = _MISSING.search(message)
-    names = [path.rstrip("`")] if found else []
-    return ".".join([*names, missing[1]] if missing else names) or None

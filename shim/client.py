@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp.client_exceptions import UnixClientConnectorError
 
+from common.errors import read_error
 from shim.schemas import (
     FENCE_HEADER,
     INCARNATION_HEADER,
@@ -23,7 +24,6 @@ from shim.schemas import (
     RUN_HEADER,
     AllocationInfo,
     DrainRequest,
-    ErrorBody,
     Event,
     EventType,
     Fence,
@@ -277,8 +277,7 @@ def _speaker(run_id: str, fence: Fence, incarnation: int) -> dict[str, str]:
 
 
 def _refusal(status: int, body: bytes) -> ShimError:
-    try:
-        detail = msgspec.json.decode(body, type=ErrorBody).error
-    except msgspec.DecodeError:
+    detail = read_error(body)
+    if detail is None:
         return ShimError("bad_answer", f"the shim answered with status {status}", status)
     return ShimError(detail.code, detail.message, status, detail.field)

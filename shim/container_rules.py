@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from common.errors import Refused
 from shim.engines.base import EngineError
-from shim.errors import ShimProblem, invalid
+from shim.errors import invalid
 from shim.schemas import (
     ContainerOptions,
     HostNetwork,
@@ -140,7 +141,7 @@ _CHANGES_USERS = ("ALL", "SETUID", "SETGID")
 
 
 def check_options(options: ContainerOptions, *, allow_privileged: bool) -> None:
-    """Raises ShimProblem: 400 for what is wrong anywhere, 403 for what this node does not allow."""
+    """Raises Refused: 400 for what is wrong anywhere, 403 for what this node does not allow."""
     if options.privileged and not allow_privileged:
         raise _forbidden("privileged containers are not allowed", "container.privileged")
     for field, names in (("cap_add", options.cap_add), ("cap_drop", options.cap_drop)):
@@ -158,10 +159,10 @@ def check_options(options: ContainerOptions, *, allow_privileged: bool) -> None:
 
 
 def check_network(request: TaskRequest, settings: Settings) -> None:
-    """Raises ShimProblem: 409 `no_host_network`, or 403 for a capability that is harmless only in a
+    """Raises Refused: 409 `no_host_network`, or 403 for a capability that is harmless only in a
     network of the container's own."""
     if request.needs_host_network and settings.host_network is HostNetwork.NEVER:
-        raise ShimProblem(
+        raise Refused(
             409,
             "no_host_network",
             "the job's peers reach it at its node's address, and this node gives no job its "
@@ -170,7 +171,7 @@ def check_network(request: TaskRequest, settings: Settings) -> None:
         )
     allowed = settings.allow_raw_sockets or settings.allow_privileged
     if is_in_host_network(request, settings) and _RAW in request.container.cap_add and not allowed:
-        raise ShimProblem(
+        raise Refused(
             403,
             "not_allowed",
             f"the capability {_RAW} is not allowed in this node's network (its operator may start "
@@ -208,6 +209,6 @@ def _check_ulimit(name: str, soft: int, hard: int) -> None:
         raise invalid(f"{name}: the soft limit must be at most the hard one", "container.ulimits")
 
 
-def _forbidden(what: str, field: str) -> ShimProblem:
+def _forbidden(what: str, field: str) -> Refused:
     text = f"{what} on this node (its operator may start the shim with --allow-privileged)"
-    return ShimProblem(403, "not_allowed", text, field)
+    return Refused(403, "not_allowed", text, field)

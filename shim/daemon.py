@@ -266,7 +266,7 @@ class Daemon:
         return await metrics.collect(self.supervisor, self.executor)
 
     async def drain(self, request: DrainRequest) -> None:
-        """Raises ShimProblem (507)."""
+        """Raises Refused (507)."""
         await kept(self._identity.set_draining(request.draining, request.reason))
         self.supervisor.draining = request.draining
         self.events.node_changed()

@@ -178,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_offers(add: Callable[..., object]) -> None:
     """What of the node jobs may have."""
     add("--cpus", type=float, metavar="N", help="cores to offer (default: all)")
-    add("--memory", metavar="SIZE", help="memory to offer, e.g. 16GB (default: nearly all)")
+    add("--memory", metavar="SIZE", help="memory to offer, e.g. 16GiB (default: nearly all)")
     add("--disk", metavar="SIZE", help="disk to offer (default: what is free)")
     add(
         "--exclude-gpu",

@@ -11,20 +11,14 @@ from enum import StrEnum
 
 import msgspec
 
+from common.units import is_count
+
 FENCE_HEADER = "Fairlead-Fence"
 """`<epoch>.<token>`: who is allowed to speak for a run."""
 INCARNATION_HEADER = "Fairlead-Incarnation"
 """A number; 0 for a run that is not a gang."""
 RUN_HEADER = "Fairlead-Run"
 """The run that a fenced request is about."""
-
-
-_MOST_DIGITS = 18
-
-
-def is_count(text: str) -> bool:
-    """Whether it is a whole number, 0 or more, that every part of Fairlead can hold."""
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 class Fence(msgspec.Struct, frozen=True, order=True):
@@ -43,18 +37,6 @@ class Fence(msgspec.Struct, frozen=True, order=True):
         if not (dot and is_count(epoch) and is_count(token)):
             raise ValueError(f"not a fence (EPOCH.TOKEN): {text!r:.80}")
         return cls(int(epoch), int(token))
-
-
-class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    code: str
-    message: str
-    field: str | None = None
-
-
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The one shape of every 4xx and 5xx answer."""
-
-    error: ErrorDetail
 
 
 class TaskStatus(StrEnum):

@@ -86,14 +86,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_task_id(self, task_id: str) -> None:
-        """Raises ShimProblem (400) for an id that cannot name files and containers."""
+        """Raises Refused (400) for an id that cannot name files and containers."""
         check_name(task_id, "id")
         if len(self.runner_socket(task_id).encode()) > _MOST_SOCKET_PATH:
             raise invalid("the id is too long for the path of its socket on this node", "id")
 
 
 def check_name(text: str, field: str) -> None:
-    """Raises ShimProblem (400) unless `text` can be a part of file, container and label names."""
+    """Raises Refused (400) unless `text` can be a part of file, container and label names."""
     if not _NAME.fullmatch(text):
         raise invalid(
             f"{field} must be 1 to 128 letters, digits, '.', '_' or '-', and start with a letter "

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import aiohttp
 
+from common.durable import write_all
 from runner.client import BASE_URL, RunnerClient
-from runner.durable import write_all
 from runner.schemas.frames import span_at
 
 MIB = 1 << 20

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from common.errors import Refused
+from common.http import BROKEN_BODY, error_response
 from controller.configuration.convert import ConfigurationError
 from controller.service.errors import ServiceError
 from controller.store.base import StoreError, StoreRefused
-from shim.schemas import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,13 @@ def encoded(request: web.Request) -> web.Response | None:
     if not request.body_exists or encoding.lower() in ("", "identity"):
         return None
     shown = "".join(char for char in encoding if char.isprintable())[:40]
-    return error_response(
+    return _answer(
         400, "bad_body", f"the body has the Content-Encoding {shown}: send it as it is, without one"
     )
 
 
-def error_response(status: int, code: str, message: str, field: str | None = None) -> web.Response:
-    body = ErrorBody(error=ErrorDetail(code=code, message=message, field=field))
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return web.Response(
-        body=msgspec.json.encode(body),
-        status=status,
-        content_type="application/json",
-        headers=headers,
-    )
+def _answer(status: int, code: str, message: str, field: str | None = None) -> web.Response:
+    return error_response(Refused(status, code, message, field))
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
@@ -57,7 +50,7 @@ def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
         405: f"{request.method} is not possible on {request.path}",
         413: f"the body is larger than {request.client_max_size} bytes",
     }
-    answer = error_response(
+    answer = _answer(
         error.status,
         _HTTP_CODES.get(error.status, "bad_request"),
         messages.get(error.status, error.reason),
@@ -73,20 +66,19 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
     if isinstance(error, web.HTTPException):
         return _of_http(request, error)
     if isinstance(error, ServiceError):
-        return error_response(error.status, error.code, error.message, error.field)
+        answer = error_response(error)
+        if error.status == 401:
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
     if isinstance(error, web.RequestPayloadError):
-        return error_response(
-            400, "bad_body", "the body does not match its Content-Length or Transfer-Encoding"
-        )
+        return _answer(400, "bad_body", BROKEN_BODY)
     if isinstance(error, ConfigurationError):
-        return error_response(400, "invalid_configuration", error.sentence(), error.field or None)
+        return _answer(400, "invalid_configuration", error.sentence(), error.field or None)
     if isinstance(error, StoreRefused):
         log.error("%s %s: %s", request.method, request.path, error)
-        return error_response(500, "store_refused", str(error))
+        return _answer(500, "store_refused", str(error))
     if isinstance(error, StoreError):
         log.error("%s %s: %s", request.method, request.path, error)
-        return error_response(503, "store_unavailable", str(error))
+        return _answer(503, "store_unavailable", str(error))
     log.error("%s %s failed", request.method, request.path, exc_info=error)
-    return error_response(
-        500, "internal", "the controller failed on this request; its log says why"
-    )
+    return _answer(500, "internal", "the controller failed on this request; its log says why")

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from common.errors import ErrorBody
 from controller import __version__
 from controller.api.routes import JSON, Route
-from shim.schemas import ErrorBody
 
 _REF = "#/components/schemas/{name}"
 

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from common.errors import read_error
 from controller.cli.errors import EXIT_USAGE, ApiError, CliError, ConnectionLost
 
 
@@ -273,11 +274,8 @@ class ControllerClient:
         )
 
     def refusal(self, status: int, body: bytes | None) -> CliError:
-        from shim.schemas import ErrorBody
-
-        try:
-            detail = msgspec.json.decode(body or b"", type=ErrorBody).error
-        except msgspec.MsgspecError:
+        detail = read_error(body or b"")
+        if detail is None:
             return ConnectionLost(
                 f"{self.url} answered with HTTP {status} and not as a Fairlead controller does; "
                 f"is the URL right?",

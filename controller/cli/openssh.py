@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.ssh_keys import KINDS
 from controller.api.documents import SshTarget
 from controller.cli.errors import EXIT_USAGE, CliError
 
@@ -123,7 +124,6 @@ def _replace(path: Path, text: str) -> None:
 
 
 VARIABLE = "FAIRLEAD_SSH_KEY"
-_KINDS = ("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-nistp", "sk-ssh-ed25519@", "sk-ecdsa-sha2-")
 _MOST_KEYS = 32
 _MOST_BYTES = 1 << 14
 
@@ -162,5 +162,4 @@ def _line(path: Path) -> str | None:
             words = file.read(_MOST_BYTES).split()
     except (OSError, UnicodeDecodeError):
         return None
-    line = " ".join(words[:2])
-    return line if len(words) >= 2 and line.startswith(_KINDS) and "-cert-" not in line else None
+    return " ".join(words[:2]) if len(words) >= 2 and words[0] in KINDS else None

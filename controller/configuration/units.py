@@ -1,29 +1,20 @@
-"""Sizes, durations and counts as people write them. All raise ValueError with a sentence.
-
-`GB` is 10⁹ bytes and `GiB` is 2³⁰. Vendors name the memory of machines and GPUs in this way, so
-`memory: 80GB` fits on a GPU that is sold with 80 GB.
-"""
+"""Sizes, durations and counts as people write them. All raise ValueError with a sentence."""
 
 from __future__ import annotations
 
 import math
 import re
 
+from common.units import MAX_SIZE, size_of
+
 SIZE_ALLOWED = "a size with a unit, such as 512MB, 8GB, 1.5TB or 16GiB"
 DURATION_ALLOWED = "a duration such as 30s, 90m, 2h, 1d or 1h30m, or a number of seconds"
 OFF_ALLOWED = f"{DURATION_ALLOWED}, or off"
 CPU_ALLOWED = "a number of CPU cores such as 4 or 0.5, or a range such as 2.. or 2..8"
 
-MAX_SIZE = 1 << 60
 MAX_CPU = 65536.0
 MAX_DURATION = 10 * 365 * 86400.0
 
-_UNITS: dict[str, int] = {
-    "B": 1,
-    **{f"{letter}B": int(1000**power) for power, letter in enumerate("KMGTP", start=1)},
-    **{f"{letter}IB": int(1024**power) for power, letter in enumerate("KMGTP", start=1)},
-}
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]{1,3})", re.ASCII)
 _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([smhdw])", re.ASCII)
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern}\s*)+", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -33,11 +24,9 @@ _OFF = frozenset({"off", "never", "none"})
 
 def parse_size(value: object) -> int:
     """Return bytes, at least 1."""
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
+    size = size_of(value) if isinstance(value, str) else None
+    if size is None:
         raise ValueError(f"{shown(value)} is not a size")
-    size = float(match[1]) * unit
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"{shown(value)} is not between 1B and 1000PB")
     return round(size)

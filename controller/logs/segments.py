@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.durable import sync_folder
 from runner.schemas.frames import (
     BadFrame,
     Decoder,
@@ -206,14 +207,6 @@ def mark_complete(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / COMPLETE_NAME).touch()
     sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # -- reading --------------------------------------------------------------------------------

@@ -6,19 +6,17 @@ message is written for the user who must act on it.
 
 from __future__ import annotations
 
+from common.errors import Refused
 
-class ServiceError(Exception):
-    """A refusal. `code` is for programs, `message` for people; `field` names the wrong input."""
+
+class ServiceError(Refused):
+    """A refusal of the service."""
 
     status = 500
     code = "internal"
 
     def __init__(self, message: str, *, code: str | None = None, field: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
-        if code is not None:
-            self.code = code
+        super().__init__(self.status, self.code if code is None else code, message, field)
 
 
 class Invalid(ServiceError):
@@ -53,7 +51,7 @@ class Gone(ServiceError):
     code = "gone"
 
 
-class Refused(ServiceError):
+class Unprocessable(ServiceError):
     """The request is well-formed, but it must not or cannot be done."""
 
     status = 422

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from common.ssh_keys import KINDS
 from controller.links.base import LinkError
 from controller.links.ssh import BadHostKey, describe_all, fingerprint, normalise, parse
-from controller.service.errors import Invalid, Refused, Unavailable
+from controller.service.errors import Invalid, Unavailable, Unprocessable
 
 _PREFIX = "SHA256:"
 _ON_THE_NODE = "`cat /etc/ssh/ssh_host_*_key.pub | ssh-keygen -lf -`"
@@ -28,7 +29,7 @@ class HostKeys(Protocol):
 async def trusted_key(
     host_keys: HostKeys, *, host: str, port: int, host_key: str | None, accepted: str | None
 ) -> str:
-    """Return the key line to pin. Raises Invalid, Refused (with the fingerprints) and
+    """Return the key line to pin. Raises Invalid, Unprocessable (with the fingerprints) and
     Unavailable."""
     if host_key is not None:
         return _given(host_key)
@@ -40,7 +41,7 @@ async def trusted_key(
     lines = await _fetch(host_keys, host, port)
     found = describe_all(map(parse, lines))
     if accepted is None:
-        raise Refused(
+        raise Unprocessable(
             f"the host key of {host} port {port} is not known: it has {found}. Compare them with "
             f"what {_ON_THE_NODE} prints on the node, then accept one: --accept-host-key "
             f"{fingerprint(lines[0])}",
@@ -50,7 +51,7 @@ async def trusted_key(
     for line in lines:
         if fingerprint(line) == accepted.rstrip("="):
             return line
-    raise Refused(
+    raise Unprocessable(
         f"{host} port {port} has no host key with the accepted fingerprint {accepted}: it has "
         f"{found}. Compare them with what {_ON_THE_NODE} prints on the node; if none of them is "
         f"there, another machine answers at this address",
@@ -81,7 +82,6 @@ async def _fetch(host_keys: HostKeys, host: str, port: int) -> Sequence[str]:
 
 
 MOST_KEYS = 32
-_KINDS = ("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-nistp", "sk-ssh-ed25519@", "sk-ecdsa-sha2-")
 
 
 def user_keys(lines: Sequence[str]) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def user_keys(lines: Sequence[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for number, line in enumerate(lines):
         try:
-            if not line.startswith(_KINDS) or not line.strip().isprintable():
+            if line.split(" ", 1)[0] not in KINDS or not line.strip().isprintable():
                 raise BadHostKey(line)
             found[normalise(line)] = None
         except BadHostKey:

@@ -28,7 +28,14 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.lifecycle.submission import new_run
 from controller.pipelines.live_state import ParentGone
 from controller.pipelines.run_pipeline import NameTaken, RunPipeline
-from controller.service.errors import Conflict, Forbidden, Invalid, NotFound, Refused, Unavailable
+from controller.service.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Unavailable,
+    Unprocessable,
+)
 from controller.service.ssh_keys import user_keys
 from controller.service.users import require_band, require_control, sees_all
 from controller.store.base import Store, User
@@ -86,14 +93,14 @@ class BlobService:
         self._blobs = blobs
 
     async def put(self, digest: str, pieces: AsyncIterable[bytes], *, user: User) -> int:
-        """Store an upload and return its size. Raises Invalid, Refused, Unavailable."""
+        """Store an upload and return its size. Raises Invalid, Unprocessable, Unavailable."""
         _check(digest)
         try:
             return await self._blobs.put(digest, pieces, user=user.name)
         except BlobTooLarge as error:
-            raise Refused(str(error), code="too_large") from None
+            raise Unprocessable(str(error), code="too_large") from None
         except TooManyBlobs as error:
-            raise Refused(str(error), code="too_many_uploads") from None
+            raise Unprocessable(str(error), code="too_many_uploads") from None
         except BlobDamaged as error:
             raise Invalid(str(error), code="damaged") from None
         except OSError as error:
@@ -180,7 +187,7 @@ class SubmissionService:
 
         With REPLACE it may be the old run, which is still ending. Raises ConfigurationError,
         Conflict (a live run has the name, or the parent has ended), Forbidden, NotFound (the
-        parent), Refused (no node could ever hold it), StoreUnavailable.
+        parent), Unprocessable (no node could ever hold it), StoreUnavailable.
         """
         written = _mapping(submission.configuration)
         client_key = submission.client_key
@@ -197,7 +204,7 @@ class SubmissionService:
         """Return the run that `submit` would make. Nothing is stored, no name is taken, and no
         upload is needed.
 
-        Raises ConfigurationError, Invalid, Refused (the band was not granted).
+        Raises ConfigurationError, Invalid, Unprocessable (the band was not granted).
         """
         written = _mapping(submission.configuration)
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
@@ -329,7 +336,7 @@ class SubmissionService:
         never = self._turns.scheduler.why_never(state)
         if never is not None:
             field, sentence = never
-            raise Refused(sentence, code="cannot_fit", field=field)
+            raise Unprocessable(sentence, code="cannot_fit", field=field)
 
     async def _require_blobs(self, plan: Plan, user: User) -> None:
         for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):

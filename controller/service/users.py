@@ -22,8 +22,8 @@ from controller.service.errors import (
     Forbidden,
     Invalid,
     NotFound,
-    Refused,
     Unauthenticated,
+    Unprocessable,
 )
 from controller.store.base import (
     Changes,
@@ -137,9 +137,9 @@ def require_sight(user: User, run: Run) -> None:
 
 
 def require_band(user: User, band: Band) -> None:
-    """Raise Refused for a band that the user was not granted; admins may use every one."""
+    """Raise Unprocessable for a band that the user was not granted; admins may use every one."""
     if band is Band.PRODUCTION and band not in user.bands and user.role is not Role.ADMIN:
-        raise Refused(
+        raise Unprocessable(
             f"the band production was not granted to {user.name}: leave out `band`, or ask an "
             f"admin for `fairlead user grant {user.name} --band production`",
             code="band_not_granted",

@@ -22,7 +22,7 @@ from entrypoint.runtime import elf
 from entrypoint.runtime.base import Base
 from entrypoint.runtime.errors import BuildError
 
-_OUR_PACKAGES = ("runner", "entrypoint")
+_OUR_PACKAGES = ("common", "runner", "entrypoint")
 _BUILD_ONLY = ("entrypoint/runtime",)
 
 

@@ -16,10 +16,11 @@ import threading
 from collections.abc import AsyncIterable, Callable, Iterable
 from pathlib import Path
 
+from common.errors import Refused
 from runner.code.errors import Abandoned, BadArchive
 from runner.code.git import Git, check_repo
 from runner.code.tree import unpack
-from runner.errors import CannotStart, Refused
+from runner.errors import CannotStart
 from runner.job.identity import Identity
 from runner.job.launch import make_folder, place_of
 from runner.schemas import Files, IfExists, Repo, RepoCredentials, SubmitRequest

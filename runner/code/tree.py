@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+from common.durable import write_all
 from runner.code.archive import Entry, Kind, Parts, TarReader, shown, unpacked
 from runner.code.errors import BadArchive, Limits
 
@@ -77,7 +78,7 @@ class TreeWriter:
         fd = os.open(entry.parts[-1], _NEW_FILE, 0o600, dir_fd=folder)
         try:
             for piece in content:
-                _write_all(fd, piece)
+                write_all(fd, piece)
             if self._owner is not None:
                 os.fchown(fd, *self._owner)
             os.fchmod(fd, entry.mode | stat.S_IRUSR | stat.S_IWUSR)
@@ -144,12 +145,6 @@ class TreeWriter:
             if self._owner is not None:
                 os.fchown(fd, *self._owner)
         return fd
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def unpack(

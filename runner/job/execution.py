@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.task_folder import STOP_ORDER_NAME, StopOrder
 from runner import cgroup
 from runner.countdown import Countdown
 from runner.job.launch import Launch
@@ -26,7 +27,6 @@ from runner.job.outcome import Interruption, Scope, Verdict, judge, last_line, o
 from runner.job.process import Children, Ending, JobProcess, spawn
 from runner.logs.output import Output
 from runner.logs.segments import SegmentLog
-from runner.schemas import STOP_ORDER_NAME, StopOrder
 
 
 class OutputPump:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
+from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from runner.errors import CannotStart
 from runner.job import environment
 from runner.job.environment import Paths
 from runner.job.identity import Identity, current_identity, resolve
-from runner.schemas import IMAGE_CONFIG_NAME, ImageConfig, JobSpec, SubmitRequest, script
+from runner.schemas import JobSpec, SubmitRequest, script
 
 _SHELLS = ("/bin/bash", "/bin/sh")
 REPO_WORKING_DIR = "/workflow"

@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from common.task_folder import ImageConfig
 from runner.code.prepare import CodeStore
 from runner.errors import CannotStart
 from runner.job import cluster_ssh, environment
@@ -18,7 +19,7 @@ from runner.job.environment import Paths
 from runner.job.launch import Launch, Place, find, place_of, prepare, read_image_config, settle
 from runner.job.process import Children
 from runner.job.scratch import Scratch
-from runner.schemas import ImageConfig, SubmitRequest
+from runner.schemas import SubmitRequest
 
 OUTPUT_FOLDER_NAME = "output"
 SECRETS_FOLDER_NAME = "secrets"

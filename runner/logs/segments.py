@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.durable import write_all
+from common.durable import write_all
 from runner.logs.pacing import MOST_PIECE, Pacing
 from runner.schemas import LOG_COMPLETE_HEADER, LOG_END_HEADER
 from runner.schemas.frames import (

@@ -108,18 +108,6 @@ __all__ = [
 ]
 
 
-class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    code: str
-    message: str
-    field: str | None = None
-
-
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The one shape of every 4xx and 5xx answer."""
-
-    error: ErrorDetail
-
-
 class RunnerState(StrEnum):
     """The runner's linear life."""
 
@@ -308,15 +296,6 @@ class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True):
     suspended: bool
 
 
-class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """`stop.json` in the task's folder, written before SIGTERM by who stops the container, so that
-    the job ends in time for its exit record. Without it the job has no limit but the container's
-    end."""
-
-    kill_at: float
-    """When what is left of the job is killed."""
-
-
 class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/metrics`: what the job's cgroup has used, the runner's own share included. None:
     this kernel or engine does not count it."""
@@ -350,20 +329,5 @@ LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
 """Of `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
 LOG_END_HEADER = "Fairlead-Log-End"
 """Of `GET /v1/logs`: the offset after the body, where the next page begins."""
-RUNNER_SOCKET_NAME = "runner.sock"
-EXIT_RECORD_NAME = "exit.json"
 SHORTEST_SECRET = 4
 """Bytes that are hidden in logs; what is shorter would be found everywhere."""
-IMAGE_CONFIG_NAME = "image.json"
-STOP_ORDER_NAME = "stop.json"
-LOGS_FOLDER_NAME = "logs"
-
-
-class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`image.json` in the task's folder, written by whoever made the container: what the image
-    itself would have run. An empty or missing file means all defaults."""
-
-    entrypoint: tuple[str, ...] = ()
-    cmd: tuple[str, ...] = ()
-    user: str = ""
-    working_dir: str = ""

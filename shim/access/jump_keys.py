@@ -9,36 +9,22 @@ has a visitor's key, so a key that belongs to several tasks is one line with sev
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import logging
-import os
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
 import msgspec
 
+from common.durable import sync_folder, write_beside
+from common.ssh_keys import public_key
 from shim.errors import invalid
 from shim.schemas import Event, SshRequest
 from shim.state.events import EventLog
-from shim.state.records import sync_folder
 
 log = logging.getLogger(__name__)
-_KINDS = frozenset(
-    {
-        "ssh-ed25519",
-        "ssh-rsa",
-        "ecdsa-sha2-nistp256",
-        "ecdsa-sha2-nistp384",
-        "ecdsa-sha2-nistp521",
-        "sk-ssh-ed25519@openssh.com",
-        "sk-ecdsa-sha2-nistp256@openssh.com",
-    }
-)
 _MOST_KEYS = 64
-_MOST_KEY_LENGTH = 4096
 _PAUSE_AFTER_FAILURE = 5.0
 
 
@@ -50,7 +36,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_keys(request: SshRequest) -> None:
-    """Raises ShimProblem (400) unless every line is a public key and nothing else."""
+    """Raises Refused (400) unless every line is a public key and nothing else."""
     field = "ssh.authorized_keys"
     if len(request.authorized_keys) > _MOST_KEYS:
         raise invalid(f"at most {_MOST_KEYS} public keys", field)
@@ -63,20 +49,6 @@ def check_keys(request: SshRequest) -> None:
             )
     if request.cluster_key is not None and public_key(request.cluster_key) is None:
         raise invalid("must be an OpenSSH public key on one line", "ssh.cluster_key")
-
-
-def public_key(line: str) -> str | None:
-    """`KIND BASE64` of a public key line, its comment left out; None when it is no such line."""
-    words = line.split(" ", 2)
-    if len(line) > _MOST_KEY_LENGTH or not line.isprintable() or len(words) < 2:
-        return None
-    kind, blob = words[0], words[1]
-    try:
-        content = base64.b64decode(blob, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    named = len(kind).to_bytes(4, "big") + kind.encode()
-    return f"{kind} {blob}" if kind in _KINDS and content.startswith(named) else None
 
 
 def render(visits: Iterable[Visit]) -> str:
@@ -142,13 +114,7 @@ class JumpKeys:
 
 def _replace(path: Path, text: str) -> None:
     """sshd reads the file as the jump user, so it is open to all; only its owner may write it."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o644)
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
+    fresh = write_beside(path, text.encode(), 0o644)
+    fresh.chmod(0o644)  # whatever the umask took away
     fresh.rename(path)
     sync_folder(path.parent)

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from common.task_folder import RUNNER_SOCKET_NAME
 from shim.tasks.steps.base import StepContext
 
 _CREATE, _MOVED_TO = 0x100, 0x80
@@ -62,7 +63,6 @@ async def _readable(fd: int) -> None:
 
 
 log = logging.getLogger(__name__)
-_NAME = "runner.sock"
 
 
 async def open_door(ctx: StepContext) -> None:
@@ -74,7 +74,7 @@ async def open_door(ctx: StepContext) -> None:
     if door.parent != ctx.settings.doors_folder or await in_thread(door.exists):
         return
     try:
-        await arrival(folder, _NAME)
+        await arrival(folder, RUNNER_SOCKET_NAME)
         await in_thread(_link, folder, door)
     except OSError as error:
         log.error("task %s: its runner cannot be reached: %s", info.id, error)
@@ -88,14 +88,14 @@ async def is_open(ctx: StepContext) -> bool:
 
 async def until_it_listens(ctx: StepContext) -> None:
     """Returns once the task's runner has its socket. Raises OSError."""
-    await arrival(ctx.settings.socket_folder(ctx.task.info.id), _NAME)
+    await arrival(ctx.settings.socket_folder(ctx.task.info.id), RUNNER_SOCKET_NAME)
 
 
 def _link(folder: Path, door: Path) -> None:
-    fd = os.open(folder / _NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(folder / RUNNER_SOCKET_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            raise OSError(f"{folder / _NAME} is no socket")
+            raise OSError(f"{folder / RUNNER_SOCKET_NAME} is no socket")
         with contextlib.suppress(FileExistsError):
             # Only with a folder's descriptor, here unused, does it follow to what `fd` is.
             os.link(f"/proc/self/fd/{fd}", door, src_dir_fd=fd, follow_symlinks=True)

@@ -15,16 +15,19 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from common.http import errors_as_json, json_response, read_body
+from common.task_folder import LOGS_FOLDER_NAME
+from common.units import is_count
 from shim import safe_files
 from shim.api.openapi import document
 from shim.daemon import Daemon
-from shim.errors import ShimProblem, invalid
+from shim.errors import invalid
 from shim.node.metrics import CONTENT_TYPE, prometheus_text
 from shim.schemas import (
     FENCE_HEADER,
@@ -32,12 +35,9 @@ from shim.schemas import (
     LOG_START_HEADER,
     RUN_HEADER,
     DrainRequest,
-    ErrorBody,
-    ErrorDetail,
     Fence,
     TaskRequest,
     TerminateRequest,
-    is_count,
 )
 from shim.state.fencing import Caller
 
@@ -58,7 +58,7 @@ def find_segments(job_folder: Path, offset: int) -> LogSource:
     """Blocking. The segments from the one that holds `offset` (or the first kept) to the last."""
     starts = sorted(
         int(match[1])
-        for name in safe_files.list_names(job_folder, "logs")
+        for name in safe_files.list_names(job_folder, LOGS_FOLDER_NAME)
         if (match := _SEGMENT.fullmatch(name))
     )
     if not starts:
@@ -99,7 +99,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MOST_BODY = 1 << 20
-_MISSING = re.compile(r"missing required field `([^`]+)`")
+_FAILED = "the shim failed at this request; its log says why"
 
 
 class Routes:
@@ -128,16 +128,16 @@ class Routes:
         ]
 
     async def health(self, request: web.Request) -> web.Response:
-        return _json(self._service.health())
+        return json_response(self._service.health())
 
     async def openapi(self, request: web.Request) -> web.Response:
-        return _json(document())
+        return json_response(document())
 
     async def node(self, request: web.Request) -> web.Response:
-        return _json(await self._service.node())
+        return json_response(await self._service.node())
 
     async def node_metrics(self, request: web.Request) -> web.Response:
-        return _json(await self._service.metrics())
+        return json_response(await self._service.metrics())
 
     async def prometheus(self, request: web.Request) -> web.Response:
         reading = await self._service.metrics()
@@ -145,31 +145,31 @@ class Routes:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def drain(self, request: web.Request) -> web.Response:
-        await self._service.drain(await _body(request, DrainRequest))
-        return _json(await self._service.node())
+        await self._service.drain(await read_body(request, DrainRequest, "body"))
+        return json_response(await self._service.node())
 
     async def clear_gpu(self, request: web.Request) -> web.Response:
         await self._service.supervisor.clear_gpu(request.match_info["id"])
-        return _json(await self._service.node())
+        return json_response(await self._service.node())
 
     async def allocations(self, request: web.Request) -> web.Response:
-        return _json(self._service.supervisor.allocations)
+        return json_response(self._service.supervisor.allocations)
 
     async def release(self, request: web.Request) -> web.Response:
         await self._service.supervisor.release(request.match_info["id"], _speaker(request))
         return web.Response(status=204)
 
     async def tasks(self, request: web.Request) -> web.Response:
-        return _json(self._service.supervisor.infos)
+        return json_response(self._service.supervisor.infos)
 
     async def task(self, request: web.Request) -> web.Response:
-        return _json(self._service.supervisor.info(request.match_info["id"]))
+        return json_response(self._service.supervisor.info(request.match_info["id"]))
 
     async def put_task(self, request: web.Request) -> web.Response:
         speaker = _speaker(request)
-        wanted = await _body(request, TaskRequest)
+        wanted = await read_body(request, TaskRequest, "body")
         info, new = await self._service.supervisor.put(request.match_info["id"], wanted, speaker)
-        return _json(info, status=201 if new else 200)
+        return json_response(info, status=201 if new else 200)
 
     async def remove_task(self, request: web.Request) -> web.Response:
         await self._service.supervisor.remove(request.match_info["id"], _speaker(request))
@@ -179,12 +179,12 @@ class Routes:
         """Changes nothing but whose word counts from now on."""
         supervisor = self._service.supervisor
         task = await supervisor.spoken_for(request.match_info["id"], _speaker(request))
-        return _json(task.info)
+        return json_response(task.info)
 
     async def terminate(self, request: web.Request) -> web.Response:
         speaker = _speaker(request)
-        order = await _body(request, TerminateRequest)
-        return _json(
+        order = await read_body(request, TerminateRequest, "body")
+        return json_response(
             await self._service.supervisor.terminate(request.match_info["id"], order, speaker)
         )
 
@@ -223,30 +223,6 @@ def _reader_may_leave(request: web.Request) -> Iterator[None]:
         log.debug("%s %s: the reader has gone away", request.method, request.path)
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        response = await handler(request)
-    except ShimProblem as problem:
-        return _error(problem)
-    except web.HTTPException as error:
-        code = (error.reason or "error").lower().replace(" ", "_")
-        text = f"{request.method} {request.path}: {error.reason}"
-        response = _error(ShimProblem(error.status, code, text))
-        if allowed := error.headers.get("Allow"):
-            response.headers["Allow"] = allowed
-    except ConnectionResetError:
-        raise
-    except web.RequestPayloadError:
-        text = "the body does not match its Content-Length or Transfer-Encoding"
-        return _error(invalid(text, "body"))
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        text = "the shim failed at this request; its log says why"
-        return _error(ShimProblem(500, "internal", text))
-    return response
-
-
 def _hear(service: Daemon) -> Middleware:
     """A request with a fence that was not refused is a controller's."""
 
@@ -262,7 +238,8 @@ def _hear(service: Daemon) -> Middleware:
 
 
 def make_app(service: Daemon) -> web.Application:
-    app = web.Application(middlewares=[_errors, _hear(service)], client_max_size=_MOST_BODY)
+    middlewares = [errors_as_json(log, _FAILED), _hear(service)]
+    app = web.Application(middlewares=middlewares, client_max_size=_MOST_BODY)
     app.add_routes(Routes(service).table())
     return app
 
@@ -275,31 +252,6 @@ def make_runner(service: Daemon, *, shutdown_timeout: float) -> web.AppRunner:
         auto_decompress=False,
         shutdown_timeout=shutdown_timeout,
     )
-
-
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value), status=status, content_type="application/json"
-    )
-
-
-def _error(problem: ShimProblem) -> web.Response:
-    detail = ErrorDetail(code=problem.code, message=problem.message, field=problem.field)
-    return _json(ErrorBody(error=detail), status=problem.status)
-
-
-async def _body(request: web.Request, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(await request.read() or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        missing = _MISSING.search(message)
-        names = (path.rstrip("`"), missing[1] if missing else "")
-        raise invalid(message, ".".join(filter(None, names)) or "body") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not valid JSON: {error}", "body") from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply", "body") from None
 
 
 def _speaker(request: web.Request) -> Caller:

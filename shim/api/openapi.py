@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
+from common.errors import ErrorBody
 from shim.schemas import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     RUN_HEADER,
     AllocationInfo,
     DrainRequest,
-    ErrorBody,
     Event,
     Health,
     NodeInfo,

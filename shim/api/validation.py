@@ -25,7 +25,7 @@ _CAPABILITY = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?", re.ASCII)
 
 
 def check(request: TaskRequest) -> None:
-    """Raises ShimProblem (400)."""
+    """Raises Refused (400)."""
     check_name(request.run_id, "run_id")
     check_name(request.allocation_id, "allocation_id")
     if len(request.run_name) > _MOST_RUN_NAME:
@@ -45,7 +45,7 @@ def check(request: TaskRequest) -> None:
 
 
 def check_order(order: TerminateRequest) -> None:
-    """Raises ShimProblem (400)."""
+    """Raises Refused (400)."""
     if not 0 <= order.grace <= _MOST_SECONDS:
         raise invalid("grace must be 0 or more seconds, and at most 10 years", "grace")
 

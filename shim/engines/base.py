@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from common.task_folder import ImageConfig
 from shim.schemas import (
     ContainerOptions,
     EngineKind,
@@ -80,17 +81,13 @@ class Storage(msgspec.Struct, frozen=True):
     total: int
 
 
-class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the image itself would run. `id` is what a container is made from."""
+class ImageInfo(ImageConfig, frozen=True, kw_only=True):
+    """An image on the node, with what it would run itself. A container is made from its `id`."""
 
     id: str
     digest: str | None = None
     by_id: bool = False
     """The reference was its id, by which no registry knows it."""
-    entrypoint: tuple[str, ...] = ()
-    cmd: tuple[str, ...] = ()
-    user: str = ""
-    working_dir: str = ""
 
 
 class MountSpec(msgspec.Struct, frozen=True, kw_only=True):

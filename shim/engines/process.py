@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.task_folder import EXIT_RECORD_NAME, RUNNER_SOCKET_NAME
 from shim import safe_files
 from shim.engines import procfs, reaper, sweep
 from shim.engines.base import (
@@ -270,7 +271,7 @@ class ProcessEngine:
         argv = [
             *self._command,
             *("--task", spec.job_folder),
-            *("--socket", f"{spec.run_folder}/runner.sock"),
+            *("--socket", f"{spec.run_folder}/{RUNNER_SOCKET_NAME}"),
             *("--peers", "any"),
         ]
         env = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
@@ -394,7 +395,7 @@ def _container_state(state: ProcessState) -> ContainerState:
 
 def _claimed_exit_code(job_folder: Path) -> int | None:
     """After a restart of the shim nobody can wait for the child; its exit record tells."""
-    data = safe_files.read_small(job_folder, "exit.json", 1 << 16)
+    data = safe_files.read_small(job_folder, EXIT_RECORD_NAME, 1 << 16)
     try:
         code = msgspec.json.decode(data or b"{}", type=dict[str, object]).get("exit_code")
     except msgspec.DecodeError:

@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from shim.errors import ShimProblem, StartError, conflict, invalid
+from common.errors import Refused
+from shim.errors import StartError, conflict, invalid
 from shim.gpus.selection import choose, is_instance, is_named
 from shim.schemas import AllocationInfo, GpuInfo, GpuRequest, TaskRequest, TaskResources
 
@@ -141,7 +142,7 @@ class Ledger:
         self._gpus = tuple(gpus)
 
     def plan(self, task_id: str, request: TaskRequest) -> AllocationInfo:
-        """The allocation as it would be with this task. Raises ShimProblem: 409 `conflict` when
+        """The allocation as it would be with this task. Raises Refused: 409 `conflict` when
         another run holds it, 409 `no_capacity` when it does not fit. Changes nothing."""
         known = self._held.get(request.allocation_id)
         if known is not None and known.run_id != request.run_id:
@@ -287,5 +288,5 @@ def _size(dimension: str, amount: float) -> str:
     return f"{max(amount, 0) / (1 << 20):.0f} MiB"
 
 
-def _no_capacity(message: str, field: str) -> ShimProblem:
-    return ShimProblem(409, "no_capacity", message, field)
+def _no_capacity(message: str, field: str) -> Refused:
+    return Refused(409, "no_capacity", message, field)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import socket
 import struct
 from pathlib import Path
 
+from common.units import MAX_SIZE, size_of
 from shim.errors import StartError
 from shim.node.ledger import Capacity
 
@@ -18,16 +18,14 @@ _NOT_OURS = ("lo", "docker", "podman", "cni", "br-", "veth", "virbr")
 _RESERVED_MEMORY = 256 << 20
 LEAST_MEMORY = 6 << 20
 """Bytes: with less the engine starts nothing."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes, from `8GB`, `512MiB` or a plain number (binary units). Raises StartError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise StartError(f"{option} {text!r}: expected a size such as 512MB or 16GB")
-    return int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+    """Bytes, from `8GB`, `512MiB` or a plain number of bytes. Raises StartError."""
+    size = size_of(f"{text}B" if text.strip().isdecimal() else text)
+    if size is None or not 1 <= size <= MAX_SIZE:
+        raise StartError(f"{option} {text!r}: expected a size such as 512MB or 16GiB")
+    return round(size)
 
 
 def parse_memory(text: str, option: str) -> int:

@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from shim.schemas import Event, EventType, TaskInfo, is_count
+from common.units import is_count
+from shim.schemas import Event, EventType, TaskInfo
 
 HEARTBEAT_SECONDS = 10.0
 

@@ -13,7 +13,7 @@ import time
 
 import msgspec
 
-from shim.errors import ShimProblem
+from common.errors import Refused
 from shim.schemas import Fence
 from shim.state.records import FenceRecord, Records
 
@@ -30,7 +30,7 @@ class FenceBook:
         return self._records.get(run_id)
 
     def check(self, run_id: str, fence: Fence, incarnation: int) -> None:
-        """Raises ShimProblem (409 `fenced`) for an older fence, or an older incarnation in the same
+        """Raises Refused (409 `fenced`) for an older fence, or an older incarnation in the same
         epoch: a database that was restored from a backup counts on from what it knew then."""
         known = self._records.get(run_id)
         if known is None:
@@ -45,10 +45,10 @@ class FenceBook:
             )
 
     def check_revival(self, run_id: str, task_id: str, now: float) -> None:
-        """Raises ShimProblem (409 `terminated`) for a task id that is gone."""
+        """Raises Refused (409 `terminated`) for a task id that is gone."""
         known = self._records.get(run_id)
         if known is not None and known.forgotten.get(task_id, 0.0) > now:
-            raise ShimProblem(
+            raise Refused(
                 409,
                 "terminated",
                 f"task {task_id} was terminated or removed before this request; "
@@ -103,8 +103,8 @@ class FenceBook:
         return record
 
 
-def _fenced(message: str) -> ShimProblem:
-    return ShimProblem(409, "fenced", f"{message}: another controller speaks for this run now")
+def _fenced(message: str) -> Refused:
+    return Refused(409, "fenced", f"{message}: another controller speaks for this run now")
 
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Fences:
-    """The checks raise ShimProblem; what writes raises OSError, and may be asked again then."""
+    """The checks raise Refused; what writes raises OSError, and may be asked again then."""
 
     def __init__(self, book: FenceBook, records: Records[FenceRecord]) -> None:
         self._book = book

@@ -22,7 +22,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from shim.errors import ShimProblem
+from common.durable import sync_folder, write_durably
+from common.errors import Refused
 from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskRequest
 
 _MAGIC = b"fairlead1 "
@@ -34,17 +35,7 @@ class DamagedFile(ValueError):
 
 def write_file(path: Path, body: bytes) -> None:
     """Blocks for two fsyncs. Raises OSError (disk full, read-only)."""
-    temporary = path.with_name(f".{path.name}.new")
-    data = _MAGIC + _checksum(path, body) + b"\n" + body
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with contextlib.closing(os.fdopen(fd, "wb", closefd=False)) as file:
-            file.write(data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
-    sync_folder(path.parent)
+    write_durably(path, _MAGIC + _checksum(path, body) + b"\n" + body, 0o600)
 
 
 def read_file(path: Path) -> bytes:
@@ -64,14 +55,6 @@ def remove_file(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
         sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 T = TypeVar("T")
@@ -146,14 +129,12 @@ class Records(Protocol[T]):
 
 async def kept(*writes: Awaitable[None]) -> None:
     """All writes are on disk, or the caller hears why not and nothing was accepted. Raises
-    ShimProblem (507)."""
+    Refused (507)."""
     results = await asyncio.gather(*writes, return_exceptions=True)
     for result in results:
         if isinstance(result, OSError):
             log.error("cannot write a record: %s", result)
-            raise ShimProblem(
-                507, "storage", f"the node cannot write its records: {result.strerror}"
-            )
+            raise Refused(507, "storage", f"the node cannot write its records: {result.strerror}")
         if isinstance(result, BaseException):
             raise result
 

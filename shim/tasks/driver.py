@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from common import task_folder
+from common.task_folder import EXIT_RECORD_NAME, STOP_ORDER_NAME
 from shim import safe_files
 from shim.access import runner_socket
 from shim.engines.base import EngineError, EngineUnavailable, Exit, NodeFault
@@ -31,7 +33,6 @@ from shim.tasks.steps.volumes import Volumes
 log = logging.getLogger(__name__)
 LAST_WORDS = 5.0
 """Seconds between the end of a job's grace and the kill of its container, for the runner."""
-_STOP_ORDER = "stop.json"
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
@@ -91,10 +92,10 @@ def _seconds_left(ctx: StepContext, told: float | None) -> float:
 
 async def _signal(ctx: StepContext, kill_at: float) -> None:
     folder = ctx.settings.job_folder(ctx.task.info.id)
-    content = msgspec.json.encode({"kill_at": kill_at})
+    content = msgspec.json.encode(task_folder.StopOrder(kill_at=kill_at))
     try:
         await asyncio.get_running_loop().run_in_executor(
-            ctx.executor, safe_files.replace_file, folder, _STOP_ORDER, content
+            ctx.executor, safe_files.replace_file, folder, STOP_ORDER_NAME, content
         )
     except OSError as error:
         log.warning("task %s: its grace cannot be told: %s", ctx.task.info.id, error)
@@ -122,7 +123,6 @@ def pauses() -> Iterator[float]:
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-_EXIT_RECORD = "exit.json"
 _MOST_EXIT_RECORD = 1 << 16
 STOPPED_BY_OTHERS = "its container was stopped on the node: by the engine, or by hand"
 FELL_WITH_ITS_ENGINE = "its container ended with the engine, which was stopped or killed"
@@ -325,7 +325,7 @@ def _ended_by_itself(ended: Exit, exit_record: str | None) -> bool:
 
 def _read_exit_record(ctx: StepContext) -> str | None:
     folder = ctx.settings.job_folder(ctx.task.info.id)
-    data = safe_files.read_small(folder, _EXIT_RECORD, _MOST_EXIT_RECORD)
+    data = safe_files.read_small(folder, EXIT_RECORD_NAME, _MOST_EXIT_RECORD)
     try:
         return data.decode() if data else None
     except UnicodeDecodeError:

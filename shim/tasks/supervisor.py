@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
+from common.errors import Refused
 from shim import container_rules
 from shim.access.jump_keys import Visit
 from shim.api import validation
 from shim.engines.base import ContainerState, Engine, EngineError, Found
-from shim.errors import ShimProblem, conflict, invalid, not_found
+from shim.errors import conflict, invalid, not_found
 from shim.gpus.health import Finding
 from shim.gpus.watch import GpuWatch
 from shim.images import Images
@@ -125,7 +126,7 @@ class Supervisor:
     async def put(
         self, task_id: str, request: TaskRequest, speaker: Caller
     ) -> tuple[TaskInfo, bool]:
-        """The task, and whether it is new. Raises ShimProblem."""
+        """The task, and whether it is new. Raises Refused."""
         self._check_request(task_id, request, speaker)
         async with self._deciding:
             self.fences.check(speaker)
@@ -144,10 +145,10 @@ class Supervisor:
         return task.info
 
     async def remove(self, task_id: str, speaker: Caller) -> None:
-        """Raises ShimProblem: 409 `not_terminated`, 500 `cleanup_failed` (ask again)."""
+        """Raises Refused: 409 `not_terminated`, 500 `cleanup_failed` (ask again)."""
         task = await self.spoken_for(task_id, speaker)
         if not task.ended:
-            raise ShimProblem(
+            raise Refused(
                 409, "not_terminated", f"task {task_id} is {task.info.status}: terminate it first"
             )
         async with task.removing:
@@ -157,7 +158,7 @@ class Supervisor:
             try:
                 await driver.undo_all(self._context(task))
             except (EngineError, OSError) as error:
-                raise ShimProblem(
+                raise Refused(
                     500, "cleanup_failed", f"task {task_id} is not fully removed: {error}"
                 ) from error
             async with self._deciding:
@@ -182,7 +183,7 @@ class Supervisor:
         await self.gpus.look(allocation.gpus)
 
     async def clear_gpu(self, uuid: str) -> None:
-        """Raises ShimProblem: 404 for a GPU that is not cordoned."""
+        """Raises Refused: 404 for a GPU that is not cordoned."""
         if not self.gpus.is_cordoned(uuid):
             raise not_found(f"there is no cordoned GPU {uuid}")
         await kept(self.gpus.clear(uuid))
@@ -278,7 +279,7 @@ class Supervisor:
     async def _accept(self, task_id: str, request: TaskRequest, speaker: Caller) -> TaskInfo:
         held = self.ledger.get(request.allocation_id)
         if self.draining and held is None:
-            raise ShimProblem(409, "draining", "the node is draining and takes nothing new")
+            raise Refused(409, "draining", "the node is draining and takes nothing new")
         self._check_idle(request.allocation_id)
         if held is not None:
             await self.gpus.look(held.gpus)
@@ -290,7 +291,7 @@ class Supervisor:
                 self._books.allocations.save(allocation.id, allocation),
                 self._books.tasks.save(task_id, record),
             )
-        except ShimProblem:
+        except Refused:
             await self._take_back(task_id, held, allocation)
             raise
         self.ledger.hold(allocation)

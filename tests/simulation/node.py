@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from common.errors import Refused
 from controller.clock import Clock
 from shim.client import ShimError, ShimUnavailable
-from shim.errors import ShimProblem, conflict, not_found
+from shim.errors import conflict, not_found
 from shim.node.ledger import Capacity, Ledger
 from shim.schemas import (
     AllocationInfo,
@@ -277,7 +278,7 @@ class SimulatedNode:
                 return known.info
             self._fences.check_revival(request.run_id, task_id, self._clock.now())
             if self.draining and self.ledger.get(request.allocation_id) is None:
-                raise ShimProblem(409, "draining", "the node is draining")
+                raise Refused(409, "draining", "the node is draining")
             self._check_idle(request.allocation_id)
             allocation = self.ledger.plan(task_id, request)
         self._fences.raise_to(request.run_id, fence, incarnation)
@@ -409,5 +410,5 @@ class _refusals:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, ShimProblem):
+        if isinstance(error, Refused):
             raise ShimError(error.code, error.message, error.status, error.field) from error

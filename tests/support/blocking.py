@@ -24,7 +24,7 @@ from unittest import mock
 import requests
 
 LIMIT = 1.0
-_OURS = ("shim", "runner", "controller", "entrypoint")
+_OURS = ("common", "shim", "runner", "controller", "entrypoint")
 _BLOCKING: tuple[tuple[Any, str], ...] = (
     (time, "sleep"),
     (os, "fsync"),

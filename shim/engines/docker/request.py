@@ -12,6 +12,7 @@ import msgspec
 from docker.types import HostConfig, LogConfig, Mount
 from docker.types import Ulimit as DockerUlimit
 
+from common.task_folder import RUNNER_SOCKET_NAME
 from shim.engines.base import ContainerSpec, MountSpec
 from shim.schemas import NetworkMode, VolumeKind
 
@@ -37,7 +38,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 def container(spec: ContainerSpec, node: Node, name: str, network: str) -> dict[str, Any]:
     """The arguments of docker-py's `create_container`, without labels."""
     bridge = spec.network_mode is NetworkMode.BRIDGE
-    command = ["--task", _TASK_FOLDER, "--socket", f"{_RUN_FOLDER}/runner.sock", "--peers", "node"]
+    socket = f"{_RUN_FOLDER}/{RUNNER_SOCKET_NAME}"
+    command = ["--task", _TASK_FOLDER, "--socket", socket, "--peers", "node"]
     return {
         "name": name,
         "image": spec.image,

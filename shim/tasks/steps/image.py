@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from shim import safe_files
 from shim.engines.base import ImageError, ImageInfo, ImageProblem
 from shim.image_access import pinned
@@ -21,16 +22,11 @@ class Image:
         reference = _reference(ctx)
         image = await self._local(ctx, reference) or await self._pull(ctx, reference)
         ctx.image = image
-        config = {
-            "entrypoint": image.entrypoint,
-            "cmd": image.cmd,
-            "user": image.user,
-            "working_dir": image.working_dir,
-        }
+        config = msgspec.convert(image, ImageConfig, from_attributes=True)
         folder, content = ctx.settings.job_folder(ctx.task.info.id), msgspec.json.encode(config)
         loop = asyncio.get_running_loop()
         write = safe_files.replace_file
-        await loop.run_in_executor(ctx.executor, write, folder, "image.json", content)
+        await loop.run_in_executor(ctx.executor, write, folder, IMAGE_CONFIG_NAME, content)
 
     async def undo(self, ctx: StepContext) -> None:
         """Images stay: the next task will want them. It may go when the disk is full."""

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from common.durable import sync_folder
 from shim import safe_files
 from shim.engines.base import EngineError, EngineUnavailable, NodeFault
 from shim.schemas import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
-from shim.state.records import sync_folder
 from shim.tasks.steps.base import StepContext
 
 log = logging.getLogger(__name__)

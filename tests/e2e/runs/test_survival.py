@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runner.schemas import EXIT_RECORD_NAME
+from common.task_folder import EXIT_RECORD_NAME
 from tests.support.lab import RunLab
 from tests.support.proxy import CuttableProxy
 from tests.support.waiting import wait_until

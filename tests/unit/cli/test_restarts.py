@@ -11,8 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from common.errors import Refused
+from common.http import error_response
 from controller.api.app import make_app
-from controller.api.errors import error_response
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
 
@@ -37,7 +38,8 @@ class Restarted:
 
         async def refuse(request: web.Request) -> web.Response:
             asked.set()
-            return error_response(503, "store_unavailable", "the database can't be used now")
+            error = Refused(503, "store_unavailable", "the database can't be used now")
+            return error_response(error)
 
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", refuse)

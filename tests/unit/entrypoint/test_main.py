@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.task_folder import StopOrder
 from entrypoint.ssh.settings import SETTINGS_NAME, SshSettings
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.job.scratch import GIVEN
-from runner.schemas import ExitRecord, RunnerState, StopOrder
+from runner.schemas import ExitRecord, RunnerState
 from runner.schemas.frames import Decoder
 from shim.engines.procfs import descendants
 from tests.support.ssh_daemon import free_port

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from common.task_folder import ImageConfig
 from runner.errors import CannotStart
 from runner.job.launch import Launch, prepare, read_image_config
-from runner.schemas import ImageConfig, script
+from runner.schemas import script
 from tests.unit.runner.harness import a_job
 
 INHERITED = {"PATH": "/usr/bin:/bin", "HOME": "/root"}

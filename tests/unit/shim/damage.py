@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from common.errors import Refused
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import ContainerState
-from shim.errors import ShimProblem
 from shim.schemas import (
     Fence,
     GpuRequest,
@@ -165,7 +165,7 @@ async def _asked(service: Daemon, task_id: str, run: str, gpu: str, wanted: Task
     """The code of the refusal; empty when the task has that very GPU."""
     try:
         info, _ = await service.supervisor.put(task_id, wanted, _speaker(run))
-    except ShimProblem as problem:
+    except Refused as problem:
         return problem.code if problem.message else "no message"
     if info.status is not TaskStatus.TERMINATED:
         assert info.gpus == (gpu,), f"{task_id} has {info.gpus}"

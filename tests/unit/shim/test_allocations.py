@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shim.errors import ShimProblem
+from common.errors import Refused
 from shim.node.ledger import Capacity, Ledger
 from shim.schemas import GpuRequest, TaskResources
 from tests.unit.shim.gpus.parts import gpu, mig
@@ -20,8 +20,8 @@ def resources(**changes: object) -> TaskResources:
     return msgspec.structs.replace(TaskResources(cpu=1.0, memory=1 << 30), **changes)
 
 
-def refusal(ledger: Ledger, **changes: object) -> ShimProblem:
-    with pytest.raises(ShimProblem) as caught:
+def refusal(ledger: Ledger, **changes: object) -> Refused:
+    with pytest.raises(Refused) as caught:
         ledger.plan("t", request(**changes))
     return caught.value
 
@@ -152,7 +152,7 @@ def test_whatever_comes_and_goes_no_more_is_held_than_there_is(
         before = ledger.used()
         try:
             ledger.hold(ledger.plan("t", wanted))
-        except ShimProblem as problem:
+        except Refused as problem:
             assert problem.code == "no_capacity"  # noqa: PT017
             assert ledger.used() == before
         assert ledger.used().cpu <= capacity.cpu + 1e-5

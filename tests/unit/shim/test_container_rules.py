@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from common.errors import Refused
 from shim import container_rules, main
-from shim.errors import ShimProblem, StartError
+from shim.errors import StartError
 from shim.schemas import ContainerOptions, Ulimit
 
 
 def refusal(allow: bool = False, **fields: Any) -> tuple[int, str | None]:
-    with pytest.raises(ShimProblem) as caught:
+    with pytest.raises(Refused) as caught:
         container_rules.check_options(ContainerOptions(**fields), allow_privileged=allow)
     return caught.value.status, caught.value.field
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shim.errors import ShimProblem
+from common.errors import Refused
 from shim.schemas import TaskStatus, TerminateRequest
 from tests.doubles.failing_engines import StubbornEngine
 from tests.doubles.records import MoodyRecords
@@ -37,7 +37,7 @@ async def test_while_it_cannot_be_removed_the_place_is_not_given_back(node: Node
     async with node.shim(engine) as service:
         await put(service)
         await eventually(lambda: engine.left < 1 << 30)
-        with pytest.raises(ShimProblem, match="in use by task t1"):
+        with pytest.raises(Refused, match="in use by task t1"):
             await service.supervisor.release("place-1", SPEAKER)
         assert service.supervisor.info("t1").status is not TaskStatus.TERMINATED
 

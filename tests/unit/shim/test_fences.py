@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shim.errors import ShimProblem
+from common.errors import Refused
 from shim.schemas import Fence
 from shim.state.fencing import FenceBook
 
 
 def code_of(act: object) -> str:
-    with pytest.raises(ShimProblem) as caught:
+    with pytest.raises(Refused) as caught:
         act()  # type: ignore[operator]
     return caught.value.code
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.errors import Refused
 from shim.daemon import Daemon
-from shim.errors import ShimProblem
 from shim.gpus import watch
 from shim.gpus.base import Vitals
 from shim.schemas import (
@@ -140,12 +140,12 @@ async def test_a_broken_gpu_is_refused_by_name_and_left_out_of_a_choice(
         gpus.raise_xid("GPU-a", 79)
         ledger = service.supervisor.ledger
         await eventually(lambda: not ledger.gpus()[0].healthy)
-        with pytest.raises(ShimProblem, match=r"GPU-a \(cordoned: XID 79"):
+        with pytest.raises(Refused, match=r"GPU-a \(cordoned: XID 79"):
             await service.supervisor.put("t1", wants(uuids=["GPU-a"]), SPEAKER)
         assert (await running(service, "t2", wants())).gpus == ("GPU-b",)
         await service.supervisor.clear_gpu("GPU-a")
         assert (await running(service, "t3", wants(place="place-3"))).gpus == ("GPU-a",)
-        with pytest.raises(ShimProblem, match="no cordoned GPU"):
+        with pytest.raises(Refused, match="no cordoned GPU"):
             await service.supervisor.clear_gpu("GPU-a")
 
 
@@ -160,7 +160,7 @@ async def test_a_gpu_that_its_last_job_still_holds_is_not_given(
         await ended(service, "t1")
         await service.supervisor.release("place-1", SPEAKER)
         assert [one.held for one in (await service.node()).gpus] == [True, False]
-        with pytest.raises(ShimProblem, match="its memory is still held by process 4711"):
+        with pytest.raises(Refused, match="its memory is still held by process 4711"):
             await service.supervisor.put("t2", wants(2, "place-2"), SPEAKER)
         del gpus.readings["GPU-a"]
         ledger = service.supervisor.ledger
@@ -175,7 +175,7 @@ async def test_the_next_task_of_an_allocation_waits_for_its_own_memory_too(
         await running(service, "t1", wants(1, uuids=["GPU-a"]))
         await ended(service, "t1")
         gpus.readings["GPU-a"] = Vitals(memory_used=40 << 30)
-        with pytest.raises(ShimProblem, match="40960 MiB of its memory are still held"):
+        with pytest.raises(Refused, match="40960 MiB of its memory are still held"):
             await service.supervisor.put("t2", wants(1, uuids=["GPU-a"]), SPEAKER)
         del gpus.readings["GPU-a"]
         assert (await running(service, "t2", wants(1, uuids=["GPU-a"]))).gpus == ("GPU-a",)

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from common.errors import Refused
 from shim import container_rules, main
 from shim.daemon import Daemon
-from shim.errors import ShimProblem, StartError
+from shim.errors import StartError
 from shim.schemas import (
     ContainerOptions,
     HostNetwork,
@@ -69,7 +70,7 @@ async def test_a_task_whose_peers_reach_it_is_refused_where_no_task_gets_the_nod
 ) -> None:
     wanted = request(resources=WHOLE, needs_host_network=True)
     async with says(node, host_network=HostNetwork.NEVER).shim() as service:
-        with pytest.raises(ShimProblem, match="--host-network never") as caught:
+        with pytest.raises(Refused, match="--host-network never") as caught:
             await service.supervisor.put("t1", wanted, SPEAKER)
         assert (caught.value.status, caught.value.code) == (409, "no_host_network")
         assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
@@ -125,7 +126,7 @@ def test_raw_sockets_that_a_job_asks_for_are_refused_in_the_nodes_network_alone(
 ) -> None:
     where, wish = settings(tmp_path), ContainerOptions(cap_add=RAW)
     container_rules.check_network(request(resources=PART, container=wish), where)
-    with pytest.raises(ShimProblem, match="--allow-raw-sockets") as caught:
+    with pytest.raises(Refused, match="--allow-raw-sockets") as caught:
         container_rules.check_network(request(resources=WHOLE, container=wish), where)
     assert (caught.value.status, caught.value.field) == (403, "container.cap_add")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from common.errors import Refused
 from shim.api import validation
-from shim.errors import ShimProblem
 from shim.schemas import (
     GpuRequest,
     TaskRequest,
@@ -68,7 +68,7 @@ def tmpfs(size: int) -> VolumeMount:
 def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
     wrong: TaskRequest, field: str
 ) -> None:
-    with pytest.raises(ShimProblem) as caught:
+    with pytest.raises(Refused) as caught:
         validation.check(wrong)
     assert (caught.value.status, caught.value.field) == (400, field)
     assert len(caught.value.message) < 300
@@ -94,5 +94,5 @@ def test_what_some_node_could_do_is_not_refused_here(right: TaskRequest) -> None
 
 @pytest.mark.parametrize("grace", [-1.0, 1e300])
 def test_a_grace_without_an_end_is_refused(grace: float) -> None:
-    with pytest.raises(ShimProblem, match="grace must be 0 or more seconds"):
+    with pytest.raises(Refused, match="grace must be 0 or more seconds"):
         validation.check_order(TerminateRequest(grace=grace))

@@ -12,9 +12,10 @@ import asyncssh
 import msgspec
 import pytest
 
-from shim.access.jump_keys import Visit, public_key, render
+from common.errors import Refused
+from common.ssh_keys import public_key
+from shim.access.jump_keys import Visit, render
 from shim.daemon import Daemon
-from shim.errors import ShimProblem
 from shim.schemas import NetworkMode, SshMode, SshRequest, TaskResources, TaskStatus
 from tests.unit.shim.parts import DEADLINE, SPEAKER, Node, request, until, until_event
 
@@ -189,7 +190,7 @@ async def test_what_a_crash_left_is_gone_before_the_shim_answers_and_what_lives_
 )
 async def test_what_is_no_plain_public_key_is_refused_by_its_place(node: Node, line: str) -> None:
     async with node.shim() as service:
-        with pytest.raises(ShimProblem) as caught:
+        with pytest.raises(Refused) as caught:
             await put(service, "t1", ANNA, line)
     assert caught.value.field == "ssh.authorized_keys[1]"
     assert public_key(line) is None

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from common.errors import Refused
 from shim.daemon import Daemon
 from shim.engines.base import (
     EngineError,
@@ -18,7 +19,6 @@ from shim.engines.base import (
     ImageProblem,
     NodeFault,
 )
-from shim.errors import ShimProblem
 from shim.schemas import (
     EventType,
     Fence,
@@ -52,7 +52,7 @@ async def put(service: Daemon, task_id: str = "t1", **changes: Any) -> None:
 
 
 async def refused(service: Daemon, task_id: str, speaker: Caller = SPEAKER, **changes: Any) -> str:
-    with pytest.raises(ShimProblem) as caught:
+    with pytest.raises(Refused) as caught:
         await service.supervisor.put(task_id, request(**changes), speaker)
     return caught.value.code
 
@@ -152,13 +152,13 @@ async def test_an_older_incarnation_may_end_its_own_task_and_start_none(node: No
         assert await refused(service, "t3", SPEAKER, allocation_id="place-3") == "fenced"
         await service.supervisor.terminate("t1", ABORT, SPEAKER)
         await until(service, "t1", TaskStatus.TERMINATED)
-        with pytest.raises(ShimProblem, match="older"):
+        with pytest.raises(Refused, match="older"):
             await service.supervisor.terminate("t2", ABORT, SPEAKER)
 
 
 async def test_a_task_terminated_before_it_came_is_refused_when_it_comes(node: Node) -> None:
     async with node.shim() as service:
-        with pytest.raises(ShimProblem, match="no task t1"):
+        with pytest.raises(Refused, match="no task t1"):
             await service.supervisor.terminate("t1", ABORT, SPEAKER)
         assert await refused(service, "t1") == "terminated"
 
@@ -183,7 +183,7 @@ async def test_an_allocation_is_released_as_the_incarnation_that_its_listing_tel
         await until(service, "t1", TaskStatus.TERMINATED)
         await service.supervisor.spoken_for("t1", Caller(RUN, SPEAKER.fence, 3))
         await service.supervisor.remove("t1", Caller(RUN, SPEAKER.fence, 3))
-        with pytest.raises(ShimProblem, match="older than 3"):
+        with pytest.raises(Refused, match="older than 3"):
             await service.supervisor.release("place-1", SPEAKER)
         (held,) = service.supervisor.allocations
         await service.supervisor.release("place-1", Caller(RUN, SPEAKER.fence, held.incarnation))
@@ -235,9 +235,9 @@ async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node
     async with node.shim() as service:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
-        with pytest.raises(ShimProblem, match="terminate it first"):
+        with pytest.raises(Refused, match="terminate it first"):
             await service.supervisor.remove("t1", SPEAKER)
-        with pytest.raises(ShimProblem, match="in use by task t1"):
+        with pytest.raises(Refused, match="in use by task t1"):
             await service.supervisor.release("place-1", SPEAKER)
 
 
@@ -431,14 +431,14 @@ async def test_an_image_that_finds_no_room_is_the_nodes_fault(node: Node) -> Non
 )
 async def test_a_wrong_field_is_named(node: Node, changes: dict[str, Any], field: str) -> None:
     async with node.shim() as service:
-        with pytest.raises(ShimProblem) as caught:
+        with pytest.raises(Refused) as caught:
             await put(service, "t1", **changes)
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
 async def test_an_id_that_would_leave_its_folder_is_refused(node: Node) -> None:
     async with node.shim() as service:
-        with pytest.raises(ShimProblem, match="id must be"):
+        with pytest.raises(Refused, match="id must be"):
             await put(service, "../../etc")
 
 
@@ -448,5 +448,5 @@ async def test_many_tasks_at_once_never_hold_more_than_there_is(node: Node) -> N
             *(put(service, f"t{n}", allocation_id=f"place-{n}") for n in range(8)),
             return_exceptions=True,
         )
-        refusals = [r.code for r in results if isinstance(r, ShimProblem)]
+        refusals = [r.code for r in results if isinstance(r, Refused)]
         assert (refusals, len(service.supervisor.allocations)) == (["no_capacity"] * 4, 4)

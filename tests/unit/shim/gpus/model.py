@@ -13,7 +13,7 @@ from itertools import combinations
 
 import msgspec
 
-from shim.errors import ShimProblem
+from common.errors import Refused
 from shim.gpus.selection import is_called, tightness
 from shim.node.ledger import Capacity, Ledger
 from shim.schemas import AllocationInfo, GpuInfo, GpuLink, GpuRequest, TaskRequest, TaskResources
@@ -104,7 +104,7 @@ class Model:
         may = self._may(place, request.resources, free)
         try:
             allocation = self._ledger.plan(f"t-{self._numbers}", request)
-        except ShimProblem as problem:
+        except Refused as problem:
             _must(problem.code == "no_capacity", f"refused as {problem.code}")
             _must(not may, f"refused though it fits: {problem.message}")
             self.counts["refused"] += 1

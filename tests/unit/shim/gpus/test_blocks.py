@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shim.errors import ShimProblem, StartError
+from common.errors import Refused
+from shim.errors import StartError
 from shim.node.ledger import AUTO, Blocks, Capacity, Ledger, check, parse, resolve
 from shim.schemas import GpuRequest, TaskResources
 from tests.unit.shim.gpus.parts import in_pairs, linked
@@ -54,7 +55,7 @@ def test_a_split_node_takes_as_many_small_jobs_as_it_has_blocks() -> None:
         ledger.hold(ledger.plan("t", request(allocation_id=place, resources=need(gpus=1))))
     assert [len(held.gpus) for held in ledger.held] == [2, 2, 2, 2]
     assert len({uuid for held in ledger.held for uuid in held.gpus}) == 8
-    with pytest.raises(ShimProblem, match="cpu: 8 cores asked, 0 cores free"):
+    with pytest.raises(Refused, match="cpu: 8 cores asked, 0 cores free"):
         ledger.plan("t", request(allocation_id="place-5", resources=need()))
 
 
@@ -75,7 +76,7 @@ def test_one_share_per_gpu_is_that_too_when_the_driver_comes_late() -> None:
 
 def test_a_need_beyond_the_node_is_refused_as_it_was_asked() -> None:
     ledger = Ledger(CAPACITY, linked(8, in_pairs), blocks=4)
-    with pytest.raises(ShimProblem, match="cpu: 33 cores asked, 32 cores free of 32"):
+    with pytest.raises(Refused, match="cpu: 33 cores asked, 32 cores free of 32"):
         ledger.plan("t", request(resources=need(cpu=33.0)))
 
 

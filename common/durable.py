@@ -1,6 +1,6 @@
-"""Writing so that it survives a power cut: file and folder are synced, a reader sees old or new.
+"""Writing that survives a power cut: file and folder are synced, a reader sees old or new.
 
-Blocking; call it in a thread.
+Everything here blocks; call it in a thread.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ import os
 from pathlib import Path
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes, mode: int = 0o660) -> None:
     """Replace `path` by `data` atomically. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    os.replace(write_beside(path, data, mode), path)
+    sync_folder(path.parent)
+
+
+def write_beside(path: Path, data: bytes, mode: int) -> Path:
+    """Write `data` next to `path` and sync it; return the file, which is to be renamed over `path`.
+    Raises OSError."""
+    unfinished = path.with_name(f".{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o660)
+    fd = os.open(unfinished, flags, mode)
     try:
         write_all(fd, data)
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    return unfinished
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -31,6 +37,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
+    """Sync what was made, renamed or removed in `folder`. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -39,6 +46,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_and_close(fd: int) -> None:
+    """Sync the file and close it, whatever the sync says. Raises OSError."""
     try:
         os.fsync(fd)
     finally:

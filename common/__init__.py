@@ -1,0 +1,5 @@
+"""What every program of Fairlead shares: the shape of errors, durable files, sizes and keys.
+
+It imports nothing of the programs. `http` needs aiohttp; everything else needs msgspec and the
+standard library alone, since the runner loads it before a job starts.
+"""

@@ -1,0 +1,48 @@
+"""The one shape of every refusal and failure, as it is raised and as it travels."""
+
+from __future__ import annotations
+
+import msgspec
+
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Raised by msgspec for bytes that are not what they should be."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    field: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The one shape of every 4xx and 5xx answer."""
+
+    error: ErrorDetail
+
+
+class Refused(Exception):
+    """A request is refused with an HTTP status.
+
+    `code` is stable and for programs. `message` is for the person who has to do something about it.
+    `field` names the input at fault.
+    """
+
+    def __init__(self, status: int, code: str, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.field = field
+
+    def body(self) -> bytes:
+        """The refusal as JSON."""
+        detail = ErrorDetail(code=self.code, message=self.message, field=self.field)
+        return msgspec.json.encode(ErrorBody(error=detail))
+
+
+def read_error(body: bytes) -> ErrorDetail | None:
+    """Return what an answer of 4xx or 5xx says; None when it has another shape."""
+    try:
+        return msgspec.json.decode(body, type=ErrorBody).error
+    except MALFORMED:
+        return None

@@ -1,0 +1,88 @@
+"""JSON over HTTP: bodies in; values, refusals and failures out."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from common.errors import Refused
+
+JSON = "application/json"
+BROKEN_BODY = "the body does not match its Content-Length or Transfer-Encoding"
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+_T = TypeVar("_T")
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type=JSON)
+
+
+def error_response(refused: Refused) -> web.Response:
+    return web.Response(body=refused.body(), status=refused.status, content_type=JSON)
+
+
+async def read_body(request: web.Request, kind: type[_T], whole: str | None = None) -> _T:
+    """Return the request's JSON body; no body is an empty object.
+
+    Raises Refused (400) naming the field, or `whole` when no single one is wrong.
+    """
+    try:
+        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        missing = _MISSING.search(message)
+        names = (path.rstrip("`"), missing[1] if missing else "")
+        field = ".".join(filter(None, names)) or whole
+        raise Refused(400, "invalid", message, field) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(400, "invalid", f"the body is not valid JSON: {error}", whole) from None
+    except RecursionError:
+        raise Refused(400, "invalid", "the body is nested too deeply", whole) from None
+
+
+def errors_as_json(
+    log: logging.Logger, failed: str, known: Mapping[type[Exception], Refused] | None = None
+) -> Middleware:
+    """Return a middleware that answers every refusal and failure in the one shape.
+
+    `known` says which exceptions are which refusals. Any other is logged with its traceback and
+    answered with `failed`. A lost connection goes through: nobody is left to answer.
+    """
+    foreseen = known or {}
+
+    @web.middleware
+    async def middleware(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return error_response(refused)
+        except web.HTTPException as error:
+            return _of_http(request, error)
+        except (ConnectionResetError, BrokenPipeError, ConnectionAbortedError):
+            raise
+        except web.RequestPayloadError:
+            return error_response(Refused(400, "invalid", BROKEN_BODY, "body"))
+        except Exception as error:
+            if (refusal := foreseen.get(type(error))) is not None:
+                return error_response(refusal)
+            log.exception("%s %s failed", request.method, request.path)
+            return error_response(Refused(500, "internal", failed))
+
+    return middleware
+
+
+def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
+    code = (error.reason or "error").lower().replace(" ", "_")
+    message = f"{request.method} {request.path}: {error.reason}"
+    answer = error_response(Refused(error.status, code, message))
+    if allowed := error.headers.get("Allow"):
+        answer.headers["Allow"] = allowed
+    return answer
