@@ -10,7 +10,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
 import asyncssh
@@ -47,6 +47,7 @@ from controller.service.users import Gate
 from controller.store.base import Boot, LeaseLost, Snapshot, Store, StoreError, StoreUnavailable
 from controller.store.sql import Database, SqlStore
 from controller.store.sqlite import SqliteDatabase
+from controller.tls import CertificateFiles, CertificateUnusable, ServerCertificate
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 
 
@@ -146,6 +147,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     data: Path
     host: str = "127.0.0.1"
     port: int = 8700
+    tls: CertificateFiles | None = None
+    """None: the API is served without TLS."""
     defaults: Defaults = Defaults()
     most_upload: int = MOST_BYTES
     """The limit of one upload, in bytes."""
@@ -182,7 +185,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
 async def _controller(
     options: Options, ready: Callable[[str], None]
 ) -> AsyncIterator[asyncio.Task[None]]:
-    data = options.data
+    data, certificate = options.data, _certificate(options)
     store = SqlStore(options.database or SqliteDatabase(data))
     logs = LogStore(data / "logs")
     blobs = BlobStore(
@@ -196,10 +199,12 @@ async def _controller(
         retention = Retention(
             store, logs, SystemClock(), options.keep, lambda: tuple(machinery.turns.runs.values())
         )
-        work = asyncio.create_task(_work(machinery, store, blobs, retention), name="controller")
+        work = asyncio.create_task(
+            _work(machinery, store, blobs, retention, certificate), name="controller"
+        )
         api = make_runner(service, shutdown_timeout=SHUTDOWN_SECONDS)
         try:
-            ready(await _listen(api, options))
+            ready(await _listen(api, options, certificate))
             yield work
         finally:
             await api.cleanup()
@@ -257,9 +262,19 @@ def make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:
     return SshLink(node.address, key)
 
 
-async def _listen(api: web.AppRunner, options: Options) -> str:
+def _certificate(options: Options) -> ServerCertificate | None:
+    try:
+        return None if options.tls is None else ServerCertificate(options.tls)
+    except CertificateUnusable as error:
+        raise CannotStart(f"--tls-cert, --tls-key: {error}") from error
+
+
+async def _listen(
+    api: web.AppRunner, options: Options, certificate: ServerCertificate | None
+) -> str:
     await api.setup()
-    site = web.TCPSite(api, options.host, options.port)
+    context = None if certificate is None else certificate.context
+    site = web.TCPSite(api, options.host, options.port, ssl_context=context)
     try:
         await site.start()
     except OSError as error:
@@ -268,16 +283,32 @@ async def _listen(api: web.AppRunner, options: Options) -> str:
             "give another address with --listen HOST:PORT"
         ) from error
     host, port = api.addresses[0][:2]
-    return f"http://{host}:{port}"
+    if context is None and not ip_address(host).is_loopback:
+        log.warning(
+            "everybody between here and a user can read tokens and logs: %s:%s has no TLS; give"
+            " --tls-cert and --tls-key, or listen on 127.0.0.1 behind a reverse proxy",
+            host,
+            port,
+        )
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'http' if context is None else 'https'}://{shown}:{port}"
 
 
-async def _work(machinery: Assembly, store: Store, blobs: BlobStore, retention: Retention) -> None:
+async def _work(
+    machinery: Assembly,
+    store: Store,
+    blobs: BlobStore,
+    retention: Retention,
+    certificate: ServerCertificate | None,
+) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(machinery.run(), name="machinery")
             group.create_task(_keep_lease(store), name="lease")
             group.create_task(_tidy_blobs(machinery, blobs), name="blobs")
             group.create_task(retention.run(), name="retention")
+            if certificate is not None:
+                group.create_task(certificate.watch(), name="certificate")
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 

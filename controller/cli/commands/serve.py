@@ -33,6 +33,7 @@ from controller.retention import Keep
 from controller.service.errors import Invalid
 from controller.service.ssh_keys import user_keys
 from controller.store.base import StoreError
+from controller.tls import CertificateFiles
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 GC_THRESHOLDS = (1_000, 10, 800)
@@ -51,6 +52,10 @@ ProjectKeys = Annotated[
     Path | None,
     Parameter(help="A file of public keys that get into every run by SSH, one on each line."),
 ]
+TlsCertificate = Annotated[
+    Path | None, Parameter(help="A PEM file: the API is served with TLS, renewed when it changes.")
+]
+TlsKey = Annotated[Path | None, Parameter(help="The PEM file of the certificate's private key.")]
 DatabaseFile = Annotated[
     Path | None, Parameter(help="A file that has the database's URL, with its password.")
 ]
@@ -62,6 +67,8 @@ def controller(
     *,
     data: Path,
     listen: str = "127.0.0.1:8700",
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
     config: Path | None = None,
     default_image: DefaultImage = None,
     upload_limit: UploadLimit = "1GiB",
@@ -95,6 +102,7 @@ def controller(
         data=data,
         host=host,
         port=port,
+        tls=_tls(tls_cert, tls_key),
         defaults=_defaults(operating, default_image, project_keys),
         most_upload=parse_limit(upload_limit, "--upload-limit"),
         most_uploads_of_user=(
@@ -111,6 +119,14 @@ def controller(
     )
     _serve(options, log_level)
     return 0
+
+
+def _tls(certificate: Path | None, key: Path | None) -> CertificateFiles | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise CliError("--tls-cert and --tls-key belong together: give both", EXIT_USAGE)
+    return CertificateFiles(certificate=certificate, key=key)
 
 
 def _defaults(operating: Operating, image: str | None, project_keys: Path | None) -> Defaults:

@@ -89,3 +89,22 @@ def test_a_database_that_ends_the_controller_is_told_in_a_sentence(
             serve.controller(data=tmp_path / "c")
     finally:
         os.umask(before)
+
+
+def test_half_of_a_certificate_is_a_usage_error(tmp_path: Path) -> None:
+    done = run_cli("controller", "--data", tmp_path / "c", "--tls-cert", tmp_path / "x.pem")
+    assert (done.status, done.errors) == (
+        2,
+        "fairlead: --tls-cert and --tls-key belong together: give both\n",
+    )
+
+
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "x.pem", tmp_path / "x.key"
+    options = ("--tls-cert", certificate, "--tls-key", key)
+    done = run_cli("controller", "--data", tmp_path / "c", *options)
+    assert (done.status, done.errors) == (
+        1,
+        f"fairlead: --tls-cert, --tls-key: {tmp_path}/x.pem: No such file or directory\n",
+    )
+    assert not (tmp_path / "c" / "controller.db").exists()

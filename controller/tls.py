@@ -1,0 +1,98 @@
+"""The certificate of the API, which its operator renews while the controller runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 30.0
+
+
+class CertificateUnusable(Exception):
+    """The certificate or its key cannot be used; the message names the file and the reason."""
+
+
+class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """`certificate`: PEM, the server's own first, then those that lead to its root. `key`: PEM,
+    without a passphrase."""
+
+    certificate: Path
+    key: Path
+
+
+class ServerCertificate:
+    """What a TLS listener shows. New connections get the files' newest content."""
+
+    def __init__(self, files: CertificateFiles) -> None:
+        """Read both files. Raises CertificateUnusable."""
+        self._files = files
+        self._read = _stamp(files)
+        self.context = _context(files)
+
+    async def watch(self) -> None:
+        """Look for renewed files until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.renew()
+
+    def renew(self) -> bool:
+        """Take the files if they have changed and fit together, and tell whether that was so.
+
+        A file that is only half written is left for the next look: the old certificate goes on.
+        """
+        try:
+            stamp = _stamp(self._files)
+            if stamp == self._read:
+                return False
+            _context(self._files)
+            _load(self.context, self._files)
+        except CertificateUnusable as error:
+            log.warning("the renewed certificate is not used: %s", error)
+            return False
+        self._read = stamp
+        log.info("the API's certificate was renewed from %s", self._files.certificate)
+        return True
+
+
+def _stamp(files: CertificateFiles) -> list[tuple[int, int, int]]:
+    found = []
+    for path in (files.certificate, files.key):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise CertificateUnusable(f"{path}: {error.strerror}") from None
+        found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return found
+
+
+def _context(files: CertificateFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(context, files)
+    return context
+
+
+def _load(context: ssl.SSLContext, files: CertificateFiles) -> None:
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        reasons = {
+            "KEY_VALUES_MISMATCH": "it is not the certificate of the key",
+            "BAD_PASSWORD_READ": "its key has a passphrase, which nobody could type at a start",
+        }
+        why = reasons.get(error.reason or "", "this is not PEM, or it is cut off")
+        raise CertificateUnusable(f"{files.certificate} with {files.key}: {why}") from None
+    except OSError as error:
+        raise CertificateUnusable(
+            f"{files.certificate} with {files.key}: {error.strerror}"
+        ) from None
+
+
+def _no_passphrase() -> str:
+    return ""
