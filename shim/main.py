@@ -234,7 +234,7 @@ def _add_permissions(add: Callable[..., object]) -> None:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    settings = _settings(arguments)
+    settings = settings_of(arguments)
     threads = disk_threads()
     with _lock(settings.data):
         _refuse_taken(settings.socket)
@@ -284,11 +284,11 @@ def _capacity(arguments: argparse.Namespace, settings: Settings) -> Capacity:
     )
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def settings_of(arguments: argparse.Namespace) -> Settings:
     settings = Settings(
         data=arguments.data.absolute(),
         socket=arguments.socket.absolute(),
-        gid=_gid(arguments.group),
+        gid=gid_of(arguments.group),
         runtime=arguments.runtime.absolute(),
         pull_stall=arguments.pull_stall,
         jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
@@ -319,7 +319,7 @@ def _make_folders_of_sockets(settings: Settings) -> None:
         ) from None
 
 
-def _gid(asked: str | None) -> int:
+def gid_of(asked: str | None) -> int:
     """Without the default group, or without the right to hand files to it, the own group stays."""
     group = _DEFAULT_GROUP if asked is None else asked
     try:

@@ -245,7 +245,7 @@ class SshConnection:
     """One SSH connection to a node."""
 
     def __init__(self, ssh: asyncssh.SSHClientConnection, shim_socket: str) -> None:
-        self._ssh = ssh
+        self.ssh = ssh
         self._heard_at = float("-inf")
         self._clients = SocketClients(
             shim_socket,
@@ -270,13 +270,13 @@ class SshConnection:
         self._heard_at = asyncio.get_running_loop().time()
 
     async def wait_closed(self) -> None:
-        await self._ssh.wait_closed()
+        await self.ssh.wait_closed()
 
     async def close(self) -> None:
         """Close the connection first: if it was cut, no end of a channel is ever answered."""
-        self._ssh.abort()
+        self.ssh.abort()
         await self._clients.close()
-        await self._ssh.wait_closed()
+        await self.ssh.wait_closed()
 
 
 class SshLink:

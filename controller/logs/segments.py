@@ -141,11 +141,9 @@ class SegmentWriter:
             self._fd = -1
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
         self._take_up()
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            write_all(self._fd, data)
         except OSError:
             self._cut_back()
             raise
@@ -161,6 +159,13 @@ class SegmentWriter:
         fd = _open(segment_path(self._folder, self.end))
         os.close(self._fd)
         self._fd, self._start, self._size = fd, self.end, 0
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Raises OSError; a part of it may have been written then."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def _open(path: Path) -> int:

@@ -119,6 +119,10 @@ class EffectRunner:
                         self._done -= self._keys_of.get(attempt.id, set())
             self._match_run(state)
 
+    def remembers(self, attempt_id: str) -> bool:
+        """Return whether any effect of the attempt is under way or known to be done."""
+        return attempt_id in self._keys_of
+
     async def close(self) -> None:
         tasks = list(self._under_way.values())
         for task in tasks:

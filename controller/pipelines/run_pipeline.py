@@ -564,6 +564,11 @@ class RunPipeline:
 
     # -- small parts ------------------------------------------------------------------------
 
+    @property
+    def deadlines(self) -> int:
+        """How many entries the heap of deadlines has, skipped ones included."""
+        return len(self._deadlines)
+
     def _set_deadline(self, run_id: str, at: float | None) -> None:
         """Set the one deadline of a run. Older entries of the heap are skipped when their time
         comes."""

@@ -101,7 +101,7 @@ class SqlStore:
         now: Callable[[], float] = time.time,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        self._database = database
+        self.database = database
         self._lease = Lease(
             holder=_holder(),
             seconds=lease_seconds,
@@ -132,23 +132,23 @@ class SqlStore:
 
     async def _scrub(self) -> bool:
         thread = self._opened(self._writer_thread)
-        return await self._in(thread, lambda: self._database.scrub(self._opened(self._writer)))
+        return await self._in(thread, lambda: self.database.scrub(self._opened(self._writer)))
 
     def _open(self) -> Boot:
-        self._database.enter(self._lease.holder)
-        self._writer = self._database.writer()
-        self._reader = self._database.reader()
+        self.database.enter(self._lease.holder)
+        self._writer = self.database.writer()
+        self._reader = self.database.reader()
         try:
             with self._writer.begin() as connection:
                 boot = self._begin_life(connection)
         except BaseException:
             self._lease.forget()
             raise
-        self._database.began(Life(installation_id=boot.installation_id, token=boot.token))
+        self.database.began(Life(installation_id=boot.installation_id, token=boot.token))
         return boot
 
     def _begin_life(self, connection: sa.Connection) -> Boot:
-        self._database.guard(connection)
+        self.database.guard(connection)
         token = None
         if schema.version(connection) is not None:
             # Before an upgrade: a living controller's tables must not change below it.
@@ -166,7 +166,7 @@ class SqlStore:
         )
 
     def _take_lease(self, connection: sa.Connection) -> int:
-        return self._lease.take(connection, holder_is_dead=self._database.holder_is_dead)
+        return self._lease.take(connection, holder_is_dead=self.database.holder_is_dead)
 
     async def load(self) -> Snapshot:
         used_since = self._now() - USE_SECONDS
@@ -308,7 +308,7 @@ class SqlStore:
         finally:
             if writer is not None:
                 writer.dispose()
-            self._database.leave()
+            self.database.leave()
 
     async def _read(self, query: Callable[[sa.Connection], T]) -> T:
         thread = self._opened(self._reader_thread)
@@ -327,7 +327,7 @@ class SqlStore:
             try:
                 with self._opened(self._writer).begin() as connection:
                     self._lease.verify(connection)
-                    ticket = self._database.ticket(connection)
+                    ticket = self.database.ticket(connection)
                     _apply(change, connection)
             except sa.exc.DBAPIError as error:
                 if ticket is None or not error.connection_invalidated:
@@ -346,7 +346,7 @@ class SqlStore:
             time.sleep(pause)
             try:
                 with self._opened(self._writer).begin() as connection:
-                    return self._database.landed(connection, ticket)
+                    return self.database.landed(connection, ticket)
             except (sa.exc.DBAPIError, StoreUnavailable) as error:
                 log.warning("asking for the end of a transaction: %s", sentence(error))
         raise LeaseLost(

@@ -51,7 +51,7 @@ class Masker:
         begin = max(0, len(data) - len(self._needles[0]) + 1)
         whole: list[tuple[int, int]] | None = None
         for at in self._possible_starts(data, begin):
-            if not self._may_begin(data, at):
+            if not self.may_begin(data, at):
                 continue
             if whole is None:
                 whole = [m.span() for m in self._pattern.finditer(data) if m.end() > begin]
@@ -67,7 +67,7 @@ class Masker:
                 yield match.start()
         yield from range(last, len(data))
 
-    def _may_begin(self, data: bytes, at: int) -> bool:
+    def may_begin(self, data: bytes, at: int) -> bool:
         end = data[at:]
         if len(end) < SHORTEST_SECRET:
             return any(start.startswith(end) for start in self._by_start)

@@ -7,7 +7,7 @@ Protocols the simulation has a node that behaves by the shim's own rules (`simul
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -112,6 +112,8 @@ class FakeShim:
         """The incarnations with which allocations were released."""
         self.claims: list[tuple[str, Fence, int]] = []
         self.refusal: Exception | None = None
+        self.on_order: Callable[[], None] = lambda: None
+        """Called before each change that was ordered."""
         self.listing: dict[str, TaskInfo] = {}
         self.log: list[bytes] = []
         self.log_offsets: list[int] = []
@@ -134,6 +136,7 @@ class FakeShim:
     def _order(self, verb: str, name: str) -> None:
         if self.refusal is not None:
             raise self.refusal
+        self.on_order()
         self.asked.append((verb, name))
 
     async def health(self, *, fence: Fence | None = None) -> Health:

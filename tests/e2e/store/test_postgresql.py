@@ -26,6 +26,7 @@ from controller.store.base import (
 )
 from controller.store.postgresql import PostgresqlDatabase
 from controller.store.sql import SqlStore
+from tests.doubles.watched_databases import WatchedPostgresql
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.store_contract import MakeStore, RefusalContract, StoreContract
 from tests.support.store_history_contract import HistoryContract
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def make_store(database_url: str) -> MakeStore:
-    return lambda: SqlStore(PostgresqlDatabase(database_url))
+    return lambda: SqlStore(WatchedPostgresql(database_url))
 
 
 class TestStore(StoreContract):
@@ -163,7 +164,8 @@ async def test_a_database_that_cannot_hold_every_text_is_refused_at_the_start(
 def cut_at_commit(store: Store, first: str | None = None) -> None:
     """The connection of the next transaction that writes breaks at its end, after `first`."""
     assert isinstance(store, SqlStore)
-    engine = store._opened(store._writer)
+    assert isinstance(store.database, WatchedPostgresql)
+    engine = store.database.engine
 
     def cut(connection: sa.Connection) -> None:
         sa.event.remove(engine, "commit", cut)

@@ -62,7 +62,7 @@ async def ssh_linked(sockets: Sockets, server: Sshd) -> AsyncIterator[SshConnect
 @contextlib.asynccontextmanager
 async def http_over_ssh() -> AsyncIterator[tuple[aiohttp.ClientSession, Sockets, Sshd]]:
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
-        connector = SshUnixConnector(connection._ssh, sockets.path)
+        connector = SshUnixConnector(connection.ssh, sockets.path)
         async with aiohttp.ClientSession("http://node", connector=connector) as session:
             yield session, sockets, server
 
@@ -239,7 +239,7 @@ async def test_a_cut_while_a_log_is_followed_is_an_unavailable_runner() -> None:
 async def test_a_connection_on_which_no_answer_comes_any_more_is_closed_at_once() -> None:
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
         await connection.shim.health()
-        transport = connection._ssh._transport
+        transport = connection.ssh._transport
         assert transport is not None
         transport.pause_reading()
         async with asyncio.timeout(KEEPALIVE_SECONDS):
@@ -303,7 +303,7 @@ async def test_only_the_algorithm_of_the_pinned_key_is_negotiated(kind: str) -> 
     async with listening() as sockets, sshd(*others, HOST_KEYS[kind]) as server:
         address = server.address(sockets.path, HOST_KEYS[kind])
         connection = await SshLink(address, CLIENT_KEY).connect()
-        shown = connection._ssh.get_server_host_key()
+        shown = connection.ssh.get_server_host_key()
         await connection.close()
     assert shown == HOST_KEYS[kind].convert_to_public()
 

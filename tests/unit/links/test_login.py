@@ -32,8 +32,8 @@ LET_GO = ("_client_kexinit", "_server_kexinit", "_server_sig_algs", "_extra", "_
 
 async def test_what_only_a_login_needs_is_let_go_of_and_still_so_called_in_asyncssh() -> None:
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
-        assert [name for name in LET_GO if getattr(connection._ssh, name)] == []
-        assert connection._ssh._options.agent_path is None
+        assert [name for name in LET_GO if getattr(connection.ssh, name)] == []
+        assert connection.ssh._options.agent_path is None
         async with asyncssh.connect(
             "127.0.0.1", server.port, client_keys=[CLIENT_KEY], known_hosts=None, config=None
         ) as plain:
@@ -56,7 +56,7 @@ async def test_connections_are_made_by_the_same_options_each_with_its_own_host_a
             assert not isinstance(connection, BaseException)
             assert await connection.shim.health() == HEALTH
         made = [c for c in connections if not isinstance(c, BaseException)]
-        assert len({id(connection._ssh._options) for connection in made}) == 1
+        assert len({id(connection.ssh._options) for connection in made}) == 1
         assert (len(one.connections), len(other.connections)) >= (8, 8)
         for connection in made:
             await connection.close()
@@ -128,6 +128,6 @@ async def test_a_channel_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("controller.links.ssh_http.IDLE_SECONDS", 0.5)
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
         await connection.shim.health()
-        assert connection._ssh._channels
-        await eventually(lambda: not connection._ssh._channels)
+        assert connection.ssh._channels
+        await eventually(lambda: not connection.ssh._channels)
         assert await connection.shim.health() == HEALTH

@@ -32,7 +32,7 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[SshConnection], None]:
 
     def close_and_confirm(channel: Any, *args: Any) -> None:
         for connection in chosen:
-            connection._ssh.abort()
+            connection.ssh.abort()
         confirm(channel, *args)
 
     monkeypatch.setattr(asyncssh.SSHUNIXChannel, "process_open_confirmation", close_and_confirm)
@@ -61,7 +61,7 @@ async def test_answers_that_are_read_on_after_their_connection_is_lost_tell_its_
     """All of each answer was received, its end too, but aiohttp had stopped reading; it hears of
     the loss only after others did, and reads on before."""
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
-        connector = SshUnixConnector(connection._ssh, sockets.path)
+        connector = SshUnixConnector(connection.ssh, sockets.path)
         async with aiohttp.ClientSession("http://node", connector=connector) as session:
             answers = [await session.get("/page") for _ in range(ANSWERS)]
             await eventually(lambda: _ended_and_unread(connection) == ANSWERS)
@@ -74,5 +74,5 @@ async def test_answers_that_are_read_on_after_their_connection_is_lost_tell_its_
 
 
 def _ended_and_unread(connection: SshConnection) -> int:
-    channels = connection._ssh._channels.values()
+    channels = connection.ssh._channels.values()
     return sum(channel._recv_state == "eof_pending" for channel in channels)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from controller.logs import segments
-from controller.logs.segments import SegmentWriter
 from controller.logs.store import LogStore, LogWriter
 from runner.schemas.frames import BadFrame, Decoder, Frame, Stream, encode
 from tests.support.waiting import eventually
@@ -156,14 +155,14 @@ async def test_a_cancelled_append_is_over_before_the_next_writer_begins(
     logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, go_on = threading.Event(), threading.Event()
-    real = SegmentWriter._write
+    real = segments.write_all
 
-    def slow(self: SegmentWriter, data: bytes) -> None:
+    def slow(fd: int, data: bytes) -> None:
         held.set()
         go_on.wait(10)
-        real(self, data)
+        real(fd, data)
 
-    monkeypatch.setattr(SegmentWriter, "_write", slow)
+    monkeypatch.setattr(segments, "write_all", slow)
 
     async def write_and_close() -> None:
         async with writing(logs) as writer:
@@ -187,16 +186,16 @@ async def test_a_sync_never_answers_with_what_is_still_being_written(
     logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, go_on = threading.Event(), threading.Event()
-    real = SegmentWriter._write
+    real = segments.write_all
     written: list[int] = []
 
-    def slow(self: SegmentWriter, data: bytes) -> None:
+    def slow(fd: int, data: bytes) -> None:
         held.set()
         go_on.wait(10)
-        real(self, data)
+        real(fd, data)
         written.append(len(data))
 
-    monkeypatch.setattr(SegmentWriter, "_write", slow)
+    monkeypatch.setattr(segments, "write_all", slow)
     async with writing(logs) as writer:
         appending = asyncio.create_task(writer.append(frame(0)))
         await eventually(held.is_set)

@@ -344,13 +344,7 @@ async def test_stale_tasks_are_stopped_before_the_node_counts_as_connected() -> 
     def before(it: World) -> None:
         listing(task_of(finished))(it)
         it.database.runs[finished.run.id] = finished
-        order = it.shim._order
-
-        def noted(verb: str, name: str) -> None:
-            asked_while.append(it.node.status)
-            order(verb, name)
-
-        it.shim._order = noted  # type: ignore[method-assign]
+        it.shim.on_order = lambda: asked_while.append(it.node.status)
 
     async with world(before=before) as it:
         await it.connected()

@@ -150,7 +150,7 @@ async def test_a_final_attempt_has_nothing_under_way_and_its_readers_end(tmp_pat
         it.commit(AttemptStatus.FAILED)
         assert await reading == b"end"
         await eventually(lambda: collect.cancelled)
-        assert (it.runner._under_way, it.runner._keys_of, it.runner._done) == ({}, {}, set())
+        assert not it.runner.remembers(attempt_of(it.state).id)
 
 
 @pytest.mark.parametrize(

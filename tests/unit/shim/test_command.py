@@ -19,8 +19,7 @@ import pytest
 
 from shim.engines.docker.api import unreachable
 from shim.errors import StartError
-from shim.main import _gid as gid_of
-from shim.main import main
+from shim.main import gid_of, main
 from shim.node.machine import parse_size
 from tests.support.waiting import wait_until
 
@@ -72,7 +71,7 @@ def test_a_disk_that_is_full_is_told_with_the_folders_in_question(
     def full(_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("shim.main._settings", full)
+    monkeypatch.setattr("shim.main.settings_of", full)
     with pytest.raises(SystemExit) as ended:
         main(["--engine", "process", "--data", f"{folder}/d", "--socket", f"{folder}/s"])
     assert ended.value.code == (

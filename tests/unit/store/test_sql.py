@@ -31,6 +31,7 @@ from controller.store.base import (
 from controller.store.lease import Lease
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
+from tests.doubles.watched_databases import WatchedSqlite
 from tests.support.waiting import eventually, wait_until
 from tests.unit.store.samples import a_run, an_event, change, submission, with_status
 
@@ -43,8 +44,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(folder: Path) -> AsyncIterator[SqlStore]:
-    store = SqlStore(SqliteDatabase(folder))
+def database(folder: Path) -> WatchedSqlite:
+    return WatchedSqlite(folder)
+
+
+@pytest.fixture
+async def store(database: WatchedSqlite) -> AsyncIterator[SqlStore]:
+    store = SqlStore(database)
     await store.open()
     yield store
     await store.close()
@@ -66,20 +72,19 @@ def modes_in(folder: Path) -> dict[str, int]:
     return {".": stat.S_IMODE(folder.stat().st_mode), **modes}
 
 
-async def test_a_commit_is_on_the_disk_before_it_returns(store: SqlStore) -> None:
-    def settings() -> tuple[object, object, object]:
-        writer = store._opened(store._writer)
-        with writer.begin() as connection:
-            read = connection.exec_driver_sql
-            return (
-                read("PRAGMA journal_mode").scalar(),
-                read("PRAGMA synchronous").scalar(),
-                read("PRAGMA foreign_keys").scalar(),
-            )
+async def test_a_commit_is_on_the_disk_before_it_returns(
+    store: SqlStore, database: WatchedSqlite
+) -> None:
+    names, full = ("journal_mode", "synchronous", "foreign_keys"), 2
+    settings: list[tuple[object, ...]] = []
 
-    thread = store._opened(store._writer_thread)
-    full = 2
-    assert await store._in(thread, settings) == ("wal", full, 1)
+    def note(connection: sa.Connection) -> None:
+        read = connection.exec_driver_sql
+        settings.append(tuple(read(f"PRAGMA {name}").scalar() for name in names))
+
+    sa.event.listen(database.engine, "commit", note)
+    await store.commit(submission(a_run()))
+    assert settings == [("wal", full, 1)]
 
 
 WRITER = """
@@ -289,26 +294,29 @@ async def test_a_scrub_that_fails_is_told_and_tried_again(
     await store.close()
 
 
-async def test_a_full_disk_is_unavailable_and_loses_nothing(store: SqlStore, folder: Path) -> None:
+async def test_a_full_disk_is_unavailable_and_loses_nothing(
+    store: SqlStore, database: WatchedSqlite
+) -> None:
     kept = a_run("kept")
     await store.commit(submission(kept))
+    pages = 1
 
-    def allow(pages: int) -> None:
-        with store._opened(store._writer).begin() as connection:
-            connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+    def limit(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
-    thread = store._opened(store._writer_thread)
-    await store._in(thread, lambda: allow(1))
+    sa.event.listen(database.engine, "begin", limit)
     many = [a_run(f"run{number}") for number in range(500)]
     with pytest.raises(StoreUnavailable, match="full"):
         await store.commit(submission(*many))
     assert (await store.load()).runs == (kept,)
-    await store._in(thread, lambda: allow(1 << 30))
+    pages = 1 << 30
     await store.commit(submission(*many))
     assert len((await store.load()).runs) == 501
 
 
-async def test_the_event_loop_goes_on_while_the_database_is_slow(store: SqlStore) -> None:
+async def test_the_event_loop_goes_on_while_the_database_is_slow(
+    store: SqlStore, database: WatchedSqlite
+) -> None:
     release = threading.Event()
     started = threading.Event()
 
@@ -316,7 +324,8 @@ async def test_the_event_loop_goes_on_while_the_database_is_slow(store: SqlStore
         started.set()
         assert release.wait(timeout=30)
 
-    writing = asyncio.create_task(store._write(slow))
+    sa.event.listen(database.engine, "commit", slow)
+    writing = asyncio.create_task(store.commit(submission(a_run())))
     await asyncio.to_thread(started.wait, 30)
     assert await store.find_run("nobody") is None
     assert not writing.done()
@@ -324,13 +333,14 @@ async def test_the_event_loop_goes_on_while_the_database_is_slow(store: SqlStore
     await writing
 
 
-async def test_only_rows_that_changed_are_written(store: SqlStore) -> None:
+async def test_only_rows_that_changed_are_written(store: SqlStore, database: WatchedSqlite) -> None:
     old = a_run()
     await store.commit(submission(old))
     statements: list[str] = []
-    writer = store._opened(store._writer)
     sa.event.listen(
-        writer, "before_cursor_execute", lambda c, cursor, sql, *rest: statements.append(sql)
+        database.engine,
+        "before_cursor_execute",
+        lambda c, cursor, sql, *rest: statements.append(sql),
     )
     await store.commit(change(old, with_status(old, RunStatus.TERMINATING)))
 

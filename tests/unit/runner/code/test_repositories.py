@@ -60,9 +60,13 @@ def _fill(folder: Path, server: GitServer) -> None:
     git(folder, "fetch", "-q", str(server.root / "project"), "main:refs/remotes/origin/main")
 
 
+@pytest.fixture
+def helpers() -> Helpers:
+    return Helpers(Children(), dict(os.environ), None)
+
+
 @pytest.fixture(params=["image", "runtime"])
-def my_git(request: pytest.FixtureRequest, scratch: Scratch) -> Git:
-    helpers = Helpers(Children(), dict(os.environ), None)
+def my_git(request: pytest.FixtureRequest, helpers: Helpers, scratch: Scratch) -> Git:
     program = shutil.which("git")
     assert program is not None
     if request.param == "image":
@@ -228,11 +232,16 @@ async def test_large_files_that_lie_elsewhere_stay_pointers_and_nobody_is_asked_
 
 
 async def test_a_folder_of_somebody_else_can_be_filled(
-    server: GitServer, work: Path, my_git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: GitServer,
+    work: Path,
+    my_git: Git,
+    helpers: Helpers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Such as a volume. git itself, which asks the kernel, is told to take it for one."""
     monkeypatch.setattr(Helpers, "uid", os.getuid() + 1)
-    my_git._helpers.env["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"  # type: ignore[attr-defined]
+    helpers.env["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"
     (work / "train.py").write_text("print(3)\n")
     made = await changed(work, server, my_git, tmp_path)
     assert (made / "train.py").read_text() == "print(3)\n"
