@@ -33,6 +33,8 @@ MOST_EXPIRY = 90 * 86400.0
 _LEAST_EXPIRY = 60.0
 _MOST_ENTRIES = 32
 _MOST_LENGTH = 512
+_UNSAFE = frozenset(" \t\"'\\$")
+"""The bundle's `install` refuses these, which would be at the first boot."""
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str] = {}
     provider: Provider | None = None
     volume_prefixes: tuple[str, ...] = ()
-    registry_mirrors: tuple[str, ...] = ()
+    registry_mirror: str | None = None
     expires_after: float = DEFAULT_EXPIRY
 
 
@@ -101,7 +103,7 @@ class RegistrationService:
                 host_public_key=public_key,
                 tunnel_key=self._node_key,
                 volume_prefixes=wish.volume_prefixes,
-                registry_mirrors=wish.registry_mirrors,
+                registry_mirror=wish.registry_mirror,
             ),
             wish.provider,
         )
@@ -152,26 +154,31 @@ def _check(wish: Announcement) -> None:
     for prefix in wish.volume_prefixes:
         if not prefix.startswith("/") or "/../" in f"{prefix}/":
             raise Invalid(f"{prefix[:80]!r} is not an absolute path", field="volume_prefixes")
-    for mirror in wish.registry_mirrors:
-        host = mirror.partition("://")[2]
-        if not mirror.startswith(("https://", "http://")) or not host or "@" in host:
-            raise Invalid(
-                f"{mirror[:80]!r} is not a URL such as https://mirror.example, without a password",
-                field="registry_mirrors",
-            )
     _check_words("volume_prefixes", wish.volume_prefixes)
-    _check_words("registry_mirrors", wish.registry_mirrors)
+    if wish.registry_mirror is not None:
+        _check_mirror(wish.registry_mirror)
+        _check_words("registry_mirror", (wish.registry_mirror,))
+
+
+def _check_mirror(mirror: str) -> None:
+    host = mirror.partition("://")[2]
+    if not mirror.startswith(("https://", "http://")) or not host or "@" in host:
+        raise Invalid(
+            f"{mirror[:80]!r} is not a URL such as https://mirror.example, without a password",
+            field="registry_mirror",
+        )
 
 
 def _check_words(
-    field: Literal["volume_prefixes", "registry_mirrors"], words: tuple[str, ...]
+    field: Literal["volume_prefixes", "registry_mirror"], words: tuple[str, ...]
 ) -> None:
     """Check the words: each becomes one word in a file of options."""
     if len(words) > _MOST_ENTRIES:
         raise Invalid(f"at most {_MOST_ENTRIES} can be given", field=field)
     for word in words:
-        if len(word) > _MOST_LENGTH or not word.isprintable() or any(map(str.isspace, word)):
+        if len(word) > _MOST_LENGTH or not word.isprintable() or _UNSAFE & set(word):
             raise Invalid(
-                f"{word[:80]!r} is longer than {_MOST_LENGTH} characters or has spaces in it",
+                f"{word[:80]!r} has blanks, quotes, \\ or $ in it, or is longer than "
+                f"{_MOST_LENGTH} characters",
                 field=field,
             )

@@ -47,7 +47,7 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
     tunnel_key: str
     """The controller's public key, with which it logs in as the tunnel user."""
     volume_prefixes: tuple[str, ...] = ()
-    registry_mirrors: tuple[str, ...] = ()
+    registry_mirror: str | None = None
 
 
 class _Dumper(yaml.SafeDumper):
@@ -84,7 +84,8 @@ def render(data: UserData, provider: Provider | None = None) -> str:
 def document(data: UserData) -> dict[str, Any]:
     name, dot, _ = data.name.partition(".")
     options = [word for prefix in data.volume_prefixes for word in ("--volume-prefix", prefix)]
-    options += [word for mirror in data.registry_mirrors for word in ("--registry-mirror", mirror)]
+    if data.registry_mirror is not None:
+        options += ["--registry-mirror", data.registry_mirror]
     node = {"name": data.name, "fleet": data.fleet}
     return {
         "hostname": name,

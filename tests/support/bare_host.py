@@ -57,10 +57,10 @@ while [ $# -gt 0 ]; do
     shift
 done
 said=
-changed() { said="$said${said:+,}\"$1\""; }
+changed() { said="$said${said:+,}{\"name\": \"$1\", \"change\": \"made\"}"; }
 if [ -n "$uninstall" ]; then
     rm -rf /opt/fairlead /etc/ssh/fairlead_authorized_keys
-    changed "removed /opt/fairlead"
+    changed "/opt/fairlead"
     echo "[$said]"
     exit
 fi

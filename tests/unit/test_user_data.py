@@ -22,7 +22,7 @@ DATA = UserData(
     host_public_key=KEY,
     tunnel_key=f"{KEY} fairlead-controller",
     volume_prefixes=("/data", "/dev/nvme1n1"),
-    registry_mirrors=("https://mirror.example",),
+    registry_mirror="https://mirror.example",
 )
 
 
@@ -40,7 +40,7 @@ def test_the_host_key_is_the_only_one_that_the_node_has() -> None:
 
 
 def test_each_option_is_a_word_of_its_own_and_no_shell_reads_it() -> None:
-    hostile = msgspec.structs.replace(DATA, volume_prefixes=("/a;reboot",), registry_mirrors=())
+    hostile = msgspec.structs.replace(DATA, volume_prefixes=("/a;reboot",), registry_mirror=None)
     (command,) = yaml.safe_load(render(hostile))["runcmd"]
     assert command == [
         "/opt/fairlead/current/install",

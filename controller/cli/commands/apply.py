@@ -19,7 +19,7 @@ from controller.cli.follow import News, Patience, follow_run
 from controller.cli.openssh import public_keys
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
-from controller.configuration.source import SourceError, load, with_environment
+from controller.configuration.source import Document, SourceError, load, with_environment
 
 if TYPE_CHECKING:
     from controller.api.documents import RunView
@@ -36,6 +36,9 @@ def apply(
     env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
     if_exists: Literal["error", "keep", "replace"] = "error",
     parent: str | None = None,
+    bundle: Annotated[Path | None, Parameter(help="Of a fleet: what ./dev bundle made.")] = None,
+    yes: Annotated[bool, Parameter(negative=(), help="Of a fleet: ask nothing.")] = False,
+    upgrade: Annotated[bool, Parameter(negative=(), help="Of a fleet: replace versions.")] = False,
     json: Json = False,
 ) -> int:
     """Submit a run and follow it; the exit status is the job's.
@@ -57,7 +60,12 @@ def apply(
         The live run (id or name) that this one belongs to: when it ends other than done, this one
         is stopped.
     """
-    configuration = read_configuration(file, env, os.environ)
+    document = read_document(file)
+    if is_fleet(document):
+        from controller.cli.commands.fleet_hosts import apply_fleet  # few files are fleets
+
+        return apply_fleet(document, file, bundle=bundle, yes=yes, upgrade=upgrade, json=json)
+    configuration = configuration_of(document, env, os.environ)
     client = settings.client()
     configuration = with_code(client, configuration, file, os.environ)
     keys = public_keys(os.environ, Path.home())
@@ -100,10 +108,26 @@ def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, s
 
     Raises CliError with file, line, field and what is allowed.
     """
+    return configuration_of(read_document(file), env, environ)
+
+
+def read_document(file: Path) -> Document:
+    """Return the file's data with its lines. Raises CliError."""
     try:
-        document = load(file)
+        return load(file)
     except SourceError as error:
         raise CliError(str(error), EXIT_USAGE) from None
+
+
+def is_fleet(document: Document) -> bool:
+    """Return whether it describes hosts, and no run."""
+    return isinstance(document.data, dict) and document.data.get("type") == "fleet"
+
+
+def configuration_of(
+    document: Document, env: tuple[str, ...], environ: Mapping[str, str]
+) -> object:
+    """Return what `read_configuration` does, of a file that was read. Raises CliError."""
     try:
         filled = with_environment(document.data, environ, overrides(env, environ))
         parse(filled)

@@ -16,10 +16,11 @@ from cyclopts import Parameter
 from controller.cli import output, settings
 from controller.cli.commands.nodes import AcceptedKey, HostKey
 from controller.cli.commands.options import Attributes, Flag, Json, attributes_of
-from controller.cli.commands.user_data import RegistryMirrors, VolumePrefixes, parse_address
+from controller.cli.commands.user_data import RegistryMirror, VolumePrefixes, parse_address
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle, read_bundle
 from controller.cli.hosts.connection import HostError, Target
+from controller.cli.hosts.fleet_file import install_options
 from controller.cli.hosts.install import NodesApi, Plan, make_node, remove_node
 from controller.cli.hosts.preflight import Docker, Finding, Level
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
@@ -45,7 +46,7 @@ def install(
     attribute: Attributes = None,
     docker: Docker = "install",
     volume_prefix: VolumePrefixes = None,
-    registry_mirror: RegistryMirrors = None,
+    registry_mirror: RegistryMirror = None,
     address: str | None = None,
     identity: Identity = None,
     jump: Jump = None,
@@ -104,7 +105,7 @@ def install(
         fleet=fleet,
         attributes={name: value for name, value in attributes_of(attribute).items() if value},
         docker=docker,
-        options=install_options(volume_prefix or (), registry_mirror or ()),
+        options=install_options(tuple(volume_prefix or ()), registry_mirror),
         upgrade=upgrade,
     )
     return _install(plan, api, progress, json)
@@ -170,18 +171,17 @@ def find_bundle(file: Path | None) -> Bundle:
     return read_bundle(named)
 
 
-def install_options(prefixes: Sequence[str], mirrors: Sequence[str]) -> tuple[str, ...]:
-    words = [word for prefix in prefixes for word in ("--volume-prefix", prefix)]
-    words += [word for mirror in mirrors for word in ("--registry-mirror", mirror)]
-    return tuple(words)
-
-
 class Terminal:
     """Shows one host's way on stderr, and asks there."""
 
     def __init__(self, *, asks: bool) -> None:
         self._asks = asks
         self._told = 0
+
+    @property
+    def can_ask(self) -> bool:
+        """A key is trusted by the operator's word alone: `--yes` is no word about a key."""
+        return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
     def stage(self, text: str) -> None:
         output.note(text)
@@ -206,14 +206,14 @@ class Terminal:
         """Raises CliError where nobody can answer."""
         if not self._asks:
             return True
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not self.can_ask:
             raise CliError(f"{question} There is no terminal to ask at: give --yes")
         output.write_all(output.STDERR_FD, f"{question} [y/N] ".encode())
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def asks_for_key(self, error: UnknownHostKey) -> str:
         """Raises CliError unless the operator says that it is the right one."""
-        if not (self._asks and sys.stdin.isatty() and sys.stderr.isatty()):
+        if not self.can_ask:
             raise CliError(str(error))
         output.note(f"{error.host} has the host key {error.shown}")
         if not self.confirms("Is that what `ssh-keygen -lf` shows on the host?"):

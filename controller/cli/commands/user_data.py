@@ -39,10 +39,7 @@ VolumePrefixes = Annotated[
     list[str] | None,
     Parameter(name="--volume-prefix", negative=(), help="A folder whose content jobs may mount."),
 ]
-RegistryMirrors = Annotated[
-    list[str] | None,
-    Parameter(name="--registry-mirror", negative=(), help="The URL of a mirror for images."),
-]
+RegistryMirror = Annotated[str | None, Parameter(help="The URL of a mirror for images.")]
 
 
 def user_data(
@@ -53,7 +50,7 @@ def user_data(
     attribute: Attributes = None,
     provider: Literal["aws", "azure", "gcp", "openstack", "qemu"] | None = None,
     volume_prefix: VolumePrefixes = None,
-    registry_mirror: RegistryMirrors = None,
+    registry_mirror: RegistryMirror = None,
     expires: str = "24h",
     merge: Annotated[Path | None, Parameter(name="--user-data")] = None,
     json: Json = False,
@@ -81,7 +78,7 @@ def user_data(
         "attributes": attributes_of(attribute),
         "provider": provider,
         "volume_prefixes": volume_prefix or (),
-        "registry_mirrors": registry_mirror or (),
+        "registry_mirror": registry_mirror,
         "expires_after": seconds_of(expires, "--expires"),
     }
     data = settings.client().post("/v1/user-data", request)

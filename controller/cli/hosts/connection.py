@@ -19,6 +19,7 @@ from controller.links.ssh import describe, parse, public_line
 
 CONNECT_SECONDS = 20.0
 COMMAND_SECONDS = 900.0
+_LAST_LINES = 4
 _PIECE = 1 << 18
 _ALGORITHMS = (("ssh-ed25519",), ("ecdsa-sha2-nistp256",), ("rsa-sha2-512", "rsa-sha2-256"))
 
@@ -84,7 +85,8 @@ class Host:
         """Raises HostError with the command's last words when it fails."""
         done = await self.run(*words, root=root, stdin=stdin)
         if done.status != 0:
-            last = (done.err.strip() or done.out.strip() or "it said nothing").splitlines()[-1]
+            said = (done.err.strip() or done.out.strip() or "it said nothing").splitlines()
+            last = " | ".join(said[-_LAST_LINES:])
             raise HostError(
                 f"{self._target.shown}: `{shlex.join(words)[:99]}` ended with {done.status}: {last}"
             )

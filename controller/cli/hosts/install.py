@@ -6,14 +6,16 @@ Each step looks first and changes only what differs, so that the same again chan
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
+from urllib.parse import quote
 
 import msgspec
 
-from controller.api.documents import NodeView
+from controller.api.documents import FleetView, NodeView
 from controller.cli.client import ControllerClient, decode, node_path
 from controller.cli.errors import ApiError
 from controller.cli.hosts.bundle import Bundle
@@ -33,6 +35,9 @@ from controller.cli.hosts.preflight import (
 from controller.links.ssh import fingerprint
 
 INSTALLED = "/opt/fairlead/current/install"
+SHIM_OPTIONS = "/etc/fairlead/shim.env"
+_OPTIONS_VARIABLE = "FAIRLEAD_SHIM_OPTIONS"
+_BLOCKS = re.compile(r"--blocks(=|\s+)\S+")
 READY_SECONDS = 180.0
 _LOOK_SECONDS = 0.5
 _FOLDER = "/var/tmp/fairlead.XXXXXXXX"
@@ -50,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str | None = None
     attributes: dict[str, str] = {}
     docker: Docker = "install"
+    blocks: str | None = None
+    """The shim's `--blocks`."""
     options: tuple[str, ...] = ()
     upgrade: bool = False
 
@@ -76,8 +83,23 @@ class Progress(Protocol):
         """`size` of `whole` bytes are there."""
 
 
+class _Change(msgspec.Struct):
+    """As the bundle's `install --json` lists it."""
+
+    name: str
+    change: str
+
+
 class Declined(HostError):
     """The operator said no; nothing was changed."""
+
+
+class _Fleets(msgspec.Struct):
+    fleets: list[FleetView]
+
+
+class _Nodes(msgspec.Struct):
+    nodes: list[NodeView]
 
 
 class NodesApi:
@@ -113,6 +135,27 @@ class NodesApi:
                 f"there is a node {plan.name} already, at {node.address}: give another --name"
             )
         return self._change(node, plan)
+
+    def make_fleet(self, name: str, placement: str | None, attributes: dict[str, str]) -> list[str]:
+        """What had to be changed; attributes that are not named stay."""
+        fleets = decode(self._client.get("/v1/fleets", limit=1000), _Fleets).fleets
+        before = next((fleet for fleet in fleets if fleet.name == name), None)
+        if before is None:
+            body = {"name": name, "placement": placement, "attributes": attributes}
+            self._client.post("/v1/fleets", body)
+            return [f"added fleet {name}"]
+        new = {key: said for key, said in attributes.items() if before.attributes.get(key) != said}
+        if not new and placement in (None, before.placement):
+            return []
+        self._client.patch(
+            f"/v1/fleets/{quote(name, safe='')}", {"placement": placement, "attributes": new}
+        )
+        return [f"changed fleet {name}"]
+
+    def nodes(self, fleet: str | None = None) -> list[NodeView]:
+        """Of one fleet, or all."""
+        found = decode(self._client.get("/v1/nodes", limit=1000), _Nodes).nodes
+        return [node for node in found if fleet in (None, node.fleet)]
 
     def remove(self, name: str) -> None:
         self._client.delete(node_path(name))
@@ -171,6 +214,7 @@ async def make_node(plan: Plan, api: NodesApi, progress: Progress) -> Result:
         key = await asyncio.to_thread(api.tunnel_key)
         options = ("--docker", plan.docker, "--tunnel-key", key, *plan.options)
         changed = await install(host, plan, facts, options, progress)
+        changed += await set_blocks(host, plan.blocks)
     progress.stage("joining")
     changed += await asyncio.to_thread(api.join, plan)
     progress.stage("waiting until it is ready")
@@ -218,9 +262,37 @@ async def run_install(host: Host, program: str, options: Sequence[str]) -> list[
     """Raises HostError."""
     said = await host.must(program, "--json", *options, root=True)
     try:
-        return msgspec.json.decode(said, type=list[str])
+        changes = msgspec.json.decode(said, type=list[_Change])
     except msgspec.MsgspecError:
         raise HostError(f"{program} answered strangely: {said[:200]!r}") from None
+    return [f"{change.name}: {change.change}" for change in changes]
+
+
+async def set_blocks(host: Host, blocks: str | None) -> list[str]:
+    """The operator's other options of the shim stay. Raises HostError."""
+    if blocks is None:
+        return []
+    before = await host.must("sh", "-c", f"cat {SHIM_OPTIONS} 2>/dev/null || true", root=True)
+    wanted = with_blocks(before, blocks)
+    if wanted == before:
+        return []
+    await host.must("tee", SHIM_OPTIONS, root=True, stdin=wanted)
+    await host.must("systemctl", "restart", "fairlead-shim", root=True)
+    return [f"{SHIM_OPTIONS}: --blocks {blocks}"]
+
+
+def with_blocks(text: str, blocks: str) -> str:
+    """The file of the shim's options with this one in it, and all else as it was."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        name, equals, value = line.partition("=")
+        if name.strip() == _OPTIONS_VARIABLE and equals:
+            rest = _BLOCKS.sub("", value.strip().strip("\"'")).split()
+            lines[number] = f'{_OPTIONS_VARIABLE}="{" ".join([*rest, "--blocks", blocks])}"'
+            break
+    else:
+        lines.append(f'{_OPTIONS_VARIABLE}="--blocks {blocks}"')
+    return "\n".join(lines) + "\n"
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ _LEAST_TOOLKIT = (1, 17, 8)
 _TOOLKIT_FAULT = "CVE-2025-23266, by which a container becomes root of the node"
 _LEAST_DOCKER = (25,)
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_WITH_APT = frozenset({"debian", "ubuntu"})
 _FAMILIES = ("debian", "ubuntu", "rhel", "fedora", "centos")
 
 
@@ -198,6 +199,12 @@ def _docker(facts: Facts, wish: Wish) -> Finding:
             "leave out --docker none",
         )
     if not facts.docker:
+        if wish.docker == "install" and not {facts.os_id, *facts.os_like.split()} & _WITH_APT:
+            return _error(
+                "docker",
+                "only Debian's and Ubuntu's Docker is installed by itself",
+                "install docker-ce, then give --docker use",
+            )
         if wish.docker == "install":
             return _change("docker", "installs Docker from the system's packages")
         return _error("docker", "Docker is not there", "install it, or give --docker install")

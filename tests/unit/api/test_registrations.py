@@ -127,8 +127,9 @@ async def test_a_node_that_exists_is_not_announced(api: TestClient[Any, Any]) ->
         ({"volume_prefixes": ["data"]}, "volume_prefixes"),
         ({"volume_prefixes": ["/a/../b"]}, "volume_prefixes"),
         ({"volume_prefixes": ["/a b"]}, "volume_prefixes"),
-        ({"registry_mirrors": ["mirror.example"]}, "registry_mirrors"),
-        ({"registry_mirrors": ["https://user:password@mirror.example"]}, "registry_mirrors"),
+        ({"volume_prefixes": ["/a$HOME"]}, "volume_prefixes"),
+        ({"registry_mirror": "mirror.example"}, "registry_mirror"),
+        ({"registry_mirror": "https://user:password@mirror.example"}, "registry_mirror"),
         ({"provider": "moon"}, "provider"),
     ],
 )

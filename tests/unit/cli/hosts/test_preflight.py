@@ -122,6 +122,12 @@ def test_without_docker_it_is_installed_required_or_done_without() -> None:
     assert "without isolation" in warning.message
 
 
+def test_docker_is_installed_on_debian_and_ubuntu_alone() -> None:
+    assert found(Level.CHANGE, docker="", os_id="mint", os_like="ubuntu debian")
+    (error,) = found(Level.ERROR, docker="", os_id="rocky", os_like="rhel centos fedora")
+    assert "docker-ce" in (error.fix or "")
+
+
 def test_a_user_without_root_is_refused() -> None:
     (error,) = found(Level.ERROR, wanting(has_root=False))
     assert (error.subject, "sudoers" in (error.fix or "")) == ("rights", True)

@@ -1,0 +1,80 @@
+"""`apply -f fleet.yaml`: the hosts of a fleet become its nodes; again: only what differs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from controller.cli import output, settings
+from controller.cli.commands.install import Terminal, find_bundle
+from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from controller.cli.hosts.bundle import Bundle
+from controller.cli.hosts.connection import HostError
+from controller.cli.hosts.fleet import Board, Outcome, accept_keys, host_keys_of, make_nodes
+from controller.cli.hosts.fleet_file import FleetWish, read_fleet
+from controller.cli.hosts.install import NodesApi
+from controller.configuration.convert import ConfigurationError
+from controller.configuration.source import Document
+
+
+def apply_fleet(
+    document: Document, file: Path, *, bundle: Path | None, yes: bool, upgrade: bool, json: bool
+) -> int:
+    """Return 1 when a host could not be made a node; the others are nodes. Raises CliError."""
+    try:
+        wish = read_fleet(document.data, file.resolve().parent)
+    except ConfigurationError as error:
+        raise CliError(document.explain(error), EXIT_USAGE) from None
+    terminal, packed = Terminal(asks=not yes), find_bundle(bundle)
+    api = NodesApi(settings.client())
+    changed = api.make_fleet(wish.name, wish.placement, wish.attributes)
+    outcomes = _make_nodes(wish, packed, api, terminal, upgrade=upgrade)
+    if json:
+        shown = {"name": wish.name, "changed": changed, "hosts": outcomes}
+        output.emit_json(msgspec.json.encode(shown))
+    else:
+        _show(wish, changed, outcomes, api)
+    return EXIT_FAILED if any(outcome.error for outcome in outcomes) else 0
+
+
+def _make_nodes(
+    wish: FleetWish, bundle: Bundle, api: NodesApi, terminal: Terminal, *, upgrade: bool
+) -> list[Outcome]:
+    pinned = {
+        node.name: node.host_key_fingerprint
+        for node in api.nodes()
+        if node.host_key_fingerprint is not None
+    }
+    keys = asyncio.run(host_keys_of(wish.hosts, pinned))
+    trusted = accept_keys(keys, terminal.confirms, can_ask=terminal.can_ask)
+    plans = [
+        host.plan(fleet=wish.name, host_key=key, bundle=bundle, upgrade=upgrade)
+        for host in wish.hosts
+        if isinstance(key := trusted[host.name], str)
+    ]
+    refused = [
+        Outcome(name=name, error=str(error))
+        for name, error in trusted.items()
+        if isinstance(error, HostError)
+    ]
+    board = Board([plan.name for plan in plans], terminal.confirms)
+    return [*refused, *asyncio.run(make_nodes(plans, api, board))]
+
+
+def _show(wish: FleetWish, changed: list[str], outcomes: list[Outcome], api: NodesApi) -> None:
+    for change in changed:
+        output.emit(change)
+    rows = [
+        (outcome.name, outcome.error or "; ".join(outcome.changed) or "nothing had to be changed")
+        for outcome in outcomes
+    ]
+    output.emit_table(("NODE", "CHANGED"), rows)
+    names = {outcome.name for outcome in outcomes}
+    others = [node.name for node in api.nodes(wish.name) if node.name not in names]
+    if others:
+        output.note(
+            f"also in fleet {wish.name}, and not in the file: {', '.join(others)}; `fairlead node "
+            f"install HOST --uninstall` takes one out"
+        )

@@ -1,0 +1,159 @@
+"""Makes many hosts nodes at once, and shows how far each is."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from controller.cli import output
+from controller.cli.errors import CliError
+from controller.cli.hosts.connection import HostError
+from controller.cli.hosts.fleet_file import FleetHost
+from controller.cli.hosts.install import NodesApi, Plan, Result, make_node
+from controller.cli.hosts.preflight import Finding, Level
+from controller.cli.hosts.trust import UnknownHostKey, trusted_key
+
+AT_ONCE = 8
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`error`: why the host is no node now, or not as it should be."""
+
+    name: str
+    changed: list[str] = []
+    error: str | None = None
+
+
+class Board:
+    """A live table on a terminal, else a line for each stage."""
+
+    def __init__(self, names: Sequence[str], confirms: Callable[[str], bool]) -> None:
+        self._rows = {name: Text("waiting") for name in names}
+        self._confirms = confirms
+        self._live: Live | None = None
+        self._lock = threading.Lock()
+        self._answer: bool | None = None
+
+    def shown(self) -> AbstractContextManager[object]:
+        if not sys.stderr.isatty():
+            return nullcontext()
+        console = Console(stderr=True)
+        self._live = Live(self._table(), console=console, refresh_per_second=8)
+        return self._live
+
+    def tell(self, name: str, text: str) -> None:
+        self._rows[name] = Text(text)
+        if self._live is None:
+            output.note(f"{name}: {text}")
+        else:
+            self._live.update(self._table())
+
+    def agrees(self, question: str) -> bool:
+        """Asked once for all hosts, and only when one of them would change."""
+        with self._lock:
+            if self._answer is None:
+                if self._live is not None:
+                    self._live.stop()
+                self._answer = self._confirms(question)
+                if self._live is not None:
+                    self._live.start()
+            return self._answer
+
+    def _table(self) -> Table:
+        table = Table("NODE", "STAGE", box=None, pad_edge=False)
+        for name, text in self._rows.items():
+            table.add_row(Text(name), text)
+        return table
+
+
+class HostRow:
+    """One host's progress on the board."""
+
+    def __init__(self, name: str, board: Board) -> None:
+        self._name = name
+        self._board = board
+        self._told = 0
+
+    def stage(self, text: str) -> None:
+        self._board.tell(self._name, text)
+
+    def found(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            if finding.level is Level.WARNING:
+                self._board.tell(self._name, f"{finding.subject}: {finding.message}")
+
+    def agrees(self, findings: Sequence[Finding]) -> bool:
+        if all(finding.level in (Level.OK, Level.WARNING) for finding in findings):
+            return True
+        return self._board.agrees("Install Fairlead on the hosts that lack it?")
+
+    def uploaded(self, size: int, whole: int) -> None:
+        tenth = size * 10 // max(whole, 1)
+        if tenth > self._told:
+            self._told = tenth
+            self._board.tell(self._name, f"uploaded {tenth * 10} %")
+
+
+async def host_keys_of(
+    hosts: Sequence[FleetHost], pinned: dict[str, str]
+) -> dict[str, str | HostError]:
+    """By the node's name: the trusted key, or why there is none. `pinned`: fingerprints that the
+    controller has."""
+
+    async def one(host: FleetHost) -> str | HostError:
+        try:
+            return await trusted_key(
+                host.target, host_key=host.host_key, accepted=None, pinned=pinned.get(host.name)
+            )
+        except HostError as error:
+            return error
+
+    keys = await asyncio.gather(*map(one, hosts))
+    return {host.name: key for host, key in zip(hosts, keys, strict=True)}
+
+
+def accept_keys(
+    keys: dict[str, str | HostError], confirms: Callable[[str], bool], *, can_ask: bool
+) -> dict[str, str | HostError]:
+    """Shows all unknown keys, and asks about them together. Raises CliError where nobody answers,
+    naming each host with its key."""
+    unknown = {name: key for name, key in keys.items() if isinstance(key, UnknownHostKey)}
+    if not unknown:
+        return keys
+    shown = "; ".join(f"{name} ({key.host}): {key.shown}" for name, key in unknown.items())
+    if not can_ask:
+        raise CliError(
+            f"host keys are not known: {shown}. Compare them on the hosts, then give each as "
+            f"`host_key`, or put them into ~/.ssh/known_hosts"
+        )
+    output.note(f"these host keys are not known: {shown}")
+    if not confirms("Is that what `ssh-keygen -lf` shows on these hosts?"):
+        raise CliError("nothing was changed")
+    return {**keys, **{name: key.preferred for name, key in unknown.items()}}
+
+
+async def make_nodes(plans: Sequence[Plan], api: NodesApi, board: Board) -> list[Outcome]:
+    """A few at a time; one that fails holds up no other."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(plan: Plan) -> Outcome:
+        async with slots:
+            try:
+                result: Result = await make_node(plan, api, HostRow(plan.name, board))
+            except (HostError, CliError) as error:
+                board.tell(plan.name, f"failed: {error}")
+                return Outcome(name=plan.name, error=str(error))
+        board.tell(plan.name, f"ready: {'; '.join(result.changed) or 'nothing had to be changed'}")
+        return Outcome(name=plan.name, changed=result.changed)
+
+    with board.shown():
+        return list(await asyncio.gather(*map(one, plans)))

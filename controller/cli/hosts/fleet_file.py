@@ -1,0 +1,163 @@
+"""`type: fleet`: which hosts shall be nodes of a fleet, and how their operator reaches them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from controller.cli.hosts.bundle import Bundle
+from controller.cli.hosts.connection import Target
+from controller.cli.hosts.install import Plan
+from controller.cli.hosts.preflight import Docker
+from controller.configuration.convert import ConfigurationError, convert
+
+TYPE = "fleet"
+_DOCKER = "install, use or none"
+_BLOCKS = "a number of equal shares, or auto"
+_HOST = {
+    "user": "a user who is root there or may use sudo without a password",
+    "port": "a port (1 to 65535)",
+    "identity_file": "the path of a private key",
+    "jump": "USER@HOST[:PORT]",
+    "docker": _DOCKER,
+    "blocks": _BLOCKS,
+    "attributes": "a mapping of names to strings",
+    "volume_prefixes": "a list of absolute paths",
+    "registry_mirror": "a URL",
+}
+ALLOWED = {
+    "type": "fleet",
+    "name": "a fleet's name",
+    "placement": "the attribute whose value the nodes of one gang share",
+    "hosts": "a list of host names, or of mappings with `host`",
+    "hosts.host": "a host name or address",
+    "hosts.name": "the node's name",
+    "hosts.host_key": "a public host key, as in /etc/ssh/ssh_host_ed25519_key.pub",
+    "hosts.address": "where the controller finds the host",
+    **_HOST,
+    **{f"hosts.{name}": said for name, said in _HOST.items()},
+}
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Blocks = Annotated[int, msgspec.Meta(ge=1, le=1024)] | Literal["auto"]
+
+
+class _Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the whole fleet, or one host, may say."""
+
+    user: str | None = None
+    port: Port | None = None
+    identity_file: str | None = None
+    jump: str | None = None
+    docker: Docker | None = None
+    blocks: Blocks | None = None
+    attributes: dict[str, str] = {}
+    volume_prefixes: tuple[str, ...] | None = None
+    registry_mirror: str | None = None
+
+
+class HostFields(_Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: str
+    name: str | None = None
+    host_key: str | None = None
+    address: str | None = None
+
+
+class FleetFields(_Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["fleet"]
+    name: str
+    hosts: tuple[str | HostFields, ...]
+    placement: str | None = None
+
+
+class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
+    """One host, with what it says over what its fleet says."""
+
+    target: Target
+    name: str
+    host_key: str | None
+    address: tuple[str, int]
+    docker: Docker
+    blocks: str | None
+    attributes: dict[str, str]
+    options: tuple[str, ...]
+
+    def plan(self, *, fleet: str, host_key: str, bundle: Bundle, upgrade: bool) -> Plan:
+        return Plan(
+            target=self.target,
+            name=self.name,
+            address=self.address,
+            host_key=host_key,
+            bundle=bundle,
+            fleet=fleet,
+            attributes=self.attributes,
+            docker=self.docker,
+            blocks=self.blocks,
+            options=self.options,
+            upgrade=upgrade,
+        )
+
+
+class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
+    """`attributes` are the fleet's own; they hold for its nodes that say nothing else."""
+
+    name: str
+    placement: str | None
+    attributes: dict[str, str]
+    hosts: tuple[FleetHost, ...]
+
+
+def read_fleet(data: object, folder: Path) -> FleetWish:
+    """`folder`: what relative paths in the file start from. Raises ConfigurationError."""
+    fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED)
+    hosts: list[FleetHost] = []
+    for number, entry in enumerate(fields.hosts):
+        given = HostFields(host=entry) if isinstance(entry, str) else entry
+        host = _host(given, fields, folder)
+        if any(host.name == earlier.name for earlier in hosts):
+            raise ConfigurationError(
+                f"hosts[{number}]", f"is the second one named {host.name}", "a `name` of its own"
+            )
+        hosts.append(host)
+    return FleetWish(
+        name=fields.name,
+        placement=fields.placement,
+        attributes=fields.attributes,
+        hosts=tuple(hosts),
+    )
+
+
+def _host(given: HostFields, fleet: FleetFields, folder: Path) -> FleetHost:
+    """What the host does not say, its fleet does."""
+    identity = given.identity_file or fleet.identity_file
+    port = given.port or fleet.port or 22
+    prefixes = fleet.volume_prefixes if given.volume_prefixes is None else given.volume_prefixes
+    mirror = given.registry_mirror or fleet.registry_mirror
+    blocks = given.blocks or fleet.blocks
+    return FleetHost(
+        target=Target(
+            host=given.host,
+            port=port,
+            user=given.user or fleet.user or "root",
+            identity=None if identity is None else folder / Path(identity).expanduser(),
+            jump=given.jump or fleet.jump,
+        ),
+        name=given.name or given.host.lower(),
+        host_key=given.host_key,
+        address=(given.address or given.host, port),
+        docker=given.docker or fleet.docker or "install",
+        blocks=None if blocks is None else str(blocks),
+        attributes=given.attributes,
+        options=install_options(prefixes or (), mirror),
+    )
+
+
+def install_options(prefixes: tuple[str, ...], mirror: str | None) -> tuple[str, ...]:
+    """Words for the bundle's `install`."""
+    words = [word for prefix in prefixes for word in ("--volume-prefix", prefix)]
+    return (*words, *(() if mirror is None else ("--registry-mirror", mirror)))
+
+
+def _no_hook(type_: type, value: Any) -> Any:
+    raise NotImplementedError(type_)

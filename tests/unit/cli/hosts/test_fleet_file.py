@@ -1,0 +1,106 @@
+"""`type: fleet`: a host says what its fleet does not; what is wrong is named with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cli.commands.apply import is_fleet, read_document
+from controller.cli.hosts.connection import Target
+from controller.cli.hosts.fleet_file import FleetWish, read_fleet
+from controller.cli.hosts.install import with_blocks
+from controller.configuration.convert import ConfigurationError
+
+FILE = """\
+type: fleet
+name: training
+placement: rack
+attributes: {site: berlin}
+user: ubuntu
+identity_file: keys/id
+jump: me@gate
+blocks: auto
+hosts:
+  - 10.0.0.5
+  - host: Gpu-2.example
+    name: gpu-2
+    user: root
+    port: 2222
+    identity_file: /keys/other
+    docker: use
+    blocks: 4
+    attributes: {rack: r2}
+    volume_prefixes: [/data]
+"""
+
+
+def read(tmp_path: Path, text: str = FILE) -> FleetWish:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text)
+    document = read_document(file)
+    assert is_fleet(document)
+    return read_fleet(document.data, tmp_path)
+
+
+def test_a_host_has_what_its_fleet_says(tmp_path: Path) -> None:
+    wish = read(tmp_path)
+    first = wish.hosts[0]
+    assert (wish.name, wish.placement, wish.attributes) == ("training", "rack", {"site": "berlin"})
+    assert first.target == Target(
+        host="10.0.0.5", user="ubuntu", identity=tmp_path / "keys/id", jump="me@gate"
+    )
+    assert (first.name, first.address, first.docker) == ("10.0.0.5", ("10.0.0.5", 22), "install")
+    assert (first.blocks, first.options, first.attributes) == ("auto", (), {})
+
+
+def test_what_a_host_says_itself_counts(tmp_path: Path) -> None:
+    second = read(tmp_path).hosts[1]
+    assert second.target == Target(
+        host="Gpu-2.example", port=2222, user="root", identity=Path("/keys/other"), jump="me@gate"
+    )
+    assert (second.name, second.docker, second.blocks) == ("gpu-2", "use", "4")
+    assert second.attributes == {"rack": "r2"}
+    assert second.options == ("--volume-prefix", "/data")
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("type: fleet\nname: f\n", "hosts"),
+        ("type: fleet\nname: f\nhosts: [{host: a, usr: b}]\n", "hosts[0].usr"),
+        ("type: fleet\nname: f\nhosts: [{name: a}]\n", "hosts[0].host"),
+        ("type: fleet\nname: f\nhosts: [{host: a, port: 70000}]\n", "hosts[0].port"),
+        ("type: fleet\nname: f\nhosts: [a, A]\n", "hosts[1]"),
+        ("type: fleet\nname: f\nhosts: []\ndocker: maybe\n", "docker"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, field: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, text)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("data", ["type: task\n", "[fleet]\n", "fleet\n"])
+def test_other_files_are_no_fleets(tmp_path: Path, data: Any) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(data)
+    assert not is_fleet(read_document(file))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", 'FAIRLEAD_SHIM_OPTIONS="--blocks 4"\n'),
+        ("# mine\nA=b\n", '# mine\nA=b\nFAIRLEAD_SHIM_OPTIONS="--blocks 4"\n'),
+        (
+            "FAIRLEAD_SHIM_OPTIONS=--blocks 2 --allow-privileged\n",
+            'FAIRLEAD_SHIM_OPTIONS="--allow-privileged --blocks 4"\n',
+        ),
+        ('FAIRLEAD_SHIM_OPTIONS="--blocks=auto"\n', 'FAIRLEAD_SHIM_OPTIONS="--blocks 4"\n'),
+    ],
+)
+def test_blocks_are_set_beside_the_operators_own_options(before: str, after: str) -> None:
+    assert with_blocks(before, "4") == after
+    assert with_blocks(after, "4") == after
