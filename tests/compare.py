@@ -212,6 +212,8 @@ def observe_installation(
     installation.cli("apply", "-d", "-f", hello, "--name", "running")
     wait_until(lambda: installation.task_statuses() == ["running"])
     yield "tasks", pretty(installation.shim_document("/v1/tasks"))
+    installation.cli("stop", "running", "--abort")
+    wait_until(lambda: installation.task_statuses() == [])
 
 
 def mask(text: str) -> str:
