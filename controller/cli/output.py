@@ -6,7 +6,9 @@ A log's bytes go to the descriptors unchanged, so nothing is lost by decoding or
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,6 +25,9 @@ _terminals = threading.RLock()
 STDOUT_FD = 1
 STDERR_FD = 2
 MOST_IN_A_CELL = 200
+_GAP = "  "
+_LEAST_OF_LAST = 24
+_LEAST_OF_CUT = 8
 
 
 def emit(text: str) -> None:
@@ -130,29 +135,64 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a drawn table on a terminal, aligned plain columns in a pipe."""
+    """Print aligned columns, on a terminal not wider than it."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table_lines(columns, rows, width):
+        emit(line)
+
+
+def table_lines(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], width: int | None
+) -> list[str]:
+    """Return the lines of a table; without `width` each row is one line.
+
+    With `width` (characters) the last column, which has sentences, is wrapped between words: beside
+    the others, or below them where they leave too little room. If the others are too wide, their
+    longest cells are cut with a mark.
+    """
     lines = [tuple(_one_line(cell) for cell in row) for row in rows]
-    if sys.stdout.isatty():
-        _draw(columns, lines)
-        return
-    widths = [max(map(len, cells)) for cells in zip(columns, *lines, strict=True)]
-    for line in (columns, *lines) if any(columns) else lines:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        emit("  ".join(padded).rstrip())
+    if any(columns):
+        lines.insert(0, tuple(columns))
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    if width is None:
+        return [_joined(line, widths) for line in lines]
+    short = _narrowed(widths[:-1], width)
+    left = sum(short) + len(_GAP) * len(short)
+    if width - left >= min(_LEAST_OF_LAST, widths[-1]):
+        return [text for line in lines for text in _beside(line, short, left, width)]
+    return [text for line in lines for text in _below(line, short, width)]
 
 
-def _draw(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _narrowed(widths: Sequence[int], width: int) -> list[int]:
+    """Return widths that fit, as far as each column keeps `_LEAST_OF_CUT` characters."""
+    narrowed = list(widths)
+    while narrowed and sum(narrowed) + len(_GAP) * (len(narrowed) - 1) > width:
+        widest = max(range(len(narrowed)), key=narrowed.__getitem__)
+        if narrowed[widest] <= _LEAST_OF_CUT:
+            break
+        narrowed[widest] -= 1
+    return narrowed
 
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    Console().print(table)
+
+def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
+    cut = (
+        cell if len(cell) <= width else f"{cell[: width - 1]}…"
+        for cell, width in zip(cells, widths, strict=True)
+    )
+    padded = (cell.ljust(width) for cell, width in zip(cut, widths, strict=True))
+    return _GAP.join(padded).rstrip()
+
+
+def _beside(line: Sequence[str], short: Sequence[int], left: int, width: int) -> list[str]:
+    first, *more = textwrap.wrap(line[-1], width - left) or [""]
+    beginning = _joined((*line[:-1], first), (*short, max(len(first), 1)))
+    return [beginning, *(" " * left + text for text in more)]
+
+
+def _below(line: Sequence[str], short: Sequence[int], width: int) -> list[str]:
+    indent = " " * min(4, width - 1)
+    wrapped = textwrap.wrap(line[-1], width, initial_indent=indent, subsequent_indent=indent)
+    return [_joined(line[:-1], short), *wrapped]
 
 
 def _one_line(text: str) -> str:

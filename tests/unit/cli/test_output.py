@@ -8,8 +8,16 @@ import tty
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controller.cli.output import MOST_IN_A_CELL, alone_on_terminals, shortened, write_all
+from controller.cli.output import (
+    MOST_IN_A_CELL,
+    alone_on_terminals,
+    shortened,
+    table_lines,
+    write_all,
+)
 
 
 def test_a_long_text_is_cut_with_a_mark_in_a_list_and_a_short_one_is_not() -> None:
@@ -57,3 +65,57 @@ def test_what_goes_elsewhere_does_not_wait_for_the_answer() -> None:
         assert os.read(ours, 3) == b"log"
     os.close(ours)
     os.close(theirs)
+
+
+COLUMNS = ("NAME", "STATUS", "ABOUT")
+ROWS = [("train", "pending", "needs 8 GPU; best node gpu-3 has 2 free of 8"), ("x", "done", "")]
+
+
+def test_in_a_pipe_each_row_is_one_line() -> None:
+    assert table_lines(COLUMNS, ROWS, None) == [
+        "NAME   STATUS   ABOUT",
+        "train  pending  needs 8 GPU; best node gpu-3 has 2 free of 8",
+        "x      done",
+    ]
+
+
+def test_on_a_terminal_the_last_column_is_wrapped_between_words() -> None:
+    assert table_lines(COLUMNS, ROWS, 44) == [
+        "NAME   STATUS   ABOUT",
+        "train  pending  needs 8 GPU; best node gpu-3",
+        "                has 2 free of 8",
+        "x      done",
+    ]
+
+
+def test_on_a_narrow_terminal_the_last_column_stands_below() -> None:
+    assert table_lines(COLUMNS, ROWS, 32) == [
+        "NAME   STATUS",
+        "    ABOUT",
+        "train  pending",
+        "    needs 8 GPU; best node gpu-3",
+        "    has 2 free of 8",
+        "x      done",
+    ]
+
+
+def test_the_longest_cells_are_cut_where_even_that_is_too_wide() -> None:
+    rows = [("gpu-1", "an-address-that-is-long.example.com", "")]
+    assert table_lines(("NAME", "ADDRESS", "ABOUT"), rows, 24) == [
+        "NAME   ADDRESS",
+        "    ABOUT",
+        "gpu-1  an-address-that-…",
+    ]
+
+
+@given(
+    rows=st.lists(st.tuples(*[st.text(max_size=60)] * 4), min_size=1, max_size=4),
+    width=st.integers(40, 200),
+)
+def test_no_line_is_wider_than_the_terminal(rows: list[tuple[str, ...]], width: int) -> None:
+    lines = table_lines(("A", "B", "C", "D"), rows, width)
+    assert max(map(len, lines)) <= width
+
+
+def test_a_table_without_rows_has_its_header() -> None:
+    assert table_lines(COLUMNS, [], None) == table_lines(COLUMNS, [], 80) == ["NAME  STATUS  ABOUT"]
