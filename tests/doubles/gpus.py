@@ -1,11 +1,11 @@
-"""GPUs as a test plants them, and GPUs that misbehave."""
+"""GPUs as a test plants them. One that misbehaves has an error for its reading."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 
-from shim.gpus.base import GpuError, GpuSilent, Vitals, Xid
+from shim.gpus.base import GpuError, Vitals, Xid
 from shim.schemas import GpuInfo
 
 
@@ -55,10 +55,3 @@ class NoGpus(MemoryGpus):
     """A machine without any."""
 
     driver: str | None = None
-
-
-class FailingGpus(MemoryGpus):
-    """Each GPU is listed, and then none ever answers."""
-
-    async def vitals(self, uuid: str) -> Vitals:
-        raise GpuSilent("the driver does not answer")
