@@ -96,7 +96,7 @@ def mark_restored(database: Database, now: float) -> int:
         with database.writer().begin() as connection:
             database.guard(connection)
             if schema.version(connection) is None:
-                raise BackupFailed("there is no controller's database to be marked as restored")
+                raise BackupFailed("there is no controller's database to mark as restored")
             lease = Lease(
                 holder=_HOLDER,
                 seconds=LEASE_SECONDS,

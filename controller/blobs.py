@@ -122,7 +122,7 @@ class BlobStore:
         finally:
             self._arriving[user] -= size
         if found.hexdigest() != digest:
-            raise BlobDamaged("what arrived is not what its sha256 says; upload it again")
+            raise BlobDamaged("the content does not match its sha256; upload it again")
         return size
 
     def _check_size(self, size: int) -> None:

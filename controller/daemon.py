@@ -320,7 +320,7 @@ async def _tidy_blobs(machinery: Assembly, blobs: BlobStore) -> None:
         try:
             await blobs.sweep(needed)
         except OSError as error:
-            log.warning("old uploads could not be removed: %s", error)
+            log.warning("expired uploads could not be removed: %s", error)
         await asyncio.sleep(TIDYING_SECONDS)
 
 

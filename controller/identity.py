@@ -49,8 +49,8 @@ def ssh_identity(data: Path, let_in_by: Sequence[str] = ()) -> asyncssh.SSHKey:
 def _missing(path: Path, nodes: Sequence[str]) -> IdentityUnusable:
     named = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     return IdentityUnusable(
-        f"{path} is not there, and {named} let in nobody but the holder of that key: copy it from "
-        f"the data folder of the controller before or from a backup, or make a new one "
+        f"{path} is not there, and {named} accept only that key: copy it from the "
+        f"former controller's data folder or from a backup, or make a new one "
         f"({_how_to_make(path)})"
     )
 

@@ -76,7 +76,7 @@ class Retention:
             except LeaseLost:
                 raise
             except (StoreError, OSError) as error:
-                log.warning("what is old could not be removed: %s", error)
+                log.warning("expired runs and logs could not be removed: %s", error)
             await asyncio.sleep(self._keep.sweep_every)
 
     async def sweep(self) -> None:
@@ -89,7 +89,7 @@ class Retention:
         }
         logs = await self._logs.sweep(needed, now - self._keep.of_logs)
         if runs or attempts or logs:
-            message = "forgot %d runs, %d attempts of earlier occurrences and %d logs: too old"
+            message = "removed %d expired runs, %d attempts of earlier occurrences and %d logs"
             log.info(message, runs, attempts, logs)
 
     async def _repeat(self, forget: Forget, at_once: int) -> int:

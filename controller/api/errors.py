@@ -35,7 +35,7 @@ def encoded(request: web.Request) -> web.Response | None:
         return None
     shown = "".join(char for char in encoding if char.isprintable())[:40]
     return _answer(
-        400, "bad_body", f"the body has the Content-Encoding {shown}: send it as it is, without one"
+        400, "bad_body", f"the body has the Content-Encoding {shown}: send it without an encoding"
     )
 
 
@@ -46,8 +46,8 @@ def _answer(status: int, code: str, message: str, field: str | None = None) -> w
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     messages = {
         400: " ".join((error.text or error.reason).split()),
-        404: f"there is no {request.path}; /v1/openapi.json lists what there is",
-        405: f"{request.method} is not possible on {request.path}",
+        404: f"there is no {request.path}; /v1/openapi.json lists all paths",
+        405: f"{request.path} does not support {request.method}",
         413: f"the body is larger than {request.client_max_size} bytes",
     }
     answer = _answer(
@@ -81,4 +81,4 @@ def as_response(request: web.Request, error: Exception) -> web.Response:
         log.error("%s %s: %s", request.method, request.path, error)
         return _answer(503, "store_unavailable", str(error))
     log.error("%s %s failed", request.method, request.path, exc_info=error)
-    return _answer(500, "internal", "the controller failed on this request; its log says why")
+    return _answer(500, "internal", "the controller failed on this request; see its log")

@@ -122,7 +122,7 @@ INVENTORY: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/user-data",
-        summary="Announce a node: the user-data that it boots with, shown once",
+        summary="Announce a node; the answer is its user-data, shown once",
         handler=announce_node,
         body=Announcement,
         answer=UserDataAnswer,
@@ -131,7 +131,7 @@ INVENTORY: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/nodes/{node}/register",
-        summary="Tell the address of an expected node; its host key is pinned already",
+        summary="Give an expected node its address; its host key is already pinned",
         handler=register_node,
         body=RegisterBody,
         answer=NodeView,
@@ -139,7 +139,7 @@ INVENTORY: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/nodes/{node}/cordon",
-        summary="Place nothing new on a node, without waiting for it to be empty",
+        summary="Stop new placements on a node; running jobs stay",
         handler=cordon_node,
         body=CordonBody,
         answer=NodeView,
@@ -147,7 +147,7 @@ INVENTORY: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/nodes/{node}/uncordon",
-        summary="Place on a cordoned node again",
+        summary="Allow new placements on a cordoned node",
         handler=uncordon_node,
         answer=NodeView,
     ),
@@ -162,14 +162,14 @@ INVENTORY: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/nodes/{node}/tasks",
-        summary="The node's tasks of which this controller knows nothing",
+        summary="The node's tasks that this controller does not know",
         handler=list_quarantined,
         answer=TasksAnswer,
     ),
     Route(
         method="DELETE",
         path="/v1/nodes/{node}/tasks/{task}",
-        summary="Stop and remove a task of which this controller knows nothing",
+        summary="Stop and remove a task that this controller does not know",
         handler=stop_quarantined,
         answer=NodeView,
     ),

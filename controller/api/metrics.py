@@ -44,7 +44,7 @@ METRICS: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/metrics",
-        summary="What the jobs that run use now, or one of them",
+        summary="What the running jobs use now, or one of them",
         handler=run_metrics,
         query=JobQuery,
         answer=MetricsAnswer,

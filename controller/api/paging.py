@@ -47,7 +47,7 @@ def number(cursor: str | None) -> int:
         return 0
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
         raise Invalid(
-            f"{cursor!r} is no cursor of this list: give the next_cursor of the page before",
+            f"{cursor!r} is not a cursor of this list: give the next_cursor of the previous page",
             field="cursor",
         )
     return int(cursor)

@@ -176,7 +176,7 @@ PEOPLE: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/users",
-        summary="Add a user; the answer alone has the first token",
+        summary="Add a user; only this answer has the first token",
         handler=add_user,
         body=UserBody,
         answer=NewUserView,
@@ -185,14 +185,14 @@ PEOPLE: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/me",
-        summary="Who the caller's token stands for",
+        summary="The caller's own user",
         handler=get_me,
         answer=CallerView,
     ),
     Route(
         method="GET",
         path="/v1/users/{user}",
-        summary="One user: oneself, or for an admin anybody",
+        summary="One user: the caller, or any user for an admin",
         handler=get_user,
         answer=UserView,
     ),
@@ -207,7 +207,7 @@ PEOPLE: tuple[Route, ...] = (
     Route(
         method="PUT",
         path="/v1/users/{user}/bands",
-        summary="Say which bands a user may use beyond those that everybody may",
+        summary="Set the bands that a user may use beyond those that every user may",
         handler=grant_user,
         body=GrantBody,
         answer=UserView,
@@ -230,7 +230,7 @@ PEOPLE: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/tokens",
-        summary="Make one more token; the answer alone has it",
+        summary="Make another token; only this answer has it",
         handler=add_token,
         body=TokenBody,
         answer=NewTokenView,
@@ -239,7 +239,7 @@ PEOPLE: tuple[Route, ...] = (
     Route(
         method="DELETE",
         path="/v1/tokens/{token}",
-        summary="Revoke a token; what goes on under it ends",
+        summary="Revoke a token; its open streams end",
         handler=revoke_token,
         answer=TokenView,
     ),

@@ -92,7 +92,7 @@ SCHEDULING: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/explain",
-        summary="Why each job of a run waits, node by node, and what stands before it",
+        summary="Why each job of a run waits, node by node, and which runs are before it",
         handler=explain_run,
         answer=ExplainView,
     ),

@@ -64,7 +64,7 @@ STORY: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/events/watch",
-        summary="What happened and happens, one JSON line each; of one run until it has ended",
+        summary="Events as they happen, one JSON line each; those of one run until it has ended",
         handler=watch_events,
         query=EventsWatchQuery,
         answer=EventLine,

@@ -53,14 +53,14 @@ ROUTES: tuple[Route, ...] = (
         status=201,
         also={
             200: "The live run that has the name and keeps it (`if_exists: keep`)",
-            202: "The live run that has the name, which was told to end (`if_exists: replace`); the"
-            " same request again, once it has ended, submits the new one",
+            202: "The live run that has the name, which is being stopped (`if_exists: replace`);"
+            " the same request submits the new one once it has ended",
         },
     ),
     Route(
         method="GET",
         path="/v1/runs",
-        summary="The runs that live, or all, newest first",
+        summary="The live runs, or all, newest first",
         handler=handlers.list_runs,
         query=RunsQuery,
         answer=RunsAnswer,
@@ -75,7 +75,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/runs/{run}/stop",
-        summary="Stop a run, with the grace of its stop_duration; abort: without",
+        summary="Stop a run, with the grace of its stop_duration; with `abort` at once",
         handler=actions.stop_run,
         body=StopBody,
         answer=RunView,
@@ -90,7 +90,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/runs/{run}/suspend",
-        summary="No placement, retry, trigger or timeout any more; what runs goes on",
+        summary="Suspend a run: no placements, retries, triggers or timeouts; running jobs stay",
         handler=actions.suspend_run,
         body=SuspendBody,
         answer=RunView,
@@ -98,14 +98,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/runs/{run}/resume",
-        summary="Decide again about what ended while the run was suspended",
+        summary="Resume a run: jobs that ended while it was suspended are decided again",
         handler=actions.resume_run,
         answer=RunView,
     ),
     Route(
         method="POST",
         path="/v1/runs/{run}/scale",
-        summary="Give an independent group another number of jobs",
+        summary="Change the number of jobs of an independent group",
         handler=actions.scale_run,
         body=ScaleBody,
         answer=RunView,
@@ -120,21 +120,21 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/runs/{run}/jobs/{job}/abandon",
-        summary="Go on without a job",
+        summary="Let the run go on without a job",
         handler=actions.abandon_job,
         answer=RunView,
     ),
     Route(
         method="POST",
         path="/v1/runs/{run}/jobs/{job}/interrupt",
-        summary="Ask a job to end by itself; its restart_exit_code says that it wants to come back",
+        summary="Ask a job to end by itself; its restart_exit_code brings it back",
         handler=actions.interrupt_job,
         answer=RunView,
     ),
     Route(
         method="GET",
         path="/v1/runs/{run}/attempts",
-        summary="All attempts that are kept, oldest first; of one job, occurrence or incarnation",
+        summary="All stored attempts, oldest first; or those of one job, occurrence or incarnation",
         handler=handlers.list_attempts,
         query=AttemptsQuery,
         answer=AttemptsAnswer,
@@ -142,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/ssh",
-        summary="Where the user's ssh finds a job, and which host keys it should expect",
+        summary="How the user's ssh reaches a job, and which host keys to expect",
         handler=handlers.find_ssh,
         query=SshQuery,
         answer=SshTarget,
@@ -158,7 +158,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/logs",
-        summary="The log that is stored now, as raw frames, or as text where `Accept` names text",
+        summary="The stored log, as raw frames, or as text if `Accept` names text",
         handler=streams.read_logs,
         query=LogsQuery,
         media=FRAMES,
@@ -176,14 +176,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="PUT",
         path="/v1/blobs/{blob}",
-        summary="Upload what a run will need, named by its sha256; the body is its bytes",
+        summary="Upload a blob for a run, named by its sha256; the body is its bytes",
         handler=handlers.put_blob,
         answer=BlobAnswer,
     ),
     Route(
         method="GET",
         path="/v1/blobs/{blob}",
-        summary="Whether an upload of the caller is there; asking keeps it a day longer",
+        summary="Whether the caller has uploaded this blob; the request keeps it for another day",
         handler=handlers.get_blob,
         answer=BlobAnswer,
     ),
@@ -231,7 +231,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/nodes/{node}/drain",
-        summary="Place nothing new on a node; what runs there goes on",
+        summary="Drain a node: no new placements; running jobs stay until the deadline",
         handler=handlers.drain_node,
         body=DrainBody,
         answer=NodeView,
@@ -239,21 +239,21 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="POST",
         path="/v1/nodes/{node}/resume",
-        summary="Place on a drained node again",
+        summary="Allow new placements on a drained node",
         handler=handlers.resume_node,
         answer=NodeView,
     ),
     Route(
         method="POST",
         path="/v1/nodes/{node}/gpus/{gpu}/clear",
-        summary="Offer a GPU again that was cordoned for a fault",
+        summary="Offer a GPU again that was cordoned because of a fault",
         handler=handlers.clear_gpu,
         answer=NodeView,
     ),
     Route(
         method="DELETE",
         path="/v1/nodes/{node}",
-        summary="Forget a node that has no jobs, or one that is lost with them",
+        summary="Remove a node that has no jobs, or a lost one with its jobs",
         handler=handlers.remove_node,
         query=RemoveQuery,
         answer=NodeView,
@@ -261,7 +261,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/node-key",
-        summary="The controller's public SSH key, to be put on nodes",
+        summary="The controller's public SSH key, for the nodes",
         handler=handlers.get_node_key,
         answer=NodeKeyAnswer,
     ),

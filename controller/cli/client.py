@@ -28,7 +28,7 @@ def why_lost(error: Exception) -> str:
         case ssl.SSLCertVerificationError():
             return f"its certificate is not trusted ({error.verify_message})"
         case ssl.SSLError():
-            return "no secure connection can be made with it"
+            return "a secure connection to it is not possible"
         case socket.gaierror():
             return "its name cannot be looked up"
         case TimeoutError():
@@ -40,7 +40,7 @@ def why_lost(error: Exception) -> str:
         case OSError():
             return "the connection failed"
         case _:
-            return "it does not answer as a Fairlead controller does"
+            return "it does not answer like a Fairlead controller"
 
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class ControllerClient:
         detail = read_error(body or b"")
         if detail is None:
             return ConnectionLost(
-                f"{self.url} answered with HTTP {status} and not as a Fairlead controller does; "
+                f"{self.url} answered with HTTP {status}, but not like a Fairlead controller; "
                 f"is the URL right?",
                 refused=True,
             )

@@ -51,8 +51,8 @@ def _refuse_password(url: str) -> None:
         shown = False
     if shown:
         raise CliError(
-            f"--database: everybody on this machine can read a password in a command line; put the "
-            f"URL into {VARIABLE} or a file (--database-file), or the password into ~/.pgpass",
+            f"--database: other users of this machine can read a password on a command line; put "
+            f"the URL into {VARIABLE} or a file (--database-file), or the password into ~/.pgpass",
             EXIT_USAGE,
         )
 
@@ -61,5 +61,5 @@ def _read(file: Path) -> str:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not a text"
+        why = getattr(error, "strerror", None) or "it is not a text file"
         raise CliError(f"--database-file {file}: {why}", EXIT_USAGE) from None

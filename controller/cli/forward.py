@@ -37,7 +37,7 @@ def parse_forward(text: str) -> Forward:
     if not all(n.isascii() and n.isdecimal() and len(n) < 6 and int(n) < 65536 for n in numbers):
         raise CliError(f"{text!r} is not PORT or PORT:LOCAL, such as 8080 or 8080:9000", 2)
     if int(port) == 0:
-        raise CliError("port 0 is no port of a job", 2)
+        raise CliError("port 0 is not a port of a job", 2)
     return Forward(*map(int, numbers))
 
 

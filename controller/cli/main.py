@@ -30,8 +30,8 @@ _ACTIONS = {
     "stop": "Stop a run.",
     "complete": "End a run as done now.",
     "suspend": "Suspend a run: no placements, retries or triggers.",
-    "resume": "Go on with a suspended run.",
-    "scale": "Give a group that is no gang another number of jobs.",
+    "resume": "Resume a suspended run.",
+    "scale": "Change the number of jobs of a group that is no gang.",
 }
 
 
@@ -52,8 +52,8 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     )
     app.command(f"{_COMMANDS}.apply:apply", name="apply", help="Submit a run and follow it.")
     app.command(f"{_COMMANDS}.runs:ps", name="ps", help="List runs.")
-    app.command(f"{_COMMANDS}.runs:inspect", name="inspect", help="Show all about a run.")
-    app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Tell why a run waits.")
+    app.command(f"{_COMMANDS}.runs:inspect", name="inspect", help="Show a run in full.")
+    app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Show why a run waits.")
     app.command(f"{_COMMANDS}.scheduling:plan", name="plan", help="Show where a run would go.")
     app.command(
         f"{_COMMANDS}.schema:schema", name="schema", help="Write the JSON Schema of the YAML."
@@ -65,14 +65,16 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     app.command(_job_app())
     app.command(f"{_COMMANDS}.ssh:ssh", name="ssh", help="Log in to a run's job.")
     app.command(
-        f"{_COMMANDS}.ssh:ssh_config", name="ssh-config", help="Show what ~/.ssh/config needs."
+        f"{_COMMANDS}.ssh:ssh_config",
+        name="ssh-config",
+        help="Print the entries for ~/.ssh/config.",
     )
     app.command(
         f"{_COMMANDS}.ports:port_forward",
         name="port-forward",
-        help="Lead local ports to ports of a run's job.",
+        help="Forward local ports to ports of a run's job.",
     )
-    app.command(f"{_COMMANDS}.runs:events", name="events", help="Tell what happened.")
+    app.command(f"{_COMMANDS}.runs:events", name="events", help="Show what happened.")
     if arguments[:1] == ["controller"]:
         app.command(f"{_COMMANDS}.databases:app", name="controller")
     else:  # what has commands of its own is not imported for the list of commands
@@ -90,7 +92,7 @@ def _job_app() -> App:
     job = App(name="job", help="Abort, abandon or interrupt one job of a run.")
     for verb, said in (
         ("abort", "End a job's attempt at once; it comes back."),
-        ("abandon", "Go on without a job."),
+        ("abandon", "Let the run go on without a job."),
         ("interrupt", "Ask a job to end by itself."),
     ):
         job.command(f"{_COMMANDS}.actions:{verb}_job", name=verb, help=said)
@@ -106,22 +108,24 @@ def _node_app() -> App:
     )
     registering = f"{_COMMANDS}.user_data"
     node.command(
-        f"{registering}:user_data", name="user-data", help="Announce a node: what it boots with."
+        f"{registering}:user_data",
+        name="user-data",
+        help="Announce a node and print its user-data.",
     )
     node.command(
-        f"{registering}:register", name="register", help="Tell the address of an expected node."
+        f"{registering}:register", name="register", help="Give an expected node its address."
     )
     node.command(f"{nodes}:list_", name=["list", "ls"], help="List nodes.")
-    node.command(f"{nodes}:show", name="show", help="Show all about a node.")
+    node.command(f"{nodes}:show", name="show", help="Show a node in full.")
     node.command(f"{nodes}:set_", name="set", help="Change a node's attributes or fleet.")
-    node.command(f"{nodes}:drain", name="drain", help="Place nothing new on a node.")
-    node.command(f"{nodes}:resume", name="resume", help="Place on a drained node again.")
+    node.command(f"{nodes}:drain", name="drain", help="Empty a node: no new placements.")
+    node.command(f"{nodes}:resume", name="resume", help="End a drain.")
     node.command(f"{nodes}:cordon", name="cordon", help="Stop new placements; running jobs stay.")
-    node.command(f"{nodes}:uncordon", name="uncordon", help="Place on a cordoned node again.")
-    node.command(f"{nodes}:tasks", name="tasks", help="List tasks that nobody here knows.")
-    node.command(f"{nodes}:stop_task", name="stop-task", help="Stop such a task.")
+    node.command(f"{nodes}:uncordon", name="uncordon", help="End a cordon.")
+    node.command(f"{nodes}:tasks", name="tasks", help="List a node's unknown tasks.")
+    node.command(f"{nodes}:stop_task", name="stop-task", help="Stop an unknown task.")
     node.command(f"{nodes}:clear_gpu", name="clear-gpu", help="Offer a broken GPU again.")
-    node.command(f"{nodes}:remove", name="remove", help="Forget a node that has no jobs.")
+    node.command(f"{nodes}:remove", name="remove", help="Remove a node that has no jobs.")
     node.command(f"{nodes}:key", name="key", help="Show the controller's public SSH key.")
     return node
 
@@ -142,8 +146,8 @@ def _user_app() -> App:
     user.command(f"{people}:add_user", name="add", help="Add a user and show a first token.")
     user.command(f"{people}:list_users", name="list", help="List users.")
     user.command(f"{people}:show_user", name="show", help="Show a user.")
-    user.command(f"{people}:set_user", name="set", help="Give a user another role.")
-    user.command(f"{people}:grant", name="grant", help="Say which bands a user may use.")
+    user.command(f"{people}:set_user", name="set", help="Change a user's role.")
+    user.command(f"{people}:grant", name="grant", help="Set the bands that a user may use.")
     user.command(f"{people}:remove_user", name="remove", help="Remove a user.")
     return user
 
@@ -151,9 +155,9 @@ def _user_app() -> App:
 def _token_app() -> App:
     token = App(name="token", help="Add, list and revoke tokens.")
     people = f"{_COMMANDS}.people"
-    token.command(f"{people}:add_token", name="add", help="Make one more token and show it.")
+    token.command(f"{people}:add_token", name="add", help="Make another token and show it.")
     token.command(f"{people}:list_tokens", name="list", help="List tokens.")
-    token.command(f"{people}:revoke_token", name="revoke", help="End a token at once.")
+    token.command(f"{people}:revoke_token", name="revoke", help="Revoke a token.")
     return token
 
 
@@ -180,7 +184,7 @@ def run(arguments: Sequence[str]) -> int:
         unreadable = next((one for one in arguments if not one.isprintable()), None)
         if unreadable is None:
             return _unforeseen(error)
-        return _fail(f"{unreadable!r} is not UTF-8 text", EXIT_USAGE)
+        return _fail(f"{unreadable!r} is not UTF-8", EXIT_USAGE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -138,7 +138,7 @@ def public_keys(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
     if named:
         key = _line(_public(Path(named).expanduser()))
         if key is None:
-            raise CliError(f"{VARIABLE}: {named} has no readable public key beside it", EXIT_USAGE)
+            raise CliError(f"{VARIABLE}: {named} has no readable public key next to it", EXIT_USAGE)
         return (key,)
     files = sorted((home / ".ssh").glob("*.pub"))
     found = (_line(file) for file in files)

@@ -118,7 +118,7 @@ def read_token(path: Path, source: str) -> str | None:
     try:
         return clean_token(path.read_text(), source)
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not a text"
+        why = getattr(error, "strerror", None) or "it is not a text file"
         raise CliError(f"{source}: cannot read {path}: {why}") from None
 
 
@@ -128,5 +128,5 @@ def clean_token(token: str | None, source: str) -> str | None:
         return None
     token = token.strip()
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise CliError(f"{source} does not hold a token (it has other characters in it)")
+        raise CliError(f"{source} is not a token: it contains other characters")
     return token

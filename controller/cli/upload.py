@@ -291,9 +291,7 @@ class _Packer:
             return local
         place = posixpath.normpath(local)
         if local.startswith("~") or place.startswith(".."):
-            raise ConfigurationError(
-                field, f"say where in the container it goes: {local}:/some/path"
-            )
+            raise ConfigurationError(field, f"give its path in the container: {local}:/some/path")
         return place
 
     def _archive(self, members: Iterable[tuple[str, Path]], field: str) -> str:
@@ -332,7 +330,7 @@ def _add(archive: tarfile.TarFile, name: str, source: Path, field: str) -> None:
             info.type, info.linkname = tarfile.SYMTYPE, os.readlink(source)
             if _leaves(name, info.linkname):
                 raise ConfigurationError(
-                    field, f"{source} is a link that leads out of what is sent; leave it out"
+                    field, f"{source} is a link to outside of what is sent; leave it out"
                 )
             archive.addfile(info)
         elif stat.S_ISDIR(found.st_mode):

@@ -62,7 +62,7 @@ def check_content(data: object, path: str = "", depth: int = 0) -> None:
 
 def _named(path: str, name: object) -> str:
     if not isinstance(name, str):
-        raise ConfigurationError(path, "the names of fields must be texts")
+        raise ConfigurationError(path, "the names of fields must be strings")
     readable = name.encode("utf-8", "backslashreplace").decode()
     field = f"{path}.{readable}" if path else readable
     _check_text(name, field)
@@ -71,11 +71,11 @@ def _named(path: str, name: object) -> str:
 
 def _check_text(text: str, path: str) -> None:
     if "\0" in text:
-        raise ConfigurationError(path, "holds a NUL character")
+        raise ConfigurationError(path, "contains a NUL character")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigurationError(path, "holds half of a character (a lone surrogate)") from None
+        raise ConfigurationError(path, "contains half of a character (a lone surrogate)") from None
     if _EXPRESSION.search(text):
         raise ConfigurationError(
             path,
@@ -93,7 +93,7 @@ _BOUND = re.compile(r"Expected `(?:int|float|str)` (?:<|>|of length)")
 _PLAIN_NAMES = {
     "object": "a mapping",
     "array": "a list",
-    "str": "a text",
+    "str": "a string",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",

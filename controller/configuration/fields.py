@@ -38,7 +38,7 @@ def repos(value: object, hook: Hook) -> schema.Repos:
     for number, place in enumerate(places):
         if place in places[:number]:
             raise ConfigurationError(
-                f"repos[{number}].path", f"{shown(place)} is the place of another repository too"
+                f"repos[{number}].path", f"{shown(place)} is also the path of another repository"
             )
     return schema.Repos(found)
 
@@ -51,14 +51,16 @@ def files(value: object, hook: Hook) -> schema.FileList:
 
 def secrets(value: object) -> schema.Secrets:
     if not isinstance(value, dict):
-        raise ValueError("is neither a mapping nor a list of names that are set")
+        raise ValueError("must be a mapping, or a list of names of variables that are set")
     for name, content in value.items():
         if not _SECRET_NAME.fullmatch(name):
             raise ConfigurationError(
                 "secrets", f"{shown(name)} can't be a secret's name", schema.ALLOWED["secrets"]
             )
         if not isinstance(content, str):
-            raise ConfigurationError(f"secrets.{name}", "is not a text", schema.ALLOWED["secrets"])
+            raise ConfigurationError(
+                f"secrets.{name}", "is not a string", schema.ALLOWED["secrets"]
+            )
     return schema.Secrets(value)
 
 
@@ -68,21 +70,19 @@ def _repo(value: object, field: str, hook: Hook) -> schema.RepoFields:
         raise ConfigurationError(field, "needs either local_path or url", schema.ALLOWED["repos"])
     if repo.url is not None and _WITH_LOGIN.match(repo.url):
         raise ConfigurationError(
-            f"{field}.url", "holds a login, which everybody could read: use token_env instead"
+            f"{field}.url", "contains a login, which other users could read: use token_env instead"
         )
     _check(repo.url is None or is_url(repo.url), field, "url", repo.url)
     _check(repo.hash is None or _COMMIT.fullmatch(repo.hash), field, "hash", repo.hash)
     _check(repo.branch is None or _REF.fullmatch(repo.branch), field, "branch", repo.branch)
     if repo.local_path is not None and (repo.branch or repo.hash):
         name = "branch" if repo.branch else "hash"
-        raise ConfigurationError(
-            f"{field}.{name}", "goes with url: a local folder is taken as it is"
-        )
+        raise ConfigurationError(f"{field}.{name}", "needs url: a local folder is used as it is")
     if repo.uploaded is not None:
         _check_blobs(field, repo.uploaded.diff, repo.uploaded.archive)
         if repo.uploaded.diff is not None and not (repo.url or repo.uploaded.url):
             raise ConfigurationError(
-                f"{field}.uploaded.diff", "goes with url: an archive is taken as it is"
+                f"{field}.uploaded.diff", "needs url: an archive is used as it is"
             )
     return repo
 
@@ -129,7 +129,7 @@ def _fields(value: object, type_: type[T], field: str, hook: Hook) -> T:
 def _check(right: object, field: str, name: str, given: str | None) -> None:
     if not right:
         allowed = schema.ALLOWED[f"repos.{name}"]
-        raise ConfigurationError(f"{field}.{name}", f"{shown(given)} is not right", allowed)
+        raise ConfigurationError(f"{field}.{name}", f"{shown(given)} is invalid", allowed)
 
 
 def _check_blobs(field: str, *blobs: str | None) -> None:
@@ -152,7 +152,7 @@ def needs(value: object, make: Callable[[type, Any], Any]) -> schema.Needs:
     if isinstance(value, str):
         return schema.Needs(_of_text(value))
     if not isinstance(value, dict):
-        raise ValueError(f"{shown(value)} is neither a string nor a mapping")
+        raise ValueError(f"{shown(value)} must be a string or a mapping")
     fields = convert_entry(value, schema.ConstraintFields, make, "constraints")
     if fields.value is not None and fields.values is not None:
         raise ValueError("has both value and values: give one of them")
@@ -232,7 +232,7 @@ def _expression(text: object) -> str:
     except CronSimError as error:
         raise ValueError(f"{shown(text)} is not a cron expression: {str(error).lower()}") from None
     except StopIteration:
-        raise ValueError(f"{shown(text)} never comes") from None
+        raise ValueError(f"{shown(text)} never fires") from None
     return expression
 
 
@@ -284,7 +284,7 @@ def _of_mapping(value: dict[object, object], make: Callable[[type, Any], Any]) -
     kind = given[0]
     if kind is VolumeKind.TMPFS:
         if fields.read_only or fields.optional:
-            raise ValueError("is a tmpfs: read_only and optional say nothing about it")
+            raise ValueError("is a tmpfs: read_only and optional do not apply to it")
         size = None if fields.tmpfs is None else int(fields.tmpfs)
         return VolumeMount(kind=kind, target=str(fields.path), size=size)
     return _checked_volume(
@@ -304,9 +304,9 @@ def _checked_volume(
     if kind is VolumeKind.NAMED and not _NAME.fullmatch(source):
         raise ValueError(f"{shown(source)} is not the name of a volume")
     if kind is VolumeKind.NAMED and optional:
-        raise ValueError("is made when it is not there, so it cannot be optional")
+        raise ValueError("is created when it is missing, so it cannot be optional")
     if kind is not VolumeKind.NAMED and ".." in source.split("/"):
-        raise ValueError(f"{shown(source)} may not have '..' in it")
+        raise ValueError(f"{shown(source)} must not contain '..'")
     return VolumeMount(
         kind=kind, source=source, target=str(target), read_only=read_only, optional=optional
     )
@@ -321,7 +321,7 @@ def _ulimit(name: object, limit: object) -> Ulimit:
     soft = _bound(name, first)
     hard = _bound(name, second) if colon else soft
     if hard != -1 and not -1 < soft <= hard:
-        raise ValueError(f"{name}: the soft limit is more than the hard one")
+        raise ValueError(f"{name}: the soft limit is greater than the hard limit")
     return Ulimit(name=name, soft=soft, hard=hard)
 
 
@@ -329,5 +329,5 @@ def _bound(name: str, text: str) -> int:
     if text.strip() in (_UNLIMITED, "-1"):
         return -1
     if not _NUMBER.fullmatch(text.strip()):
-        raise ValueError(f"{shown(text)} is no value for {name}")
+        raise ValueError(f"{shown(text)} is not a value for {name}")
     return int(text)

@@ -93,8 +93,8 @@ def _check_secret(field: str, value: str) -> None:
     if len(value.encode()) < SHORTEST_SECRET or not value.strip():
         raise ConfigurationError(
             field,
-            "is too short to be hidden in logs: make it longer, or put it into `env`",
-            f"{SHORTEST_SECRET} bytes and more, not blanks alone",
+            "is too short to be hidden in logs: use a longer value, or `env`",
+            f"{SHORTEST_SECRET} bytes or more, not only blanks",
         )
 
 
@@ -102,7 +102,7 @@ def _check_length(field: str, argument: str) -> None:
     if len(argument.encode()) > LONGEST_ARGUMENT:
         raise ConfigurationError(
             field,
-            "is longer than Linux lets a program be given: bring it as one of `files`",
+            "is longer than Linux allows for a program's arguments: use `files`",
             f"{LONGEST_ARGUMENT} bytes, name and value or all commands together",
         )
 
@@ -141,7 +141,7 @@ def groups(value: object, make: Callable[[type, Any], Any]) -> schema.Groups:
     for number, name in enumerate(names):
         if name in names[:number]:
             raise ConfigurationError(
-                f"groups[{number}].name", f"{shown(name)} is the name of another group too"
+                f"groups[{number}].name", f"{shown(name)} is also the name of another group"
             )
     return made
 
@@ -167,9 +167,11 @@ def check_groups(configuration: TaskConfiguration) -> None:
 def _check_timeout(written: schema.Duration | None, gangs: list[str]) -> None:
     field = "reincarnation_timeout"
     if written is not None and not gangs:
-        raise ConfigurationError(field, "is about gangs, and there is none", "gang: true")
+        raise ConfigurationError(field, "needs a gang, and there is none", "gang: true")
     if written is not None and not written > 0:
-        raise ConfigurationError(field, "would give a gang's places up at once", ALLOWED[field])
+        raise ConfigurationError(
+            field, "would release a gang's allocations at once", ALLOWED[field]
+        )
 
 
 def _check_top(configuration: TaskConfiguration) -> None:
@@ -178,13 +180,13 @@ def _check_top(configuration: TaskConfiguration) -> None:
     for name in _ONLY_IN_GROUPS:
         if getattr(configuration, name) is not None:
             raise ConfigurationError(
-                name, "can't be given at the top together with groups: say it in each group"
+                name, "can't be set at the top level together with groups: set it in each group"
             )
     if any(group.commands or group.entrypoint for group in configuration.groups):
         for name in _WHAT_RUNS:
             if getattr(configuration, name):
                 raise ConfigurationError(
-                    name, "is given at the top and in a group too: say it in each group"
+                    name, "is set at the top level and in a group: set it in each group"
                 )
 
 
@@ -284,5 +286,5 @@ def _group(value: object, place: str, make: Callable[[type, Any], Any]) -> schem
 def _unknown(name: str) -> tuple[str, str]:
     allowed = ", ".join(sorted(_OF_A_GROUP))
     if name in TaskConfiguration.__struct_fields__:
-        return "holds for all groups: write it at the top", allowed
+        return "applies to all groups: set it at the top level", allowed
     return not_a_field(name, sorted(_OF_A_GROUP), of_a_task=True), allowed

@@ -17,10 +17,8 @@ _OWN_NODES = (
 )
 _OF_SERVICES = "is for services, which are not supported yet"
 _OF_DEV_ENVIRONMENTS = "is for dev environments, which are not supported yet"
-_TUNNEL = (
-    "nothing has to be opened; `fairlead port-forward RUN PORT` leads to what the job listens on"
-)
-_BUILT = "nodes build no images; push yours to a registry and name it as image"
+_TUNNEL = "no port has to be opened; `fairlead port-forward RUN PORT` forwards a port of the job"
+_BUILT = "nodes build no images; push it to a registry and use its name as image"
 _BANDS = "there are no queues; write band and priority"
 _NO_LIMIT_YET = "is not supported yet; max_duration limits how long the run may be running"
 
@@ -76,9 +74,9 @@ RENAMED: Mapping[str, str] = {
 SAID: Mapping[str, str] = {
     "ports": _TUNNEL,
     "port": _TUNNEL,
-    "python": "the image brings it; name one that has it, such as image: python:3.12",
-    "nvcc": "the image brings it; name one that has the CUDA compiler, such as a -devel image",
-    "docker": "a job has no Docker of its own; name an image with one, and privileged: true",
+    "python": "the image has it; use one such as image: python:3.12",
+    "nvcc": "the image has it; use one with the CUDA compiler, such as a -devel image",
+    "docker": "a job has no Docker; use an image that has it, and privileged: true",
     "dockerfile": _BUILT,
     "build": _BUILT,
     "setup": "write it as the first of commands",

@@ -40,18 +40,18 @@ def image_name(text: object) -> str:
 
 def _what_is_wrong(text: str) -> str | None:
     if "://" in text:
-        return "is a URL: leave out what stands before ://, and the slashes"
+        return "is a URL: leave out everything up to ://"
     if any(char.isspace() for char in text):
-        return "holds a blank, which no image's name does"
+        return "contains a blank, which image names cannot have"
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
-        return "has a digest that is none: it is sha256: and 64 hexadecimal digits"
+        return "has an invalid digest: write sha256: and 64 hexadecimal digits"
     rest, colon, tag = _tagged(rest)
     if colon and not _TAG.fullmatch(tag):
-        return "has a tag that is none: up to 128 letters, digits, '_', '.' and '-'"
+        return "has an invalid tag: use up to 128 letters, digits, '_', '.' and '-'"
     registry, path = _parts(rest)
     if registry is not None and not _REGISTRY.fullmatch(registry):
-        return f"names a registry that is none: {registry[:100]}"
+        return f"names an invalid registry: {registry[:100]}"
     if path != path.lower() and _PATH.fullmatch(path.lower()):
         return "has capital letters, which only a registry's host and a tag may have"
     if not _PATH.fullmatch(path):
@@ -59,7 +59,7 @@ def _what_is_wrong(text: str) -> str | None:
     if len(_in_full(registry, path)) > _LONGEST:
         return f"is longer than the {_LONGEST} characters that a name with its registry may have"
     if _ID.fullmatch(rest):
-        return "is the id of an image, not its name: nodes have no images in common"
+        return "is an image's id, not its name: other nodes do not know it"
     return None
 
 

@@ -57,7 +57,7 @@ def _check_command(planned: GroupPlan) -> None:
     if nothing_to_run and written.image is None:
         raise ConfigurationError(
             planned.named("commands"),
-            "is missing: without an image of your own there is nothing to run",
+            "is missing: without an own image there is nothing to run",
             ALLOWED["commands"],
         )
 

@@ -283,7 +283,7 @@ def _files(number: int, written: FileFields) -> Files:
 
 def _not_uploaded(field: str) -> ConfigurationError:
     return ConfigurationError(
-        field, "was not uploaded: what lies on your machine only `fairlead apply` can send"
+        field, "was not uploaded: only `fairlead apply` can send files of your machine"
     )
 
 

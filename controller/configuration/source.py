@@ -81,7 +81,7 @@ def read(content: bytes, *, name: str) -> Document:
         node = yaml.compose(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise SourceError(f"{name}:{line}: is not UTF-8 text") from None
+        raise SourceError(f"{name}:{line}: is not UTF-8") from None
     except yaml.YAMLError as error:
         raise SourceError(_yaml_problem(name, error)) from None
     except RecursionError:
@@ -97,12 +97,12 @@ _SEVERAL_DOCUMENTS = "expected a single document in the stream"
 
 def _yaml_problem(name: str, error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.reader.ReaderError):
-        return f"{name}: holds a character that YAML does not allow (#x{error.character:04x})"
+        return f"{name}: contains a character that YAML does not allow (#x{error.character:04x})"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or "is not YAML"
     place = name if mark is None else f"{name}:{mark.line + 1}"
     if getattr(error, "context", None) == _SEVERAL_DOCUMENTS:
-        return f"{place}: begins a second document (---): write each run into a file of its own"
+        return f"{place}: begins a second document (---): write each run in its own file"
     return f"{place}: is not valid YAML: {problem}"
 
 
@@ -138,7 +138,7 @@ class _Reader:
             if key_node.tag == f"{_TAG}merge":
                 self._refuse(key_node, path, "merge keys (<<) are not supported")
             if not isinstance(key_node, yaml.ScalarNode):
-                self._refuse(key_node, path, "the name of a field must be a text")
+                self._refuse(key_node, path, "the name of a field must be a string")
             key = key_node.value
             field = f"{path}.{key}" if path else key
             if key in content:

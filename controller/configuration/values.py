@@ -52,7 +52,7 @@ def _argv(value: object) -> schema.Argv:
     elif isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
         words = list(value)
     else:
-        raise ValueError("is not a program with arguments; quote those that are not texts")
+        raise ValueError("is not a program with arguments; quote arguments that are not strings")
     if not words or not words[0]:
         raise ValueError("names no program")
     return schema.Argv(words)
@@ -63,7 +63,7 @@ def _env(value: object) -> schema.Env:
         return schema.Env(_variable(name, content) for name, content in value.items())
     if isinstance(value, list | tuple):
         return _env_of_list(value)
-    raise ValueError("is neither a mapping nor a list")
+    raise ValueError("must be a mapping or a list")
 
 
 def _env_of_list(entries: list[object] | tuple[object, ...]) -> schema.Env:
@@ -79,12 +79,12 @@ def _env_of_list(entries: list[object] | tuple[object, ...]) -> schema.Env:
 def _assignment(entry: object, field: str) -> tuple[str, str]:
     allowed = schema.ALLOWED["env"]
     if not isinstance(entry, str):
-        raise ConfigurationError(field, "is not a text", allowed)
+        raise ConfigurationError(field, "is not a string", allowed)
     name, equals, content = entry.partition("=")
     if not equals:
         raise ConfigurationError(
             field,
-            "has no value, and none came from the environment of the submitting command",
+            "has no value: set it here, or in the environment of `fairlead apply`",
             allowed,
         )
     if not _ENV_NAME.fullmatch(name):
@@ -98,14 +98,16 @@ def _variable(name: object, content: object) -> tuple[str, str]:
         raise ConfigurationError("env", f"{shown(name)} can't be a variable's name", allowed)
     if isinstance(content, bool):
         raise ConfigurationError(
-            f"env.{name}", "is true or false for YAML; quote it to say which text is meant", allowed
+            f"env.{name}", "is true or false in YAML; quote it to write a string", allowed
         )
     if not isinstance(content, str | int | float):
         raise ConfigurationError(f"env.{name}", "must be a string or a number", allowed)
     try:
         text = str(content)
     except ValueError:
-        raise ConfigurationError(f"env.{name}", "is too long a number; quote it") from None
+        raise ConfigurationError(
+            f"env.{name}", "is a number with too many digits; quote it"
+        ) from None
     return name, text
 
 

@@ -37,7 +37,7 @@ def awaited(state: RunState, attempt: Attempt) -> Awaited | None:
     if attempt.status is AttemptStatus.TERMINATING:
         return _end(attempt)
     if attempt.disconnected:
-        return Awaited(what=f"waits for node {_node(attempt)}, of which nothing is heard")
+        return Awaited(what=f"waits for node {_node(attempt)}, which is silent")
     what, limit = _next_step(state, attempt), limits.deadline(state.run, attempt)
     if limit is None:
         return Awaited(what=what)
@@ -56,7 +56,7 @@ def _next_step(state: RunState, attempt: Attempt) -> str:
         case AttemptStatus.PULLING:
             return _start(state, attempt)
         case _ if attempt.interrupt_requested_at is not None:
-            return "was asked to interrupt itself, and runs until it does"
+            return "was interrupted, and runs until it ends by itself"
         case _:
             return f"runs on node {_node(attempt)}"
 
@@ -74,16 +74,16 @@ def _start(state: RunState, attempt: Attempt) -> str:
     if not limits.waits_for_its_turn(state.run, state.jobs, attempt):
         return f"waits for its runner on node {_node(attempt)} to start the job"
     if is_gang_run(state.run) and not ranked_hold_places(state.run, state.jobs):
-        return "waits until every rank has a place"
+        return "waits until every rank has an allocation"
     return limits.its_turn(state.run).sentence()
 
 
 def _end(attempt: Attempt) -> Awaited:
     node = _node(attempt)
     if attempt.disconnected:
-        return Awaited(what=f"ends; waits for node {node}, of which nothing is heard")
+        return Awaited(what=f"ends; waits for node {node}, which is silent")
     if not attempt.container_gone and attempt.remove_at is not None:
-        what = f"ends; waits for its container on node {node} to be gone, at the latest removed"
+        what = f"ends; waits for its container on node {node} to stop or be removed"
         return Awaited(what=what, until=attempt.remove_at)
     if not attempt.logs_complete:
         return Awaited(what=f"ends; waits for the rest of its log from node {node}")

@@ -208,7 +208,7 @@ def _claim(
             return Claim(
                 rank=Rank.SHIM_ERROR,
                 reason=Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
-                message="the runner is silent beside a healthy shim",
+                message="the runner is silent although the shim is healthy",
                 cause="RunnerSilent",
             )
 
@@ -250,7 +250,7 @@ def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim 
 def _runner_exited(report: RunnerExited) -> Claim:
     reason, message = report.reason, report.message
     if reason not in _RUNNER_RANKS:
-        message = f"the exit record gives the reason {reason}, which is not the runner's to give"
+        message = f"the exit record gives the reason {reason}, which a runner must not give"
         reason = Reason.CONTAINER_EXITED_WITH_ERROR
     elif reason is Reason.DONE_BY_RUNNER and report.exit_code:
         reason = Reason.CONTAINER_EXITED_WITH_ERROR
@@ -290,7 +290,7 @@ def _ended_for_nothing_known(report: TaskSeen, reason: str) -> Claim:
     return Claim(
         rank=Rank.SHIM_ERROR if reason in _ECHOED_FROM_RUNNERS else Rank.ENDED_BY_SHIM,
         reason=Reason.INSTANCE_UNREACHABLE,
-        message=f"its node ended it as {reason}, which this controller had not asked for{told}",
+        message=f"its node ended it as {reason}, which this controller did not request{told}",
         cause="TaskSeen",
         inferred=True,
     )

@@ -133,13 +133,13 @@ def _incarnation_page() -> str:
         (f"`{reason}`", "all" if whole else "those that do not survive", says)
         for reason, whole, says in SWITCHES
     ]
-    head = ("switch", "places given back", "when")
+    head = ("switch", "allocations given back", "when")
     return "\n".join(
         [
             "# Incarnation of a gang\n",
             _NOTE,
             mermaid(PHASE_MOVES, (Phase.GATHERING,)),
-            "A phase is read off the attempts, never stored.\n",
+            "A phase is derived from the attempts, never stored.\n",
             "## Why a gang switches\n",
             _table(head, switches),
         ]
@@ -152,8 +152,8 @@ def _occurrence_page() -> str:
             "# Occurrence of a scheduled run\n",
             _NOTE,
             mermaid(schedules.PHASE_MOVES, (schedules.Phase.WAITING,)),
-            "A phase is read off the run, never stored. A trigger that comes while it is going is "
-            "skipped and recorded.\n",
+            "A phase is derived from the run, never stored. A trigger that comes while the "
+            "occurrence goes on is skipped and recorded.\n",
         ]
     )
 

@@ -170,7 +170,7 @@ def _placed(draft: Draft, report: Placed) -> None:
     allocation = with_descriptor(draft.run, job, attempt.rank, report.allocation, draft.new_id)
     draft.hold(attempt, allocation, "Placed")
     for freed_id in report.instead_of:
-        freed.give_up(draft, freed_id, "a job of its run has it")
+        freed.give_up(draft, freed_id, "a job of its run uses it")
     draft.move_attempt(
         attempt,
         AttemptStatus.PROVISIONING,

@@ -167,7 +167,7 @@ def _scheduling(run: Run, attempt: Attempt) -> Deadline | None:
         at=at,
         reason=Reason.UNSCHEDULABLE,
         name="scheduling_timeout",
-        message=f"no place within {run.policy.scheduling_timeout:g} s: {why}",
+        message=f"no allocation within {run.policy.scheduling_timeout:g} s: {why}",
     )
 
 

@@ -77,8 +77,8 @@ class LacksGpus(_Lack, frozen=True, kw_only=True, tag="gpus"):
 class LacksHostNetwork(_Lack, frozen=True, kw_only=True, tag="host_network"):
     def words(self) -> tuple[str, str]:
         return (
-            "the node's network, in which its peers reach it (`share_nodes: true` does without)",
-            "a shim that gives no job its network (--host-network never)",
+            "the node's network, in which its peers reach it (not needed with `share_nodes: true`)",
+            "a shim that gives its network to no job (--host-network never)",
         )
 
 
@@ -172,7 +172,7 @@ class NominatedNodeSilent(_Reason, frozen=True, kw_only=True, tag="nominated_nod
         return f"waiting for node {self.node} to be connected again"
 
 
-_WHOLE = "a gang is placed whole or not at all"
+_WHOLE = "a gang is placed as a whole or not at all"
 
 
 class GangInPart(_Reason, frozen=True, kw_only=True, tag="gang_in_part"):
@@ -182,7 +182,7 @@ class GangInPart(_Reason, frozen=True, kw_only=True, tag="gang_in_part"):
     waiting: int
 
     def sentence(self) -> str:
-        return f"places were found for {self.found} of {self.waiting} ranks only: {_WHOLE}"
+        return f"room was found for only {self.found} of {self.waiting} ranks: {_WHOLE}"
 
 
 class GangApart(_Reason, frozen=True, kw_only=True, tag="gang_apart"):
@@ -191,7 +191,7 @@ class GangApart(_Reason, frozen=True, kw_only=True, tag="gang_apart"):
     values: int
 
     def sentence(self) -> str:
-        return f"its places lay in {self.values} placement values: {_WHOLE}"
+        return f"its allocations were in {self.values} placement values: {_WHOLE}"
 
 
 class DoesNotFit(_Reason, frozen=True, kw_only=True, tag="does_not_fit"):
@@ -244,7 +244,7 @@ class OtherFleetsOnly(_Reason, frozen=True, kw_only=True, tag="other_fleets_only
     fleets: tuple[str, ...]
 
     def sentence(self) -> str:
-        return f"it may go to {_fleets(self.fleets)} only"
+        return f"it may only go to {_fleets(self.fleets)}"
 
 
 class NoNodeInDomain(_Reason, frozen=True, kw_only=True, tag="no_node_in_domain"):
@@ -358,7 +358,7 @@ def _could_hold(away: Unusable) -> str:
 
 
 def _places(count: int, need: Resources) -> str:
-    """One only, where a gang lacks one in the places that survived."""
+    """One only, where a gang lacks one in the allocations that survived."""
     gpus = [gpu_words(need.gpu)] if need.gpu.count else []
     if need.whole_node:
         return " ".join([f"{count} whole node{_s(count)}", *(f"with {one}" for one in gpus)])

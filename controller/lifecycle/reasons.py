@@ -208,15 +208,15 @@ ROWS: Mapping[Reason, Row] = {
         sentence="The job finished with exit code 0.",
     ),
     Reason.CONTAINER_EXITED_WITH_ERROR: _error("The job ended with an error."),
-    Reason.OUT_OF_MEMORY: _error("The job used more memory than it had asked for and was killed."),
-    Reason.EXECUTOR_ERROR: _error("The runner could not carry the job out."),
+    Reason.OUT_OF_MEMORY: _error("The job used more memory than it had requested and was killed."),
+    Reason.EXECUTOR_ERROR: _error("The runner could not execute the job."),
     Reason.PORTS_BINDING_FAILED: _error("A port that the job needs could not be bound."),
     Reason.CREATING_CONTAINER_ERROR: _error("The container could not be created."),
     Reason.IMAGE_PULL_FAILED: _error("The image could not be pulled."),
     Reason.VOLUME_ERROR: _error("A volume could not be attached or mounted."),
     Reason.GATEWAY_ERROR: _error("The job could not be registered with its gateway."),
     Reason.WAITING_RUNNER_LIMIT_EXCEEDED: _error(
-        "The container runs, but the runner inside it did not answer in time."
+        "The container is running, but the runner in it did not answer in time."
     ),
     Reason.LOG_QUOTA_EXCEEDED: Row(
         final=AttemptStatus.FAILED,
@@ -243,12 +243,12 @@ ROWS: Mapping[Reason, Row] = {
         reason_class=ReasonClass.FAILURE,
         iris=IrisState.UNSCHEDULABLE,
         run=RunReason.UNSCHEDULABLE,
-        sentence="No place was found for the job within its scheduling_timeout.",
+        sentence="No node had room for the job within its scheduling_timeout.",
     ),
     Reason.WAITING_INSTANCE_LIMIT_EXCEEDED: _node_failure(
         "The node did not accept the job in time, or did not get its container ready."
     ),
-    Reason.INSTANCE_ACCESS_REVOKED: _node_failure("The node does not let the controller in."),
+    Reason.INSTANCE_ACCESS_REVOKED: _node_failure("The node refuses the controller's login."),
     Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure("The provider took the node back."),
     Reason.INSTANCE_UNREACHABLE: _node_failure(
         "The node is gone, was silent for too long, or could not run the job."
@@ -272,7 +272,7 @@ ROWS: Mapping[Reason, Row] = {
         gang_switch=SwitchReason.JOB_ABORTED,
         iris=IrisState.PREEMPTED,
         run=RunReason.WORKER_FAILED,
-        sentence="The job gave its place to one of a higher band.",
+        sentence="A job of a higher band needed this job's allocation.",
     ),
     Reason.INTERRUPTED: Row(
         final=AttemptStatus.ABORTED,
@@ -280,7 +280,7 @@ ROWS: Mapping[Reason, Row] = {
         event=RetryEvent.INTERRUPTION,
         gang_switch=SwitchReason.JOB_INTERRUPTED,
         iris=IrisState.PREEMPTED,
-        sentence="The job was asked to interrupt itself and did.",
+        sentence="The job was interrupted and ended by itself.",
     ),
     Reason.JOB_ABORTED_BY_USER: Row(
         final=AttemptStatus.ABORTED,
@@ -310,7 +310,9 @@ ROWS: Mapping[Reason, Row] = {
     Reason.RELEASED: _stopped("The run is over and no longer needs its reserved job."),
     Reason.TERMINATED_BY_USER: _stopped("A user stopped the run.", run=RunReason.STOPPED_BY_USER),
     Reason.TERMINATED_BY_SERVER: _stopped("The run ended.", grace=GraceClass.SHORT),
-    Reason.INACTIVITY_DURATION_EXCEEDED: _stopped("Nobody used it for its inactivity_duration."),
+    Reason.INACTIVITY_DURATION_EXCEEDED: _stopped(
+        "The job was not used for its inactivity_duration."
+    ),
     Reason.TERMINATED_DUE_TO_UTILIZATION_POLICY: _stopped(
         "Its GPUs were used less than its utilization_policy demands."
     ),
@@ -354,8 +356,8 @@ RUN_SENTENCES: Mapping[RunReason, str] = {
     RunReason.COMPLETED_BY_USER: "A user declared the run complete.",
     RunReason.JOB_FAILED: "A job failed.",
     RunReason.RETRY_LIMIT_EXCEEDED: "A limit of the retry policy is reached.",
-    RunReason.UNSCHEDULABLE: "No place was found for a job.",
-    RunReason.WORKER_FAILED: "A job lost its place and may not be tried again.",
+    RunReason.UNSCHEDULABLE: "No node had room for a job.",
+    RunReason.WORKER_FAILED: "A job lost its allocation and may not be tried again.",
     RunReason.SERVER_ERROR: "The controller could not go on with the run.",
     RunReason.GATEWAY_ERROR: "The run could not be registered with its gateway.",
     RunReason.STOPPED_BY_USER: "A user stopped the run.",

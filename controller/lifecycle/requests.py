@@ -259,7 +259,7 @@ def _interrupt(draft: Draft, job: Job, request: JobInterruptRequested) -> None:
         asked,
         _cause(request),
         to_status="interrupted",
-        message=f"asked to interrupt itself by {request.by}",
+        message=f"interrupted by {request.by}",
     )
 
 

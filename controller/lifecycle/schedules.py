@@ -76,7 +76,7 @@ def next_trigger_at(run: Run) -> float | None:
 
 
 def trigger(draft: Draft) -> None:
-    """Start the occurrence that is due, or skip it while the last one is still going."""
+    """Start the occurrence that is due, or skip it while the last one is not over yet."""
     run = draft.run
     if not is_scheduled(run) or run.suspended or run.ends_as is not None:
         return
@@ -90,7 +90,7 @@ def trigger(draft: Draft) -> None:
             EventKind.OCCURRENCE,
             "trigger",
             to_status="skipped",
-            message=f"occurrence {run.occurrence} is still going",
+            message=f"occurrence {run.occurrence} is not over yet",
         )
 
 

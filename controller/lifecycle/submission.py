@@ -102,7 +102,9 @@ def _check_groups(groups: Sequence[Group], policy: RunPolicy) -> None:
             )
         for field in ("fail_on_job_restart", "restart_completed_jobs", "max_failed_jobs"):
             if getattr(policy, field):
-                raise ValueError(f"{field}: not with a gang, whose jobs live and die together")
+                raise ValueError(
+                    f"{field}: cannot be set with a gang, whose jobs live and die together"
+                )
 
 
 def _jobs_of(groups: Sequence[PlannedGroup]) -> Iterator[PlannedJob]:

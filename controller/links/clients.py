@@ -46,7 +46,7 @@ class SocketClients:
         """Return the client. Raises LinkError once closed, because a client opened then would never
         be closed."""
         if self._closed:
-            raise LinkError("this connection to the node was closed")
+            raise LinkError("the connection to the node was closed")
         if socket_path not in self._runners:
             self._runners[socket_path] = RunnerClient(
                 self._session(socket_path, runner.client.BASE_URL),

@@ -339,6 +339,6 @@ class SshLink:
     def _changed(self, where: str, presented: asyncssh.SSHKey) -> str:
         return (
             f"{where} presented host key {describe(presented)}, but "
-            f"{describe(self._pinned)} is pinned; if the node was installed anew, "
+            f"{describe(self._pinned)} is pinned; if the node was installed again, "
             f"{_PIN_ANEW}; else another machine answers at this address"
         )

@@ -217,7 +217,7 @@ class ChannelFailed(aiohttp.ClientConnectorError):
 
     def __str__(self) -> str:
         return (
-            f"the node's sshd did not open {self._path} ({self.strerror}); is it there, and may "
+            f"the node's sshd did not open {self._path} ({self.strerror}); does it exist, and may "
             f"the tunnel user open it?"
         )
 

@@ -17,7 +17,7 @@ SHIM_API = "v1"
 LEAST_DISK = 1 << 30
 """Bytes that must be free where the shim keeps records and logs."""
 MOST_SKEW_SECONDS = 60.0
-MISSING = "the node does not name it any more"
+MISSING = "the node no longer reports it"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ def _failures(name: str, reading: Reading, gpus: Sequence[NodeGpu]) -> Iterator[
             )
     if abs(reading.skew) > MOST_SKEW_SECONDS:
         word = "ahead" if reading.skew > 0 else "behind"
-        yield f"its clock is {abs(reading.skew):.0f} s {word}: let it synchronise"
+        yield f"its clock is {abs(reading.skew):.0f} s {word}: synchronise it (NTP)"
 
 
 UNREACHABLE_AFTER_PROBES = 3

@@ -102,4 +102,4 @@ class NodeManager:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
-                log.error("a node's session had failed", exc_info=result)
+                log.error("a node's session failed", exc_info=result)

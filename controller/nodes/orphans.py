@@ -74,7 +74,7 @@ class OrphanTasks:
                 info = _as_heard(info, place)
             await self._claim(connection, _as_now(state, info))
             stops = self._quarantine(node_id, info, place)
-            why = "it is unknown here, and an admin has asked for its end"
+            why = "the controller does not know it, and an admin stopped it"
         else:
             stops, why = True, "its attempt has ended"
         if not stops or info.id in self._collecting:

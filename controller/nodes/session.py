@@ -119,8 +119,8 @@ class NodeSession:
             except LinkError as error:
                 self._not_connected(str(error), refused=isinstance(error, HostKeyRefused))
             except Exception as error:
-                log.exception("no link to node %s could be made", node.name)
-                self._not_connected(f"no link could be made: {error}")
+                log.exception("the link to node %s could not be made", node.name)
+                self._not_connected(f"the link could not be made: {error}")
             else:
                 await self._live(connection, slot, node.address)
             finally:
@@ -214,7 +214,7 @@ class NodeSession:
             if greets or self._silence.left <= 0:
                 await self._probe(connection, self._fence if greets else None)
             if self._silence.too_long and time() - began >= self._failure.unreachable_after:
-                raise Silent(f"nothing was heard of it for {self._silence.listened:.0f} s")
+                raise Silent(f"it has been silent for {self._silence.listened:.0f} s")
             quiet_for = self._silence.left
             if patience is None and quiet_for > 0:
                 await self._until_quiet(connection)
@@ -294,7 +294,7 @@ class NodeSession:
                 changed.clear()
                 node = self._turns.nodes.get(self._node_id)
                 if node is not None and node.address != address:
-                    raise Readdressed("another host key was pinned; it is connected anew")
+                    raise Readdressed("its address or host key changed; connecting again")
                 if node is not None and node.draining != stock.shim_drains:
                     await self._drain(connection.shim, stock, node)
                 if node is not None:
@@ -388,7 +388,7 @@ def _why(errors: BaseExceptionGroup[BaseException]) -> str:
         case ShimError() as error:
             return f"the shim answered: {error}"
         case StoreError() as error:
-            return f"what the node said could not be stored: {error}"
+            return f"the node's reports could not be stored: {error}"
         case error:
             return str(error)
 

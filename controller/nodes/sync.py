@@ -342,7 +342,7 @@ class NodeSync:
                 message = "the node was restarted"
                 report_gone(self._turns, node.id, message, lambda run_id: run_id not in going_on)
             else:
-                message = "the node's shim was installed anew"
+                message = "the node's shim was installed again"
                 report_gone(self._turns, node.id, message, lambda _: not tasks)
             await self._turns.settled()
         node = self._turns.nodes.get(self._node_id)

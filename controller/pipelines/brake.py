@@ -33,8 +33,8 @@ class Brake:
         wait = min(MOST_WAIT_SECONDS, 2 * self._waits.get(run.id, FIRST_WAIT_SECONDS / 2))
         self._waits[run.id] = wait
         log.error(
-            "internal error: run %s (%s) asks to be looked at now, and nothing comes of it; it is "
-            "looked at again in %g s",
+            "internal error: run %s (%s) asks for a decision now, and nothing changes; it is "
+            "decided again in %g s",
             run.name,
             run.id,
             wait,

@@ -198,7 +198,7 @@ class EffectRunner:
                 if refusals >= REFUSALS_UNTOLD and str(error) != told:
                     told = str(error)
                     log.warning(
-                        "%s of attempt %s is refused, and tried on: %s",
+                        "%s of attempt %s is refused and will be tried again: %s",
                         effect.kind,
                         effect.attempt_id,
                         error,

@@ -83,7 +83,7 @@ def runner_exited(run_id: str, attempt_id: str, record: ExitRecord) -> reports.R
     reason, message = known_reason(record.reason), readable(record.message)
     exit_code = _possible(record.exit_code)
     if exit_code != record.exit_code:
-        reason, message = None, "the exit record gives an exit code that cannot be"
+        reason, message = None, "the exit record gives an impossible exit code"
     return reports.RunnerExited(
         run_id=run_id,
         attempt_id=attempt_id,

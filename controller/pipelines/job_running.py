@@ -182,7 +182,9 @@ class RunnerFollower:
                     self._silent_since.pop(attempt.id, None)
                     if event.state is RunnerState.SERVING_LOGS and event.exit is not None:
                         if event.exit.container_stopped and attempt.reason is None:
-                            raise RetryLater("its container is being stopped: its shim says why")
+                            raise RetryLater(
+                                "its container is being stopped; the shim's events say why"
+                            )
                         self._turns.post(from_node.runner_exited(run_id, attempt.id, event.exit))
                         return
         except RunnerUnavailable:

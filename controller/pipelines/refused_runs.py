@@ -36,7 +36,7 @@ class _Waiting(msgspec.Struct):
     def told(self, run_id: str, now: float) -> list[Report]:
         reports, self.reports = self.reports, []
         if now - self.since >= TIME_TO_RECOVER:
-            message = f"what became of the run could not be stored: {self.why}"
+            message = f"the run's new state could not be stored: {self.why}"
             return [ServerFault(run_id=run_id, message=message)]
         return reports or [Tick(run_id=run_id)]
 
@@ -104,6 +104,6 @@ def _refusal(run_id: str, why: str, now: float) -> Event:
         kind=EventKind.STORING,
         from_status="stored",
         to_status="refused",
-        message=f"{why}; it is tried again, and the run ends when that fails for minutes",
+        message=f"{why}; the controller tries again and ends the run if that fails for minutes",
         cause="the database",
     )

@@ -99,7 +99,7 @@ class TurnInProgress:
     async def place(self) -> None:
         told = dict(self._scheduler.place(self._now, self._aside))
         for run_id in self._aside & told.keys():
-            # The scheduler says all else anew as long as it holds; of victims it speaks once.
+            # The scheduler repeats every other report while it holds; it reports victims only once.
             self.held += (one for one in told.pop(run_id) if isinstance(one, Preempted))
         await self.decide_all(told)
 
@@ -119,7 +119,7 @@ class TurnInProgress:
         except Exception:
             # A fault in one run's decision must not stop all others: that run stays as it is, and
             # what its nodes have to say comes again with their next contact.
-            log.exception("run %s (%s) could not be decided on", state.run.name, run_id)
+            log.exception("run %s (%s) could not be decided", state.run.name, run_id)
             return
         self.states[run_id] = decision.state
         self._scheduler.run_changed(run_id, decision.state)
@@ -486,7 +486,7 @@ class RunPipeline:
             name = self._known[run_id].run.name
             self._aside.refused(run_id, name, inbox.pop(run_id, []), str(error), self._clock.now())
         for node_id in error.nodes & inventory.nodes.keys():
-            log.error("what changed of node %s is left out: %s", node_id, error)
+            log.error("the changes of node %s are left out: %s", node_id, error)
             del inventory.nodes[node_id]
             stored = inventory.stored_nodes.pop(node_id)
             if node_id not in self._inventory.nodes:

@@ -280,7 +280,7 @@ def _peers(view: AttemptContext) -> Iterator[Attempt]:
                 yield attempt
         elif attempt.rank is not None:
             if attempt.node_id is None and attempt.reason is not None:
-                continue  # abandoned before it was placed: it is nowhere, and nobody waits for it
+                continue  # abandoned before it was placed: no job waits for it
             if attempt.node_id is None:
                 raise RetryLater(f"the gang of attempt {view.attempt.id} is not placed yet")
             yield attempt

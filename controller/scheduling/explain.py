@@ -27,7 +27,7 @@ from controller.scheduling.queue import Kind, Member, Unit, in_order
 NameOf = Callable[[Run], str]
 """Returns the name of a run as the asking user may see it."""
 MOST_AHEAD = 10
-NO_REASON = "a place is free: its turn comes with the next round"
+NO_REASON = "a node has room: the next turn places it"
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ class _Answers:
             if place.freed and place.run_id != run_id:
                 name = name_of(board.index.states[place.run_id].run)
                 self._kept.setdefault(place.node_id, []).append(
-                    f"a place there is kept for {name}, whose gang begins anew"
+                    f"an allocation there is kept for {name}, whose gang starts again"
                 )
         self._known: dict[tuple[Need, Where, Kind], tuple[NodeAnswer, ...]] = {}
 
@@ -182,7 +182,7 @@ def _in_the_way(board: TrialCapacity, node: Node, need: Need, where: Where) -> l
         found.append(f"it is {closed.words()}")
     fleets, constraints = need.scope
     if fleets and node.fleet not in fleets:
-        found.append(f"it is of fleet {node.fleet}, not of {' or '.join(fleets)}")
+        found.append(f"it belongs to fleet {node.fleet}, not to {' or '.join(fleets)}")
     attributes = attributes_of(node, index.fleets.get(node.fleet))
     missing = unmet(constraints, attributes)
     if missing is not None:

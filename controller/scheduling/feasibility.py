@@ -53,7 +53,7 @@ class Feasibility:
             for fleet in job.spec.fleets:
                 if not is_known(self._empty, fleet):
                     why = NoSuchFleet(fleets=(fleet,)).sentence()
-                    return "fleets", f"{why}; `fairlead fleet list` shows those there are"
+                    return "fleets", f"{why}; `fairlead fleet list` shows the existing ones"
         units = waiting_units(_without_turns(as_begun(state)), self._needs)
         for need in dict.fromkeys(member.need for unit in units for member in unit.members):
             refusal = None if self._is_open(need) else self._why_none_could(need)

@@ -43,7 +43,7 @@ def why_given_up(node: Node | None) -> str | None:
     if node is None or node.status is NodeStatus.LOST:
         return "a nominated node is lost"
     if node.draining or node.cordoned or node.unfit is not None:
-        return f"node {node.name} takes no work any more"
+        return f"node {node.name} takes no more work"
     return None
 
 

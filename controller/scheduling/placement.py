@@ -129,7 +129,7 @@ class SchedulingPass:
         run = unit.run
         for victim in nomination.victims:
             who = f"run {run.name}" if victim.run.user == run.user else f"a run of {run.user}"
-            message = f"{who} of the {run.policy.band} band needs its place"
+            message = f"{who} of the {run.policy.band} band needs its allocation"
             report = Preempted(run_id=victim.run.id, attempt_id=victim.attempt.id, message=message)
             self._victims.setdefault(victim.run.id, []).append(report)
 

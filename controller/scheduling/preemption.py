@@ -53,7 +53,7 @@ def review(
     if away is not None:
         return list(_told(unit, NominatedNodeSilent(node=away.name)))
     if not all(_fits(index, node, unit.nominated) for node in nodes):
-        return list(_ended(unit, "a nominated place no longer fits"))
+        return list(_ended(unit, "a nominated allocation no longer fits"))
     held = {
         place.id: replace(place, state=AllocationState.HELD, victims=(), created_at=now)
         for place in unit.nominated
@@ -103,7 +103,7 @@ def _victims_left(index: CapacityIndex, unit: Unit) -> int:
 
 def _broken(index: CapacityIndex, unit: Unit) -> str | None:
     if len(unit.nominated) < len(unit.members):
-        return "one of its places is gone"
+        return "one of its nominations is gone"
     nodes = (index.nodes.get(place.node_id) for place in unit.nominated)
     return next((why for node in nodes if (why := why_given_up(node)) is not None), None)
 

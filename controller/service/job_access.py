@@ -218,7 +218,7 @@ class MetricsService:
                 connection = await self._connect(attempt.node_id or "")
                 used = await connection.runner(attempt.runner_socket or "").metrics()
                 if not 0 <= used.at < _LAST_MOMENT:
-                    used, message = None, "its runner's answer cannot be true"
+                    used, message = None, "its runner's answer is impossible"
                 gpus = await _gpus(connection, attempt)
         except TimeoutError:
             message = f"its node did not answer within {ANSWER_SECONDS:g} s"

@@ -423,10 +423,10 @@ def _require_empty(node: Node, use: NodeUse) -> None:
         what = f"jobs of {', '.join(use.runs)}"
         advice = f"drain it and wait, or stop them (`fairlead stop RUN`); {lost}"
     elif use.ended:
-        what = f"places of {', '.join(use.ended)}, of which nobody knows whether they are free"
+        what = f"allocations of {', '.join(use.ended)}, which may or may not be free"
         advice = f"wait until it is connected again; {lost}"
     elif node.quarantine:
-        what = f"tasks of nobody here: {', '.join(task.id for task in node.quarantine)}"
+        what = f"unknown tasks: {', '.join(task.id for task in node.quarantine)}"
         advice = f"see `fairlead node tasks {node.name}`; {lost}"
     else:
         return

@@ -124,14 +124,14 @@ class RegistrationService:
             if (node.address.host, node.address.port) == (host, port):
                 return node
             raise Conflict(
-                f"node {node.name} is registered already, with another address; remove it and "
-                f"announce it anew (`fairlead node user-data {node.name}`)",
+                f"node {node.name} is already registered with another address; remove it and "
+                f"announce it again (`fairlead node user-data {node.name}`)",
                 code="node_registered",
                 field="node",
             )
         if self._clock.now() >= node.registration.expires_at:
             raise Gone(
-                f"the user-data of node {node.name} has expired; make it anew (`fairlead node "
+                f"the user-data of node {node.name} has expired; make it again (`fairlead node "
                 f"user-data {node.name}`) and boot the machine with it",
                 code="registration_expired",
                 field="node",

@@ -102,7 +102,8 @@ def why_not_whole(state: RunState, now: float) -> str | None:
     if gathers is None:
         return None
     left = max(0.0, gathers.gives_up_at - now)
-    return f"{gathers}; it gives its places up in {left:.0f} s unless a pull or a placement goes on"
+    unless = "unless a pull or a placement makes progress"
+    return f"{gathers}; it releases its allocations in {left:.0f} s {unless}"
 
 
 def why_nothing_waits(state: RunState) -> str:
@@ -111,12 +112,12 @@ def why_nothing_waits(state: RunState) -> str:
     if run.status in FINAL_RUN_STATUSES:
         return f"it has ended: {run.status}"
     if run.suspended:
-        return f"it is suspended: `fairlead resume {run.name}` lets it go on"
+        return f"it is suspended; `fairlead resume {run.name}` continues it"
     if waits_for_trigger(run):
         return "it waits for its next trigger"
     if any(job.retry_at is not None for job in state.jobs):
         return "it waits before a job is tried again"
-    return _why_jobs_wait(state) or "none of its jobs waits for a place"
+    return _why_jobs_wait(state) or "none of its jobs waits for an allocation"
 
 
 def _why_jobs_wait(state: RunState) -> str | None:
@@ -335,7 +336,7 @@ def _require_known(cursor: str, known: Collection[str]) -> None:
     """Raise Invalid for an unknown cursor: an empty page would mean that the list is over."""
     if cursor not in known:
         raise Invalid(
-            f"{cursor!r} is no cursor of this list (any more): give the next_cursor of the page "
-            f"before, or begin anew",
+            f"{cursor!r} is not (or no longer) a cursor of this list: give the next_cursor of "
+            f"the previous page, or begin again",
             field="cursor",
         )

@@ -111,7 +111,7 @@ class BlobService:
         _check(digest)
         size = await self._blobs.size_for(digest, user.name)
         if size is None:
-            raise NotFound(f"there is no upload {digest} of yours")
+            raise NotFound(f"you have no upload {digest}")
         return size
 
 
@@ -297,7 +297,7 @@ class SubmissionService:
     async def _parent_ended(self, run_id: str) -> Conflict:
         parent = (await self._runs.get(run_id)).run
         return Conflict(
-            f"the parent {parent.name} has ended already ({parent.status})",
+            f"the parent {parent.name} has already ended ({parent.status})",
             code="parent_ended",
             field="parent",
         )
@@ -342,7 +342,7 @@ class SubmissionService:
         for digest in dict.fromkeys(blob for spec in plan.specs for blob in spec.blobs):
             if await self._blobs.size_for(digest, user.name) is None:
                 raise Conflict(
-                    f"the upload {digest} of {user.name} is not here (any more); apply the run "
+                    f"the upload {digest} of {user.name} is missing or expired; apply the run "
                     f"again",
                     code="not_uploaded",
                     field="repos" if any(spec.repos for spec in plan.specs) else "files",

@@ -209,8 +209,8 @@ class UserService:
         require_admin(by, "add a user")
         if _NAME.fullmatch(name) is None:
             raise Invalid(
-                f"{name!r} is not a user name: a small letter, then up to 39 small letters, digits,"
-                f" dots, underscores and hyphens",
+                f"{name!r} is not a user name: a lowercase letter, then up to 39 lowercase "
+                f"letters, digits, dots, underscores and hyphens",
                 field="name",
             )
         async with self._changing:
@@ -367,5 +367,5 @@ def _bands(bands: Iterable[Band]) -> tuple[Band, ...]:
     wanted = tuple(dict.fromkeys(bands))
     for band in wanted:
         if band not in GRANTABLE:
-            raise Invalid(f"everybody may use the band {band}; only production is granted")
+            raise Invalid(f"every user may use the band {band}; only production is granted")
     return wanted

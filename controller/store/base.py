@@ -285,7 +285,7 @@ def is_about_values(error: Exception) -> bool:
 
 def as_store_error(error: Exception) -> StoreError:
     if is_about_values(error):
-        return StoreRefused(f"the database refuses what is to be stored: {sentence(error)}")
+        return StoreRefused(f"the database refuses a value: {sentence(error)}")
     connection_lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     if isinstance(error, sa.exc.OperationalError) or connection_lost:
         return StoreUnavailable(f"the database can't be used now: {sentence(error)}")

@@ -59,7 +59,7 @@ def _unfit_for(
 ) -> Iterator[str]:
     for node in seen[-1:]:
         if fleets and node.fleet not in fleets:
-            yield f"it is of fleet {node.fleet}, asked was for {', '.join(fleets)}"
+            yield f"it belongs to fleet {node.fleet}, asked was for {', '.join(fleets)}"
         for one in constraints:
             if one.required and not _holds(one, node.attributes):
                 yield f"it has not {one.attribute} {one.operator} {' '.join(one.values)}"

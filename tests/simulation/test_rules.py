@@ -120,7 +120,7 @@ def test_a_gang_that_begins_again_in_the_place_it_held_may_do_so_on_a_cordoned_n
 def test_a_place_in_a_fleet_that_was_not_asked_for_is_found() -> None:
     state = a_run(spec=JobSpec(image="i", fleets=("other",)))
     (text,) = found(state, placed(state, 0), a_node(fleet="fleet"))
-    assert text.endswith("on n0: it is of fleet fleet, asked was for other")
+    assert text.endswith("on n0: it belongs to fleet fleet, asked was for other")
 
 
 @pytest.mark.parametrize(

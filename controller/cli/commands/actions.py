@@ -16,7 +16,7 @@ def stop(run: str, /, *, abort: Annotated[bool, Flag] = False, json: Json = Fals
     Parameters
     ----------
     abort
-        At once, without the grace that the job has to end by itself.
+        End the jobs at once, without their grace.
     """
     return _do(run_path(run, "stop"), {"abort": abort}, json)
 
@@ -29,30 +29,30 @@ def complete(run: str, /, *, json: Json = False) -> int:
 def suspend(
     run: str, /, *, abort_running: Annotated[bool, Flag] = False, json: Json = False
 ) -> int:
-    """Stop placements, retries and triggers; running jobs go on, and no time limit counts.
+    """Suspend a run: no placements, retries, triggers or timeouts; running jobs stay.
 
     Parameters
     ----------
     abort_running
-        End what runs, too; `resume` starts it again.
+        Also end running jobs; `resume` starts them again.
     """
     return _do(run_path(run, "suspend"), {"abort_running": abort_running}, json)
 
 
 def resume(run: str, /, *, json: Json = False) -> int:
-    """Go on with a suspended run: what ended meanwhile is decided now."""
+    """Resume a suspended run; jobs that ended meanwhile are decided now."""
     return _do(run_path(run, "resume"), {}, json)
 
 
 def scale(run: str, /, *, nodes: int, group: str = "main", json: Json = False) -> int:
-    """Give a group that is no gang another number of jobs.
+    """Change the number of jobs of a group that is no gang.
 
     Parameters
     ----------
     nodes
-        So many jobs; the ones with the highest cookies end first.
+        The new number of jobs; those with the highest cookies end first.
     group
-        One of the configuration's groups.
+        A group of the configuration.
     """
     return _do(run_path(run, "scale"), {"group": group, "nodes": nodes}, json)
 
@@ -69,7 +69,7 @@ def abort_job(run: str, job: str, /, *, json: Json = False) -> int:
 
 
 def abandon_job(run: str, job: str, /, *, json: Json = False) -> int:
-    """Go on without a job: it ends, and gets no new attempts.
+    """Let the run go on without a job: it ends and gets no new attempts.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def abandon_job(run: str, job: str, /, *, json: Json = False) -> int:
 
 
 def interrupt_job(run: str, job: str, /, *, json: Json = False) -> int:
-    """Ask a job to end by itself; with its restart_exit_code it says that it wants to come back.
+    """Ask a job to end by itself; it comes back if it exits with its restart_exit_code.
 
     Parameters
     ----------

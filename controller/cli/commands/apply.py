@@ -41,7 +41,7 @@ def apply(
     upgrade: Annotated[bool, Parameter(negative=(), help="Of a fleet: replace versions.")] = False,
     json: Json = False,
 ) -> int:
-    """Submit a run and follow it; the exit status is the job's.
+    """Submit a run and follow it; the exit status is the job's exit code.
 
     Parameters
     ----------
@@ -50,15 +50,14 @@ def apply(
     detach
         Return once the run is submitted.
     name
-        Instead of the configuration's.
+        The run's name, instead of the configuration's.
     env
-        NAME=VALUE, or NAME to take the value from here; over the configuration's `env`.
+        NAME=VALUE, or NAME for the value in your environment; it overrides the configuration.
     if_exists
         When a live run has the name: refuse, follow that run instead, or stop it, wait for its end
-        and take its place.
+        and replace it.
     parent
-        The live run (id or name) that this one belongs to: when it ends other than done, this one
-        is stopped.
+        A live run (id or name). When it ends other than done, this run is stopped.
     """
     document = read_document(file)
     if is_fleet(document):
@@ -86,7 +85,7 @@ def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, j
 
     run = decode(data, RunView)
     if kept:
-        output.note(f"kept {run.name}, which lives already ({run.status}): nothing was submitted")
+        output.note(f"kept {run.name}, which is already live ({run.status}); nothing was submitted")
     if detach:
         if json:
             output.emit_json(data)

@@ -23,14 +23,14 @@ app.default(controller)
 
 @app.command
 def backup(file: Path, /, *, data: Path) -> int:
-    """Copy a controller's database and keys to one file, while it works.
+    """Copy a controller's database and keys to one file; the controller may be running.
 
     Logs and uploads are not in it. A PostgreSQL database is backed up with pg_dump.
 
     Parameters
     ----------
     file
-        The new file, which its owner alone can read.
+        The new file; only its owner can read it.
     data
         The controller's folder.
     """
@@ -44,16 +44,16 @@ def backup(file: Path, /, *, data: Path) -> int:
 
 @app.command
 def restore(file: Path, /, *, data: Path, force: Annotated[bool, Flag] = False) -> int:
-    """Put a backup into the folder of a controller that is stopped.
+    """Restore a backup to the folder of a stopped controller.
 
-    What nodes run and the backup does not know is kept running and listed as quarantined.
+    Tasks on nodes that the backup does not know are kept running and listed as quarantined.
 
     Parameters
     ----------
     file
-        What `controller backup` has made.
+        A file made by `controller backup`.
     data
-        The controller's folder; made when it is missing.
+        The controller's folder; it is created if it is missing.
     force
         Replace the database that is there.
     """
@@ -69,19 +69,19 @@ def restore(file: Path, /, *, data: Path, force: Annotated[bool, Flag] = False) 
 def mark_restored(
     *, data: Path, database: str | None = None, database_file: Path | None = None
 ) -> int:
-    """Say that a database was put back by other means, such as pg_restore or a copy of the disk.
+    """Record that a database was restored by other means, such as pg_restore or a disk copy.
 
-    Do it before the controller is started, so that nodes take its word over that of the lives that
-    it has forgotten, and so that nothing they run is taken for garbage.
+    Do this before you start the controller. Then nodes obey it and not the controllers from before
+    the restore, and tasks that it does not know are kept running.
 
     Parameters
     ----------
     data
         The controller's folder.
     database
-        As of `fairlead controller`.
+        As for `fairlead controller`.
     database_file
-        As of `fairlead controller`.
+        As for `fairlead controller`.
     """
     try:
         where = find_database(data, database, database_file, os.environ)

@@ -25,7 +25,7 @@ def add(
     attribute: Attributes = None,
     json: Json = False,
 ) -> int:
-    """Add a fleet, to which nodes can then belong.
+    """Add a fleet; nodes can then belong to it.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def set_(
     attribute: Attributes = None,
     json: Json = False,
 ) -> int:
-    """Change a fleet's attributes (NAME= takes one away) or its placement.
+    """Change a fleet's attributes (NAME= removes one) or its placement.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def set_(
     """
     if not attribute and placement is None:
         raise CliError(
-            "say what shall change: --attribute NAME=VALUE or --placement ATTRIBUTE", EXIT_USAGE
+            "say what to change: --attribute NAME=VALUE or --placement ATTRIBUTE", EXIT_USAGE
         )
     body = {"placement": placement, "attributes": attributes_of(attribute, takes_away=True)}
     return _show(settings.client().patch(_path(name), body), json, "changed")

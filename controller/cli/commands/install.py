@@ -67,7 +67,7 @@ def install(
     name
         The node's; default: HOST.
     fleet
-        The fleet that it shall belong to.
+        The node's fleet.
     docker
         Install Docker where it is missing, use the one that is there, or run jobs without it.
     address

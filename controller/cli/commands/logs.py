@@ -28,21 +28,21 @@ def logs(
     job: str | None = None,
     attempt: str | None = None,
 ) -> int:
-    """Show a run's log: stdout on stdout, stderr on stderr. Of several jobs all, each line behind
-    its job's name.
+    """Show a run's log: stdout on stdout, stderr on stderr. With several jobs, each line begins
+    with its job's name.
 
     Parameters
     ----------
     job_
-        Id, index or GROUP/COOKIE; else all.
+        Id, index or GROUP/COOKIE; default: all.
     follow
-        Go on until the attempts have ended.
+        Continue until the attempts have ended.
     offset
-        Leave out so many bytes of the job's output.
+        Skip so many bytes of the job's output.
     job
         The same as JOB.
     attempt
-        Id, or number from 0; else the job's latest.
+        Id, or number from 0; default: the job's latest.
     """
     if offset < 0:
         raise CliError(f"--offset: {offset} is less than 0", exit_status=2)

@@ -33,12 +33,12 @@ HostKey = Annotated[
     Parameter(help="The node's public host key, as in /etc/ssh/ssh_host_ed25519_key.pub."),
 ]
 AcceptedKey = Annotated[
-    str | None, Parameter(help="The fingerprint (SHA256:…) of a host key that the node has now.")
+    str | None, Parameter(help="The fingerprint (SHA256:…) of one of the node's present host keys.")
 ]
 JumpUser = Annotated[
-    str, Parameter(help="As whom users come through it to their jobs (`fairlead ssh`).")
+    str, Parameter(help="The user through which people reach their jobs (`fairlead ssh`).")
 ]
-TunnelUser = Annotated[str, Parameter(help="Its tunnel user.")]
+TunnelUser = Annotated[str, Parameter(help="The tunnel user on the node.")]
 
 
 def add(
@@ -57,7 +57,7 @@ def add(
     attribute: Attributes = None,
     json: Json = False,
 ) -> int:
-    """Add a node: a shim on the controller's machine, or one that is reached through SSH.
+    """Add a node: a shim on the controller's machine, or a machine reached through SSH.
 
     Parameters
     ----------
@@ -66,11 +66,11 @@ def add(
     host
         The node's address.
     port
-        Of its sshd.
+        The port of its sshd.
     socket
         The shim's socket on the node.
     fleet
-        The fleet that it belongs to.
+        The node's fleet.
     """
     _require_one_address(local, host)
     request = {
@@ -127,11 +127,11 @@ def _cells(node: NodeView) -> tuple[str, ...]:
         _to_be_empty(node.drain_deadline) if node.drain_deadline else "",
         _reasoned("cordoned", node.cordon_reason) if node.cordoned else "",
         f"takes no work: {node.unfit}" if node.unfit else "",
-        f"tasks of nobody here: {node.quarantined}" if node.quarantined else "",
+        f"unknown tasks: {node.quarantined}" if node.quarantined else "",
     ]
     about += [f"GPU {gpu.uuid}: {gpu.message}" for gpu in node.gpus if gpu.message]
     if not node.host_network:
-        about.append("no job gets its network (--host-network never)")
+        about.append("its network is given to no job (--host-network never)")
     if not node.isolation:
         about.append("no isolation: for development only")
     return (
@@ -153,7 +153,7 @@ def _reasoned(word: str, reason: str | None) -> str:
 
 
 def show(name: str, /, *, json: Json = False) -> int:
-    """Show all about a node."""
+    """Show a node in full."""
     data = settings.client().get(node_path(name))
     if json:
         output.emit_json(data)
@@ -173,7 +173,7 @@ def show(name: str, /, *, json: Json = False) -> int:
         "disk": f"{output.size(node.disk_allocated)} of {output.size(node.disk)} in use",
         "GPUs": ", ".join(f"{gpu.uuid} {gpu.name}" for gpu in node.gpus),
         "runs": ", ".join(node.runs),
-        "ended runs that may have left something": ", ".join(node.ended_runs),
+        "ended runs that may have left something there": ", ".join(node.ended_runs),
         "added at": node.created_at,
         "about": _cells(node)[-1],
     }
@@ -191,16 +191,16 @@ def set_(
     accept_host_key: AcceptedKey = None,
     json: Json = False,
 ) -> int:
-    """Change a node's attributes (NAME= takes one away), its fleet or the host key that is pinned.
+    """Change a node's attributes (NAME= removes one), its fleet or its pinned host key.
 
     Parameters
     ----------
     fleet
-        The fleet that it shall belong to.
+        The node's fleet.
     """
     if not attribute and fleet is None and host_key is None and accept_host_key is None:
         raise CliError(
-            "say what shall change: --attribute NAME=VALUE, --fleet FLEET, --host-key KEY or "
+            "say what to change: --attribute NAME=VALUE, --fleet FLEET, --host-key KEY or "
             "--accept-host-key SHA256:…",
             EXIT_USAGE,
         )
@@ -214,7 +214,7 @@ def set_(
     was = decode(client.get(path), NodeView).host_key_fingerprint
     changed = client.patch(path, body)
     now = decode(changed, NodeView).host_key_fingerprint
-    done = "changed" if was == now else f"changed: its host key was {was}, and now {now} is pinned"
+    done = "changed" if was == now else f"changed: its host key was {was}, now {now} is pinned"
     return show_done(changed, json, done)
 
 
@@ -226,21 +226,21 @@ def drain(
     deadline: str | None = None,
     json: Json = False,
 ) -> int:
-    """Place nothing new on a node; what runs there goes on, until the deadline if there is one.
+    """Empty a node: no new placements; running jobs stay, until the deadline if there is one.
 
     Parameters
     ----------
     reason
-        Shown in `node list`, and to those whose jobs are ended.
+        Shown in `node list`, and to the owners of jobs that are ended.
     deadline
-        A duration such as 30m, after which what still runs there is moved elsewhere.
+        A duration such as 30m; jobs that still run there then are ended and move elsewhere.
     """
     body = {"reason": reason, "deadline": seconds_of(deadline, "--deadline")}
     return show_done(settings.client().post(node_path(name, "drain"), body), json, "is draining")
 
 
 def cordon(name: str, /, *, reason: str | None = None, json: Json = False) -> int:
-    """Place nothing new on a node, without emptying it.
+    """Stop new placements on a node; running jobs stay.
 
     Parameters
     ----------
@@ -252,13 +252,13 @@ def cordon(name: str, /, *, reason: str | None = None, json: Json = False) -> in
 
 
 def uncordon(name: str, /, *, json: Json = False) -> int:
-    """Place on a cordoned node again."""
+    """End a cordon: allow new placements on the node."""
     data = settings.client().post(node_path(name, "uncordon"), {})
     return _show_usable(data, json)
 
 
 def tasks(name: str, /, *, json: Json = False) -> int:
-    """List a node's tasks of which the controller knows nothing; they are left alone."""
+    """List a node's tasks that the controller does not know; they keep running."""
     data = settings.client().get(node_path(name, "tasks"))
     if json:
         output.emit_json(data)
@@ -283,44 +283,43 @@ def tasks(name: str, /, *, json: Json = False) -> int:
 
 
 def stop_task(name: str, task: str, /, *, json: Json = False) -> int:
-    """Stop and remove a task of which the controller knows nothing."""
+    """Stop and remove a task that the controller does not know."""
     path = node_path(name, f"tasks/{quote(task, safe='')}")
-    return show_done(settings.client().delete(path), json, f"is told to end task {task}")
+    return show_done(settings.client().delete(path), json, f"will end task {task}")
 
 
 def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:
-    """Offer a GPU again that was found broken, once you have repaired it or know better; forget one
-    that you have taken out.
+    """Offer a GPU again after a fault, or forget one that you have removed.
 
     Parameters
     ----------
     gpu
-        Its UUID; `node list` names GPUs that are not offered, and why.
+        Its UUID; `node list` shows GPUs that are not offered, and why.
     """
     data = settings.client().post(node_path(name, f"gpus/{quote(gpu, safe='')}/clear"), {})
     is_there = gpu in {one.uuid for one in decode(data, NodeView).gpus}
-    done = f"offers GPU {gpu} again" if is_there else f"waits for GPU {gpu} no longer"
+    done = f"offers GPU {gpu} again" if is_there else f"no longer expects GPU {gpu}"
     return show_done(data, json, done)
 
 
 def resume(name: str, /, *, json: Json = False) -> int:
-    """Place on a drained node again."""
+    """End a drain: allow new placements on the node."""
     return _show_usable(settings.client().post(node_path(name, "resume"), {}), json)
 
 
 def remove(name: str, /, *, lost: Annotated[bool, Flag] = False, json: Json = False) -> int:
-    """Forget a node that has no jobs.
+    """Remove a node that has no jobs.
 
     Parameters
     ----------
     lost
-        The machine is gone for good: its jobs go elsewhere and what they held is free.
+        The machine is gone for good: its jobs move elsewhere and their allocations are free.
     """
     return show_done(settings.client().delete(node_path(name), lost=lost), json, "removed")
 
 
 def key(*, json: Json = False) -> int:
-    """Show the controller's public SSH key, to be put into the nodes' authorized_keys."""
+    """Show the controller's public SSH key, for the nodes' authorized_keys."""
     data = settings.client().get("/v1/node-key")
     if json:
         output.emit_json(data)

@@ -9,14 +9,14 @@ from cyclopts import Parameter
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.units import DURATION_ALLOWED, parse_duration
 
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="The API's JSON.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the API's JSON.")]
 Flag = Parameter(negative=())
 Attributes = Annotated[
     list[str] | None,
     Parameter(
         name="--attribute",
         negative=(),
-        help="NAME=VALUE that constraints can ask about; may be repeated.",
+        help="NAME=VALUE, which constraints can compare; may be repeated.",
     ),
 ]
 

@@ -29,14 +29,14 @@ class _Tokens(msgspec.Struct):
 
 
 def add_user(name: str, /, *, role: Role = Role.USER, band: Bands = (), json: Json = False) -> int:
-    """Add a user and show a first token, this once.
+    """Add a user and show a first token; it is shown only once.
 
     Parameters
     ----------
     role
         An admin may change everything.
     band
-        A band to grant, beyond those that everybody may use.
+        A band to grant, beyond those that every user may use.
     """
     body = {"name": name, "role": role.value, "bands": [one.value for one in band]}
     data = settings.client().post("/v1/users", body)
@@ -69,7 +69,7 @@ def show_user(name: str, /, *, json: Json = False) -> int:
 
 
 def set_user(name: str, /, *, role: Role, json: Json = False) -> int:
-    """Give a user another role, at once.
+    """Change a user's role; it applies at once.
 
     Parameters
     ----------
@@ -91,12 +91,12 @@ def _shown(data: bytes, json: bool) -> int:
 
 
 def grant(name: str, /, *, band: Bands = (), json: Json = False) -> int:
-    """Say which bands a user may use beyond those that everybody may; none: every grant ends.
+    """Set the bands that a user may use beyond those that every user may; none: no grants.
 
     Parameters
     ----------
     band
-        One of them; may be repeated.
+        A band; may be repeated.
     """
     body = {"bands": [one.value for one in band]}
     data = settings.client().put(f"/v1/users/{quote(name, safe='')}/bands", body)
@@ -104,7 +104,7 @@ def grant(name: str, /, *, band: Bands = (), json: Json = False) -> int:
         output.emit_json(data)
         return 0
     user = decode(data, UserView)
-    granted = ", ".join(user.bands) or "nothing beyond what everybody may use"
+    granted = ", ".join(user.bands) or "nothing beyond the bands of every user"
     output.emit(f"user {user.name} is granted: {granted}")
     return 0
 
@@ -122,14 +122,14 @@ def add_token(
     expires: str | None = None,
     json: Json = False,
 ) -> int:
-    """Make one more token and show it, this once.
+    """Make another token and show it; it is shown only once.
 
     Parameters
     ----------
     user
-        Whose; default: your own.
+        The token's user; default: you.
     label
-        To tell it from others.
+        A text that helps to tell it from others.
     expires
         How long it holds, such as 8h or 30d; default: until it is revoked.
     """
@@ -148,7 +148,7 @@ def list_tokens(*, user: str | None = None, json: Json = False) -> int:
     Parameters
     ----------
     user
-        Whose; default: your own, and for admins everybody's.
+        Only this user's tokens; default: yours, or all for an admin.
     """
     data = settings.client().get("/v1/tokens", user=user)
     if json:
@@ -165,7 +165,7 @@ def list_tokens(*, user: str | None = None, json: Json = False) -> int:
 
 
 def revoke_token(id: str, /, *, json: Json = False) -> int:
-    """End a token at once, and what goes on under it."""
+    """Revoke a token at once; its open streams end."""
     data = settings.client().delete(f"/v1/tokens/{quote(id, safe='')}")
     return _done(data, json, f"token {id} revoked")
 

@@ -20,18 +20,18 @@ def port_forward(
     job: str | None = None,
     bind: str = "127.0.0.1",
 ) -> int:
-    """Lead local ports to ports that a job listens on, until it is interrupted.
+    """Forward local ports to ports of a job, until you interrupt it.
 
     Parameters
     ----------
     run
         Id or name.
     ports
-        A port of the job, and after a colon the local one (else the same; 0: any free one).
+        A port of the job, and after a colon the local port (default: the same; 0: any free one).
     job
-        Id, GROUP/COOKIE or index; else the first.
+        Id, GROUP/COOKIE or index; default: the first.
     bind
-        The local address to listen on.
+        The local address on which to listen.
     """
     if not ports:
         raise CliError("which port? Give PORT or PORT:LOCAL", EXIT_USAGE)

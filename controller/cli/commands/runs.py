@@ -47,14 +47,14 @@ def ps(
     limit: int = 100,
     json: Json = False,
 ) -> int:
-    """List the runs that live.
+    """List live runs.
 
     Parameters
     ----------
     all_
-        Finished runs too.
+        List finished runs too.
     limit
-        The newest so many, up to 1000.
+        List so many of the newest, up to 1000.
     """
     data = settings.client().get("/v1/runs", all=all_, limit=limit)
     if json:
@@ -89,14 +89,14 @@ def inspect(
     incarnation: str | None = None,
     json: Json = False,
 ) -> int:
-    """Show all about a run (id or name), with the recent attempts of each job.
+    """Show a run (id or name) in full, with the recent attempts of each job.
 
     Parameters
     ----------
     occurrence
-        With all attempts of this one instead; those of a run without schedule are of occurrence 1.
+        Show all attempts of this occurrence instead; a run without schedule has occurrence 1.
     incarnation
-        With all attempts of this one (its number or id) of a gang instead.
+        Show all attempts of this incarnation of a gang (its number or id) instead.
     """
     client = settings.client()
     data = client.get(run_path(run))
@@ -131,7 +131,7 @@ def _nodes(run: RunSummary) -> str:
 def _about(run: RunSummary) -> str:
     ended = run.status in FINAL_RUN_STATUSES
     several = run.jobs > 1 and not ended
-    parts = [f"{run.jobs_running} of {run.jobs} jobs run"] if several else []
+    parts = [f"{run.jobs_running} of {run.jobs} jobs running"] if several else []
     if run.status == RunStatus.PENDING and run.next_triggered_at and not run.suspended:
         parts.append(f"runs next at {run.next_triggered_at}")
     why_ended = ": ".join(part for part in (run.termination_reason, run.message) if part)
@@ -168,7 +168,7 @@ def show_run(run: RunView) -> None:
 
 def _facts(run: RunView) -> Iterator[str]:
     if run.suspended:
-        yield "suspended: nothing is placed, retried or triggered (`fairlead resume` goes on)"
+        yield "suspended: no placements, retries or triggers (`fairlead resume` continues it)"
     if run.schedule:
         yield f"scheduled {', '.join(run.schedule)} (UTC); next {run.next_triggered_at or '-'}"
     for occurrence in run.occurrences:
@@ -179,8 +179,8 @@ def _facts(run: RunView) -> Iterator[str]:
         )
     if run.gathering is not None:
         yield (
-            f"{run.gathering}; the gang gives its places up at {run.gives_up_at} unless a pull or "
-            f"a placement goes on"
+            f"{run.gathering}; the gang releases its allocations at {run.gives_up_at} unless a "
+            f"pull or a placement makes progress"
         )
     if run.parent_id is not None:
         yield f"child of {run.parent_id}"
@@ -217,16 +217,16 @@ def events(
     follow: Annotated[bool, Parameter(name=["-f", "--follow"], negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Tell what happened, oldest first.
+    """Show what happened, oldest first.
 
     Parameters
     ----------
     run
-        Id or name; else everything.
+        Id or name; default: all runs.
     after
-        Only what came after the event with this number.
+        Show only events after the one with this number.
     follow
-        Go on until the run has ended, a line each (with --json: a document each).
+        Continue until the run has ended, one line for each event (with --json: one document).
     """
     client = settings.client()
     if follow:
@@ -301,14 +301,14 @@ def _event_cells(event: EventView, names: Mapping[str, str]) -> tuple[str, ...]:
 def metrics(
     run: str, job: Annotated[str | None, Parameter(name="JOB")] = None, /, *, json: Json = False
 ) -> int:
-    """Show what the jobs that run use now.
+    """Show what the running jobs use now.
 
     Parameters
     ----------
     run
         Id or name.
     job
-        Id, index or GROUP/COOKIE; else all.
+        Id, index or GROUP/COOKIE; default: all.
     """
     data = settings.client().get(run_path(run, "metrics"), job=job)
     if json:

@@ -18,8 +18,8 @@ from controller.scheduling.explain import NodeAnswer, Waiting
 
 
 def explain(run: str, /, *, json: Json = False) -> int:
-    """Tell what a run (id or name) waits for: what it lacks on each node, and what stands before
-    it; of jobs that have a place what comes next, and until when."""
+    """Show what a run (id or name) waits for: what it lacks on each node, and which runs are before
+    it. For jobs that have an allocation: what comes next, and until when."""
     data = settings.client().get(run_path(run, "explain"))
     if json:
         output.emit_json(data)
@@ -80,7 +80,7 @@ def plan(
     file
         The configuration, a YAML file; - for standard input.
     name
-        Instead of the configuration's.
+        The run's name, instead of the configuration's.
     env
         As for `apply`.
     """

@@ -42,24 +42,24 @@ collection runs only after millions of objects."""
 SWITCH_SECONDS = 0.001
 
 
-DefaultImage = Annotated[str | None, Parameter(help="For runs that name none.")]
-UploadLimit = Annotated[str, Parameter(help="How large one upload (`repos`, `files`) may be.")]
+DefaultImage = Annotated[str | None, Parameter(help="The image of runs that name none.")]
+UploadLimit = Annotated[str, Parameter(help="The largest size of one upload (`repos`, `files`).")]
 UserUploadLimit = Annotated[
     str | None,
-    Parameter(help="How much one user's uploads may have together (default: ten of the largest)."),
+    Parameter(help="The largest size of all uploads of one user (default: ten of the largest)."),
 ]
 ProjectKeys = Annotated[
     Path | None,
-    Parameter(help="A file of public keys that get into every run by SSH, one on each line."),
+    Parameter(help="A file of public keys, one on each line, with SSH access to every run."),
 ]
 TlsCertificate = Annotated[
     Path | None, Parameter(help="A PEM file: the API is served with TLS, renewed when it changes.")
 ]
 TlsKey = Annotated[Path | None, Parameter(help="The PEM file of the certificate's private key.")]
 DatabaseFile = Annotated[
-    Path | None, Parameter(help="A file that has the database's URL, with its password.")
+    Path | None, Parameter(help="A file with the database's URL, password included.")
 ]
-KeepRuns = Annotated[str, Parameter(help="How long ended runs are remembered.")]
+KeepRuns = Annotated[str, Parameter(help="How long ended runs are kept.")]
 KeepLogs = Annotated[str, Parameter(help="How long logs are kept.")]
 
 
@@ -85,7 +85,7 @@ def controller(
     Parameters
     ----------
     data
-        The folder of its database, logs and keys; made when it is missing.
+        The folder of its database, logs and keys; it is created if it is missing.
     listen
         HOST:PORT of the API.
     config
@@ -94,7 +94,7 @@ def controller(
         postgresql://USER@HOST/DATABASE, without a password; default: FAIRLEAD_DATABASE_URL, else a
         file in the folder.
     log_level
-        From which level on it logs, to standard error.
+        The least level of log lines; they go to standard error.
     """
     host, port = parse_listen(listen)
     operating = Operating() if config is None else read_config(config)
@@ -215,7 +215,7 @@ def read_keys(file: Path) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in file.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not a text"
+        why = getattr(error, "strerror", None) or "it is not a text file"
         raise CliError(f"--project-keys {file}: {why}", EXIT_USAGE) from None
     try:
         return user_keys([line for line in lines if line and not line.startswith("#")])

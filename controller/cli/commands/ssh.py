@@ -31,11 +31,11 @@ def ssh(
     run
         Id or name.
     command
-        After `--`; without one, a shell.
+        The command, after `--`; default: a shell.
     user
         A user of the image.
     job
-        Id, GROUP/COOKIE or index; else the first.
+        Id, GROUP/COOKIE or index; default: the first.
     """
     program = shutil.which("ssh")
     if program is None:
@@ -52,7 +52,7 @@ def ssh(
 
 
 def ssh_config(run: str, /, *, user: str = "root", job: str | None = None) -> int:
-    """Show what `~/.ssh/config` needs, for editors and other programs that use ssh.
+    """Print the entries for `~/.ssh/config`, for editors and other programs that use ssh.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def ssh_config(run: str, /, *, user: str = "root", job: str | None = None) -> in
     user
         A user of the image.
     job
-        Id, GROUP/COOKIE or index; else the first.
+        Id, GROUP/COOKIE or index; default: the first.
     """
     _, blocks, _ = _prepare(run, user, job)
     output.emit(blocks.rstrip("\n"))

@@ -55,19 +55,18 @@ def user_data(
     merge: Annotated[Path | None, Parameter(name="--user-data")] = None,
     json: Json = False,
 ) -> int:
-    """Announce a node and print the user-data that it boots with; it holds a private key and is
-    shown once.
+    """Announce a node and print its user-data; it holds a private key and is shown only once.
 
     Parameters
     ----------
     fleet
-        The fleet that it shall belong to.
+        The node's fleet.
     provider
-        Refuses user-data that is too long for it.
+        Refuse user-data that is too long for this provider.
     expires
-        For how long the node can be registered.
+        How long the node can be registered.
     merge
-        Your own user-data, a file: both are printed, as one multipart message.
+        A file with your own user-data: both are printed as one multipart message.
     """
     if json and merge is not None:
         raise CliError("give either --json or --user-data: the API knows one part", EXIT_USAGE)
@@ -96,7 +95,7 @@ def user_data(
 
 
 def register(name: str, /, *, address: str, json: Json = False) -> int:
-    """Tell where an expected node is; the controller knows its host key already.
+    """Give an expected node its address; the controller already knows its host key.
 
     Parameters
     ----------
@@ -125,7 +124,7 @@ def read_own(file: Path) -> str:
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not a text"
+        why = getattr(error, "strerror", None) or "it is not a text file"
         raise CliError(f"--user-data {file}: {why}", EXIT_USAGE) from None
     if not text.startswith(tuple(_KINDS)):
         raise CliError(

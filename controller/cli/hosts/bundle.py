@@ -38,7 +38,7 @@ def read_bundle(file: Path) -> Bundle:
         beside = file.with_name(f"{file.name}.sha256")
         expected = beside.read_text().split()[:1] if beside.exists() else [digest]
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "its checksum is not a text"
+        why = getattr(error, "strerror", None) or "its checksum is not text"
         raise CliError(f"--bundle {file}: {why}", EXIT_USAGE) from None
     if expected != [digest]:
         raise CliError(

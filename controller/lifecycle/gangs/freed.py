@@ -38,7 +38,7 @@ def settle(draft: Draft) -> None:
         _keep(draft)
         return
     for place in kept(draft.allocations()):
-        draft.end_nomination(place, "the gang is whole or gave up")
+        draft.end_nomination(place, "the gang is whole or has given up")
 
 
 def give_up(draft: Draft, allocation_id: str, cause: str) -> None:

@@ -145,11 +145,11 @@ def gathering(run: Run, jobs: Sequence[Job]) -> Gathering | None:
 def _doing(attempt: Attempt) -> str:
     match attempt.status:
         case AttemptStatus.SUBMITTED:
-            return "has no place"
+            return "has no allocation"
         case AttemptStatus.PULLING:
             return "pulls its image"
         case AttemptStatus.PROVISIONING:
-            return "has a place, whose node is being asked"
+            return "has an allocation and waits for its node"
         case _:
             return "is tried again"
 

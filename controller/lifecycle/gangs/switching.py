@@ -29,8 +29,8 @@ _KEPT: Final = 100
 """How many past switches a run keeps; its events have all of them."""
 SWITCHES: Final = (
     (SwitchReason.JOB_FAILED, False, "a rank ended with an error that is tried again"),
-    (SwitchReason.JOB_ABORTED, False, "a rank lost its place, was preempted or aborted"),
-    (SwitchReason.JOB_INTERRUPTED, False, "a rank was asked to interrupt itself and did"),
+    (SwitchReason.JOB_ABORTED, False, "a rank lost its allocation, was preempted or aborted"),
+    (SwitchReason.JOB_INTERRUPTED, False, "a rank was interrupted and ended by itself"),
     (
         SwitchReason.JOB_LACK_AFTER_REVIVAL,
         False,
@@ -41,12 +41,12 @@ SWITCHES: Final = (
     (
         SwitchReason.REINCARNATION_TIMEOUT,
         True,
-        "not every rank was there, and nothing came further for `reincarnation_timeout`",
+        "not every rank was there, and there was no progress for `reincarnation_timeout`",
     ),
     (
         SwitchReason.PLACEMENT_TOO_SMALL,
         True,
-        "where the survivors are the whole gang can never be",
+        "the placement value of the survivors can never hold the whole gang",
     ),
 )
 """Each switch reason, whether it gives all allocations back, and a sentence that says when it
@@ -166,7 +166,7 @@ def _not_whole_in_time(draft: Draft) -> Cause | None:
     if gathers is None or gathers.gives_up_at > draft.now:
         return None
     limit = draft.run.policy.limits.reincarnation_timeout
-    message = f"not whole, and nothing came further for {limit:g} s: {gathers}"
+    message = f"not whole, and no progress for {limit:g} s: {gathers}"
     return Cause(reason=SwitchReason.REINCARNATION_TIMEOUT, message=message, whole=True)
 
 
@@ -204,7 +204,9 @@ def _tell(draft: Draft, cause: Cause, old: Incarnation, new: Incarnation) -> Non
             to_status=str(new.number),
             reason=cause.reason,
             message=cause.message,
-            cause="all places given back" if cause.whole else "in the places that survive",
+            cause="all allocations given back"
+            if cause.whole
+            else "in the allocations that survive",
         )
     )
 

@@ -75,7 +75,7 @@ def test_an_operator_may_keep_the_nodes_network_from_all_jobs(lab_of: LabFactory
     lab.let_go("whole")
     assert lab.wait_for("whole")["status"] == "done"
     about = " ".join(lab.cli("node", "show", "n1").succeeded().output.split())
-    assert "no job gets its network (--host-network never)" in about
+    assert "its network is given to no job (--host-network never)" in about
 
 
 def test_jobs_that_need_each_others_nodes_are_refused_there_by_name(lab_of: LabFactory) -> None:
@@ -83,7 +83,7 @@ def test_jobs_that_need_each_others_nodes_are_refused_there_by_name(lab_of: LabF
     refused = lab.apply("gang", commands=["true"], nodes=2)
     assert refused.status == 1
     assert "needs the node's network" in refused.errors
-    assert "node n1 has a shim that gives no job its network (--host-network never)" in (
+    assert "node n1 has a shim that gives its network to no job (--host-network never)" in (
         refused.errors
     )
     together = lab.apply("shared", commands=["echo hello"], nodes=2, share_nodes=True)

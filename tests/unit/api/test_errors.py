@@ -87,7 +87,7 @@ async def test_a_body_that_says_that_it_is_encoded_is_refused_and_logged_by_nobo
     answer = await answer_to(port, head, body)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"code":"bad_body"' in answer
-    assert f"Content-Encoding {encoding}: send it as it is".encode() in answer
+    assert f"Content-Encoding {encoding}: send it without an encoding".encode() in answer
     assert errors(caplog) == []
 
 
@@ -213,7 +213,7 @@ async def test_what_the_store_does_not_take_is_said_with_a_code_of_its_own(
     api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object, **__: object) -> None:
-        raise StoreRefused("the database refuses what is to be stored: out of range")
+        raise StoreRefused("the database refuses a value: out of range")
 
     monkeypatch.setattr(controller.service.runs, "page", refuse)
     async with api.get("/v1/runs") as answer:

@@ -59,7 +59,7 @@ async def test_what_a_runner_cannot_have_measured_is_not_shown(
     await PlayedNode(controller).runs("hello")
     connection.the_runner.used = msgspec.structs.replace(connection.the_runner.used, at=at)
     (used,) = await use_of(api)
-    assert (used["memory"], used["message"]) == (None, "its runner's answer cannot be true")
+    assert (used["memory"], used["message"]) == (None, "its runner's answer is impossible")
 
 
 async def test_only_the_jobs_own_gpus_are_shown(

@@ -175,7 +175,7 @@ def test_a_run_is_told_to_wait_for_its_trigger_between_occurrences_only() -> Non
     between = why_nothing_waits(play.state)
     play.to_trigger().to_running()
     assert between == "it waits for its next trigger"
-    assert why_nothing_waits(play.state) == "none of its jobs waits for a place"
+    assert why_nothing_waits(play.state) == "none of its jobs waits for an allocation"
 
 
 async def test_explain_hides_the_names_of_others_runs(
@@ -237,9 +237,11 @@ async def test_explain_and_inspect_tell_what_a_gang_that_is_not_whole_waits_for(
     found = await explain(api, "a")
     waits = (
         "0 of 2 ranks are there: main/0 pulls its image; "
-        "main/1 has a place, whose node is being asked"
+        "main/1 has an allocation and waits for its node"
     )
-    told = re.escape(f"{waits}; it gives its places up in ") + r"\d+ s unless .* goes on"
+    told = (
+        re.escape(f"{waits}; it releases its allocations in ") + r"\d+ s unless .* makes progress"
+    )
     assert found["waiting"] == []
     assert re.fullmatch(told, found["about"])
     async with api.get("/v1/runs/a") as response:

@@ -29,7 +29,7 @@ async def test_a_run_is_suspended_and_resumed(start: Fairlead, task: str) -> Non
     await of(start, "apply", "-f", task, "-d")
     assert (await of(start, "suspend", "hello")).out == b"hello: submitted (suspended)\n"
     assert b"(suspended)" in (await of(start, "ps")).out
-    assert b"suspended: nothing is placed" in (await of(start, "inspect", "hello")).out
+    assert b"suspended: no placements" in (await of(start, "inspect", "hello")).out
     resumed = await of(start, "resume", "hello", "--json")
     assert json.loads(resumed.out)["suspended"] is False
 
@@ -77,8 +77,8 @@ async def test_a_gang_that_is_not_whole_says_when_it_gives_up(
     await of(start, "apply", "-f", str(path), "-d")
     await place_gang(controller)
     shown = (await of(start, "inspect", "gang")).out.decode()
-    assert "0 of 2 ranks are there: main/0 has a place" in shown
-    assert "; the gang gives its places up at 20" in shown
+    assert "0 of 2 ranks are there: main/0 has an allocation" in shown
+    assert "; the gang releases its allocations at 20" in shown
 
 
 async def test_a_job_is_aborted_and_interrupted_by_name(
@@ -99,7 +99,7 @@ async def test_a_name_is_kept_or_replaced_on_demand(start: Fairlead, task: str) 
     await of(start, "apply", "-f", task, "-d")
     kept = await of(start, "apply", "-f", task, "-d", "--if-exists", "keep")
     assert (kept.status, kept.out) == (0, b"hello\n")
-    assert "kept hello, which lives already (submitted): nothing was submitted" in kept.err
+    assert "kept hello, which is already live (submitted); nothing was submitted" in kept.err
     replaced = await of(start, "apply", "-f", task, "-d", "--if-exists", "replace", "--json")
     stopped, live = sorted(
         json.loads((await of(start, "ps", "-a", "--json")).out)["runs"],

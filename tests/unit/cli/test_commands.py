@@ -109,8 +109,8 @@ async def test_why_a_run_ended_is_told_by_name_and_in_words(
     file = tmp_path / "now.yml"
     file.write_text("type: task\nname: now\nscheduling_timeout: 0\ncommands: [x]\n")
     assert (await of(start, "apply", "-f", str(file))).status == 1
-    assert b"  unschedulable: no place within 0 s: " in (await of(start, "ps", "-a")).out
-    assert b": failed (unschedulable): no place within" in (await of(start, "inspect", "now")).out
+    assert b"  unschedulable: no allocation within 0 s: " in (await of(start, "ps", "-a")).out
+    assert b"(unschedulable): no allocation within" in (await of(start, "inspect", "now")).out
     shown = json.loads((await of(start, "inspect", "now", "--json")).out)
     (job,) = shown["jobs"]
     states = [job["state"], job["attempts"][0]["state"]]

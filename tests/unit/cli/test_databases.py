@@ -58,6 +58,6 @@ def test_failures_of_backup_and_restore_are_sentences(
     assert run(["controller", "restore", str(tmp_path / "b"), *data]) == 1
     assert "No such file" in capsys.readouterr().err
     assert run(["controller", "mark-restored", *data]) == 1
-    assert "no controller's database to be marked" in capsys.readouterr().err
+    assert "no controller's database to mark" in capsys.readouterr().err
     assert run(["controller", *data, "--keep-runs", "soon"]) == 2
     assert "--keep-runs: " in capsys.readouterr().err

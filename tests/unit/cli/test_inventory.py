@@ -28,7 +28,7 @@ async def test_nodes_belong_to_fleets_and_both_have_attributes(start: Fairlead) 
 async def test_a_change_that_changes_nothing_is_refused(start: Fairlead) -> None:
     for what in ("node", "fleet"):
         refused = await of(start, what, "set", "default")
-        assert (refused.status, "say what shall change: --attribute" in refused.err) == (2, True)
+        assert (refused.status, "say what to change: --attribute" in refused.err) == (2, True)
 
 
 async def test_a_node_is_cordoned_and_a_drain_has_a_deadline(start: Fairlead) -> None:

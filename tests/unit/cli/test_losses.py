@@ -31,12 +31,12 @@ def untrusted() -> ssl.SSLCertVerificationError:
         (http.client.IncompleteRead(b"x"), "the connection was cut"),
         (
             http.client.BadStatusLine("SSH-2.0"),
-            "it does not answer as a Fairlead controller does",
+            "it does not answer like a Fairlead controller",
         ),
-        (InvalidMessage("did not receive"), "it does not answer as a Fairlead controller does"),
+        (InvalidMessage("did not receive"), "it does not answer like a Fairlead controller"),
         (
             ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1002)"),
-            "no secure connection can be made with it",
+            "a secure connection to it is not possible",
         ),
         (untrusted(), "its certificate is not trusted (self-signed certificate)"),
     ],

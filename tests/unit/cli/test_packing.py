@@ -187,9 +187,9 @@ def test_a_login_in_the_remotes_url_stays_here(base: Path) -> None:
     ("fields", "field", "words"),
     [
         ({"files": ["gone"]}, "files[0].local_path", "does not exist"),
-        ({"files": ["../outside"]}, "files[0]", "say where in the container"),
+        ({"files": ["../outside"]}, "files[0]", "give its path in the container"),
         ({"files": ["pipe"]}, "files[0].local_path", "neither a file nor a folder"),
-        ({"files": ["tree:/t"]}, "files[0].local_path", "leads out"),
+        ({"files": ["tree:/t"]}, "files[0].local_path", "link to outside"),
         ({"repos": ["gone"]}, "repos[0].local_path", "is not a folder"),
         ({"repos": ["pipe"]}, "repos[0].local_path", "is not a folder"),
         (

@@ -157,7 +157,7 @@ def test_a_gang_may_say_how_long_it_takes_to_be_whole() -> None:
     [
         ({"reincarnation_timeout": "5m"}, "there is none"),
         ({"reincarnation_timeout": "5m", "nodes": 2, "gang": False}, "there is none"),
-        ({"reincarnation_timeout": 0, "nodes": 2}, "give a gang's places up at once"),
+        ({"reincarnation_timeout": 0, "nodes": 2}, "release a gang's allocations at once"),
         ({"reincarnation_timeout": "off", "nodes": 2}, "more than 0"),
     ],
 )
@@ -198,7 +198,7 @@ def group(**fields: Any) -> dict[str, Any]:
         (group(name="A"), "groups[0].name", "'A' is not a name"),
         ({"groups": [{"commands": ["x"]}]}, "groups[0].name", "is missing"),
         (group(comands=["x"]), "groups[0].comands", "did you mean commands?"),
-        (group(priority=3), "groups[0].priority", "write it at the top"),
+        (group(priority=3), "groups[0].priority", "set it at the top level"),
         (group(resources={"memory": "1B"}), "groups[0].resources.memory", "less than 6MiB"),
         (group(resources={"memroy": 1}), "groups[0].resources.memroy", "did you mean memory?"),
         (group(resources={"gpu": {"count": "x"}}), "groups[0].resources.gpu.count", "not a whole"),
@@ -210,11 +210,11 @@ def group(**fields: Any) -> dict[str, Any]:
         ({"groups": [3]}, "groups[0]", "not a mapping"),
         ({**group(), "nodes": 2}, "nodes", "together with groups"),
         ({**group(), "gang": False}, "gang", "together with groups"),
-        ({**group(), "commands": ["y"]}, "commands", "at the top and in a group"),
+        ({**group(), "commands": ["y"]}, "commands", "at the top level and in a group"),
         (
             {"groups": [{"name": "a", "commands": ["x"]}, {"name": "a", "commands": ["x"]}]},
             "groups[1].name",
-            "another group too",
+            "the name of another group",
         ),
         (
             {"groups": [{"name": n, "commands": ["x"], "nodes": 6000} for n in "ab"]},

@@ -36,17 +36,17 @@ WRONG = [
     ("", "is not the name of an image"),
     ("Ubuntu:24.04", "has capital letters"),
     ("ghcr.io/Team/app", "has capital letters"),
-    ("Not An Image", "holds a blank"),
-    (" busybox", "holds a blank"),
-    ("busybox\n", "holds a blank"),
+    ("Not An Image", "contains a blank"),
+    (" busybox", "contains a blank"),
+    ("busybox\n", "contains a blank"),
     ("https://ghcr.io/team/app", "is a URL"),
     ("docker://busybox", "is a URL"),
-    ("ubuntu:", "has a tag that is none"),
-    ("ubuntu:24:04", "has a tag that is none"),
-    (f"ubuntu:{'1' * 129}", "has a tag that is none"),
-    ("ubuntu@24.04", "has a digest that is none"),
-    (f"ubuntu@{DIGEST[:-1]}", "has a digest that is none"),
-    ("ubuntu@", "has a digest that is none"),
+    ("ubuntu:", "has an invalid tag"),
+    ("ubuntu:24:04", "has an invalid tag"),
+    (f"ubuntu:{'1' * 129}", "has an invalid tag"),
+    ("ubuntu@24.04", "has an invalid digest"),
+    (f"ubuntu@{DIGEST[:-1]}", "has an invalid digest"),
+    ("ubuntu@", "has an invalid digest"),
     ("/ubuntu", "is not the name of an image"),
     ("ubuntu/", "is not the name of an image"),
     ("a//b", "is not the name of an image"),
@@ -54,11 +54,11 @@ WRONG = [
     ("-a", "is not the name of an image"),
     ("bücher", "is not the name of an image"),
     ("${IMAGE}", "is not the name of an image"),
-    ("host..example/app", "names a registry that is none"),
-    ("host:port/app", "names a registry that is none"),
+    ("host..example/app", "names an invalid registry"),
+    ("host:port/app", "names an invalid registry"),
     ("a" * 238, "is longer than the 255"),
     ("x.example.com/" + "a" * 242, "is longer than the 255"),
-    ("0" * 64, "is the id of an image"),
+    ("0" * 64, "is an image's id"),
 ]
 
 
@@ -83,7 +83,7 @@ def test_what_no_engine_takes_is_refused_with_what_is_wrong(name: str, words: st
 
 def test_an_image_of_a_group_is_looked_at_too() -> None:
     groups = [{"name": "a", "image": "A b", "commands": ["x"]}]
-    with pytest.raises(ConfigurationError, match="holds a blank") as caught:
+    with pytest.raises(ConfigurationError, match="contains a blank") as caught:
         parse({"type": "task", "groups": groups})
     assert caught.value.field == "groups[0].image"
 

@@ -33,9 +33,9 @@ def submit(**fields: Any) -> None:
             "resources.shm_size",
             "at most the job's memory",
         ),
-        ({"secrets": {"PIN": "123"}}, "secrets.PIN", "4 bytes and more"),
+        ({"secrets": {"PIN": "123"}}, "secrets.PIN", "4 bytes or more"),
         ({"secrets": {"PIN": ""}}, "secrets.PIN", "too short to be hidden in logs"),
-        ({"secrets": {"BLANK": " " * 9}}, "secrets.BLANK", "not blanks alone"),
+        ({"secrets": {"BLANK": " " * 9}}, "secrets.BLANK", "not only blanks"),
         ({"resources": {"shm_size": "2GiB"}}, "resources.shm_size", "memory of 1073741824 bytes"),
     ],
 )

@@ -89,12 +89,12 @@ def test_the_line_is_that_of_the_field_or_of_what_holds_it(text: str, start: str
         ("a: !mine {b: c}\n", "job.yaml:1: a: has the tag '!mine'"),
         ("a: !!binary aGk=\n", "job.yaml:1: a: has the tag"),
         ("a: &x {b: c}\nd:\n  <<: *x\n", "job.yaml:3: d: merge keys (<<) are not supported"),
-        ("? [a]\n: b\n", "job.yaml:1: the name of a field must be a text"),
+        ("? [a]\n: b\n", "job.yaml:1: the name of a field must be a string"),
         ("a: &a [*a]\n", "is nested too deeply"),
         ("a: *nobody\n", "job.yaml:1: is not valid YAML: found undefined alias"),
         ("[" * 5000, "nested too deeply"),
         (f"a: {'9' * 6000}\n", "job.yaml:1: a: is not a value that can be read; quote it"),
-        ("a: \x01\n", "job.yaml: holds a character that YAML does not allow (#x0001)"),
+        ("a: \x01\n", "job.yaml: contains a character that YAML does not allow (#x0001)"),
         ("a: " + "x" * MAX_BYTES, "job.yaml: is larger than 256 KiB"),
     ],
 )
@@ -112,7 +112,7 @@ def test_aliases_that_multiply_are_refused_before_they_do() -> None:
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_line() -> None:
-    with pytest.raises(SourceError, match=r"job.yaml:2: is not UTF-8 text"):
+    with pytest.raises(SourceError, match=r"job.yaml:2: is not UTF-8"):
         read(b"type: task\nname: \xff\n", name="job.yaml")
 
 

@@ -59,7 +59,7 @@ NODE_LIMIT = Reason.WAITING_INSTANCE_LIMIT_EXCEEDED
             1200,
             NODE_LIMIT,
         ),
-        (to_silence, "waits for node n1, of which nothing is heard", None, None),
+        (to_silence, "waits for node n1, which is silent", None, None),
         (
             Play.to_container,
             "waits for its runner on node n1 to start the job",
@@ -79,21 +79,21 @@ def test_on_its_way_to_its_start(
 def test_an_interrupted_job_runs_until_its_time_is_over() -> None:
     play = Play(stop_duration=60.0).to_running()
     play.send(Ask(play).interrupt())
-    what = "was asked to interrupt itself, and runs until it does"
+    what = "was interrupted, and runs until it ends by itself"
     assert of(play) == Awaited(what=what, until=START + 70, ends_as=Reason.INTERRUPTED)
 
 
 def test_on_its_way_to_its_end() -> None:
     play = Play(stop_duration=60.0).to_running()
     play.send(play.stop())
-    grace = "ends; waits for its container on node n1 to be gone, at the latest removed"
+    grace = "ends; waits for its container on node n1 to stop or be removed"
     assert of(play) == Awaited(what=grace, until=START + 60)
     play.send(play.seen(terminated=True))
     assert of(play) == Awaited(what="ends; waits for the rest of its log from node n1")
     play.send(play.logs_complete())
     assert of(play) == Awaited(what="ends; waits for node n1 to clean up")
     play.send(play.link(down=True))
-    assert of(play) == Awaited(what="ends; waits for node n1, of which nothing is heard")
+    assert of(play) == Awaited(what="ends; waits for node n1, which is silent")
     play.send(play.link(down=False), play.removed())
     assert awaited(play.state, play.attempt()) is None
 

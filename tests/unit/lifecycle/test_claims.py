@@ -80,7 +80,7 @@ def test_a_reason_that_is_not_a_shim_s_to_give_is_the_loss_of_the_place(reason: 
     play.send(play.seen(terminated=True, reason=reason, message="told so"))
     assert play.attempt().reason is Reason.INSTANCE_UNREACHABLE
     assert play.attempt().message == (
-        f"its node ended it as {reason}, which this controller had not asked for: told so"
+        f"its node ended it as {reason}, which this controller did not request: told so"
     )
     play.clean()
     assert (play.attempt().number, play.attempt().status) == (1, AttemptStatus.SUBMITTED)

@@ -160,7 +160,7 @@ def test_scheduling_timeout_ends_an_attempt_that_found_no_place() -> None:
     assert play.send(why).wake_at == START + 60
     play.wait(60)
     assert play.attempt().reason is Reason.UNSCHEDULABLE
-    assert play.attempt().message == "no place within 60 s: no node is connected"
+    assert play.attempt().message == "no allocation within 60 s: no node is connected"
     assert play.run.status is RunStatus.FAILED
 
 

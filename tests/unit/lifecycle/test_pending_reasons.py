@@ -65,11 +65,11 @@ SENTENCES: dict[PendingReason, str] = {
     VictimsLeave(count=3): "waiting for 3 victims to leave",
     NominatedNodeSilent(node="n1"): "waiting for node n1 to be connected again",
     GangInPart(found=2, waiting=4): (
-        "places were found for 2 of 4 ranks only: a gang is placed whole or not at all"
+        "room was found for only 2 of 4 ranks: a gang is placed as a whole or not at all"
     ),
     GangApart(
         values=2
-    ): "its places lay in 2 placement values: a gang is placed whole or not at all",
+    ): "its allocations were in 2 placement values: a gang is placed as a whole or not at all",
     FULL: (
         "needs 8 CPU, 4 GiB memory, 2 GPU named H100; best node n1 has 2.5 free of 16, "
         "0 B free of 64 GiB, 1 such GPU free of 8 "
@@ -80,8 +80,8 @@ SENTENCES: dict[PendingReason, str] = {
         "8 starting already; node n2 could hold it, but is cordoned"
     ),
     DoesNotFit(node="n1", lacks=(LacksHostNetwork(),)): (
-        "needs the node's network, in which its peers reach it (`share_nodes: true` does without); "
-        "best node n1 has a shim that gives no job its network (--host-network never)"
+        "needs the node's network, in which its peers reach it (not needed with `share_nodes: "
+        "true`); best node n1 has a shim that gives its network to no job (--host-network never)"
     ),
     ConstraintUnmet(constraint=ZONE_A, node="n1", has="b"): (
         "needs zone = a; node n1 has b, and none is better"
@@ -94,7 +94,7 @@ SENTENCES: dict[PendingReason, str] = {
     ),
     NoNodeInFleets(fleets=("a", "b")): "no node is in fleet a or b",
     NoSuchFleet(fleets=("a",)): "there is no fleet a",
-    OtherFleetsOnly(fleets=("a",)): "it may go to fleet a only",
+    OtherFleetsOnly(fleets=("a",)): "it may only go to fleet a",
     NoNodeInDomain(fleet="a"): "no node of fleet a takes work",
     NoNodeInDomain(fleet="a", value="r1"): "no node of r1 of a takes work",
     NoNodeConnected(): "no node is connected",

@@ -190,7 +190,10 @@ async def test_what_is_refused_again_and_again_is_told_once_for_each_reason(
         submit.go_on.set()
         it.commit()
         await eventually(lambda: submit.finished)
-    told = [record.getMessage().partition("tried on: ")[2] for record in caplog.records]
+    told = [
+        record.getMessage().partition("refused and will be tried again: ")[2]
+        for record in caplog.records
+    ]
     assert told == ["busy", "fenced"]
 
 

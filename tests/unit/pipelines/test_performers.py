@@ -284,7 +284,7 @@ async def test_whose_container_is_being_stopped_is_judged_by_its_shims_word(
     node.the_runner.statuses = [status(RunnerState.SERVING_LOGS, stopped)]
     turns = NotedTurns()
     follow = RunnerFollower(turns, ManualClock())
-    with pytest.raises(RetryLater, match="its shim says why"):
+    with pytest.raises(RetryLater, match="the shim's events say why"):
         await follow(view_of(placed(AttemptStatus.RUNNING)), node)
     assert turns.posted == []
     await follow(view_of(placed(AttemptStatus.TERMINATING, reason=Reason.TERMINATED_BY_USER)), node)
@@ -304,7 +304,7 @@ def test_an_exit_record_with_a_reason_of_the_jobs_invention_is_an_executor_error
 def test_an_exit_code_that_no_process_has_is_not_taken_over(exit_code: int) -> None:
     report = from_node.runner_exited("r", "a", msgspec.structs.replace(EXIT, exit_code=exit_code))
     assert (report.reason, report.exit_code) == (Reason.EXECUTOR_ERROR, None)
-    assert report.message == "the exit record gives an exit code that cannot be"
+    assert report.message == "the exit record gives an impossible exit code"
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, '{"x":' + "[" * 50_000, '"\ud800"'])

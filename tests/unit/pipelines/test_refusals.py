@@ -110,7 +110,7 @@ async def test_the_waits_between_tries_grow_and_the_run_ends_when_all_have_faile
         assert store.refused == len(WAITS)
         assert (run.status, run.reason) == (RunStatus.TERMINATING, RunReason.SERVER_ERROR)
         assert run.message == (
-            "what became of the run could not be stored: the database refuses it: out of range"
+            "the run's new state could not be stored: the database refuses it: out of range"
         )
         assert attempt_of(database.runs[wrong.run.id]).reason is Reason.TERMINATED_BY_SERVER
 

@@ -359,7 +359,7 @@ async def test_a_run_that_always_asks_to_be_looked_at_now_is_slowed_and_told_as_
             assert asked == looks
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert [message.rpartition("again in ")[2] for message in told] == ["1 s", "2 s", "4 s", "8 s"]
-    assert told[0].startswith(f"internal error: run hello ({state.run.id}) asks to be looked at")
+    assert told[0].startswith(f"internal error: run hello ({state.run.id}) asks for a decision")
 
 
 def test_a_run_that_something_changes_is_slowed_no_longer() -> None:

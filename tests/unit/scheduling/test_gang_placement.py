@@ -575,7 +575,7 @@ def test_explain_counts_what_is_kept_for_the_run_as_free_for_it() -> None:
         "needs 1 CPU, it has 0 free of 64",
         "needs 1 GiB memory, it has 0 B free of 1 TiB",
         "needs 8 GPU, it has 0 such GPU free of 8",
-        "a place there is kept for gang, whose gang begins anew",
+        "an allocation there is kept for gang, whose gang starts again",
     )
 
 

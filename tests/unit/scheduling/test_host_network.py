@@ -10,8 +10,8 @@ from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
 from tests.unit.scheduling.test_gang_placement import gang
 
 WORDS = (
-    "needs the node's network, in which its peers reach it (`share_nodes: true` does without); "
-    "best node n1 has a shim that gives no job its network (--host-network never)"
+    "needs the node's network, in which its peers reach it (not needed with `share_nodes: true`); "
+    "best node n1 has a shim that gives its network to no job (--host-network never)"
 )
 
 

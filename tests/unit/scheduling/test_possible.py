@@ -62,7 +62,7 @@ def test_jobs_whose_turn_comes_later_must_fit_too() -> None:
             {"constraints": (Constraint(attribute="rack", operator=Operator.EQ, values=("r2",)),)},
             "(needs rack = r2; node a0 has r1, and none is better)",
         ),
-        ({"fleets": ("other",)}, "(it may go to fleet other only)"),
+        ({"fleets": ("other",)}, "(it may only go to fleet other)"),
     ],
 )
 def test_a_gang_of_which_one_group_may_not_go_where_the_other_must_is_told_so(
@@ -140,7 +140,7 @@ def test_an_empty_fleet_queues_with_a_warning() -> None:
 
 
 def test_a_fleet_that_nobody_has_made_is_refused_even_beside_one_that_is_there() -> None:
-    sentence = "fleets: there is no fleet trainnig; `fairlead fleet list` shows those there are"
+    sentence = "fleets: there is no fleet trainnig; `fairlead fleet list` shows the existing ones"
     assert refusal(asking(fleets=("trainnig",)), RACKS, {}) == sentence
     assert refusal(asking(fleets=("default", "trainnig")), RACKS, {}) == sentence
 

@@ -59,7 +59,7 @@ def test_a_victim_is_not_told_the_name_of_anothers_run() -> None:
         cluster.submit("wide", gpus=8, user=user)
         cluster.settle()
         (ended,) = attempts(cluster.states[victim])
-        assert ended.message == f"{name} of the interactive band needs its place"
+        assert ended.message == f"{name} of the interactive band needs its allocation"
 
 
 def test_the_same_band_and_higher_ones_are_left_alone() -> None:

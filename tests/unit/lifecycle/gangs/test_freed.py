@@ -72,7 +72,7 @@ def test_it_is_kept_while_the_gang_gathers_and_no_longer_than_until_every_rank_i
         play.send(play.accepted(n), play.seen(n))
     assert play.phase() is Phase.WHOLE
     assert kept(play) == []
-    assert any(e.cause == "the gang is whole or gave up" for e in play.events)
+    assert any(e.cause == "the gang is whole or has given up" for e in play.events)
 
 
 def test_a_place_of_the_run_uses_it_up() -> None:
@@ -209,7 +209,7 @@ def test_a_place_on_a_node_that_drains_is_not_kept() -> None:
 def test_a_kept_place_is_lost_with_its_node_alone() -> None:
     play = switching(1, 2).clean_all()
     (lost,) = (one for one in kept(play) if one.node_id == "n1")
-    cause = "node n1 takes no work any more"
+    cause = "node n1 takes no more work"
     report = FreedPlaceLost(run_id=play.run_id, allocation_id=lost.id, cause=cause)
     play.send(report)
     assert nodes(play) == ["n2"]

@@ -242,8 +242,7 @@ def test_a_pull_that_stands_still_is_not_waited_for() -> None:
     play.wait(6)
     assert play.run.switches[-1].reason == SwitchReason.REINCARNATION_TIMEOUT
     assert play.run.switches[-1].message == (
-        "not whole, and nothing came further for 600 s: "
-        "2 of 3 ranks are there: train/2 pulls its image"
+        "not whole, and no progress for 600 s: 2 of 3 ranks are there: train/2 pulls its image"
     )
 
 
