@@ -44,13 +44,14 @@ class Base:
     def program(self) -> Path:
         return self.root / "bin" / f"python{self.python}"
 
-    def compile(self, folders: list[Path]) -> None:
-        """Unchecked pycs: the files never change under a mount, so nobody need stat a source."""
+    def compile(self, folders: list[Path], home: str = MOUNT_PATH) -> None:
+        """Unchecked pycs: the files never change under a mount, so nobody need stat a source.
+        `home` is where the tree will lie, as tracebacks name it."""
         loader = self.libraries / current().loader
         environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
         paths = ("--library-path", self.libraries, "--argv0", self.program)
         compile_all = "-I -S -X utf8=1 -m compileall -q -f -j 1 --invalidation-mode unchecked-hash"
-        recorded_paths = ("-s", self.root, "-p", MOUNT_PATH)
+        recorded_paths = ("-s", self.root, "-p", home)
         program = (loader, "--inhibit-cache", *paths, self.program)
         run([*program, *compile_all.split(), *recorded_paths, *folders], env=environment)
 
@@ -62,7 +63,7 @@ def build(root: Path, work: Path) -> Base:
     packages = debian.download(debian.packages(base.python), work / "debs")
     debian.unpack(work / "debs", unpacked)
     _copy_interpreter(base, unpacked)
-    _install_wheels(base, platform)
+    install_wheels(base, SOURCES / "wheels.lock")
     _copy_libraries(base, unpacked, platform)
     elf.set_rpaths(root, base.libraries)
     elf.set_interpreter(base.program, f"{MOUNT_PATH}/lib/{platform.loader}")
@@ -90,15 +91,16 @@ def _copy_interpreter(base: Base, unpacked: Path) -> None:
             _remove(path)
 
 
-def _install_wheels(base: Base, platform: Platform) -> None:
-    """Markers were resolved when wheels.lock was made: --no-deps takes the list as it is."""
+def install_wheels(base: Base, lock: Path) -> None:
+    """Markers were resolved when the lock was made: --no-deps takes the list as it is."""
+    platform = current()
     options = "pip install -q --no-deps --only-binary=:all: --link-mode=copy --require-hashes"
     wheels_for = (
         f"--python-version={base.python}",
         f"--python-platform={platform.machine}-manylinux_2_34",
     )
     uv = (sys.executable, "-m", "uv", *options.split())
-    fetch([*uv, *wheels_for, "--target", base.site, "-r", SOURCES / "wheels.lock"])
+    fetch([*uv, *wheels_for, "--target", base.site, "-r", lock])
     shutil.rmtree(base.site / "bin", ignore_errors=True)
     (base.site / ".lock").unlink(missing_ok=True)
     for pattern in _UNUSED_IN_WHEELS:

@@ -38,7 +38,7 @@ class Builder:
         self._runtimes.mkdir(parents=True, exist_ok=True)
         self._bases.mkdir(exist_ok=True)
         with self._only_one_at_a_time(), self._work_folder() as work:
-            inputs = _digest(self._base_inputs() + self._our_sources(), self._checkout)
+            inputs = digest_of(self._base_inputs() + self._our_sources(), self._checkout)
             built_from = self._build / "runtime-inputs" / inputs
             if not force and built_from.exists():
                 name = built_from.read_text()
@@ -50,8 +50,14 @@ class Builder:
             built_from.write_text(name)
             return self._point_current_at(name)
 
+    def base(self) -> Base:
+        """The layer below the current runtime. Raises BuildError."""
+        self._bases.mkdir(parents=True, exist_ok=True)
+        with self._only_one_at_a_time(), self._work_folder() as work:
+            return self._base(work, force=False)
+
     def _base(self, work: Path, *, force: bool) -> Base:
-        kept = self._bases / _digest(self._base_inputs(), self._checkout)
+        kept = self._bases / digest_of(self._base_inputs(), self._checkout)
         if force or not kept.is_dir():
             built = base_layer.build(work / "base", work)
             if kept.exists():
@@ -70,7 +76,7 @@ class Builder:
         tree.compile([tree.site / package for package in _OUR_PACKAGES])
         if violations := elf.violations(tree.root):
             raise BuildError("the runtime is not hermetic:\n" + "\n".join(violations))
-        _normalise(tree.root)
+        normalise(tree.root)
         name = tree_hash(tree.root)
         if not (self._runtimes / name).exists():
             tree.root.rename(self._runtimes / name)
@@ -127,7 +133,8 @@ def tree_hash(root: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _digest(files: list[Path], checkout: Path) -> str:
+def digest_of(files: list[Path], checkout: Path) -> str:
+    """Names below `checkout` and bytes of the files, in this order."""
     digest = hashlib.sha256()
     for file in files:
         name = os.path.relpath(file, checkout)
@@ -135,7 +142,8 @@ def _digest(files: list[Path], checkout: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _normalise(root: Path) -> None:
+def normalise(root: Path) -> None:
+    """Modes and times that do not depend on who built it, and when."""
     for path in [root, *root.rglob("*")]:
         if not path.is_symlink():
             executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR

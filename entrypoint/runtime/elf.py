@@ -93,14 +93,32 @@ def set_interpreter(program: Path, interpreter: str) -> None:
 def blind_loader(loader: Path, platform: Platform) -> None:
     """Edits of equal length: the first letter of each built-in path becomes a byte that no
     image's path has."""
+    for text in _built_in_paths(platform):
+        _replace(loader, text, _blinded(text))
+
+
+def open_loader(loader: Path, platform: Platform) -> None:
+    """Undo `blind_loader` for a program that needs the machine's libraries beside its own, such as
+    the driver's. What is preloaded into all programs stays out."""
+    for text in _built_in_paths(platform)[1:]:
+        _replace(loader, _blinded(text), text)
+
+
+def _built_in_paths(platform: Platform) -> tuple[bytes, ...]:
     triplet = platform.triplet.encode()
     folders = b"/lib/%b/\0/usr/lib/%b/\0/lib/\0/usr/lib/\0" % (triplet, triplet)
+    return b"/etc/ld.so.preload\0", b"/etc/ld.so.cache\0", folders
+
+
+def _blinded(text: bytes) -> bytes:
+    return re.sub(rb"(^|\0)/.", b"\\1/\x01", text)
+
+
+def _replace(loader: Path, old: bytes, new: bytes) -> None:
     content = loader.read_bytes()
-    for text in (b"/etc/ld.so.preload\0", b"/etc/ld.so.cache\0", folders):
-        if text not in content:
-            raise BuildError(f"{loader.name} has changed: it holds no {text!r} to blind")
-        content = content.replace(text, re.sub(rb"(^|\0)/.", b"\\1/\x01", text))
-    loader.write_bytes(content)
+    if old not in content:
+        raise BuildError(f"{loader.name} has changed: it holds no {old!r}")
+    loader.write_bytes(content.replace(old, new))
 
 
 def violations(root: Path) -> list[str]:

@@ -73,7 +73,7 @@ def test_the_shims_command_lends_jump_keys_where_its_file_says_so(testbed_folder
     keys = folder / "jump" / "authorized_keys"
     keys.parent.mkdir()
     paths = {
-        "/opt/fairlead/venv/bin": PROGRAMS,
+        "/opt/fairlead/current/bin": PROGRAMS,
         "/var/lib/fairlead": folder / "data",
         "/run/fairlead/shim.sock": folder / "run" / "shim.sock",
     }

@@ -1,8 +1,9 @@
 """Renews the lists of pinned packages: what the commands need, what tests need beside that, and
 what goes into the hermetic runtime.
 
-The runtime's list is resolved for one platform and without markers, since it is installed by a
-Python of another version than the one it is for; it follows the versions of our own list.
+The lists of node and runtime are resolved for one platform and without markers, since they are
+installed by a Python of another version than the one they are for; they follow the versions of our
+own list.
 """
 
 from __future__ import annotations
@@ -24,20 +25,19 @@ _OPTIONS = [
 ]
 _UNIVERSAL = ["pyproject.toml", "--universal", "--python-version=3.11"]
 _NEEDED_TO_RUN = [f"--extra={extra}" for extra in ("shim", "runner", "controller", "build")]
+_ONE_PLATFORM = (
+    *("-c", "requirements.lock"),
+    *("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28"),
+)
 _RUNTIME = "entrypoint/runtime/wheels"
 
 
 def main() -> None:
     _compile([*_UNIVERSAL, *_NEEDED_TO_RUN], "requirements.lock")
     _compile([*_UNIVERSAL, "--all-extras", "-c", "requirements.lock"], "requirements-dev.lock")
-    _compile(
-        [
-            f"{_RUNTIME}.in",
-            *("-c", "requirements.lock"),
-            *("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28"),
-        ],
-        f"{_RUNTIME}.lock",
-    )
+    _compile([f"{_RUNTIME}.in", *_ONE_PLATFORM], f"{_RUNTIME}.lock")
+    agents = ["--extra=shim", "--extra=runner"]
+    _compile(["pyproject.toml", *agents, *_ONE_PLATFORM], "requirements-node.lock")
 
 
 def _compile(arguments: list[str], lock: str) -> None:

@@ -1,0 +1,128 @@
+"""The Docker engine of a node: its package, and the settings that Fairlead depends on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from installer.errors import InstallError
+from installer.options import Docker, Options
+from installer.steps import at, write
+from installer.system import System, must
+
+CONFIGURATION = "/etc/docker/daemon.json"
+_BEFORE = "/etc/fairlead/docker-before.json"
+_PACKAGES = ("docker.io", "iptables")
+_WHOLE: dict[str, Any] = {
+    # systemd would take a container's GPU devices away at each `systemctl daemon-reload`.
+    "exec-opts": ["native.cgroupdriver=cgroupfs"],
+    "log-driver": "local",
+    "log-opts": {"max-size": "10m", "max-file": "3"},
+    # 25 to 27 hand GPUs by CDI only when told; older ones ignore it, newer ones do it anyway.
+    "features": {"cdi": True},
+}
+
+
+def settings(options: Options) -> dict[str, Any]:
+    """An engine that was here before keeps its own settings but for what jobs cannot do without:
+    they go on while the engine is restarted."""
+    wanted: dict[str, Any] = {"live-restore": True}
+    if options.registry_mirror:
+        wanted["registry-mirrors"] = [options.registry_mirror]
+    return {**wanted, **_WHOLE} if options.docker is Docker.INSTALL else wanted
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Our keys of `daemon.json`; the others stay. Undone only as long as the file is as written."""
+
+    wanted: dict[str, Any]
+    name: str = CONFIGURATION
+
+    def difference(self, system: System, earlier: Set[str]) -> str | None:
+        before = _settings(at(system, self.name))
+        keys = [key for key, value in self.wanted.items() if before.get(key) != value]
+        return f"sets {', '.join(keys)}" if keys else None
+
+    def apply(self, system: System) -> None:
+        path = at(system, self.name)
+        known = _read(at(system, _BEFORE))
+        original = json.loads(known)["original"] if known else _read(path)
+        text = json.dumps({**_settings(path), **self.wanted}, indent=2) + "\n"
+        kept = json.dumps({"original": original, "written": text}) + "\n"
+        write(at(system, _BEFORE), kept, 0o600)
+        write(path, text, 0o644)
+
+    def leftover(self, system: System) -> str | None:
+        known = _read(at(system, _BEFORE))
+        if known is None:
+            return None
+        is_ours = _read(at(system, self.name)) == json.loads(known)["written"]
+        return "as it was before" if is_ours else "left, since it was changed after the install"
+
+    def undo(self, system: System) -> None:
+        path, before = at(system, self.name), at(system, _BEFORE)
+        known = json.loads(before.read_text())
+        if _read(path) == known["written"]:
+            if known["original"] is None:
+                path.unlink()
+            else:
+                write(path, known["original"], 0o644)
+        before.unlink()
+
+
+@dataclass(frozen=True)
+class EnginePackage:
+    """The release's own engine. It stays after an uninstall: others may use it by then."""
+
+    name: str = "Docker engine"
+
+    def difference(self, system: System, earlier: Set[str]) -> str | None:
+        return None if system.has_program("dockerd") else f"installed ({_PACKAGES[0]})"
+
+    def apply(self, system: System) -> None:
+        if not system.has_program("apt-get"):
+            raise InstallError(
+                "--docker install knows Debian's and Ubuntu's packages only; install the engine as "
+                "its makers describe for this system, then use --docker use"
+            )
+        packages = [*_PACKAGES]
+        if Path("/sys/kernel/security/apparmor").exists():
+            packages.append("apparmor")
+        command = ("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
+        if system.run(*command).status:
+            must(system, "apt-get", "update", "-q")
+            must(system, *command)
+
+    def leftover(self, system: System) -> str | None:
+        return None
+
+    def undo(self, system: System) -> None:
+        """See the class."""
+
+
+def reload_engine(system: System) -> None:
+    """What can be taken up without a restart is; the rest waits for the operator's."""
+    if system.run("systemctl", "is-active", "docker.service").status == 0:
+        must(system, "systemctl", "reload", "docker.service")
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    text = _read(path)
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise InstallError(f"{path}: {error}; correct it first") from None
+    if not isinstance(found, dict):
+        raise InstallError(f"{path}: expected a JSON object; correct it first")
+    return found
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None

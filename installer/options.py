@@ -1,0 +1,103 @@
+"""What the operator wishes, checked; what was wished before is kept where nothing is said now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import msgspec
+
+from installer.errors import InstallError
+
+_KEY = re.compile(r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [^\r\n\"]*)?")
+_UNSAFE = re.compile(r"[\s\"'\\$]")
+KEY_OPTIONS = "restrict,port-forwarding"
+
+
+class Docker(StrEnum):
+    INSTALL = "install"
+    USE = "use"
+    NONE = "none"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Kept on the node as they are; `tunnel_keys` None leaves the file of keys alone."""
+
+    docker: Docker
+    volume_prefixes: tuple[str, ...] = ()
+    registry_mirror: str | None = None
+    tunnel_keys: tuple[str, ...] | None = None
+
+    def shim_options(self) -> str:
+        """As the shim's command line has them."""
+        words = ["--jump-keys", "/var/lib/fairlead-jump/authorized_keys"]
+        if self.docker is Docker.NONE:
+            words += ["--engine", "process"]
+        for prefix in self.volume_prefixes:
+            words += ["--volume-prefix", prefix]
+        return " ".join(words)
+
+
+def load(file: Path) -> Options | None:
+    """The wishes of the last install. Raises InstallError when the file is damaged."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Options)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise InstallError(f"{file}: {error}; remove it and name all options again") from None
+
+
+def merge(
+    before: Options | None,
+    *,
+    docker: str | None,
+    has_docker: bool,
+    tunnel_keys: Sequence[str],
+    volume_prefixes: Sequence[str],
+    registry_mirror: str | None,
+) -> Options:
+    """Raises InstallError that names the option."""
+    for key in tunnel_keys:
+        if not _KEY.fullmatch(key):
+            raise InstallError(
+                f"--tunnel-key {key!r}: expected a public key as `fairlead node key` prints it: "
+                "'ssh-ed25519 AAAA…'"
+            )
+    for prefix in volume_prefixes:
+        path = PurePosixPath(prefix)
+        if not path.is_absolute() or ".." in path.parts or _UNSAFE.search(prefix):
+            raise InstallError(
+                f"--volume-prefix {prefix!r}: expected an absolute path without '..', blanks or "
+                "quotes"
+            )
+    if registry_mirror and (
+        urlsplit(registry_mirror).scheme not in ("http", "https") or _UNSAFE.search(registry_mirror)
+    ):
+        raise InstallError(f"--registry-mirror {registry_mirror!r}: expected a http(s) URL")
+    return Options(
+        docker=_engine(before, docker, has_docker),
+        volume_prefixes=tuple(volume_prefixes) or (before.volume_prefixes if before else ()),
+        registry_mirror=registry_mirror or (before.registry_mirror if before else None),
+        tunnel_keys=tuple(tunnel_keys) or (before.tunnel_keys if before else None),
+    )
+
+
+def _engine(before: Options | None, docker: str | None, has_docker: bool) -> Docker:
+    if docker is not None:
+        asked = Docker(docker)
+        # An engine that the operator had before stays configured as theirs.
+        if asked is Docker.INSTALL and has_docker and (before is None or before.docker != asked):
+            return Docker.USE
+        return asked
+    if before is not None:
+        return before.docker
+    if has_docker:
+        return Docker.USE
+    raise InstallError(
+        "no Docker engine is here: --docker install brings Debian's or Ubuntu's, --docker none "
+        "runs jobs as plain processes, without isolation"
+    )

@@ -1,0 +1,274 @@
+"""What a node is made of, in the order in which it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from installer import docker
+from installer.errors import InstallError
+from installer.options import KEY_OPTIONS, Docker, Options
+from installer.steps import (
+    Command,
+    File,
+    Folder,
+    Group,
+    Link,
+    Step,
+    Tree,
+    Unit,
+    User,
+    at,
+)
+from installer.system import System, must
+
+HOME = "/opt/fairlead"
+OPTIONS = "/etc/fairlead/install.json"
+_CURRENT = f"{HOME}/current"
+_SNIPPET = "/etc/ssh/sshd_config.d/fairlead.conf"
+_KEYS = "/etc/ssh/fairlead_authorized_keys"
+_ENVIRONMENT = "/etc/fairlead/node.env"
+_UNITS = "/etc/systemd/system"
+_SYSCTL = "/etc/sysctl.d/60-fairlead.conf"
+_SHIM, _FIREWALL = "fairlead-shim.service", "fairlead-firewall.service"
+_DATA = "/var/lib/fairlead"
+_PROGRAMS = {
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
+    "nft": "nftables",
+    "useradd": "passwd",
+    "systemctl": "systemd",
+}
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    version: str
+    architecture: str
+    machine: str
+    runtime: str
+
+
+def manifest(bundle: Path) -> Manifest:
+    return msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
+
+
+def problems(system: System, options: Options) -> list[str]:
+    """Why this machine cannot become a node, with what to do about each."""
+    found = []
+    missing = [package for name, package in _PROGRAMS.items() if not system.has_program(name)]
+    if missing:
+        found.append(f"programs are missing; install the packages: {' '.join(missing)}")
+    if options.docker is Docker.USE and not system.has_program("dockerd"):
+        found.append("--docker use: no Docker engine is here; --docker install brings it")
+    return found
+
+
+def steps(bundle: Path, options: Options, *, linked: bool = False) -> list[Step]:
+    version = manifest(bundle).version
+    return [
+        Group("fairlead"),
+        User("fairlead", "fairlead", _DATA),
+        User("fairlead-jump", "nogroup", "/nonexistent"),
+        Folder("/var/lib/fairlead-jump"),
+        Folder("/etc/fairlead", is_kept=True),
+        *_engine(options),
+        Tree(bundle, f"{HOME}/{version}", linked=linked),
+        *_files(bundle, options),
+        Current(_CURRENT, version),
+        OldVersions(version),
+        Link("/usr/local/bin/fairlead-shim", f"{_CURRENT}/bin/fairlead-shim"),
+        Command("sshd", "reloaded", frozenset({_SNIPPET}), reload_sshd),
+        Command("kernel settings", "loaded", frozenset({_SYSCTL}), _load_kernel_settings),
+        Unit(_FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", "/etc/fairlead/firewall.nft"})),
+        Unit(
+            _SHIM,
+            frozenset({f"{_UNITS}/{_SHIM}", _ENVIRONMENT, _CURRENT}),
+            lambda system: other_program(system, version),
+        ),
+    ]
+
+
+def _engine(options: Options) -> list[Step]:
+    if options.docker is Docker.NONE:
+        return []
+    changed = frozenset({docker.CONFIGURATION})
+    settings = docker.EngineSettings(docker.settings(options))
+    reload = Command("docker.service", "reloaded", changed, docker.reload_engine)
+    package = [docker.EnginePackage()] if options.docker is Docker.INSTALL else []
+    return [settings, *package, reload]
+
+
+def _files(bundle: Path, options: Options) -> list[Step]:
+    def of_bundle(name: str, target: str) -> Step:
+        return File(target, (bundle / "system" / name).read_text())
+
+    keys: list[Step] = []
+    if options.tunnel_keys is not None:
+        lines = [f"{KEY_OPTIONS} {key}\n" for key in options.tunnel_keys]
+        keys.append(File(_KEYS, "".join(lines)))
+    written = "# Written by `install`; further options of the shim go into shim.env.\n"
+    return [
+        File(OPTIONS, msgspec.json.format(msgspec.json.encode(options)).decode() + "\n", 0o600),
+        File(_ENVIRONMENT, f"{written}FAIRLEAD_NODE_OPTIONS={options.shim_options()}\n"),
+        *keys,
+        of_bundle("firewall.nft", "/etc/fairlead/firewall.nft"),
+        of_bundle("sshd_fairlead.conf", _SNIPPET),
+        of_bundle("sysctl.conf", _SYSCTL),
+        of_bundle(_FIREWALL, f"{_UNITS}/{_FIREWALL}"),
+        of_bundle(_SHIM, f"{_UNITS}/{_SHIM}"),
+    ]
+
+
+def steps_to_undo(bundle: Path, options: Options, *, purge: bool) -> list[Step]:
+    """In the order in which they are undone. Raises nothing for what is not there."""
+    ours = [each for each in steps(bundle, options) if not isinstance(each, Command)]
+    last: list[Step] = [
+        File(_KEYS, ""),
+        Folder("/run/fairlead"),
+        Folder(HOME, is_kept=False),
+        Command("sshd", "reloaded", frozenset(), _reload_sshd_unit),
+        Command("systemd", "reloaded", frozenset(), _reload_systemd),
+    ]
+    if options.docker is not Docker.NONE:
+        reload = docker.reload_engine
+        last.append(Command("docker.service", "reloaded", frozenset(), reload))
+    if purge:
+        last += [Folder(_DATA), Folder("/etc/fairlead")]
+    return [*reversed(ours), *last]
+
+
+@dataclass(frozen=True)
+class Current:
+    """Which version the node runs; the one before stays as `previous`, for the way back."""
+
+    name: str
+    version: str
+
+    def difference(self, system: System, earlier: Set[str]) -> str | None:
+        return self._link.difference(system, earlier)
+
+    def apply(self, system: System) -> None:
+        before = at(system, self.name)
+        if before.is_symlink():
+            Link(f"{HOME}/previous", str(before.readlink())).apply(system)
+        self._link.apply(system)
+
+    def leftover(self, system: System) -> str | None:
+        return self._link.leftover(system)
+
+    def undo(self, system: System) -> None:
+        self._link.undo(system)
+
+    @property
+    def _link(self) -> Link:
+        return Link(self.name, self.version)
+
+
+@dataclass(frozen=True)
+class OldVersions:
+    """Versions that nothing uses any more; a container keeps the runtime that it began with."""
+
+    version: str
+    name: str = "old versions"
+
+    def difference(self, system: System, earlier: Set[str]) -> str | None:
+        if _CURRENT in earlier and not self._is_current(system):
+            return None  # which one becomes the previous one is known once the link is set
+        unused = self._unused(system)
+        return f"removed {', '.join(path.name for path in unused)}" if unused else None
+
+    def apply(self, system: System) -> None:
+        for path in self._unused(system):
+            Tree(path, f"{HOME}/{path.name}").undo(system)
+
+    def leftover(self, system: System) -> str | None:
+        return None
+
+    def undo(self, system: System) -> None:
+        """They go with their folder."""
+
+    def _is_current(self, system: System) -> bool:
+        return Link(_CURRENT, self.version).difference(system, frozenset()) is None
+
+    def _unused(self, system: System) -> list[Path]:
+        home = at(system, HOME)
+        links = [path for path in home.glob("*") if path.is_symlink()]
+        kept = {self.version, *(str(link.readlink()) for link in links)}
+        return [
+            path
+            for path in sorted(home.glob("*"))
+            if path.is_dir()
+            and not path.is_symlink()
+            and (path / "manifest.json").exists()
+            and path.name not in kept
+            and not users_of(system, path.name)
+        ]
+
+
+def users_of(system: System, version: str) -> list[int]:
+    """Processes that run from a version's folder, or have it mounted."""
+    own = shim_process(system)
+    return [
+        process.pid
+        for process in system.processes()
+        if process.pid != own
+        and (
+            process.program.startswith(f"{HOME}/{version}/")
+            or any(f"/{version}/runtime" in mount for mount in process.mounts)
+        )
+    ]
+
+
+def users_of_any(system: System) -> list[int]:
+    versions = [path.parent.name for path in at(system, HOME).glob("*/manifest.json")]
+    return sorted({pid for version in versions for pid in users_of(system, version)})
+
+
+def shim_process(system: System) -> int | None:
+    if not system.is_booted():
+        return None
+    shown = system.run("systemctl", "show", "--property=MainPID", "--value", _SHIM)
+    text = shown.output.strip()
+    return int(text) if text.isdecimal() and text != "0" else None
+
+
+def other_program(system: System, version: str) -> str | None:
+    """The running shim's program when it is not this version's."""
+    pid = shim_process(system)
+    programs = [each.program for each in system.processes() if each.pid == pid]
+    return next((p for p in programs if not p.startswith(f"{HOME}/{version}/")), None)
+
+
+def reload_sshd(system: System) -> None:
+    """Only with settings that sshd understands and heeds; else they are taken away again."""
+    try:
+        must(system, "sshd", "-t")
+        shown = must(system, "sshd", "-T", "-C", "user=fairlead,host=fairlead,addr=127.0.0.1")
+        if "forcecommand /usr/sbin/nologin" not in shown.lower():
+            raise InstallError(
+                "sshd does not read /etc/ssh/sshd_config.d: add the line `Include "
+                "/etc/ssh/sshd_config.d/*.conf` at the beginning of /etc/ssh/sshd_config"
+            )
+    except InstallError:
+        at(system, _SNIPPET).unlink(missing_ok=True)
+        raise
+    _reload_sshd_unit(system)
+
+
+def _reload_sshd_unit(system: System) -> None:
+    for unit in ("ssh.service", "sshd.service"):
+        if system.run("systemctl", "cat", unit).status == 0:
+            must(system, "systemctl", "try-reload-or-restart", unit)
+            return
+
+
+def _reload_systemd(system: System) -> None:
+    must(system, "systemctl", "daemon-reload")
+
+
+def _load_kernel_settings(system: System) -> None:
+    """A container that boots may not set all of them; a machine may."""
+    system.run("sysctl", "-q", "-p", _SYSCTL)
