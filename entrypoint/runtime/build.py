@@ -22,7 +22,7 @@ from entrypoint.runtime import elf
 from entrypoint.runtime.base import Base
 from entrypoint.runtime.errors import BuildError
 
-_OUR_PACKAGES = ("common", "runner", "entrypoint")
+OUR_PACKAGES = ("common", "runner", "entrypoint")
 _BUILD_ONLY = ("entrypoint/runtime",)
 
 
@@ -73,7 +73,7 @@ class Builder:
             target = tree.site / file.relative_to(self._checkout)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-        tree.compile([tree.site / package for package in _OUR_PACKAGES])
+        tree.compile([tree.site / package for package in OUR_PACKAGES])
         if violations := elf.violations(tree.root):
             raise BuildError("the runtime is not hermetic:\n" + "\n".join(violations))
         normalise(tree.root)
@@ -93,7 +93,7 @@ class Builder:
         build_only = [self._checkout / folder for folder in _BUILD_ONLY]
         return sorted(
             file
-            for package in _OUR_PACKAGES
+            for package in OUR_PACKAGES
             for file in (self._checkout / package).rglob("*")
             if file.is_file()
             and "__pycache__" not in file.parts

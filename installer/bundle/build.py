@@ -23,13 +23,12 @@ from pathlib import Path
 from entrypoint.runtime import LAUNCHER, elf
 from entrypoint.runtime import base as base_layer
 from entrypoint.runtime.base import Base
-from entrypoint.runtime.build import Builder, digest_of, normalise
+from entrypoint.runtime.build import OUR_PACKAGES, Builder, digest_of, normalise
 from entrypoint.runtime.errors import BuildError
 from entrypoint.runtime.platform import current
 
 INSTALLED = "/opt/fairlead"
 _LOCK = "requirements-node.lock"
-_SHARED_PACKAGES = ("runner", "entrypoint")
 _OWN_PACKAGES = ("shim", "installer")
 _BUILD_ONLY = ("entrypoint/runtime", "installer/bundle")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -84,7 +83,7 @@ class BundleBuilder:
     def _content(self, runtime: Path) -> str:
         """Eight digits of all inputs: the runtime is named by its content."""
         files = [
-            *self._sources((*_SHARED_PACKAGES, *_OWN_PACKAGES)),
+            *self._sources((*OUR_PACKAGES, *_OWN_PACKAGES)),
             *(self._checkout / "installer/bundle").glob("*.py"),
             *(self._checkout / name for name in (_LOCK, "LICENSE", *_SYSTEM_FILES)),
         ]
@@ -113,9 +112,9 @@ class BundleBuilder:
         python = Base(tree / "python", kept.python)
         shutil.copytree(kept.root, python.root, symlinks=True)
         shutil.copytree(runtime, tree / "runtime", symlinks=True)
-        for file in self._sources((*_SHARED_PACKAGES, *_OWN_PACKAGES)):
+        for file in self._sources((*OUR_PACKAGES, *_OWN_PACKAGES)):
             _copy(file, python.site / file.relative_to(self._checkout))
-        python.compile([python.site / package for package in _SHARED_PACKAGES])
+        python.compile([python.site / package for package in OUR_PACKAGES])
         home = f"{INSTALLED}/{version}/python"
         python.compile([python.site / package for package in _OWN_PACKAGES], home)
         self._write_metadata(python.site, version)

@@ -1,0 +1,122 @@
+"""The bundle's `install` on a machine that boots: real systemd, real units, real sshd."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from tests.support.booted import BootedMachine, files_of, wait_for_unit
+from tests.support.processes import ControllerProcess
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+SHIM = "fairlead-shim.service"
+SOCKET = "/run/fairlead/shim.sock"
+_JOB = """\
+type: task
+name: {name}
+commands: ["{command}"]
+resources: {{cpu: 1, memory: 100MB}}
+"""
+
+
+class Node:
+    """A booted machine on which the bundle was installed, and a controller that has it."""
+
+    def __init__(self, machine: BootedMachine, folder: str, controller: ControllerProcess) -> None:
+        self.machine = machine
+        self.folder = folder
+        self.controller = controller
+
+    def install(self, *options: str) -> list[dict[str, str]]:
+        """What it has changed."""
+        answer = self.machine.run(f"{self.folder}/install", "--json", *options)
+        changes: list[dict[str, str]] = json.loads(answer)
+        return changes
+
+    def shim_pid(self) -> int:
+        return int(self.machine.run("systemctl", "show", "-p", "MainPID", "--value", SHIM))
+
+
+@pytest.fixture(scope="module")
+def node(
+    bare_machine: BootedMachine, booted_folder: str, testbed_folder: Path, numbers: Iterator[int]
+) -> Iterator[Node]:
+    controller = ControllerProcess(testbed_folder / f"c{next(numbers)}", outlasts_tests=True)
+    controller.start()
+    made = Node(bare_machine, booted_folder, controller)
+    made.install("--docker", "none", "--tunnel-key", controller.public_key)
+    where = ("--host", bare_machine.address, "--user", "fairlead", "--socket", SOCKET)
+    controller.cli("node", "add", "n1", *where, "--host-key", bare_machine.host_key).succeeded()
+    yield made
+    controller.close()
+    made.install("--uninstall", "--purge")
+
+
+def test_the_shim_answers_on_its_socket(node: Node) -> None:
+    ask = "import socket,sys;s=socket.socket(1);s.connect(sys.argv[1]);" + (
+        "s.sendall(b'GET /v1/health HTTP/1.0\\r\\n\\r\\n');print(s.recv(999).decode())"
+    )
+    python = node.machine.run("sh", "-c", "echo /opt/fairlead/current/python/bin/python3.*[0-9]")
+    assert "HTTP/1.0 200 OK" in node.machine.run(python.strip(), "-c", ask, SOCKET)
+
+
+def test_a_second_install_changes_nothing(node: Node) -> None:
+    before = files_of(node.machine)
+    assert node.install() == []
+    assert node.install("--check") == []
+    assert files_of(node.machine) == before
+
+
+def test_a_job_runs_to_its_end(node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(_JOB.format(name="hello", command="echo hello from a node"))
+    result = node.controller.cli("apply", "-f", file).succeeded()
+    assert "hello from a node" in result.output
+
+
+def test_the_shim_is_back_after_it_was_killed(node: Node) -> None:
+    before = node.shim_pid()
+    node.machine.run("kill", f"-{signal.SIGKILL.value}", str(before))
+    wait_until(lambda: node.shim_pid() not in (0, before))
+    wait_for_unit(node.machine, SHIM)
+
+
+def test_the_shim_stops_cleanly(node: Node) -> None:
+    node.machine.run("systemctl", "stop", SHIM)
+    shown = node.machine.run("systemctl", "show", "-p", "Result,ExecMainStatus", SHIM)
+    assert shown.split() == ["Result=success", "ExecMainStatus=0"]
+    assert not (node.machine.root / SOCKET.lstrip("/")).exists()
+    node.machine.run("systemctl", "start", SHIM)
+
+
+async def test_the_tunnel_user_reaches_the_socket_and_nothing_else(node: Node) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    keys = node.machine.root / "etc/ssh/fairlead_authorized_keys"
+    before = keys.read_text()
+    keys.write_text(f"{before}restrict,port-forwarding {key.export_public_key().decode()}")
+    host = node.machine.address
+    known = asyncssh.import_known_hosts(f"{host} {node.machine.host_key}\n")
+    async with asyncssh.connect(
+        host, username="fairlead", client_keys=[key], known_hosts=known, config=None
+    ) as connection:
+        reader, writer = await connection.open_unix_connection(SOCKET)
+        writer.write(b"GET /v1/health HTTP/1.0\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.0 200")
+        writer.close()
+        assert (await connection.run("id", check=False)).exit_status != 0
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.run("id", term_type="xterm")
+        for target in ("127.0.0.1", "::1"):
+            with pytest.raises(asyncssh.ChannelOpenError):
+                await connection.open_connection(target, 22)
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.open_unix_connection("/run/systemd/private")
+        with pytest.raises(asyncssh.ChannelListenError):
+            await connection.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 9)
+    keys.write_text(before)
