@@ -47,7 +47,16 @@ class BootedMachine:
         (self.root / "etc/hostname").write_text(f"{self.name}\n")
         self.host_key = self._make_host_key()
         network = ["nsenter", f"--net=/run/netns/{self._namespace}"]
-        argv = [*network, "unshare", "--mount", "sh", "-c", _BOOT, self.name, self.root]
+        argv: list[str | Path] = [
+            *network,
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            _BOOT,
+            self.name,
+            self.root,
+        ]
         self._daemon = Daemon(argv, folder / "boot.log", outlasts_tests=True)
 
     def start(self) -> None:
