@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
+import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
@@ -19,6 +22,7 @@ from aiohttp import web
 
 from controller import identity
 from controller.api.app import make_runner
+from controller.api.join import make_join_runner
 from controller.blobs import MOST_BYTES, BlobStore
 from controller.clock import Chance, Clock, SystemClock, system_chance
 from controller.configuration.plan import Defaults
@@ -43,11 +47,17 @@ from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
 from controller.service.progress import PullBoard
+from controller.service.user_data import JoinPoint
 from controller.service.users import Gate
 from controller.store.base import Boot, LeaseLost, Snapshot, Store, StoreError, StoreUnavailable
 from controller.store.sql import Database, SqlStore
 from controller.store.sqlite import SqliteDatabase
-from controller.tls import CertificateFiles, CertificateUnusable, ServerCertificate
+from controller.tls import (
+    CertificateFiles,
+    CertificateUnusable,
+    ServerCertificate,
+    own_certificate,
+)
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 
 
@@ -149,6 +159,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8700
     tls: CertificateFiles | None = None
     """None: the API is served without TLS."""
+    join: tuple[str, int] | None = None
+    """HOST and PORT at which booted nodes tell their address; None: they do not."""
     defaults: Defaults = Defaults()
     most_upload: int = MOST_BYTES
     """The limit of one upload, in bytes."""
@@ -193,7 +205,11 @@ async def _controller(
     )
     try:
         try:
-            machinery, service = await _open(store, logs, blobs, options)
+            join = await _join_point(options)
+            point = None if join is None else join[1]
+            machinery, service = await _open(store, logs, blobs, options, point)
+        except CertificateUnusable as error:
+            raise CannotStart(f"--join: {error}") from error
         except (StoreError, identity.IdentityUnusable) as error:
             raise CannotStart(str(error)) from error
         retention = Retention(
@@ -203,10 +219,18 @@ async def _controller(
             _work(machinery, store, blobs, retention, certificate), name="controller"
         )
         api = make_runner(service, shutdown_timeout=SHUTDOWN_SECONDS)
+        joining = make_join_runner(
+            service.registrations,
+            asyncio.get_running_loop().time,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
         try:
+            if join is not None:
+                await _listen_for_nodes(joining, *join)
             ready(await _listen(api, options, certificate))
             yield work
         finally:
+            await joining.cleanup()
             await api.cleanup()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
@@ -216,7 +240,7 @@ async def _controller(
 
 
 async def _open(
-    store: Store, logs: LogStore, blobs: BlobStore, options: Options
+    store: Store, logs: LogStore, blobs: BlobStore, options: Options, join: JoinPoint | None
 ) -> tuple[Assembly, ControllerService]:
     clock, chance, progress = SystemClock(), system_chance(), PullBoard()
     boot = await store.open()
@@ -252,6 +276,7 @@ async def _open(
         connect=machinery.nodes.connection,
         node_key=identity.public_line(key),
         logs_kept_for=options.keep.of_logs,
+        join=join,
     )
     return machinery, service
 
@@ -260,6 +285,34 @@ def make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:
     if node.address.local_socket:
         return LocalLink(node.address.shim_socket)
     return SshLink(node.address, key)
+
+
+async def _join_point(options: Options) -> tuple[ssl.SSLContext, JoinPoint] | None:
+    """Raises CertificateUnusable."""
+    if options.join is None:
+        return None
+    host, port = options.join
+    context, fingerprint = await asyncio.to_thread(own_certificate, options.data)
+    return context, JoinPoint(host=host, port=port, certificate=fingerprint)
+
+
+async def _listen_for_nodes(
+    joining: web.AppRunner, context: ssl.SSLContext, point: JoinPoint
+) -> None:
+    """On that address where it is this machine's, else on all: nodes may know another one."""
+    await joining.setup()
+    try:
+        try:
+            await web.TCPSite(joining, point.host, point.port, ssl_context=context).start()
+        except OSError as error:
+            if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
+                raise
+            await web.TCPSite(joining, None, point.port, ssl_context=context).start()
+    except OSError as error:
+        raise CannotStart(
+            f"cannot listen on {point.host}:{point.port} ({why_unreachable(error)}); give another "
+            "address with --join HOST:PORT"
+        ) from error
 
 
 def _certificate(options: Options) -> ServerCertificate | None:

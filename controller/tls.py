@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import os
 import ssl
 from pathlib import Path
 
 import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from controller.identity import write_private
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 30.0
@@ -58,6 +65,51 @@ class ServerCertificate:
         self._read = stamp
         log.info("the API's certificate was renewed from %s", self._files.certificate)
         return True
+
+
+OWN_NAME = "join.pem"
+_OWN_YEARS = 20
+
+
+def own_certificate(data: Path) -> tuple[ssl.SSLContext, str]:
+    """Return a context with a self-signed certificate, made on first use, and its fingerprint.
+
+    Clients compare the fingerprint (hex SHA-256 of the certificate) and no name. Blocking. Raises
+    CertificateUnusable."""
+    path = data / OWN_NAME
+    try:
+        if not path.exists():
+            write_private(path, _self_signed())
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise CertificateUnusable(f"{path}: {error.strerror}") from None
+    except ValueError:
+        raise CertificateUnusable(f"{path}: this is not PEM; remove it to make another") from None
+    context = _context(CertificateFiles(certificate=path, key=path))
+    return context, certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def _self_signed() -> bytes:
+    """Key and certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fairlead controller")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=365 * _OWN_YEARS))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return private + made.public_bytes(serialization.Encoding.PEM)
 
 
 def _stamp(files: CertificateFiles) -> list[tuple[int, int, int]]:

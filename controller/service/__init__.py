@@ -20,6 +20,7 @@ from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
 from controller.service.ssh_keys import HostKeys
 from controller.service.submissions import BlobService, SubmissionService
+from controller.service.user_data import JoinPoint
 from controller.service.users import Gate, UserService
 from controller.store.base import Store
 
@@ -47,6 +48,7 @@ class ControllerService:
         connect: Connect,
         node_key: str | None = None,
         logs_kept_for: float = math.inf,
+        join: JoinPoint | None = None,
     ) -> None:
         self.gate = gate
         self.logs = logs
@@ -70,7 +72,7 @@ class ControllerService:
         self.plans = PlanService(turns, self.submissions, clock)
         self.ports = PortService(self.runs, connect)
         self.nodes = NodeService(turns, clock, chance, host_keys)
-        self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key)
+        self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key, join)
         self.fleets = FleetService(turns, clock)
         self.gpus = GpuService(self.nodes, turns, connect)
         self.users = UserService(

@@ -7,6 +7,8 @@ EXPECTED until its address is known; then it is a node like any other.
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from typing import Literal
 
 import msgspec
@@ -21,12 +23,12 @@ from controller.lifecycle.model import (
 )
 from controller.links import ssh
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.service.errors import Conflict, Gone, Invalid, Unavailable
+from controller.service.errors import Conflict, Forbidden, Gone, Invalid, Unavailable
 from controller.service.fleets import check_attributes
 from controller.service.nodes import DEFAULT_SHIM_SOCKET, NodeService, check_address, check_name
-from controller.service.user_data import Provider, UserData, render
+from controller.service.user_data import JoinPoint, Provider, UserData, render
 from controller.service.users import require_admin
-from controller.store.base import User
+from controller.store.base import User, digest, new_token
 
 DEFAULT_EXPIRY = 86400.0
 MOST_EXPIRY = 90 * 86400.0
@@ -58,12 +60,16 @@ class RegistrationService:
         clock: Clock,
         chance: Chance,
         node_key: str | None,
+        join: JoinPoint | None = None,
     ) -> None:
         self._nodes = nodes
         self._turns = turns
         self._clock = clock
         self._chance = chance
         self._node_key = node_key
+        self._join = join
+        self._registering: set[str] = set()
+        """Ids of nodes whose address is being stored: a token works once, also at the same time."""
 
     async def announce(self, wish: Announcement, *, user: User) -> tuple[Node, str]:
         """Return the expected node and its user-data.
@@ -83,6 +89,7 @@ class RegistrationService:
         private_key, public_key = ssh.new_host_key()
         now = self._clock.now()
         expires_at = now + wish.expires_after
+        token = None if self._join is None else new_token(secrets.token_bytes)
         node = Node(
             id=self._chance.new_id() if before is None else before.id,
             name=wish.name,
@@ -90,8 +97,11 @@ class RegistrationService:
             attributes=wish.attributes,
             address=NodeAddress(shim_socket=DEFAULT_SHIM_SOCKET, host_key=public_key),
             status=NodeStatus.EXPECTED,
-            registration=Registration(expires_at=expires_at),
-            message=f"waits for `fairlead node register {wish.name} --address HOST`",
+            registration=Registration(
+                expires_at=expires_at, token_digest=None if token is None else digest(token)
+            ),
+            message=f"waits for `fairlead node register {wish.name} --address HOST`"
+            + ("" if token is None else ", or that it tells its address itself"),
             created_at=now,
         )
         user_data = render(
@@ -104,6 +114,8 @@ class RegistrationService:
                 tunnel_key=self._node_key,
                 volume_prefixes=wish.volume_prefixes,
                 registry_mirror=wish.registry_mirror,
+                join=self._join,
+                token=token,
             ),
             wish.provider,
         )
@@ -118,6 +130,21 @@ class RegistrationService:
         require_admin(user, "register a node")
         check_address(host, port)
         return await self._register(self._nodes.get(key), host, port)
+
+    async def join(self, name: str, token: str, *, host: str, port: int) -> Node:
+        """The node tells its address itself, by the token of its user-data, which works once.
+
+        Raises Forbidden, Invalid."""
+        node = self._nodes.named(name)
+        registration = None if node is None else node.registration
+        known = "" if registration is None else registration.token_digest or ""
+        is_right = hmac.compare_digest(digest(token), known)
+        if node is None or registration is None or not is_right:
+            raise Forbidden(f"no node {name[:80]!r} is expected with this token")
+        if self._clock.now() >= registration.expires_at:
+            raise Forbidden(f"the user-data of node {node.name} has expired")
+        check_address(host, port)
+        return await self._register(node, host, port)
 
     async def _register(self, node: Node, host: str, port: int) -> Node:
         if node.registration is None:
@@ -136,6 +163,8 @@ class RegistrationService:
                 code="registration_expired",
                 field="node",
             )
+        if node.id in self._registering:
+            raise Conflict(f"node {node.name} is being registered now", code="node_registered")
         registered = msgspec.structs.replace(
             node,
             address=msgspec.structs.replace(node.address, host=host, port=port),
@@ -143,7 +172,11 @@ class RegistrationService:
             registration=None,
             message=None,
         )
-        await self._turns.save_node(registered, node.id)
+        self._registering.add(node.id)
+        try:
+            await self._turns.save_node(registered, node.id)
+        finally:
+            self._registering.discard(node.id)
         return registered
 
 

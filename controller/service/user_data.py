@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,28 @@ from controller.service.errors import Invalid
 INSTALL = "/opt/fairlead/current/install"
 """Where `./dev bundle`'s content lies on an image; installing it again changes only what
 differs."""
+
+
+_JOIN = (Path(__file__).parent / "boot/join.py").read_text()
+_JOIN_UNIT = """\
+[Unit]
+Description=Fairlead: tell the controller this node's address, once
+ConditionPathExists=/etc/fairlead/join.json
+Wants=network-online.target
+After=network-online.target fairlead-shim.service
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart=/usr/bin/python3 -I /etc/fairlead/join.py
+Restart=on-failure
+RestartSec=15
+RestartPreventExitStatus=2
+
+[Install]
+WantedBy=multi-user.target
+"""
+_START_JOIN = ["systemctl", "enable", "--now", "--no-block", "fairlead-join.service"]
 
 
 class Provider(StrEnum):
@@ -38,6 +61,14 @@ MOST_BYTES = {
 }
 
 
+class JoinPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node tells its address. `certificate`: hex SHA-256 of its DER, which is compared."""
+
+    host: str
+    port: int
+    certificate: str
+
+
 class UserData(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fleet: str
@@ -48,6 +79,9 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's public key, with which it logs in as the tunnel user."""
     volume_prefixes: tuple[str, ...] = ()
     registry_mirror: str | None = None
+    join: JoinPoint | None = None
+    token: str | None = None
+    """With `join`: what the node says once."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -100,7 +134,31 @@ def document(data: UserData) -> dict[str, Any]:
                 "path": "/etc/fairlead/node.yaml",
                 "permissions": "0644",
                 "content": yaml.safe_dump(node, sort_keys=False),
-            }
+            },
+            *_join_files(data),
         ],
-        "runcmd": [[INSTALL, "--tunnel-key", data.tunnel_key, *options]],
+        "runcmd": [
+            [INSTALL, "--tunnel-key", data.tunnel_key, *options],
+            *([] if data.join is None else [_START_JOIN]),
+        ],
     }
+
+
+def _join_files(data: UserData) -> list[dict[str, str]]:
+    """A unit that tells the node's address until it is known, also after a reboot."""
+    if data.join is None:
+        return []
+    told = {**msgspec.structs.asdict(data.join), "name": data.name, "token": data.token}
+    return [
+        {
+            "path": "/etc/fairlead/join.json",
+            "permissions": "0600",
+            "content": msgspec.json.encode(told).decode() + "\n",
+        },
+        {"path": "/etc/fairlead/join.py", "permissions": "0644", "content": _JOIN},
+        {
+            "path": "/etc/systemd/system/fairlead-join.service",
+            "permissions": "0644",
+            "content": _JOIN_UNIT,
+        },
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from controller.service.errors import Invalid
-from controller.service.user_data import Provider, UserData, render
+from controller.service.user_data import JoinPoint, Provider, UserData, render
 
 EXAMPLE = Path(__file__).parents[2] / "cloud-init/user-data.example.yaml"
 KIND = "OPENSSH PRIVATE KEY"
@@ -25,6 +26,12 @@ DATA = UserData(
     registry_mirror="https://mirror.example",
 )
 
+JOINING = msgspec.structs.replace(
+    DATA,
+    join=JoinPoint(host="controller.example", port=8701, certificate="ab" * 32),
+    token="fl_token",
+)
+
 
 def test_the_example_is_what_is_rendered() -> None:
     assert EXAMPLE.read_text() == render(DATA)
@@ -37,6 +44,23 @@ def test_the_host_key_is_the_only_one_that_the_node_has() -> None:
         "ed25519_private": DATA.host_private_key,
         "ed25519_public": f"{DATA.host_public_key}\n",
     }
+
+
+def test_a_node_that_joins_by_itself_has_a_unit_and_a_secret_that_root_alone_reads() -> None:
+    document = yaml.safe_load(render(JOINING, Provider.AWS))
+    files = {file["path"]: file for file in document["write_files"]}
+    assert files["/etc/fairlead/join.json"]["permissions"] == "0600"
+    assert json.loads(files["/etc/fairlead/join.json"]["content"]) == {
+        "host": "controller.example",
+        "port": 8701,
+        "certificate": "ab" * 32,
+        "name": DATA.name,
+        "token": "fl_token",
+    }
+    unit = files["/etc/systemd/system/fairlead-join.service"]["content"]
+    assert "/etc/fairlead/join.py" in unit
+    assert "fl_token" not in unit
+    assert document["runcmd"][-1][-1] == "fairlead-join.service"
 
 
 def test_each_option_is_a_word_of_its_own_and_no_shell_reads_it() -> None:

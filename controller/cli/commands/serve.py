@@ -69,6 +69,7 @@ def controller(
     listen: str = "127.0.0.1:8700",
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
+    join: str | None = None,
     config: Path | None = None,
     default_image: DefaultImage = None,
     upload_limit: UploadLimit = "1GiB",
@@ -88,6 +89,8 @@ def controller(
         The folder of its database, logs and keys; it is created if it is missing.
     listen
         HOST:PORT of the API.
+    join
+        HOST:PORT at which nodes that boot with user-data tell their address, over TLS.
     config
         A YAML file with limits, defaults and networks (docs/controller.md).
     database
@@ -103,6 +106,7 @@ def controller(
         host=host,
         port=port,
         tls=_tls(tls_cert, tls_key),
+        join=None if join is None else parse_listen(join, "--join"),
         defaults=_defaults(operating, default_image, project_keys),
         most_upload=parse_limit(upload_limit, "--upload-limit"),
         most_uploads_of_user=(
@@ -194,11 +198,11 @@ def parse_keep(text: str, option: str) -> float:
         raise CliError(f"{option}: {error}; give {DURATION_ALLOWED}", EXIT_USAGE) from None
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
     """Return host and port. Raises CliError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise CliError(f"--listen: {text!r} is not HOST:PORT, such as 127.0.0.1:8700", EXIT_USAGE)
+        raise CliError(f"{option}: {text!r} is not HOST:PORT, such as 127.0.0.1:8700", EXIT_USAGE)
     return host.strip("[]"), int(port)
 
 

@@ -88,8 +88,7 @@ def user_data(
     text = answer.user_data if own is None else multipart(answer.user_data, own)
     output.emit(text.rstrip("\n"))
     output.note(
-        f"node {name} is expected until {answer.node.register_until}; once the machine has booted: "
-        f"fairlead node register {name} --address HOST"
+        f"node {name} is expected until {answer.node.register_until}: it {answer.node.message}"
     )
     return 0
 

@@ -14,7 +14,7 @@ import yaml
 from controller.cli.commands.user_data import multipart
 from controller.service.user_data import render
 from tests.support.daemons import DaemonFailed, run
-from tests.unit.test_user_data import DATA
+from tests.unit.test_user_data import DATA, JOINING
 
 pytestmark = pytest.mark.e2e
 
@@ -64,7 +64,7 @@ def joined(folder: Path, text: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("data", [DATA, WORDS])
+@pytest.mark.parametrize("data", [DATA, WORDS, JOINING])
 def test_user_data_is_valid_by_the_schema_and_has_no_unknown_key(tmp_path: Path, data: Any) -> None:
     file = tmp_path / "user-data"
     file.write_text(render(data))

@@ -1,0 +1,95 @@
+"""A listener of its own, over which a booted node tells its address and nothing else.
+
+It has one path. Any refusal looks the same, so that no stranger learns which nodes are expected,
+and who asks often has to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from controller.service.errors import ServiceError, Unavailable
+from controller.service.registrations import RegistrationService
+from controller.store.base import StoreError
+
+log = logging.getLogger(__name__)
+PATH = "/join"
+MAX_BODY_BYTES = 4096
+BODY_SECONDS = 10.0
+_EVERY_SECONDS = 6.0
+_BURST = 10
+_MOST_PEERS = 10_000
+
+
+class JoinBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node tells: its name, its one-time token, and the address of its sshd."""
+
+    name: str
+    token: str
+    host: str
+    port: int = 22
+
+
+class RateLimit:
+    """So many requests at once from each peer, then one every few seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._full_at: dict[str, float] = {}
+        """When the peer may send a whole burst again."""
+
+    def wait_of(self, peer: str) -> float:
+        """Count a request. 0: it may be served; else the seconds after which the next one may."""
+        now = self._now()
+        if len(self._full_at) >= _MOST_PEERS:
+            self._full_at = {peer: at for peer, at in self._full_at.items() if at > now}
+        if len(self._full_at) >= _MOST_PEERS and peer not in self._full_at:
+            return _EVERY_SECONDS
+        full_at = max(self._full_at.get(peer, now), now) + _EVERY_SECONDS
+        over = full_at - now - _BURST * _EVERY_SECONDS
+        if over > 0:
+            return over
+        self._full_at[peer] = full_at
+        return 0.0
+
+
+def make_join_runner(
+    registrations: RegistrationService, now: Callable[[], float], *, shutdown_timeout: float
+) -> web.AppRunner:
+    """`now`: seconds that only grow."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    limit = RateLimit(now)
+
+    async def join(request: web.Request) -> web.Response:
+        wait = limit.wait_of(request.remote or "")
+        if wait:
+            return web.Response(status=429, headers={"Retry-After": str(math.ceil(wait))})
+        return web.Response(status=await _join(registrations, request))
+
+    app.router.add_post(PATH, join)
+    return web.AppRunner(
+        app, access_log=None, auto_decompress=False, shutdown_timeout=shutdown_timeout
+    )
+
+
+async def _join(registrations: RegistrationService, request: web.Request) -> int:
+    """The status of the answer."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = msgspec.json.decode(await request.read(), type=JoinBody)
+        node = await registrations.join(body.name, body.token, host=body.host, port=body.port)
+    except (Unavailable, StoreError) as error:
+        log.warning("a node could not join: %s", error)
+        return 503
+    except (ServiceError, msgspec.MsgspecError, UnicodeDecodeError, TimeoutError) as error:
+        why = error.message if isinstance(error, ServiceError) else "its request is not understood"
+        log.warning("%s was not let join: %s", request.remote, why)
+        return 403
+    log.info("node %s told its address: %s", node.name, node.address.host)
+    return 200
