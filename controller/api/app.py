@@ -13,18 +13,17 @@ from contextlib import AbstractContextManager, nullcontext
 import msgspec
 from aiohttp import web
 
-from controller.api.bodies import decode_body, decode_query
+from controller import API_VERSIONS, __version__
+from controller.api import blobs, events, fleets, jobs, logs, nodes, ports, runs, scheduling, users
 from controller.api.errors import as_response, encoded, is_our_failure
 from controller.api.openapi import document
-from controller.api.routes import JSON, Call, Instead, Route
+from controller.api.routes import JSON, Call, Instead, Route, decode_body, decode_query
 from controller.api.streams import STREAMS, end_streams
-from controller.api.table import ROUTES
 from controller.service import ControllerService
 from controller.store.base import StoredToken
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
-
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -125,3 +124,36 @@ def _openapi(routes: Sequence[Route]) -> _Endpoint:
 
 def _json(answer: object, status: int) -> web.Response:
     return web.Response(body=msgspec.json.encode(answer), status=status, content_type=JSON)
+
+
+class HealthAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    version: str
+    api_versions: tuple[str, ...]
+
+
+async def health(call: Call) -> HealthAnswer:
+    return HealthAnswer(status="ok", version=__version__, api_versions=API_VERSIONS)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/health",
+        summary="Whether the controller answers",
+        handler=health,
+        answer=HealthAnswer,
+        public=True,
+    ),
+    *runs.ROUTES,
+    *jobs.ROUTES,
+    *logs.ROUTES,
+    *blobs.ROUTES,
+    *ports.ROUTES,
+    *events.ROUTES,
+    *nodes.ROUTES,
+    *scheduling.ROUTES,
+    *users.ROUTES,
+    *fleets.ROUTES,
+)
+"""All routes under `/v1`, in the order of the OpenAPI document."""

@@ -12,8 +12,7 @@ from functools import partial
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from controller.api.bodies import PortQuery
-from controller.api.routes import Call
+from controller.api.routes import BYTES, Call, Query, Route
 from controller.api.streams import CLOSE_SECONDS, registered
 from controller.service.errors import Invalid
 from runner.client import PortStream
@@ -21,6 +20,12 @@ from runner.client import PortStream
 EOF = "eof"
 PIECE_BYTES = 256 << 10
 _MAX_PORT = 65535
+
+
+class PortQuery(Query, frozen=True):
+    """`job` as in the log's query."""
+
+    job: str | None = None
 
 
 async def open_port(call: Call) -> web.StreamResponse:
@@ -90,3 +95,16 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= _MAX_PORT):
         raise Invalid(f"{text!r} is not a port from 1 to {_MAX_PORT}", field="port")
     return int(text)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/ports/{port}",
+        summary="WebSocket: a connection to a port that a job listens on",
+        handler=open_port,
+        query=PortQuery,
+        status=101,
+        media=BYTES,
+    ),
+)

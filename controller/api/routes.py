@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from controller.api.bodies import NoQuery
 from controller.service import ControllerService
+from controller.service.errors import Invalid
 from controller.store.base import StoredToken, User
 
 JSON = "application/json"
@@ -17,6 +18,15 @@ NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
 FRAMES = BYTES
 TEXT = "text/plain"
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a query. Unknown ones are refused by name: without its filter an answer
+    would be a wrong one."""
+
+
+class NoQuery(Query, frozen=True):
+    pass
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,3 +83,40 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def operation(self) -> str:
         return self.handler.__name__
+
+
+T = TypeVar("T")
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+def decode_body(data: bytes, shape: type[T]) -> T:
+    """Return the body. Raises Invalid with the field.
+
+    Unknown fields are ignored, so that a newer client can talk to an older controller.
+    """
+    try:
+        return msgspec.json.decode(data or b"{}", type=shape)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, "the body") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"the body is not JSON: {error}", code="not_json") from None
+    except RecursionError:
+        raise Invalid("the body is nested too deeply", code="not_json") from None
+
+
+def decode_query(query: dict[str, str], shape: type[T]) -> T:
+    """Return the query. Raises Invalid with the field."""
+    try:
+        return msgspec.convert(query, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, "the query") from None
+
+
+def _invalid(error: msgspec.ValidationError, what: str) -> Invalid:
+    text = str(error)
+    named = re.search(r"field `([^`]+)`", text)
+    place = re.search(r" - at `\$\.?([^`]*)`", text)
+    parts = [found.group(1) for found in (place, named) if found and found.group(1)]
+    message = re.sub(r" - at `[^`]*`", "", text)
+    return Invalid(f"{what} is not as expected: {message}", field=".".join(parts) or None)

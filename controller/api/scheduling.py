@@ -88,7 +88,7 @@ async def plan_run(call: Call) -> PlanView:
     )
 
 
-SCHEDULING: tuple[Route, ...] = (
+ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/runs/{run}/explain",

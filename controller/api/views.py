@@ -11,16 +11,11 @@ from controller.api.documents import (
     AllocationView,
     AttemptView,
     ChildView,
-    EventView,
-    FleetView,
-    GpuView,
     GroupView,
     IncarnationView,
     JobView,
-    NodeView,
     OccurrenceView,
     PastAttemptView,
-    QuarantinedTaskView,
     RunSummary,
     RunView,
     SwitchView,
@@ -29,13 +24,10 @@ from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
-    Fleet,
     Group,
     Incarnation,
     Job,
-    Node,
     Occurrence,
-    QuarantinedTask,
     Run,
     RunState,
     Switch,
@@ -45,10 +37,6 @@ from controller.lifecycle.reasons import state_of
 from controller.lifecycle.run_status import state_of_job
 from controller.lifecycle.schedules import next_trigger_at
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.links.ssh import fingerprint
-from controller.service.nodes import NodeUse
-from controller.store.base import StoredEvent
-from shim.schemas import PullProgress
 
 
 def iso(time: float) -> str:
@@ -263,111 +251,4 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         suspended=run.suspended,
         next_triggered_at=iso_or_none(next_trigger_at(run)),
         parent_id=run.parent_id,
-    )
-
-
-def progress_view(state: RunState, progress: Mapping[str, PullProgress]) -> dict[str, PullProgress]:
-    """Return the pull progress of the attempts that are being prepared."""
-    current = (job.attempts[-1] for job in state.jobs if job.attempts)
-    return {
-        attempt.id: progress[attempt.id]
-        for attempt in current
-        if attempt.status is AttemptStatus.PULLING and attempt.id in progress
-    }
-
-
-def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
-    capacity = node.capacity
-    address = node.address
-    return NodeView(
-        id=node.id,
-        name=node.name,
-        fleet=node.fleet,
-        address=_address(node),
-        host_key_fingerprint=fingerprint(address.host_key) if address.host_key else None,
-        status=node.status.value,
-        message=node.message,
-        draining=node.draining,
-        drain_reason=node.drain_reason,
-        drain_deadline=iso_or_none(node.drain_deadline),
-        cordoned=node.cordoned,
-        cordon_reason=node.cordon_reason,
-        unfit=node.unfit,
-        attributes=node.attributes,
-        engine=capacity.engine,
-        isolation=capacity.isolation,
-        host_network=capacity.host_network,
-        cpu=capacity.cpu,
-        cpu_allocated=use.cpu,
-        memory=capacity.memory,
-        memory_allocated=use.memory,
-        disk=capacity.disk,
-        disk_allocated=use.disk,
-        gpus=tuple(
-            GpuView(
-                uuid=gpu.uuid,
-                name=gpu.name,
-                memory=gpu.memory,
-                healthy=gpu.healthy,
-                message=gpu.message,
-                in_use=gpu.uuid in use.gpus,
-            )
-            for gpu in capacity.gpus
-        ),
-        runs=use.runs,
-        ended_runs=use.ended,
-        quarantined=len(node.quarantine),
-        created_at=iso(node.created_at),
-        last_seen_at=iso_or_none(seen_at),
-        register_until=iso(node.registration.expires_at) if node.registration else None,
-    )
-
-
-def _address(node: Node) -> str:
-    address = node.address
-    if address.local_socket:
-        return address.shim_socket
-    if address.host is None:
-        return "-"
-    port = "" if address.port == 22 else f":{address.port}"
-    return f"{address.user}@{address.host}{port}"
-
-
-def quarantined_view(task: QuarantinedTask) -> QuarantinedTaskView:
-    return QuarantinedTaskView(
-        id=task.id,
-        run_id=task.run_id,
-        run_name=task.run_name,
-        status=task.status,
-        cpu=task.cpu,
-        memory=task.memory,
-        gpus=task.gpus,
-        submitted_at=iso(task.submitted_at),
-        stopping=task.stopping,
-    )
-
-
-def fleet_view(fleet: Fleet, nodes: Iterable[str]) -> FleetView:
-    return FleetView(
-        name=fleet.name,
-        placement=fleet.placement,
-        attributes=fleet.attributes,
-        nodes=tuple(nodes),
-    )
-
-
-def event_view(stored: StoredEvent) -> EventView:
-    event = stored.event
-    return EventView(
-        seq=stored.seq,
-        at=iso(event.at),
-        run_id=event.run_id,
-        job_id=event.job_id,
-        attempt_id=event.attempt_id,
-        kind=str(event.kind),
-        from_status=event.from_status,
-        to_status=event.to_status,
-        reason=event.reason,
-        message=event.message,
-        cause=event.cause,
     )

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 from cyclopts import Parameter
 
-from controller.api.people import NewTokenView, NewUserView, TokenView, UserView
+from controller.api.users import NewTokenView, NewUserView, TokenView, UserView
 from controller.cli import output, settings
 from controller.cli.client import decode
 from controller.cli.commands.options import Json

@@ -5,8 +5,8 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient
 
+from controller.api.app import ROUTES
 from controller.api.openapi import document
-from controller.api.table import ROUTES
 
 
 def refs(value: object) -> set[str]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
-from controller.api.ssh import ssh_target
+from controller.api.jobs import ssh_target
 from controller.lifecycle.model import Attempt, JobSpec, Node, NodeAddress, RunState
 from controller.lifecycle.statuses import AttemptStatus
 from controller.lifecycle.submission import PlannedJob, new_run

@@ -164,7 +164,7 @@ def new_token_view(made: NewToken) -> NewTokenView:
     return NewTokenView(**asdict(token_view(made.token)), token=made.secret)
 
 
-PEOPLE: tuple[Route, ...] = (
+ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/users",

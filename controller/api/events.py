@@ -1,4 +1,4 @@
-"""The events of a run, or of all runs, as they happen."""
+"""The events of a run, or of all runs, as they are stored and as they happen."""
 
 from __future__ import annotations
 
@@ -8,14 +8,67 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
-from controller.api.bodies import EventsWatchQuery
 from controller.api.documents import EventLine, EventView
-from controller.api.routes import NDJSON, Call, Route
+from controller.api.paging import cut, number
+from controller.api.routes import NDJSON, Call, Offset, PositiveInt, Query, Route
 from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
-from controller.api.views import event_view
+from controller.api.views import iso
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from controller.store.base import StoredEvent
 
 _PAGE = 1000
+
+
+class EventsWatchQuery(Query, frozen=True):
+    """`run`: id or name; default: every run that the caller may see. `cursor`: the `seq` of the
+    last known event."""
+
+    run: str | None = None
+    cursor: Offset = 0
+
+
+class EventsQuery(Query, frozen=True):
+    """`run`: id or name; `cursor`: the `next_cursor` of the previous page, or the `seq` of the last
+    known event (`after` is its old name)."""
+
+    run: str | None = None
+    cursor: str | None = None
+    after: Offset = 0
+    limit: PositiveInt = 1000
+
+
+class EventsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    events: tuple[EventView, ...]
+    next_cursor: str | None
+
+
+async def list_events(call: Call) -> EventsAnswer:
+    query: EventsQuery = call.query
+    stored = await call.service.runs.events(
+        query.run,
+        after=number(query.cursor) or query.after,
+        limit=query.limit + 1,
+        user=call.caller,
+    )
+    stored, cursor = cut(stored, query.limit, lambda event: str(event.seq))
+    return EventsAnswer(events=tuple(event_view(event) for event in stored), next_cursor=cursor)
+
+
+def event_view(stored: StoredEvent) -> EventView:
+    event = stored.event
+    return EventView(
+        seq=stored.seq,
+        at=iso(event.at),
+        run_id=event.run_id,
+        job_id=event.job_id,
+        attempt_id=event.attempt_id,
+        kind=str(event.kind),
+        from_status=event.from_status,
+        to_status=event.to_status,
+        reason=event.reason,
+        message=event.message,
+        cause=event.cause,
+    )
 
 
 async def watch_events(call: Call) -> web.StreamResponse:
@@ -60,7 +113,15 @@ async def _has_ended(call: Call, run_id: str) -> bool:
     return (await call.service.runs.get(run_id)).run.status in FINAL_RUN_STATUSES
 
 
-STORY: tuple[Route, ...] = (
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/events",
+        summary="What happened, oldest first",
+        handler=list_events,
+        query=EventsQuery,
+        answer=EventsAnswer,
+    ),
     Route(
         method="GET",
         path="/v1/events/watch",

@@ -1,0 +1,212 @@
+"""The jobs of a run as REST: their attempts, actions, use of resources, and the way in by SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from controller.api.documents import JobUseView, MetricsAnswer, PastAttemptView, RunView, SshTarget
+from controller.api.paging import cut
+from controller.api.routes import Call, PositiveInt, Query, Route
+from controller.api.runs import shown_run
+from controller.api.views import iso, node_name, past_attempt_view
+from controller.lifecycle.model import Attempt, Job, Node, RunState
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+from controller.service.errors import Conflict
+from controller.service.job_access import JobUse, find_job
+
+PORT_NAME = "ssh"
+
+
+class SshQuery(Query, frozen=True):
+    """`job` as in the log's query."""
+
+    job: str | None = None
+
+
+class JobQuery(Query, frozen=True):
+    """`job` as in the log's query, else all."""
+
+    job: str | None = None
+
+
+class AttemptsQuery(Query, frozen=True):
+    """`job`: as in the log's query; `incarnation`: a gang's, by number or id; `cursor`: the
+    `next_cursor` of the previous page."""
+
+    job: str | None = None
+    occurrence: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] | None = None
+    incarnation: str | None = None
+    cursor: str | None = None
+    limit: PositiveInt = 1000
+
+
+class AttemptsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    attempts: tuple[PastAttemptView, ...]
+    next_cursor: str | None
+
+
+async def list_attempts(call: Call) -> AttemptsAnswer:
+    query: AttemptsQuery = call.query
+    runs = call.service.runs
+    found = await runs.attempts(
+        await runs.get(call.path("run")),
+        job_key=query.job,
+        occurrence=query.occurrence,
+        incarnation=query.incarnation,
+        after=query.cursor,
+        limit=query.limit + 1,
+    )
+    found, cursor = cut(found, query.limit, lambda attempt: attempt.id)
+    names = call.service.nodes.names()
+    views = tuple(past_attempt_view(attempt, names) for attempt in found)
+    return AttemptsAnswer(attempts=views, next_cursor=cursor)
+
+
+async def find_ssh(call: Call) -> SshTarget:
+    query: SshQuery = call.query
+    state = await call.service.runs.get(call.path("run"))
+    nodes = {node.id: node for node in call.service.nodes.all()}
+    return ssh_target(state, query.job, nodes)
+
+
+async def abort_job(call: Call) -> RunView:
+    actions = call.service.actions
+    run, job = call.path("run"), call.path("job")
+    return shown_run(call, await actions.abort_job(run, job, user=call.caller))
+
+
+async def abandon_job(call: Call) -> RunView:
+    actions = call.service.actions
+    run, job = call.path("run"), call.path("job")
+    return shown_run(call, await actions.abandon_job(run, job, user=call.caller))
+
+
+async def interrupt_job(call: Call) -> RunView:
+    actions = call.service.actions
+    run, job = call.path("run"), call.path("job")
+    return shown_run(call, await actions.interrupt_job(run, job, user=call.caller))
+
+
+def ssh_target(state: RunState, job_key: str | None, nodes: Mapping[str, Node]) -> SshTarget:
+    """Return the target of the job's present attempt. Raises NotFound, and Conflict (`no_ssh`) with
+    the reason why there is none."""
+    job = find_job(state, job_key)
+    attempt = job.attempts[-1] if job.attempts else None
+    node = nodes.get(attempt.node_id or "") if attempt else None
+    if (
+        attempt is None
+        or node is None
+        or not attempt.ssh_host_key
+        or PORT_NAME not in attempt.ports
+    ):
+        raise Conflict(_why_not(state, job, attempt), code="no_ssh", field="run")
+    if attempt.status in FINAL_ATTEMPT_STATUSES:
+        raise Conflict(f"{state.run.name} has ended: {attempt.status}", code="no_ssh", field="run")
+    address = node.address
+    return SshTarget(
+        run_name=state.run.name,
+        attempt_id=attempt.id,
+        port=attempt.ports[PORT_NAME],
+        host_key=attempt.ssh_host_key,
+        node_host=None if address.local_socket else address.host,
+        node_port=address.port,
+        node_host_key=address.host_key,
+        jump_user=address.jump_user,
+    )
+
+
+def _why_not(state: RunState, job: Job, attempt: Attempt | None) -> str:
+    name = state.run.name
+    if job.spec.ssh == "off":
+        return f"{name} was submitted with `ssh: off`"
+    if not job.spec.ssh_keys:
+        return (
+            f"{name} was submitted without a public key: make one (ssh-keygen), or name one with "
+            f"FAIRLEAD_SSH_KEY, and submit it again"
+        )
+    if attempt is not None and attempt.status is AttemptStatus.RUNNING:
+        return f"the node of {name} gives it no SSH: its shim's log says why"
+    if attempt is None or attempt.status not in FINAL_ATTEMPT_STATUSES:
+        return f"{name} has no container yet ({state.run.status}): try again when it runs"
+    return f"{name} has ended: {attempt.status}"
+
+
+async def run_metrics(call: Call) -> MetricsAnswer:
+    query: JobQuery = call.query
+    uses = await call.service.metrics.of(call.path("run"), query.job)
+    names = call.service.nodes.names()
+    return MetricsAnswer(jobs=tuple(use_view(use, names) for use in uses))
+
+
+def use_view(use: JobUse, node_names: Mapping[str, str]) -> JobUseView:
+    used = use.used
+    return JobUseView(
+        job_id=use.job.id,
+        group=use.job.group,
+        cookie=use.job.cookie,
+        rank=use.attempt.rank,
+        attempt_id=use.attempt.id,
+        node=node_name(use.attempt, node_names),
+        message=use.message,
+        at=iso(used.at) if used else None,
+        cpu_seconds=used.cpu_seconds if used else None,
+        memory=used.memory if used else None,
+        memory_working_set=used.memory_working_set if used else None,
+        memory_peak=used.memory_peak if used else None,
+        memory_limit=used.memory_limit if used else None,
+        oom_kills=used.oom_kills if used else None,
+        connections=used.connections if used else None,
+        gpus=use.gpus,
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/jobs/{job}/abort",
+        summary="End a job's attempt at once; it comes back uncharged (job: as in the log's query)",
+        handler=abort_job,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/jobs/{job}/abandon",
+        summary="Let the run go on without a job",
+        handler=abandon_job,
+        answer=RunView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/runs/{run}/jobs/{job}/interrupt",
+        summary="Ask a job to end by itself; its restart_exit_code brings it back",
+        handler=interrupt_job,
+        answer=RunView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/attempts",
+        summary="All stored attempts, oldest first; or those of one job, occurrence or incarnation",
+        handler=list_attempts,
+        query=AttemptsQuery,
+        answer=AttemptsAnswer,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/ssh",
+        summary="How the user's ssh reaches a job, and which host keys to expect",
+        handler=find_ssh,
+        query=SshQuery,
+        answer=SshTarget,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/metrics",
+        summary="What the running jobs use now, or one of them",
+        handler=run_metrics,
+        query=JobQuery,
+        answer=MetricsAnswer,
+    ),
+)
