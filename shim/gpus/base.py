@@ -8,7 +8,7 @@ neither the others nor the caller.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -28,19 +28,14 @@ class GpuSilent(GpuError):
     """The driver did not answer in time, and may never."""
 
 
-class Recovery(IntEnum):
-    """The driver's verdict on a GPU: what it takes to use it again (NVML field 230)."""
+class Recovery(msgspec.Struct, frozen=True):
+    """The driver's verdict on a GPU: what it takes to use it again, such as `a reset of the GPU`;
+    None: nothing."""
 
-    NONE = 0
-    GPU_RESET = 1
-    NODE_REBOOT = 2
-    DRAIN_P2P = 3
-    DRAIN_AND_RESET = 4
-    RECOVER_IMEX_DOMAIN = 5
-    BUS_RESET = 6
-    SYSTEM_REBOOT = 7
-    UNKNOWN = 255
-    """A verdict of a newer driver, that none of the above stands for."""
+    action: str | None = None
+
+
+NO_ACTION = Recovery()
 
 
 class Vitals(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +55,23 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     power: float | None = None
 
 
-class Xid(msgspec.Struct, frozen=True):
-    """An error event of the driver. `uuid` is the MIG instance's where the event names one."""
+class Blame(StrEnum):
+    """Whose fault an error is, as far as the kind of the error tells."""
+
+    APPLICATION = "application"
+    GPU = "gpu"
+    VERDICT = "verdict"
+    """The driver's verdict on the GPU tells."""
+
+
+class GpuEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An error that the driver announces, of a GPU or of a part of one where it names that. `kind`
+    tells it from others, such as `xid-79`; `words` are for a person."""
 
     uuid: str
-    number: int
+    kind: str
+    words: str
+    blame: Blame
 
 
 class Gpus(Protocol):
@@ -91,5 +98,5 @@ class Gpus(Protocol):
     async def vitals(self, uuid: str) -> Vitals:
         """Raises GpuLost, GpuSilent, GpuError."""
 
-    async def next_xid(self) -> Xid:
+    async def next_event(self) -> GpuEvent:
         """Waits for the next one, forever if need be."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shim.gpus.base import GpuError, GpuLost, GpuSilent, Recovery, Vitals, Xid
+from shim.gpus.base import NO_ACTION, GpuError, GpuEvent, GpuLost, GpuSilent, Recovery, Vitals
 from shim.gpus.selection import Exclusion
 from shim.gpus.xids import Watched, XidListener
 from shim.schemas import GpuInfo, GpuLink
@@ -110,6 +110,17 @@ OPEN_SECONDS = 5.0
 """Without persistence mode the driver starts its GPUs on the first call."""
 CALL_SECONDS = 0.8
 _RECOVERY_FIELD = 230
+_RECOVERIES = {
+    0: NO_ACTION,
+    1: Recovery("a reset of the GPU"),
+    2: Recovery("a reboot of the node"),
+    3: Recovery("the end of all peer-to-peer work"),
+    4: Recovery("a drain and a reset of the GPU"),
+    5: Recovery("a recovery of the IMEX domain"),
+    6: Recovery("a reset of the bus"),
+    7: Recovery("a reboot of the system"),
+}
+_UNKNOWN = Recovery("an action that this version does not know")
 _LINKS = {
     0: GpuLink.SAME_BOARD,
     10: GpuLink.ONE_SWITCH,
@@ -143,7 +154,7 @@ class NvmlGpus:
         self._boards: dict[int, str] = {}
         self._is_complete = False
         self._listener: XidListener | None = None
-        self._xids: asyncio.Queue[Xid] = asyncio.Queue()
+        self._events: asyncio.Queue[GpuEvent] = asyncio.Queue()
 
     async def open(self) -> None:
         try:
@@ -205,8 +216,8 @@ class NvmlGpus:
             raise GpuError(f"there is no GPU {uuid}")
         return await self._ask(self._lane(unit.info.index), lambda: self._read_vitals(unit))
 
-    async def next_xid(self) -> Xid:
-        return await self._xids.get()
+    async def next_event(self) -> GpuEvent:
+        return await self._events.get()
 
     def _lane(self, index: int) -> Lane:
         return self._lanes.setdefault(index, Lane(f"gpu-{index}"))
@@ -346,7 +357,7 @@ class NvmlGpus:
         if not len(fields) or fields[0].nvmlReturn != 0:
             return None
         number = int(fields[0].value.uiVal)
-        return Recovery(number) if number in Recovery.__members__.values() else Recovery.UNKNOWN
+        return _RECOVERIES.get(number, _UNKNOWN)
 
     def _memory(self, handle: Any) -> Any:
         """The second version leaves out what the driver keeps for itself."""
@@ -378,7 +389,7 @@ class NvmlGpus:
 
     def _listen(self, units: Sequence[_Unit]) -> None:
         if self._listener is None:
-            self._listener = XidListener(self._nvml, self._xids.put_nowait)
+            self._listener = XidListener(self._nvml, self._events.put_nowait)
         watched: dict[int, Watched] = {}
         for unit in units:
             info = unit.info

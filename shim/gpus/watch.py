@@ -1,6 +1,6 @@
 """Knows at any time which GPUs may be offered, and says so the moment that changes.
 
-Errors that the driver announces (XIDs) are waited for; what it only answers when asked (lost GPUs,
+Errors that the driver announces are waited for; what it only answers when asked (lost GPUs,
 ECC, remapped rows, its verdict, memory in use) is read once a second. A broken GPU is cordoned in
 memory at once, then on disk, and stays so across restarts until its operator clears it. One that
 the machine had and has no more, by two listings, is broken too, also when it went unseen.
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from shim.gpus import health
-from shim.gpus.base import GpuError, GpuLost, Gpus, GpuSilent, Vitals, Xid
+from shim.gpus.base import Blame, GpuError, GpuEvent, GpuLost, Gpus, GpuSilent, Vitals
 from shim.gpus.health import Fault, Finding
 from shim.gpus.inventory import Roll
 from shim.schemas import GpuInfo
@@ -233,20 +233,20 @@ class GpuWatch:
 
     async def _keep_listening(self) -> None:
         while True:
-            xid = await self._gpus.next_xid()
+            event = await self._gpus.next_event()
             with contextlib.suppress(GpuError):
-                await self._judge(xid)
+                await self._judge(event)
 
-    async def _judge(self, xid: Xid) -> None:
-        units = self._units(xid.uuid)
+    async def _judge(self, event: GpuEvent) -> None:
+        units = self._units(event.uuid)
         if not units:
-            log.warning("XID %s of a GPU that is not offered: %s", xid.number, xid.uuid)
+            log.warning("%s of a GPU that is not offered: %s", event.words, event.uuid)
             return
         recovery = None
-        if xid.number not in health.APPLICATION_XIDS:
+        if event.blame is not Blame.APPLICATION:
             with contextlib.suppress(GpuError):
                 recovery = (await self._gpus.vitals(units[0].info.uuid)).recovery
-        finding = health.judge_xid(xid.number, recovery)
+        finding = health.judge_event(event, recovery)
         if finding.cordon:
             await self._found(units[0].info, finding)
         else:

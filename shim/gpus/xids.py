@@ -1,4 +1,4 @@
-"""Waits for the driver's error events (XIDs) in a thread of its own."""
+"""What NVIDIA's error events (XIDs) mean, and a thread that waits for them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,49 @@ from typing import Any
 
 import msgspec
 
-from shim.gpus.base import Xid
+from shim.gpus.base import Blame, GpuEvent
 
+APPLICATION = frozenset({13, 31, 43, 45, 68, 109})
+_FALLEN_OFF_THE_BUS = 79
+_WORDS = {
+    13: "graphics engine exception",
+    31: "memory page fault",
+    43: "the application's channel was stopped",
+    45: "preemptive cleanup after an earlier error",
+    48: "double bit ECC error",
+    61: "internal micro-controller breakpoint",
+    62: "internal micro-controller halt",
+    63: "memory rows are to be remapped",
+    64: "remapping of memory rows failed",
+    68: "video processor exception",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "high rate of single bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    109: "context switch timeout",
+    119: "the GPU's system processor does not answer",
+    120: "error of the GPU's system processor",
+    140: "unrecovered ECC error",
+    154: "the driver's recovery action changed",
+}
 _WAIT_MS = 500
 """How long the thread may take to notice that it should end."""
 _RETRY_SECONDS = 1.0
 _WHOLE_GPU = 0xFFFFFFFF
+
+
+def event_of(uuid: str, number: int) -> GpuEvent:
+    words = f"XID {number}"
+    if number in _WORDS:
+        words += f" ({_WORDS[number]})"
+    return GpuEvent(uuid=uuid, kind=f"xid-{number}", words=words, blame=_blame(number))
+
+
+def _blame(number: int) -> Blame:
+    if number in APPLICATION:
+        return Blame.APPLICATION
+    return Blame.GPU if number == _FALLEN_OFF_THE_BUS else Blame.VERDICT
 
 
 class Watched(msgspec.Struct):
@@ -30,7 +67,7 @@ class Watched(msgspec.Struct):
 class XidListener:
     """`found` is called in the loop that made the listener."""
 
-    def __init__(self, nvml: Any, found: Callable[[Xid], None]) -> None:
+    def __init__(self, nvml: Any, found: Callable[[GpuEvent], None]) -> None:
         self._nvml = nvml
         self._found = found
         self._loop = asyncio.get_running_loop()
@@ -90,11 +127,11 @@ class XidListener:
                 return
             gpu = self._watched.get(_address(event.device))
             if gpu is not None:
-                self._tell(Xid(_uuid_of(gpu, event), int(event.eventData)))
+                self._tell(event_of(_uuid_of(gpu, event), int(event.eventData)))
 
-    def _tell(self, xid: Xid) -> None:
+    def _tell(self, event: GpuEvent) -> None:
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._found, xid)
+            self._loop.call_soon_threadsafe(self._found, event)
 
 
 def _uuid_of(gpu: Watched, event: Any) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from shim.gpus.base import GpuError, Vitals, Xid
+from shim.gpus.base import GpuError, GpuEvent, Vitals
+from shim.gpus.xids import event_of
 from shim.schemas import GpuInfo
 
 
@@ -19,7 +20,7 @@ class MemoryGpus:
         self.bare: frozenset[str] = frozenset()
         """Cards in MIG mode without instances."""
         self.readings: dict[str, Vitals | GpuError] = {}
-        self._xids: asyncio.Queue[Xid] = asyncio.Queue()
+        self._events: asyncio.Queue[GpuEvent] = asyncio.Queue()
 
     async def open(self) -> None:
         return None
@@ -44,11 +45,11 @@ class MemoryGpus:
             raise reading
         return reading
 
-    async def next_xid(self) -> Xid:
-        return await self._xids.get()
+    async def next_event(self) -> GpuEvent:
+        return await self._events.get()
 
     def raise_xid(self, uuid: str, number: int) -> None:
-        self._xids.put_nowait(Xid(uuid, number))
+        self._events.put_nowait(event_of(uuid, number))
 
 
 class NoGpus(MemoryGpus):

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from shim.gpus.base import GpuError, GpuLost, GpuSilent, Recovery
+from shim.gpus.base import NO_ACTION, GpuError, GpuLost, GpuSilent
 from shim.gpus.health import Fault
 from shim.gpus.inventory import Entry, Roll
 from shim.gpus.nvml import CALL_SECONDS, NvmlGpus
 from shim.gpus.watch import READ_EVERY, GpuWatch
+from shim.gpus.xids import event_of
 from shim.schemas import GpuInfo, GpuLink
 from tests.doubles.records import MemoryRecords
 from tests.e2e.gpus.conftest import OpenGpus
@@ -102,7 +103,7 @@ async def test_a_split_gpu_is_listed_as_its_instances(
     instance = found[1]
     assert (instance.mig_parent, instance.index, instance.memory) == (uuid(0), 0, 9984 << 20)
     assert instance.name == "NVIDIA H100 MIG 1g.10gb"
-    assert vitals.recovery is Recovery.NONE
+    assert vitals.recovery is NO_ACTION
 
 
 async def test_a_gpu_in_mig_mode_without_instances_offers_nothing(
@@ -141,7 +142,7 @@ async def test_vitals_are_read(open_gpus: OpenGpus, machine: StandIn) -> None:
         now = await gpus.vitals(uuid(0))
     assert (now.memory_used, now.processes) == (41000 << 20, (4711, 4712))
     assert (now.temperature, now.power, now.utilization) == (71, 350.5, 97)
-    assert (now.ecc_uncorrected, now.recovery) == (2, Recovery.NONE)
+    assert (now.ecc_uncorrected, now.recovery) == (2, NO_ACTION)
 
 
 async def test_what_an_older_driver_does_not_know_is_left_out(
@@ -188,7 +189,7 @@ async def test_an_error_of_the_driver_is_told_in_its_words(
         )
         with pytest.raises(GpuError):
             await gpus.vitals(uuid(0))
-        assert (await gpus.vitals(uuid(1))).recovery is Recovery.NONE
+        assert (await gpus.vitals(uuid(1))).recovery is NO_ACTION
 
 
 async def test_a_lost_gpu_is_lost_and_stays_listed(open_gpus: OpenGpus, machine: StandIn) -> None:
@@ -209,7 +210,7 @@ async def test_a_hanging_call_ends_in_time_and_the_other_gpu_answers(
         async with asyncio.timeout(LONG):
             with pytest.raises(GpuSilent):
                 await gpus.vitals(uuid(0))
-            assert (await gpus.vitals(uuid(1))).recovery is Recovery.NONE
+            assert (await gpus.vitals(uuid(1))).recovery is NO_ACTION
         machine.tell()
         await _answer(gpus)
 
@@ -236,10 +237,9 @@ async def test_a_driver_that_hangs_at_its_start_does_not_hold_up_the_shim(
 async def test_every_xid_arrives(open_gpus: OpenGpus, machine: StandIn, number: int) -> None:
     async with open_gpus() as gpus:
         await gpus.list()
-        waiting = asyncio.create_task(gpus.next_xid())
+        waiting = asyncio.create_task(gpus.next_event())
         await eventually(lambda: _raised(machine, number, waiting))
-        xid = await waiting
-    assert (xid.uuid, xid.number) == (uuid(1), number)
+        assert await waiting == event_of(uuid(1), number)
 
 
 def _raised(machine: StandIn, number: int, waiting: asyncio.Task[object]) -> bool:
@@ -264,10 +264,10 @@ async def test_after_the_event_set_broke_xids_arrive_again(
         await gpus.list()
         machine.tell("fail nvmlEventSetWait_v2 15")
         await eventually(lambda: len(made) > 1, what="another event set")
-        waiting = asyncio.create_task(gpus.next_xid())
+        waiting = asyncio.create_task(gpus.next_event())
         machine.tell()
         await eventually(lambda: _raised(machine, 13, waiting))
-        assert (await waiting).number == 13
+        assert await waiting == event_of(uuid(1), 13)
 
 
 async def test_xid_79_cordons_and_xid_13_does_not(open_gpus: OpenGpus, machine: StandIn) -> None:

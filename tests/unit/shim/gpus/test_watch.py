@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shim.gpus import watch
-from shim.gpus.base import GpuLost, GpuSilent, Recovery, Vitals
+from shim.gpus.base import NO_ACTION, GpuLost, GpuSilent, Recovery, Vitals
 from shim.gpus.health import Fault, Finding
 from shim.gpus.inventory import Entry, Roll
 from shim.gpus.watch import GpuWatch
@@ -23,7 +23,7 @@ from tests.unit.shim.gpus.parts import gpu, mig
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-HEALTHY = Vitals(recovery=Recovery.NONE)
+HEALTHY = Vitals(recovery=NO_ACTION)
 
 
 class World:
@@ -94,7 +94,7 @@ async def test_the_drivers_verdict_decides_about_other_errors() -> None:
         gpus.raise_xid("GPU-0", 94)
         await eventually(lambda: it.told == [("GPU-0", "xid-94")])
         assert it.offered() == ["GPU-0", "GPU-1"]
-        gpus.readings["GPU-1"] = Vitals(recovery=Recovery.GPU_RESET)
+        gpus.readings["GPU-1"] = Vitals(recovery=Recovery("a reset of the GPU"))
         await it.until_offered("GPU-0")
         assert it.message("GPU-1") == "cordoned: the driver asks for a reset of the GPU"
 
