@@ -101,6 +101,30 @@ class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
 
 
+class GpuHook(msgspec.Struct, frozen=True, kw_only=True):
+    """A vendor's hook in the engine's runtime, which is asked for devices by UUID."""
+
+    program: str
+    runtime: str
+    """The engine's name of the runtime that calls it."""
+    hide: dict[str, str]
+    """The variables by which it hands over nothing."""
+
+
+class GpuDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """How a vendor's GPUs get into containers and processes, beside their own device files."""
+
+    cdi_kind: str | None = None
+    """The kind of their devices in CDI specs, such as `nvidia.com/gpu`."""
+    hook: GpuHook | None = None
+    control: tuple[str, ...] = ()
+    """Files in /dev that every container with a GPU needs, where they exist."""
+    visible: str | None = None
+    """The variable with the UUIDs of those that a process sees."""
+    advice: str = "is the GPU's driver loaded?"
+    """To the operator of a node on which a GPU's device file is missing."""
+
+
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One container to make. `record` is what lets the task's record be rebuilt from it."""
 
@@ -121,6 +145,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     gpu_units: tuple[GpuInfo, ...] = ()
     """What is known of those of `gpus` that are there."""
+    gpu_delivery: GpuDelivery = GpuDelivery()
     infiniband: bool = False
     mounts: tuple[MountSpec, ...] = ()
     options: ContainerOptions = ContainerOptions()

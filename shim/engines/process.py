@@ -278,8 +278,8 @@ class ProcessEngine:
         env |= {"HOME": str(home), _MARK: self._mark(state), reaper.VARIABLE: self._mark(state)}
         if (memory := self._memory.make(spec.task_id)) is not None:
             env[VARIABLE] = str(memory)
-        if spec.gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
+        if spec.gpus and spec.gpu_delivery.visible is not None:
+            env[spec.gpu_delivery.visible] = ",".join(spec.gpus)
         argv = reaper.command(argv, str(home))
         pid = _spawn_session(argv, env, self._folder / spec.task_id / "output.log")
         self._children.add(pid)

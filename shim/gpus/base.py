@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from shim.engines.base import GpuDelivery
 from shim.schemas import GpuInfo
 
 
@@ -75,6 +76,11 @@ class GpuEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpus(Protocol):
+    """The `uuid` of a whole GPU begins with `GPU-`, that of a part of one with something else."""
+
+    @property
+    def delivery(self) -> GpuDelivery: ...
+
     @property
     def driver(self) -> str | None:
         """The driver's version; None without a driver."""

@@ -1,8 +1,8 @@
 """How a container gets exactly its GPUs from the Docker engine, and no other container gets them.
 
 Three ways, the first that the node has: CDI (the engine reads the vendor's description of each
-device; it survives a `systemctl daemon-reload`), NVIDIA's runtime hook (a device request by UUID),
-or the plain device files, to which the image must bring the driver's libraries itself.
+device; it survives a `systemctl daemon-reload`), the vendor's runtime hook (a device request by
+UUID), or the plain device files, to which the image must bring the driver's libraries itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ from typing import Any
 
 import msgspec
 
-from shim.engines.base import EngineError, NodeFault
+from shim.engines.base import EngineError, GpuDelivery, NodeFault
 from shim.schemas import GpuInfo
 
 log = logging.getLogger(__name__)
 
-_CDI_KIND = "nvidia.com/gpu"
-_HOOK = "nvidia-container-runtime-hook"
-_CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 _MOST_SPEC = 4 << 20
-_HIDE_ALL = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 class Way(StrEnum):
@@ -39,11 +35,12 @@ class Way(StrEnum):
 class Means(msgspec.Struct, frozen=True, kw_only=True):
     """What engine and node have to hand over GPUs with."""
 
+    delivery: GpuDelivery
     cdi: frozenset[str] = frozenset()
     """Names of devices that CDI describes, without the kind."""
     hook: bool = False
     hook_by_default: bool = False
-    """Every container passes NVIDIA's runtime, which believes what the image says it wants."""
+    """Every container passes the hook's runtime, which believes what the image says it wants."""
     dev: Path = Path("/dev")
 
 
@@ -55,13 +52,15 @@ class Handover(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
-def means_of(info: dict[str, Any], dev: Path = Path("/dev")) -> Means:
+def means_of(info: dict[str, Any], delivery: GpuDelivery, dev: Path = Path("/dev")) -> Means:
     """`info` is the engine's. Blocks to read the CDI specs, which a driver's update renews."""
-    runtimes = info.get("Runtimes") or {}
+    runtimes, hook = info.get("Runtimes") or {}, delivery.hook
     return Means(
-        cdi=frozenset(_cdi_devices(info.get("CDISpecDirs") or ())),
-        hook="nvidia" in runtimes or shutil.which(_HOOK) is not None,
-        hook_by_default=info.get("DefaultRuntime") == "nvidia",
+        delivery=delivery,
+        cdi=frozenset(_cdi_devices(info.get("CDISpecDirs") or (), delivery.cdi_kind)),
+        hook=hook is not None
+        and (hook.runtime in runtimes or shutil.which(hook.program) is not None),
+        hook_by_default=hook is not None and info.get("DefaultRuntime") == hook.runtime,
         dev=dev,
     )
 
@@ -75,16 +74,18 @@ def hand_over(
     devices = _infiniband(means.dev) if infiniband else []
     way = _way(uuids, {unit.uuid: unit for unit in units}, means)
     if way is Way.CDI:
-        names = [f"{_CDI_KIND}={name}" for name in _cdi_names(uuids, units, means) or ()]
+        names = [
+            f"{means.delivery.cdi_kind}={name}" for name in _cdi_names(uuids, units, means) or ()
+        ]
         host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": names}]
     elif way is Way.HOOK:
         host["DeviceRequests"] = [{"DeviceIDs": list(uuids), "Capabilities": [["gpu"]]}]
     elif way is Way.FILES:
-        devices += _gpu_files(uuids, {unit.uuid: unit for unit in units}, means.dev)
+        devices += _gpu_files(uuids, {unit.uuid: unit for unit in units}, means)
     if devices:
         host["Devices"] = devices
-    hidden = means.hook_by_default and way is not Way.HOOK
-    return Handover(way, host, dict(_HIDE_ALL) if hidden else {})
+    hook = means.delivery.hook if means.hook_by_default and way is not Way.HOOK else None
+    return Handover(way, host, {} if hook is None else dict(hook.hide))
 
 
 def _way(uuids: Sequence[str], units: dict[str, GpuInfo], means: Means) -> Way | None:
@@ -109,7 +110,10 @@ def _cdi_names(
     return found if len(found) == len(uuids) else None
 
 
-def _gpu_files(uuids: Sequence[str], units: dict[str, GpuInfo], dev: Path) -> list[dict[str, str]]:
+def _gpu_files(
+    uuids: Sequence[str], units: dict[str, GpuInfo], means: Means
+) -> list[dict[str, str]]:
+    dev = means.dev
     paths: list[str] = []
     for uuid in uuids:
         unit = units.get(uuid)
@@ -118,11 +122,8 @@ def _gpu_files(uuids: Sequence[str], units: dict[str, GpuInfo], dev: Path) -> li
         paths += [path for path in unit.devices if path not in paths]
     missing = [path for path in paths if not _on_node(path, dev).exists()]
     if missing:
-        raise NodeFault(
-            f"{', '.join(missing)} is not on this node: is NVIDIA's driver loaded? "
-            "(install nvidia-container-toolkit to hand over GPUs with their libraries)"
-        )
-    control = [f"/dev/{name}" for name in _CONTROL if (dev / name).exists()]
+        raise NodeFault(f"{', '.join(missing)} is not on this node: {means.delivery.advice}")
+    control = [f"/dev/{name}" for name in means.delivery.control if (dev / name).exists()]
     return [_device(path, dev) for path in (*paths, *control)]
 
 
@@ -150,19 +151,19 @@ def _device(path: str, dev: Path) -> dict[str, str]:
     }
 
 
-def _cdi_devices(folders: Iterable[str]) -> Iterable[str]:
+def _cdi_devices(folders: Iterable[str], kind: str | None) -> Iterable[str]:
     for folder in folders:
         for path in sorted(Path(folder).glob("*")):
             if path.suffix in (".json", ".yaml", ".yml"):
-                yield from _devices_of(path)
+                yield from _devices_of(path, kind)
 
 
-def _devices_of(path: Path) -> list[str]:
+def _devices_of(path: Path, kind: str | None) -> list[str]:
     """None of a spec that cannot be read: the engine cannot read it either."""
     try:
         text = path.read_bytes()[:_MOST_SPEC].decode()
         spec = json.loads(text) if path.suffix == ".json" else _yaml(text)
-        if spec["kind"] != _CDI_KIND:
+        if spec["kind"] != kind:
             return []
         return [str(device["name"]) for device in spec["devices"]]
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:

@@ -21,7 +21,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shim.gpus.base import NO_ACTION, GpuError, GpuEvent, GpuLost, GpuSilent, Recovery, Vitals
+from shim.engines.base import GpuDelivery, GpuHook
+from shim.gpus.base import (
+    NO_ACTION,
+    GpuError,
+    GpuEvent,
+    GpuLost,
+    GpuSilent,
+    Recovery,
+    Vitals,
+)
 from shim.gpus.selection import Exclusion
 from shim.gpus.xids import Watched, XidListener
 from shim.schemas import GpuInfo, GpuLink
@@ -132,6 +141,20 @@ _LINKS = {
 _MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
 
 
+NVIDIA = GpuDelivery(
+    cdi_kind="nvidia.com/gpu",
+    hook=GpuHook(
+        program="nvidia-container-runtime-hook",
+        runtime="nvidia",
+        hide={"NVIDIA_VISIBLE_DEVICES": "void"},
+    ),
+    control=("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"),
+    visible="CUDA_VISIBLE_DEVICES",
+    advice="is NVIDIA's driver loaded? "
+    "(install nvidia-container-toolkit to hand over GPUs with their libraries)",
+)
+
+
 class _Unit(msgspec.Struct):
     """A GPU or MIG instance with NVML's handle of it; `board` is the handle of the whole GPU."""
 
@@ -143,6 +166,8 @@ class _Unit(msgspec.Struct):
 
 
 class NvmlGpus:
+    delivery = NVIDIA
+
     def __init__(self, excluded: Sequence[Exclusion] = ()) -> None:
         self.driver: str | None = None
         self._excluded = excluded

@@ -16,8 +16,17 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
+from shim.engines.base import GpuDelivery
 from shim.gpus import health
-from shim.gpus.base import Blame, GpuError, GpuEvent, GpuLost, Gpus, GpuSilent, Vitals
+from shim.gpus.base import (
+    Blame,
+    GpuError,
+    GpuEvent,
+    GpuLost,
+    Gpus,
+    GpuSilent,
+    Vitals,
+)
 from shim.gpus.health import Fault, Finding
 from shim.gpus.inventory import Roll
 from shim.schemas import GpuInfo
@@ -94,6 +103,10 @@ class GpuWatch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._gpus.close()
+
+    @property
+    def delivery(self) -> GpuDelivery:
+        return self._gpus.delivery
 
     def infos(self) -> tuple[GpuInfo, ...]:
         """Held or not as if no allocation had them; cordoned ones also when they are gone."""

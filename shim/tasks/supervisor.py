@@ -434,6 +434,7 @@ class Supervisor:
             run_locks=self._run_locks,
             run_is_used=lambda: self._run_has_others(task),
             gpus=self.gpus.infos,
+            gpu_delivery=self.gpus.delivery,
             images=self.images,
             mounter=self._mounter,
         )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from shim.gpus.base import GpuError, GpuEvent, Vitals
+from shim.gpus.nvml import NVIDIA
 from shim.gpus.xids import event_of
 from shim.schemas import GpuInfo
 
@@ -13,6 +14,7 @@ from shim.schemas import GpuInfo
 class MemoryGpus:
     """For tests: has what was planted, and says of each what a test wants."""
 
+    delivery = NVIDIA
     driver: str | None = "memory"
 
     def __init__(self, *gpus: GpuInfo) -> None:

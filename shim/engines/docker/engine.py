@@ -337,7 +337,8 @@ class DockerEngine:
             asked["ports"] = [spec.publish]
             on_loopback = {"HostIp": "127.0.0.1", "HostPort": ""}
             asked["host_config"]["PortBindings"] = {f"{spec.publish}/tcp": [on_loopback]}
-        means = means_of(self._api.info() if spec.gpus else self._info)
+        info = self._api.info() if spec.gpus else self._info
+        means = means_of(info, spec.gpu_delivery)
         handover = hand_over(spec.gpus, spec.gpu_units, spec.infiniband, means)
         asked["host_config"] |= handover.host_config
         asked["environment"] |= handover.environment

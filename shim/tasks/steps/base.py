@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from shim.engines.base import Engine, ImageInfo, MountSpec
+from shim.engines.base import Engine, GpuDelivery, ImageInfo, MountSpec
 from shim.images import Images
 from shim.schemas import GpuInfo
 from shim.settings import Settings
@@ -47,6 +47,7 @@ class StepContext(msgspec.Struct):
     run_locks: RunLocks
     run_is_used: Callable[[], bool]
     gpus: Callable[[], tuple[GpuInfo, ...]]
+    gpu_delivery: GpuDelivery
     images: Images
     mounter: Mounter
     image: ImageInfo | None = None

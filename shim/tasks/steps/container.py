@@ -59,6 +59,7 @@ class Container:
                 options=granted(task.request.container, info.network_mode, ctx.settings),
                 user=first_user(task.request.container, ctx.image.user),
                 gpu_units=tuple(gpu for gpu in ctx.gpus() if gpu.uuid in info.gpus),
+                gpu_delivery=ctx.gpu_delivery,
                 infiniband=resources.infiniband,
             )
         )

@@ -12,6 +12,7 @@ import docker
 import pytest
 
 from shim.gpus.handover import Means, hand_over
+from shim.gpus.nvml import NVIDIA
 from shim.schemas import GpuInfo
 from tests.support.docker_daemon import DockerDaemon
 from tests.unit.shim.gpus.parts import gpu
@@ -43,7 +44,7 @@ def engine(dockerd: DockerDaemon) -> Iterator[Any]:
 
 def _devices(engine: Any, image: str, uuids: list[str], infiniband: bool, dev: Path) -> list[str]:
     units: tuple[GpuInfo, ...] = GPUS
-    handover = hand_over(uuids, units, infiniband, Means(dev=dev))
+    handover = hand_over(uuids, units, infiniband, Means(delivery=NVIDIA, dev=dev))
     host = engine.create_host_config(network_mode="none") | handover.host_config
     find = "cd /dev; for f in nvidia* infiniband/*; do echo x > $f && echo $f; done 2>/dev/null"
     made = engine.create_container(image, ["sh", "-c", find], host_config=host)

@@ -12,7 +12,7 @@ import pytest
 
 from shim.container_rules import VolumeError
 from shim.daemon import disk_threads
-from shim.engines.base import ContainerState, ImageInfo, NodeFault
+from shim.engines.base import ContainerState, GpuDelivery, ImageInfo, NodeFault
 from shim.image_access import ImageAccess
 from shim.images import Images
 from shim.schemas import (
@@ -104,6 +104,7 @@ async def bench(
         run_locks=RunLocks(),
         run_is_used=lambda: False,
         gpus=lambda: (),
+        gpu_delivery=GpuDelivery(),
         images=Images(engine, MemoryRecords(), ImageAccess(engine, MemoryRecords()), 30.0),
         mounter=known,
     )

@@ -10,6 +10,7 @@ import pytest
 
 from shim.engines.base import EngineError
 from shim.gpus.handover import Means, Way, hand_over, means_of
+from shim.gpus.nvml import NVIDIA
 from tests.unit.shim.gpus.parts import gpu, mig
 
 UNITS = (gpu(0), gpu(1))
@@ -19,11 +20,11 @@ def node(folder: Path, *names: str) -> Means:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    return Means(dev=folder)
+    return Means(delivery=NVIDIA, dev=folder)
 
 
 def test_cdi_comes_first_and_names_the_gpu_by_its_uuid() -> None:
-    means = Means(cdi=frozenset({"GPU-1", "0", "1", "all"}), hook=True)
+    means = Means(delivery=NVIDIA, cdi=frozenset({"GPU-1", "0", "1", "all"}), hook=True)
     given = hand_over(["GPU-1"], UNITS, False, means)
     assert given.way is Way.CDI
     assert given.host_config == {
@@ -32,22 +33,22 @@ def test_cdi_comes_first_and_names_the_gpu_by_its_uuid() -> None:
 
 
 def test_a_spec_that_only_has_indexes_is_asked_by_index() -> None:
-    given = hand_over(["GPU-1"], UNITS, False, Means(cdi=frozenset({"0", "1"})))
+    given = hand_over(["GPU-1"], UNITS, False, Means(delivery=NVIDIA, cdi=frozenset({"0", "1"})))
     assert given.host_config["DeviceRequests"][0]["DeviceIDs"] == ["nvidia.com/gpu=1"]
 
 
 def test_a_mig_instance_is_never_handed_over_as_its_whole_gpu() -> None:
-    means = Means(cdi=frozenset({"0"}), hook=True)
+    means = Means(delivery=NVIDIA, cdi=frozenset({"0"}), hook=True)
     assert hand_over(["MIG-0-3"], [mig(0, 3)], False, means).way is Way.HOOK
 
 
 def test_a_spec_without_one_of_the_gpus_is_not_used() -> None:
-    means = Means(cdi=frozenset({"GPU-0"}), hook=True)
+    means = Means(delivery=NVIDIA, cdi=frozenset({"GPU-0"}), hook=True)
     assert hand_over(["GPU-0", "GPU-1"], UNITS, False, means).way is Way.HOOK
 
 
 def test_the_hook_is_asked_by_uuid() -> None:
-    given = hand_over(["GPU-0", "GPU-1"], UNITS, False, Means(hook=True))
+    given = hand_over(["GPU-0", "GPU-1"], UNITS, False, Means(delivery=NVIDIA, hook=True))
     assert given.host_config == {
         "DeviceRequests": [{"DeviceIDs": ["GPU-0", "GPU-1"], "Capabilities": [["gpu"]]}]
     }
@@ -94,7 +95,7 @@ def test_infiniband_that_the_node_does_not_have_is_refused(tmp_path: Path) -> No
 
 def test_an_image_that_asks_for_all_gpus_gets_none_by_nvidias_default_runtime() -> None:
     """CUDA images say NVIDIA_VISIBLE_DEVICES=all, and that runtime believes them."""
-    means = Means(hook=True, hook_by_default=True)
+    means = Means(delivery=NVIDIA, hook=True, hook_by_default=True)
     assert hand_over([], (), False, means).environment == {"NVIDIA_VISIBLE_DEVICES": "void"}
     assert hand_over(["GPU-0"], UNITS, False, means).environment == {}
 
@@ -119,9 +120,9 @@ def test_cdi_specs_are_read_where_the_engine_reads_them(
 ) -> None:
     (tmp_path / name).write_text(text)
     info: dict[str, Any] = {"CDISpecDirs": [str(tmp_path), str(tmp_path / "none")]}
-    assert means_of(info).cdi == found
+    assert means_of(info, NVIDIA).cdi == found
 
 
 def test_an_engine_without_cdi_is_not_asked_for_it() -> None:
-    means = means_of({"Runtimes": {"runc": {}, "nvidia": {}}, "DefaultRuntime": "nvidia"})
+    means = means_of({"Runtimes": {"runc": {}, "nvidia": {}}, "DefaultRuntime": "nvidia"}, NVIDIA)
     assert (means.cdi, means.hook, means.hook_by_default) == (frozenset(), True, True)
