@@ -1,3 +1,4 @@
-"""The shim runs tasks on a node: GPUs through NVML, volumes, images, containers.
+"""The shim runs tasks on a node: it gives them GPUs, volumes, images and containers.
 
-The door is `main`; `daemon.Daemon` joins the parts; `client` and `schemas` are for callers."""
+`main` starts it and `daemon.Daemon` joins its parts; callers use `client` and `schemas`.
+"""

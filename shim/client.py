@@ -1,8 +1,8 @@
-"""The shim's API for those who call it, typed.
+"""A typed client of the shim's API.
 
-The caller brings the `aiohttp.ClientSession` and with it the way to the socket (a unix connector,
-or a channel of an SSH connection). A refusal is a `ShimError`, a lost connection a
-`ShimUnavailable`; nothing else is raised.
+The caller gives the `aiohttp.ClientSession`, and with it the way to the socket (a unix connector,
+or a channel of an SSH connection). A refusal raises `ShimError`, a lost connection
+`ShimUnavailable`, and nothing else is raised.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ T = TypeVar("T")
 
 BASE_URL = "http://shim"
 _SILENCE = 30.0
-"""Seconds without a byte (the shim's heartbeat comes every 10) that end an event stream."""
+"""Seconds without a byte that end an event stream; the shim's heartbeat comes every 10."""
 
 
 class ShimError(Exception):
-    """The shim refused. `code` is stable; `field` names what was wrong, when it was one field."""
+    """The shim refused the request. `code` is stable; `field` names the wrong field, if there is
+    one."""
 
     def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
         super().__init__(message)
@@ -54,26 +55,29 @@ class ShimError(Exception):
 
 
 class ShimUnavailable(Exception):
-    """No answer came, or it broke off; whether the request had its effect is not known."""
+    """No answer came, or it broke off; it is unknown whether the request had its effect."""
 
 
 class LogStream:
-    """`start` is the payload offset of the first frame that `pieces` gives."""
+    """A log being read. `start` is the payload offset of the first frame of `pieces`."""
 
     def __init__(self, start: int, response: aiohttp.ClientResponse) -> None:
         self.start = start
         self._response = response
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Raises ShimUnavailable when the connection breaks."""
+        """Yield the bytes. Raises ShimUnavailable when the connection breaks."""
         while piece := await _next_piece(self._response):
             yield piece
 
 
 class ShimClient:
-    """`silence`: seconds without a byte that end the event stream; None: none do. `known`: called
-    with each heartbeat that came alone and the response that it came by, on which the same bytes
-    need not be given again."""
+    """The client.
+
+    `silence`: seconds without a byte that end the event stream; None: no limit. `known` is called
+    with each heartbeat that came alone and with its response: the same bytes need not be delivered
+    there again.
+    """
 
     def __init__(
         self,
@@ -115,14 +119,15 @@ class ShimClient:
     async def put_task(
         self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int = 0
     ) -> TaskInfo:
-        """Accepted durably when this returns; the same body again returns the same task."""
+        """Submit a task. It is accepted durably when this returns; the same body again returns the
+        same task."""
         headers = _speaker(request.run_id, fence, incarnation)
         return await self._ask("PUT", f"/v1/tasks/{task_id}", TaskInfo, request, headers)
 
     async def claim(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0
     ) -> TaskInfo:
-        """From now on, durably, an older fence is refused for this task's run."""
+        """Claim a task durably: older fences are refused for its run from now on."""
         headers = _speaker(run_id, fence, incarnation)
         return await self._ask("POST", f"/v1/tasks/{task_id}/claim", TaskInfo, headers=headers)
 
@@ -135,7 +140,8 @@ class ShimClient:
         fence: Fence,
         incarnation: int = 0,
     ) -> TaskInfo:
-        """The stop is ordered durably when this returns; an event tells the end."""
+        """Order the stop of a task. The order is durable when this returns; an event tells the
+        end."""
         headers = _speaker(run_id, fence, incarnation)
         return await self._ask("POST", f"/v1/tasks/{task_id}/terminate", TaskInfo, order, headers)
 
@@ -155,7 +161,8 @@ class ShimClient:
         await self._ask("DELETE", f"/v1/allocations/{allocation_id}", None, headers=headers)
 
     async def events(self, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """Ends when the shim ends the stream; raises ShimUnavailable when it breaks or goes silent.
+        """Yield events until the shim ends the stream. Raises ShimUnavailable when it breaks or is
+        silent.
 
         Close it (`contextlib.aclosing`) when you leave it early.
         """
@@ -176,7 +183,7 @@ class ShimClient:
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogStream]:
-        """Raw frames from the segment that holds `offset`; see `runner.schemas.frames`."""
+        """Read raw frames from the segment that holds `offset`; see `runner.schemas.frames`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
         path, params = f"/v1/tasks/{task_id}/logs", {"offset": str(offset)}
         async with await self._send("GET", path, params=params, limits=timeout) as response:
@@ -239,7 +246,7 @@ def _lost(what: str) -> Iterator[None]:
 
 
 def _why(error: Exception) -> str:
-    """Without the words of the library that asked."""
+    """Return the error without the words of the HTTP library."""
     match error:
         case UnixClientConnectorError():
             return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
@@ -263,7 +270,7 @@ def _event(decoder: msgspec.json.Decoder[Event], line: bytes) -> Event:
 
 
 async def _next_piece(response: aiohttp.ClientResponse) -> bytes:
-    """Empty at the end."""
+    """Return the next bytes; empty at the end."""
     with _lost(response.url.path):
         return await response.content.readany()
 

@@ -1,8 +1,8 @@
 """The rules that decide what a container may have: options, capabilities, limits, volumes. Pure.
 
-They look at the request and the operator's settings alone, never at the disk, so a wrong request is
-refused before anything is mounted; the controller applies the same rules at submit. A container
-with a capability of the host's is the host's root, so such wishes need the operator's permission.
+They read only the request and the operator's settings, never the disk, so a wrong request is
+refused before anything is mounted. The controller applies the same rules at submit. A container
+with a capability of the host is root on the host, so such requests need the operator's permission.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shim.settings import Settings
 
 
 class VolumeError(EngineError):
-    """The volume cannot be had; the text names it and what to do."""
+    """The volume cannot be used; the message names it and what to do."""
 
     reason = TaskReason.VOLUME_ERROR
 
@@ -43,14 +43,14 @@ MOST_VOLUMES = 64
 
 
 class HostPlace(msgspec.Struct, frozen=True):
-    """A path on the node as the prefix that allows it, and the rest."""
+    """A path on the node: the prefix that allows it, and the rest."""
 
     prefix: Path
     relative: str
 
 
 def check_volumes(volumes: Sequence[VolumeMount]) -> None:
-    """Raises VolumeError for what no node would accept."""
+    """Raise VolumeError for volumes that no node would accept."""
     if len(volumes) > MOST_VOLUMES:
         raise VolumeError(f"{len(volumes)} volumes are too many: {MOST_VOLUMES} at most")
     seen: set[PurePosixPath] = set()
@@ -71,8 +71,10 @@ def check_volumes(volumes: Sequence[VolumeMount]) -> None:
 
 
 def allowed_place(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPlace:
-    """Raises VolumeError unless the operator allows a prefix of the path; the longest counts. Of a
-    device it must lie below /dev, where jobs put no links."""
+    """Return the path's longest allowed prefix. Raises VolumeError if the operator allows none.
+
+    A device's prefix must lie below /dev, where jobs put no links.
+    """
     source = volume.source
     path = Path(source)
     fitting = [prefix for prefix in prefixes if path.is_relative_to(prefix)]
@@ -115,7 +117,7 @@ HARMLESS = frozenset(
         *("SYS_NICE", "SYS_PTRACE"),
     }
 )
-"""Docker's own choice, and what debuggers, RDMA and schedulers of threads need."""
+"""Docker's own defaults, and what debuggers, RDMA and thread schedulers need."""
 CAPABILITIES = HARMLESS | frozenset(
     {
         *("AUDIT_CONTROL", "AUDIT_READ", "BLOCK_SUSPEND", "BPF", "CHECKPOINT_RESTORE"),
@@ -132,16 +134,16 @@ ULIMITS = frozenset(
     }
 )
 LEAST_PROCESSES = 8
-"""The runner is several threads; with fewer it cannot start a job, or say why."""
+"""The runner has several threads; with fewer processes it cannot start a job, or say why."""
 MOST_PROCESSES = 4_194_304
 _MOST_LIMIT = (1 << 63) - 1
-"""What an engine's number holds."""
+"""The largest number that an engine accepts."""
 _RAW = "NET_RAW"
 _CHANGES_USERS = ("ALL", "SETUID", "SETGID")
 
 
 def check_options(options: ContainerOptions, *, allow_privileged: bool) -> None:
-    """Raises Refused: 400 for what is wrong anywhere, 403 for what this node does not allow."""
+    """Raise Refused: 400 for what no node accepts, 403 for what this node does not allow."""
     if options.privileged and not allow_privileged:
         raise _forbidden("privileged containers are not allowed", "container.privileged")
     for field, names in (("cap_add", options.cap_add), ("cap_drop", options.cap_drop)):
@@ -159,7 +161,7 @@ def check_options(options: ContainerOptions, *, allow_privileged: bool) -> None:
 
 
 def check_network(request: TaskRequest, settings: Settings) -> None:
-    """Raises Refused: 409 `no_host_network`, or 403 for a capability that is harmless only in a
+    """Raise Refused: 409 `no_host_network`, or 403 for a capability that is harmless only in a
     network of the container's own."""
     if request.needs_host_network and settings.host_network is HostNetwork.NEVER:
         raise Refused(
@@ -185,8 +187,11 @@ def is_in_host_network(request: TaskRequest, settings: Settings) -> bool:
 
 
 def granted(options: ContainerOptions, mode: NetworkMode, settings: Settings) -> ContainerOptions:
-    """The options that the container gets: in the node's network a raw socket reads the traffic of
-    the node's other software, so the engine's usual right to raw sockets is taken away there."""
+    """Return the options that the container gets.
+
+    In the node's network, a raw socket reads the traffic of the node's other software, so the
+    engine's default right to raw sockets is removed there.
+    """
     asked = {_RAW, "ALL"}.intersection(options.cap_add) or options.privileged
     if mode is not NetworkMode.HOST or settings.allow_raw_sockets or asked:
         return options
@@ -194,7 +199,8 @@ def granted(options: ContainerOptions, mode: NetworkMode, settings: Settings) ->
 
 
 def first_user(options: ContainerOptions, of_image: str) -> str:
-    """Root, which becomes the job's user by itself; or that user where nobody can change users."""
+    """Return the first process's user: root, which changes to the job's user itself, or that user
+    if no process can change users."""
     if any(name in options.cap_drop for name in _CHANGES_USERS):
         return options.user or of_image or "0:0"
     return "0:0"

@@ -1,6 +1,6 @@
-"""The shim put together: from a data folder and an engine to something that can answer.
+"""The shim put together, from a data folder and an engine.
 
-`Daemon.open` returns only after reconciliation, so that no request ever sees a half-known node.
+`Daemon.open` returns only after reconciliation, so no request sees a half-known node.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LIFE_BITS = 24
 
 
 class Identity:
-    """Who this data folder is, and which of its lives this is."""
+    """The identity of this data folder, and the number of its present life."""
 
     def __init__(self, book: DiskRecords[NodeRecord], record: NodeRecord) -> None:
         self._book = book
@@ -63,8 +63,11 @@ class Identity:
         executor: Executor,
         find_install: Callable[[Path], str | None] = lambda data: None,
     ) -> Identity:
-        """Counts a new life. Without its record it is the install that `find_install` (blocking)
-        finds for the data folder: under a new name its containers would be nobody's."""
+        """Load the identity and count a new life.
+
+        If the record is lost, `find_install` (blocking) finds the install of the data folder: under
+        a new name its containers would belong to no shim.
+        """
         book = DiskRecords(settings.data / "records" / "node", NodeRecord, executor)
         known = (await book.load()).records.get(_NODE_KEY)
         if known is None:
@@ -76,19 +79,20 @@ class Identity:
         return cls(book, record)
 
     async def set_draining(self, draining: bool, reason: str | None) -> None:
-        """Raises OSError; nothing has changed then."""
+        """Store the drain state. Raises OSError; then nothing has changed."""
         record = msgspec.structs.replace(self.record, draining=draining, drain_reason=reason)
         await self._book.save(_NODE_KEY, record)
         self.record = record
 
 
 def _alive(tasks: Iterable[TaskRecord]) -> set[str]:
-    """Only those whose container may be there need what was mounted for it."""
+    """Return the tasks that may have a container: only they need what was mounted for them."""
     return {task.info.id for task in tasks if task.info.status is not TaskStatus.TERMINATED}
 
 
 def _life(identity: Identity, tasks: tuple[TaskRecord, ...]) -> int:
-    """The count of lives may have been lost with its record; versions still only grow."""
+    """Return the number of this life. If its record is lost, it comes from the tasks' versions, so
+    that versions only grow."""
     return max(identity.record.life, *(1 + (t.info.version >> _LIFE_BITS) for t in tasks), 0)
 
 
@@ -152,7 +156,8 @@ class Daemon:
         blocks: Asked | None = None,
         systemd: Systemd | None = None,
     ) -> Daemon:
-        """Raises EngineError, OSError or StartError when the node's state cannot be established."""
+        """Open the shim. Raises EngineError, OSError or StartError when the node's state cannot be
+        found out."""
         await engine.open()
         books = books or RecordBooks.on_disk(settings.data, executor)
         found = await reconcile(books, engine, settings, executor)
@@ -193,7 +198,7 @@ class Daemon:
         return service
 
     async def close(self) -> None:
-        """What runs goes on."""
+        """Close the shim; running tasks stay."""
         self.events.close()
         await self._upkeep.close()
         if self._hearing is not None:
@@ -222,7 +227,7 @@ class Daemon:
         )
 
     def heard(self, fence: Fence) -> None:
-        """A controller has spoken, and was not refused."""
+        """Note that a controller made a request that was not refused."""
         if self._hearing is not None:
             self._hearing.heard(fence)
 
@@ -266,7 +271,7 @@ class Daemon:
         return await metrics.collect(self.supervisor, self.executor)
 
     async def drain(self, request: DrainRequest) -> None:
-        """Raises Refused (507)."""
+        """Start or end a drain. Raises Refused (507)."""
         await kept(self._identity.set_draining(request.draining, request.reason))
         self.supervisor.draining = request.draining
         self.events.node_changed()

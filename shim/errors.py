@@ -1,7 +1,7 @@
-"""The one way in which the shim says no.
+"""The one way in which the shim refuses.
 
 Every refusal that a caller may see is a `Refused`: a stable code, a sentence for the person who
-must fix it, and the field that is wrong. The app turns it into the project's one error shape.
+must act, and the wrong field. The app turns it into the project's one error shape.
 """
 
 from __future__ import annotations
@@ -22,4 +22,4 @@ def conflict(message: str, field: str | None = None) -> Refused:
 
 
 class StartError(Exception):
-    """The shim cannot start; the text says why and what to do."""
+    """The shim cannot start; the message says why and what to do."""

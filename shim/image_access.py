@@ -1,12 +1,10 @@
-"""Decides which runs may use an image that is on the node already.
+"""Decides which runs may use an image that is already on the node.
 
-A registry that asks for a password decides who gets an image; a node that has it must not give it
-to everybody else. So an image that was pulled with credentials is used by another run only after
-its registry has said yes to that run: to its credentials, or to none when it has none. Images that
-the operator has brought to the node (loaded, tagged, pulled by hand) are open to all runs.
-
-The record of a private image is on disk before the image is: a shim that is killed during a pull
-knows of it later.
+A registry with passwords decides who gets an image, and a node that has the image must not give it
+to others. So another run may use an image that was pulled with credentials only after its registry
+agreed for that run: with the run's credentials, or without if it has none. Images that the operator
+brought to the node (loaded, tagged, pulled by hand) are open to all runs. The record of a private
+image is on disk before the image is, so a shim that is killed during a pull knows of it later.
 """
 
 from __future__ import annotations
@@ -28,8 +26,11 @@ _MOST_GRANTS = 10_000
 
 
 class PrivateImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that was pulled with credentials as `reference`. `image_id` None: the pull has begun
-    and its end is not noted; `before` is the image that the reference stood for then."""
+    """An image that was pulled with credentials as `reference`.
+
+    `image_id` None: the pull began and its end is not recorded; `before` is the image that the
+    reference named then.
+    """
 
     reference: str
     image_id: str | None = None
@@ -37,7 +38,8 @@ class PrivateImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageAccess:
-    """`is_open`: the operator lets every run use what is there."""
+    """Knows the private images. `is_open`: the operator lets every run use all images on the
+    node."""
 
     def __init__(
         self, engine: Engine, records: Records[PrivateImage], *, is_open: bool = False
@@ -46,14 +48,14 @@ class ImageAccess:
         self._records = records
         self._is_open = is_open
         self._pulls: dict[str, PrivateImage] = {}
-        """Pulls with credentials that go on, or whose end could not be noted, by key."""
+        """Pulls with credentials that go on, or whose end could not be recorded, by key."""
         self._private: set[tuple[str, str]] = set()
         """Repository and image."""
         self._granted: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Run and image: the registry is asked once for each."""
 
     async def open(self) -> None:
-        """Raises EngineError, OSError."""
+        """Load the records. Raises EngineError, OSError."""
         for key, record in (await self._records.load()).records.items():
             if record.image_id is not None:
                 self._private.add((repository_of(record.reference), record.image_id))
@@ -63,7 +65,8 @@ class ImageAccess:
             await self._settle(record)
 
     async def pull_begins(self, reference: str) -> None:
-        """Note a pull with credentials. Raises OSError: without the note there must be no pull."""
+        """Record a pull with credentials. Raises OSError: without the record there must be no
+        pull."""
         known = await self._engine.local_image(reference)
         record = PrivateImage(reference=reference, before=None if known is None else known.id)
         key = _key(reference)
@@ -71,8 +74,10 @@ class ImageAccess:
         await self._records.save(key, self._pulls[key])
 
     async def pull_ended(self, reference: str) -> None:
-        """Note what a pull has brought, however it ended. If that fails, the image counts as
-        private until the shim starts again and finds it out."""
+        """Record what a pull has brought, however it ended.
+
+        If that fails, the image counts as private until the shim starts again and finds out.
+        """
         record = self._pulls.get(_key(reference))
         if record is None:
             return
@@ -82,7 +87,7 @@ class ImageAccess:
             log.warning("image %s counts as private for now: %s", reference, error)
 
     def must_ask(self, run_id: str, reference: str, image: ImageInfo) -> bool:
-        """Whether its registry has to say yes before the run may use this image of the node."""
+        """Return whether its registry must agree before the run may use this image of the node."""
         if self._is_open or (run_id, image.id) in self._granted:
             return False
         if image.by_id:
@@ -96,7 +101,7 @@ class ImageAccess:
     async def ask(
         self, run_id: str, reference: str, image: ImageInfo, auth: RegistryAuth | None
     ) -> None:
-        """Raises ImageError when the registry refuses the image to the run, or does not answer."""
+        """Raise ImageError when the registry refuses the image to the run, or does not answer."""
         if image.by_id:
             raise ImageError(
                 f"image {reference} was pulled with credentials: name it as its registry does, "
@@ -107,20 +112,20 @@ class ImageAccess:
         self.grant(run_id, image)
 
     def grant(self, run_id: str, image: ImageInfo) -> None:
-        """The registry gave the image to this run."""
+        """Record that the registry gave the image to this run."""
         self._granted[run_id, image.id] = None
         if len(self._granted) > _MOST_GRANTS:
             self._granted.popitem(last=False)
 
     async def forget(self, image_id: str) -> None:
-        """The image is not on the node any more. Raises OSError."""
+        """Forget an image that is no longer on the node. Raises OSError."""
         for repository, private in tuple(self._private):
             if private == image_id:
                 self._private.discard((repository, private))
                 await self._records.delete(_key(repository, private))
 
     async def _settle(self, record: PrivateImage) -> None:
-        """Raises EngineError, OSError."""
+        """Record the end of a pull. Raises EngineError, OSError."""
         reference = record.reference
         image = await self._engine.local_image(reference)
         if image is not None and image.id != record.before:
@@ -133,12 +138,13 @@ class ImageAccess:
 
 
 def pinned(reference: str, digest: str | None) -> str:
-    """The reference by its digest, when there is one: a tag may have moved meanwhile."""
+    """Return the reference with its digest, if there is one: a tag may have moved meanwhile."""
     return reference if digest is None else f"{_name(reference)}@{digest}"
 
 
 def repository_of(reference: str) -> str:
-    """As an engine shortens it: without tag, digest, and what stands for Docker's own hub."""
+    """Return the repository as an engine shortens it: without tag, digest and the prefix of
+    Docker's own hub."""
     name = _name(reference)
     for prefix in _HUB:
         name = name.removeprefix(prefix)

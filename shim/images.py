@@ -1,8 +1,8 @@
-"""The node's images: one pull for all who want the same, and room for the next.
+"""The node's images: one pull for all tasks that want the same image, and room for the next.
 
-Tasks that want the same image with the same credentials share one pull; the last one that loses
-interest aborts it. What this shim has pulled, and nothing else, is removed again when the disk is
-nearly full, the least recently used first; an image that a task or a container uses stays.
+Tasks that want the same image with the same credentials share one pull; when the last one loses
+interest, the pull is aborted. When the disk is nearly full, only images that this shim has pulled
+are removed, the least recently used first. An image that a task or a container uses stays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watermarks(msgspec.Struct, frozen=True):
-    """Shares (0 to 1) of the images' disk: above `high` images go until `low` is reached."""
+    """Shares (0 to 1) of the images' disk: above `high`, images are removed until `low` is
+    reached."""
 
     high: float
     low: float
@@ -62,7 +63,7 @@ class _SharedPull:
 
 
 class Images:
-    """`stall`: seconds without a byte after which a pull is given up."""
+    """The images. `stall`: seconds without a byte after which a pull is given up."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Images:
         await asyncio.gather(*chores, return_exceptions=True)
 
     async def local(self, reference: str, holder: str) -> ImageInfo | None:
-        """The image on this node, held for `holder` (a task) until `let_go`."""
+        """Return the image on this node, held for `holder` (a task) until `let_go`."""
         while not self._settled.is_set():
             await self._settled.wait()
         self._looking += 1
@@ -115,7 +116,7 @@ class Images:
         return image
 
     async def let_go(self, holder: str, reference: str) -> None:
-        """Its use ends now. Raises OSError when that cannot be noted."""
+        """End its use. Raises OSError when that cannot be recorded."""
         if self._holders.pop(holder, None) is not None and _key(reference) in self._ours:
             await self._note(reference)
         self.collect_soon()
@@ -123,7 +124,7 @@ class Images:
     async def pull(
         self, reference: str, auth: RegistryAuth | None, holder: str, progress: Progress
     ) -> ImageInfo:
-        """The image, held for `holder`. Raises ImageError, and EngineUnavailable."""
+        """Return the image, held for `holder`. Raises ImageError, and EngineUnavailable."""
         key = (reference, auth.username, auth.password) if auth else (reference, None, None)
         shared = self._pulls.get(key)
         if shared is None or shared.task.done():
@@ -143,7 +144,7 @@ class Images:
                 await _end(shared.task)
 
     def collect_soon(self) -> None:
-        """Look at the disk, and remove what is not used if it is too full."""
+        """Check the disk soon, and remove unused images if it is too full."""
         if self._watermarks is None:
             return
         if self._collecting is not None and not self._collecting.done():
@@ -152,7 +153,7 @@ class Images:
         self._collecting = asyncio.create_task(self._collect_in_turn(), name="image collection")
 
     async def collect(self, *, until: float | None = None) -> int:
-        """How many images went. Above the high mark, or with `until`, down to a share in use."""
+        """Remove images if the disk is above the high mark, or down to `until`; return how many."""
         if until is None:
             if self._watermarks is None or await self._share_used() <= self._watermarks.high:
                 return 0
@@ -238,11 +239,13 @@ class Images:
         return image is not None
 
     def _is_used(self, image: ImageInfo) -> bool:
-        """Whoever looks for an image at this moment may be about to find this one."""
+        """Return whether the image is used. A task that is looking for an image now may be about to
+        find this one."""
         return self._looking > 0 or image.id in self._holders.values()
 
     def _is_wanted(self, reference: str) -> bool:
-        """An engine that loses a repository's last tag loses its digests too."""
+        """Return whether a pull wants the repository: an engine that loses a repository's last tag
+        loses its digests too."""
         repository = pinned(reference, "")
         return any(pinned(key[0], "") == repository for key in self._pulls)
 
@@ -268,7 +271,7 @@ def _key(reference: str) -> str:
 
 
 async def _end(task: asyncio.Future[ImageInfo]) -> None:
-    """Nobody waits for it any more: over when this returns."""
+    """Cancel the task and wait for its end."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])

@@ -1,5 +1,4 @@
-"""The shim's command reads its arguments, takes the data folder and serves until it is told to
-stop.
+"""The shim's command: read the arguments, take the data folder, serve until stopped.
 
 SIGTERM ends the shim, never a task. A second shim on the same data folder or socket is refused.
 """
@@ -44,7 +43,7 @@ _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
 
 def log_level(asked: str | None, environ: Mapping[str, str]) -> str:
-    """As `logging` knows it. Raises StartError."""
+    """Return the level for `logging`. Raises StartError."""
     source, text = "--log-level", asked
     if text is None:
         source, text = "FAIRLEAD_LOG_LEVEL", environ.get("FAIRLEAD_LOG_LEVEL") or "info"
@@ -54,7 +53,7 @@ def log_level(asked: str | None, environ: Mapping[str, str]) -> str:
 
 
 def watermarks(text: str) -> tuple[float, float] | None:
-    """Shares of `90:70`; None for `off`. Raises StartError."""
+    """Return the shares of `90:70`; None for `off`. Raises StartError."""
     if text == "off":
         return None
     high, colon, low = text.partition(":")
@@ -64,7 +63,7 @@ def watermarks(text: str) -> tuple[float, float] | None:
 
 
 def volume_prefixes(texts: Sequence[str]) -> tuple[Path, ...]:
-    """Raises StartError."""
+    """Return the paths. Raises StartError."""
     for text in texts:
         if not text.startswith("/") or ".." in Path(text).parts:
             raise StartError(f"--volume-prefix {text!r}: expected an absolute path without '..'")
@@ -72,7 +71,7 @@ def volume_prefixes(texts: Sequence[str]) -> tuple[Path, ...]:
 
 
 def check_host_network(asked: HostNetwork, engine: Engine) -> None:
-    """Raises StartError where it could not be kept."""
+    """Raise StartError if the setting cannot be kept."""
     if asked is HostNetwork.NEVER and not engine.has_networks:
         raise StartError(
             f"--host-network never: the tasks of the {engine.kind} engine have no network but the "
@@ -81,8 +80,11 @@ def check_host_network(asked: HostNetwork, engine: Engine) -> None:
 
 
 def proxy_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """In both spellings. Raises StartError for one with a password: whoever may look at a container
-    would see it."""
+    """Return the variables in both spellings.
+
+    Raises StartError for one with a password, which every user who may inspect a container would
+    see.
+    """
     found: dict[str, str] = {}
     for name in _PROXY:
         value = environment.get(name) or environment.get(name.lower())
@@ -95,7 +97,7 @@ def proxy_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def make_data_folder(path: Path) -> None:
-    """Raises StartError."""
+    """Make the folder. Raises StartError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (FileExistsError, NotADirectoryError):
@@ -176,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_offers(add: Callable[..., object]) -> None:
-    """What of the node jobs may have."""
+    """Add the options for what jobs may have of the node."""
     add("--cpus", type=float, metavar="N", help="cores to offer (default: all)")
     add("--memory", metavar="SIZE", help="memory to offer, e.g. 16GiB (default: nearly all)")
     add("--disk", metavar="SIZE", help="disk to offer (default: what is free)")
@@ -195,7 +197,7 @@ def _add_offers(add: Callable[..., object]) -> None:
 
 
 def _add_permissions(add: Callable[..., object]) -> None:
-    """What jobs and people may do on the node."""
+    """Add the options for what jobs and people may do on the node."""
     add(
         "--volume-prefix",
         action="append",
@@ -320,7 +322,8 @@ def _make_folders_of_sockets(settings: Settings) -> None:
 
 
 def gid_of(asked: str | None) -> int:
-    """Without the default group, or without the right to hand files to it, the own group stays."""
+    """Return the group. Without the default group, or without the right to give files to it, it is
+    the own group."""
     group = _DEFAULT_GROUP if asked is None else asked
     try:
         gid = grp.getgrnam(group).gr_gid
@@ -359,7 +362,8 @@ def _lock(data: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _listening(runner: web.AppRunner, settings: Settings) -> AsyncIterator[None]:
-    """The socket gets its name once it is open: who sees it can connect, with the right rights."""
+    """Listen. The socket gets its name once it is open, so a client that sees it can connect, with
+    the right permissions."""
     unfinished = settings.socket.with_name(f"{settings.socket.name}.new")
     await web.SockSite(runner, _bind(unfinished, settings.gid)).start()
     unfinished.rename(settings.socket)
@@ -400,8 +404,10 @@ def _refuse_taken(path: Path) -> None:
 def _engine(
     kind: EngineKind, settings: Settings, threads: ThreadPoolExecutor
 ) -> tuple[Callable[[Path], str | None], Callable[[str], Engine]]:
-    """What finds the install that a data folder belongs to, and what makes the engine for one.
-    Engines are imported when they are used: docker-py alone costs ten megabytes."""
+    """Return what finds the install of a data folder, and what makes its engine.
+
+    An engine is imported only when it is used: docker-py alone costs ten megabytes.
+    """
     if kind is EngineKind.DOCKER:
         from shim.engines.docker.api import find_install
         from shim.engines.docker.engine import DockerEngine

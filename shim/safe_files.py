@@ -1,8 +1,8 @@
-"""Opening files that a hostile job may have put in our way.
+"""Opens files that a hostile job may have replaced.
 
-The job can be root in its container and owns the folder it shares with us. So its files are opened
-beneath that folder, through no symbolic link, without waiting on a pipe, and only when they are
-regular files; what is read is capped.
+The job can be root in its container and owns the folder that it shares with the shim. So its files
+are opened beneath that folder, through no symbolic link, without waiting on a pipe, and only if
+they are regular files. The amount read is limited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESOLVE_BENEATH = 0x08
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_XDEV
 _MOST_ENTRIES = 1 << 16
 _MOST_RENAMES = 64
-"""The kernel asks to try again when a folder on the way was moved meanwhile."""
+"""The kernel asks to try again when a folder on the path was moved meanwhile."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -38,11 +38,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class UnsafeFile(OSError):
-    """What lies there is no regular file of the job's own folder."""
+    """The path is not a regular file of the job's own folder."""
 
 
 def is_supported() -> bool:
-    """Whether this kernel (5.6 or newer, not held back by a sandbox) can open files this way."""
+    """Return whether this kernel (5.6 or newer, not restricted by a sandbox) can open files in this
+    way."""
     try:
         os.close(open_beneath(Path("/"), "proc", os.O_DIRECTORY))
     except UnsafeFile:
@@ -53,7 +54,8 @@ def is_supported() -> bool:
 
 
 def open_beneath(folder: Path, name: str, extra_flags: int = 0) -> int:
-    """A descriptor of `folder/name` opened for reading. Raises FileNotFoundError, UnsafeFile."""
+    """Return a descriptor of `folder/name`, opened for reading. Raises FileNotFoundError,
+    UnsafeFile."""
     base = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | extra_flags
@@ -69,8 +71,11 @@ def open_beneath(folder: Path, name: str, extra_flags: int = 0) -> int:
 
 
 def open_place(folder: Path, name: str) -> int:
-    """A descriptor (O_PATH) that names what lies at `folder/name`; links may lead about beneath
-    `folder`, not out of it. Raises FileNotFoundError, UnsafeFile."""
+    """Return a descriptor (O_PATH) of `folder/name`. Links may lead to paths beneath `folder`, not
+    out of it.
+
+    Raises FileNotFoundError, UnsafeFile.
+    """
     base = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
@@ -90,7 +95,7 @@ def open_place(folder: Path, name: str) -> int:
 
 
 def open_regular(folder: Path, name: str) -> int:
-    """As `open_beneath`, and refuses anything but a regular file."""
+    """Open as `open_beneath` does, and refuse anything but a regular file."""
     fd = open_beneath(folder, name)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -99,7 +104,8 @@ def open_regular(folder: Path, name: str) -> int:
 
 
 def read_small(folder: Path, name: str, limit: int) -> bytes | None:
-    """The file's bytes; None when there is none, it is unsafe, or it is larger than `limit`."""
+    """Return the file's bytes; None when there is none, it is unsafe, or it is larger than
+    `limit`."""
     try:
         fd = open_regular(folder, name)
     except OSError:
@@ -110,8 +116,8 @@ def read_small(folder: Path, name: str, limit: int) -> bytes | None:
 
 
 def replace_file(folder: Path, name: str, data: bytes, mode: int = 0o644, gid: int = -1) -> None:
-    """`folder/name` holds `data`, whatever lay there: a link in its place is replaced and
-    not followed. -1: the folder's group."""
+    """Write `data` to `folder/name`. A link with that name is replaced, not followed. Group -1: the
+    folder's group."""
     base = os.open(folder, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     unfinished = f".{name}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -130,8 +136,10 @@ def replace_file(folder: Path, name: str, data: bytes, mode: int = 0o644, gid: i
 
 
 def list_names(folder: Path, name: str) -> list[str]:
-    """Names in a sub-folder of the job's folder; an absent or unsafe one is empty. A job that puts
-    more than 65536 entries there loses the rest."""
+    """Return the names in a sub-folder of the job's folder; none if it is absent or unsafe.
+
+    Only the first 65536 entries are returned.
+    """
     try:
         fd = open_beneath(folder, name, os.O_DIRECTORY)
     except OSError:

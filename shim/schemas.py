@@ -1,4 +1,4 @@
-"""The shim's wire types: what travels on its unix socket, both ways.
+"""The shim's wire types: what its unix socket carries in both directions.
 
 The shim owns them; the controller imports them (and `shim.client`). Unknown fields of a newer peer
 are ignored, so a field may be added but never change its meaning. Times are Unix seconds (float),
@@ -14,7 +14,7 @@ import msgspec
 from common.units import is_count
 
 FENCE_HEADER = "Fairlead-Fence"
-"""`<epoch>.<token>`: who is allowed to speak for a run."""
+"""`<epoch>.<token>`: which controller makes the request."""
 INCARNATION_HEADER = "Fairlead-Incarnation"
 """A number; 0 for a run that is not a gang."""
 RUN_HEADER = "Fairlead-Run"
@@ -22,7 +22,7 @@ RUN_HEADER = "Fairlead-Run"
 
 
 class Fence(msgspec.Struct, frozen=True, order=True):
-    """`(epoch, token)`; an older pair is refused by the shim with 409 `fenced`."""
+    """`(epoch, token)`; the shim refuses an older pair with 409 `fenced`."""
 
     epoch: int
     token: int
@@ -32,7 +32,8 @@ class Fence(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Fence:
-        """Raises ValueError unless `text` is two non-negative decimal numbers joined by a dot."""
+        """Return the fence. Raises ValueError unless `text` is two non-negative decimal numbers
+        joined by a dot."""
         epoch, dot, token = text.partition(".")
         if not (dot and is_count(epoch) and is_count(token)):
             raise ValueError(f"not a fence (EPOCH.TOKEN): {text!r:.80}")
@@ -59,11 +60,11 @@ class NetworkMode(StrEnum):
 
 
 class HostNetwork(StrEnum):
-    """Which tasks the node's operator lets have the node's network."""
+    """Which tasks get the node's network, by decision of the node's operator."""
 
     NEVER = "never"
     WHOLE_NODE = "whole-node"
-    """Those that hold the whole node."""
+    """Tasks that hold the whole node."""
 
 
 class PullPolicy(StrEnum):
@@ -73,7 +74,7 @@ class PullPolicy(StrEnum):
 
 
 class RegistryAuth(msgspec.Struct, frozen=True, kw_only=True):
-    """Used for one pull, never written to a record, a log or a listing."""
+    """Credentials for one pull; never written to a record, a log or a listing."""
 
     username: str
     password: str
@@ -93,8 +94,8 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What the allocation takes from the node; `whole_node` also means host networking, where the
-    node's operator gives it."""
+    """What the allocation takes from the node. `whole_node` also means host networking if the
+    node's operator allows it."""
 
     cpu: float
     memory: int
@@ -110,15 +111,17 @@ class VolumeKind(StrEnum):
     HOST = "host"
     """`source` is a path on the node, below a prefix that its operator allows."""
     NAMED = "named"
-    """`source` is the name of a Docker volume of ours, made when it is not there."""
+    """`source` is the name of a Docker volume of Fairlead, which is made if it is missing."""
     TMPFS = "tmpfs"
     DEVICE = "device"
     """`source` is a block device with a filesystem, which the shim mounts."""
 
 
 class VolumeMount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`target` is an absolute path in the container. `optional`: left out when `source` is not
-    there. `size` is that of a tmpfs, in bytes."""
+    """One mount. `target` is an absolute path in the container.
+
+    `optional`: it is left out when `source` is missing. `size` is for a tmpfs, in bytes.
+    """
 
     kind: VolumeKind
     target: str
@@ -129,7 +132,7 @@ class VolumeMount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
-    """-1 means unlimited."""
+    """A ulimit; -1 means unlimited."""
 
     name: str
     soft: int
@@ -137,9 +140,12 @@ class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a container may do beyond, or less than, an ordinary one. `user` is the job's: a
-    container without the right to change users starts as that user. `init`: the engine's own init
-    is the container's first process, and ours its child; ours reaps orphans either way."""
+    """What a container may do beyond, or less than, an ordinary one.
+
+    `user` is the job's: a container without the right to change users starts as that user. `init`:
+    the engine's own init is the first process and the entrypoint its child; the entrypoint reaps
+    orphans either way.
+    """
 
     privileged: bool = False
     cap_add: tuple[str, ...] = ()
@@ -154,8 +160,8 @@ class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `PUT /v1/tasks/{id}`, compared by a hash that leaves out `registry_auth`.
 
-    `image_digest` pins `image` to what an earlier task of the same job got. Defaults are left out
-    of the encoding, so that a later version's fields leave the hash of an older body as it is.
+    `image_digest` pins `image` to that of an earlier task of the same job. Defaults are left out of
+    the encoding, so that new fields of a later version do not change the hash of an older body.
     """
 
     run_id: str
@@ -171,10 +177,10 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     volumes: tuple[VolumeMount, ...] = ()
     container: ContainerOptions = ContainerOptions()
     stop_when_unheard_seconds: float | None = None
-    """The shim stops the task when no controller was heard for so long."""
+    """Seconds without contact to a controller after which the shim stops the task."""
     needs_host_network: bool = False
-    """Its peers on other nodes reach it at its node's address: refused with 409 `no_host_network`
-    where the node's operator gives no task the node's network."""
+    """Its peers on other nodes reach it at its node's address. It is refused with 409
+    `no_host_network` where the node's operator gives no task the node's network."""
 
 
 class SshMode(StrEnum):
@@ -186,15 +192,17 @@ class SshMode(StrEnum):
 
 
 CLUSTER_SSH_PORT = 10022
-"""Where the jobs of a multi-node run reach each other, since each has its node for itself."""
+"""The port at which the jobs of a multi-node run reach each other; each has its own node."""
 
 
 class SshRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """SSH into the task. `authorized_keys`: OpenSSH public key lines without options.
+    """SSH into the task.
 
-    `cluster_key`: the public key with which the jobs of a multi-node run reach each other. With it
-    a task that has the node's network listens on all its addresses, at CLUSTER_SSH_PORT like its
-    peers; without it on the loopback alone. The jump user never gets this key."""
+    `authorized_keys`: OpenSSH public key lines without options. `cluster_key`: the public key with
+    which the jobs of a multi-node run reach each other. With it, a task in the node's network
+    listens on all addresses at CLUSTER_SSH_PORT; without it, on the loopback alone. The jump user
+    never gets this key.
+    """
 
     authorized_keys: tuple[str, ...]
     mode: SshMode = SshMode.AUTO
@@ -202,8 +210,8 @@ class SshRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PullProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the layers; `total` grows while the registry still names layers. `extracted` counts
-    what is unpacked, of layers as they were downloaded."""
+    """Bytes of the layers. `total` grows while the registry still names layers. `extracted` counts
+    unpacked layers by their downloaded size."""
 
     downloaded: int = 0
     total: int = 0
@@ -220,8 +228,8 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A line for the job's log from outside of the job. `id` is the same when it is told again;
-    `at` is Unix time."""
+    """A line for the job's log from outside of the job. A repeated notice has the same `id`; `at`
+    is Unix time."""
 
     id: str
     at: float
@@ -229,7 +237,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskReason(StrEnum):
-    """Why a task ended, where the shim says so itself; the names are those of docs/rules.md."""
+    """Why a task ended, if the shim itself says so; the names are those of docs/rules.md."""
 
     CREATING_CONTAINER_ERROR = "creating_container_error"
     IMAGE_PULL_FAILED = "image_pull_failed"
@@ -244,10 +252,10 @@ class TaskReason(StrEnum):
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One task as the shim knows it.
 
-    `reason` is a TaskReason, or the reason that `terminate` was given: the controller's. None: the
-    shim has nothing to add to the exit code. `exit_record` is the text of the runner's exit record
-    (JSON of `runner.schemas.ExitRecord`), which outlives the container; the job can have forged it,
-    so it is never more than a claim about that job.
+    `reason` is a TaskReason, or the controller's reason from `terminate`; None: the exit code tells
+    all. `exit_record` is the text of the runner's exit record (JSON of
+    `runner.schemas.ExitRecord`), which outlives the container. The job can forge it, so it is only
+    a claim about that job.
     """
 
     id: str
@@ -269,21 +277,24 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, int] = {}
     gpus: tuple[str, ...] = ()
     ssh_host_key: str | None = None
-    """The public key that the task's SSH server shows; `ports["ssh"]` is on the node's loopback."""
+    """The public key of the task's SSH server; `ports["ssh"]` is on the node's loopback."""
     needs_credentials: bool = False
     gpu_fault: str | None = None
-    """What was found about a GPU of its that was cordoned while the task lived, or when the shim
-    was started again; None once the task has ended well."""
+    """The fault of one of its GPUs that was cordoned while the task lived, or when the shim started
+    again; None once the task has ended well."""
     notices: tuple[Notice, ...] = ()
-    """What the job's log should say, oldest first; whoever reaches its runner hands them on."""
+    """Lines for the job's log, oldest first; the controller gives them to its runner."""
     version: int = 0
-    """Grows by one with each change, so that a stale copy can be told from a fresh one."""
+    """It grows by one with each change, so that a stale copy is recognised."""
     times: TaskTimes
 
 
 class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`grace` in seconds between the stop signal and the kill of the job (its container follows
-    within 5 s, so that the runner can write down how it ended); 0 kills all at once."""
+    """How to end a task. `grace`: seconds between the stop signal and the kill of the job; 0 kills
+    all at once.
+
+    The container follows within 5 s, so that the runner can record how the job ended.
+    """
 
     grace: float = 10.0
     reason: str | None = None
@@ -291,7 +302,7 @@ class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocationInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an allocation holds; it can outlive its tasks and is released by its owner alone."""
+    """What an allocation holds; it can outlive its tasks and is released only by its owner."""
 
     id: str
     run_id: str
@@ -302,8 +313,8 @@ class AllocationInfo(msgspec.Struct, frozen=True, kw_only=True):
     whole_node: bool = False
     task_ids: tuple[str, ...] = ()
     incarnation: int = 0
-    """The newest of its run's incarnations that the shim has heard of, for a controller that does
-    not know the run: an older one is refused. Only listings have it."""
+    """The newest of its run's incarnations that the shim knows, for a controller that does not know
+    the run: an older one is refused. Only listings have it."""
 
 
 class GpuLink(StrEnum):
@@ -328,17 +339,19 @@ class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     compute_capability: str | None = None
     healthy: bool = True
-    """False: not offered before its operator clears it (cordoned), or before it answers again."""
+    """False: it is not offered until its operator clears it (cordoned), or until it answers
+    again."""
     held: bool = False
-    """Memory of it is in use though no allocation has it: not offered until that is free."""
+    """Its memory is in use though no allocation has it: it is not offered until the memory is
+    free."""
     message: str | None = None
-    """Why it is not healthy or held, for a person."""
+    """Why it is not healthy or held, as a sentence."""
     allocation_id: str | None = None
     pci: str | None = None
     numa: int | None = None
     mig_parent: str | None = None
     links: dict[str, GpuLink] = {}
-    """By the UUID of the other GPU."""
+    """The link to each other GPU, by its UUID."""
     devices: tuple[str, ...] = ()
     """The node's device files that are this GPU's own."""
 
@@ -350,7 +363,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineKind
     engine_version: str | None
     isolation: bool
-    """False for the process engine: for development only."""
+    """False for the process engine, which is for development only."""
     host_network: HostNetwork = HostNetwork.WHOLE_NODE
     cpu: float
     memory: int
@@ -361,24 +374,24 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     gpus: tuple[GpuInfo, ...] = ()
     gpu_boards: tuple[str, ...] = ()
-    """UUIDs of the cards that the driver has, split or not: a GPU that is not in `gpus` any more is
-    not lost while its card is here."""
+    """UUIDs of the driver's cards, split or not: a GPU that is missing in `gpus` is not lost while
+    its card is here."""
     gpu_driver: str | None = None
     blocks: int | None = None
-    """The node is split in this many equal shares of CPU, memory and GPUs, and every allocation
-    takes whole ones; None: it takes what it asks for."""
+    """The node is split into so many equal shares of CPU, memory and GPUs, and every allocation
+    takes whole ones; None: it is not split."""
     images: tuple[str, ...] = ()
     draining: bool = False
     disk_free: int | None = None
-    """Of the filesystem of the shim's data folder."""
+    """Free bytes of the filesystem of the shim's data folder."""
     engine_error: str | None = None
-    """Why the engine does not answer, for a person."""
+    """Why the engine does not answer, as a sentence."""
     unlabelled: tuple[str, ...] = ()
     """Leftovers that the shim found and did not touch."""
 
 
 class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's container as the kernel accounts it; None where it cannot be read."""
+    """A task's container as the kernel accounts for it; None where that cannot be read."""
 
     id: str
     run_id: str
@@ -391,7 +404,8 @@ class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes, percent, degrees Celsius, watts; None where the driver does not say."""
+    """One GPU in bytes, percent, degrees Celsius and watts; None where the driver does not report
+    it."""
 
     uuid: str
     index: int
@@ -413,7 +427,7 @@ class NodeMetrics(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float
     cpu_allocated: float
     cpu_seconds: float
-    """Of all cores since the boot, idle time left out."""
+    """CPU seconds of all cores since the boot, without idle time."""
     load: float
     memory: int
     memory_allocated: int
@@ -430,8 +444,8 @@ class NodeMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`boot_id` is the kernel's; `install_id` is made once for a data folder; `epoch` is this life
-    of the shim, the first half of an event cursor."""
+    """The shim's health. `boot_id` is the kernel's; `install_id` is made once for a data folder;
+    `epoch` is this life of the shim, the first half of an event cursor."""
 
     version: str
     api_versions: tuple[str, ...]
@@ -453,7 +467,7 @@ class EventType(StrEnum):
     REMOVED = "removed"
     """`task_id` is gone from the shim."""
     RESYNC = "resync"
-    """The cursor is unknown: read `GET /v1/tasks`, then go on from this event's cursor."""
+    """The cursor is unknown: read `GET /v1/tasks`, then continue from this event's cursor."""
     NODE = "node"
     """The node's drain state, capacity or GPU health changed: read `GET /v1/node`."""
     HEARTBEAT = "heartbeat"
@@ -470,6 +484,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LOG_START_HEADER = "Fairlead-Log-Start"
-"""Of `GET /v1/tasks/{id}/logs?offset=`: payload offset of the first frame in the body. The body is
-the raw bytes of the runner's segment files from the segment that holds `offset`; decode with
-`runner.schemas.frames`."""
+"""For `GET /v1/tasks/{id}/logs?offset=`: the payload offset of the first frame in the body. The
+body is the raw bytes of the runner's segment files from the segment that holds `offset`; decode it
+with `runner.schemas.frames`."""

@@ -1,4 +1,4 @@
-"""What the shim is told at its start, checked once, then only read."""
+"""The shim's settings: checked once at its start, then only read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UUID_LENGTH = 36
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are seconds. `gid` owns the folders that job and controller reach."""
+    """Times are seconds. `gid` owns the folders that job and controller can reach."""
 
     data: Path
     socket: Path
@@ -24,21 +24,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runtime: Path = Path("/opt/fairlead/runtimes/current")
     pull_stall: float = 300.0
     image_gc: tuple[float, float] | None = None
-    """Above the first share (0 to 1) of the images' disk, images that nothing uses go, until the
+    """Above the first share (0 to 1) of the images' disk, unused images are removed until the
     second share is reached."""
     private_images_open: bool = False
-    """Images that were pulled with credentials are for everybody once they are here."""
+    """Every run may use images that were pulled with credentials once they are here."""
     volume_prefixes: tuple[Path, ...] = ()
-    """Below them lies what tasks may have as volumes: folders, files, block devices."""
+    """Tasks may have what lies below these paths as volumes: folders, files, block devices."""
     allow_privileged: bool = False
     host_network: HostNetwork = HostNetwork.WHOLE_NODE
     allow_raw_sockets: bool = False
     """Tasks in the node's network keep CAP_NET_RAW, with which they read all of its traffic."""
     proxy_variables: dict[str, str] = {}
-    """What containers are told about the node's way out."""
+    """The proxy variables that containers get."""
     engine_patience: float = 60.0
     jump_keys: Path | None = None
-    """The authorized_keys file of the user through whom people reach the tasks' SSH ports."""
+    """The authorized_keys file of the jump user, through whom people reach the tasks' SSH ports."""
 
     @property
     def run_folder(self) -> Path:
@@ -62,16 +62,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doors_folder(self) -> Path:
-        """A folder of this shim alone: several may have their sockets in one folder."""
+        """Return a folder of this shim alone: several shims may have their sockets in one
+        folder."""
         return self.socket.with_suffix(".d")
 
     def runner_socket(self, task_id: str) -> str:
-        """What callers get; see `shim.access.runner_socket`."""
+        """Return the path that callers use; see `shim.access.runner_socket`."""
         return str(self.doors_folder / f"{task_id}.sock")
 
     def check_paths(self) -> None:
-        """Raises StartError when the sockets' paths would be too long for the kernel, or their
-        folder would be the one of the records, too."""
+        """Raise StartError when the sockets' paths are too long for the kernel, or their folder is
+        also that of the records."""
         if self.data == self.doors_folder:
             raise StartError(
                 f"--data {self.data}: is for the sockets of {self.socket}; choose another folder"
@@ -86,14 +87,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_task_id(self, task_id: str) -> None:
-        """Raises Refused (400) for an id that cannot name files and containers."""
+        """Raise Refused (400) for an id that cannot name files and containers."""
         check_name(task_id, "id")
         if len(self.runner_socket(task_id).encode()) > _MOST_SOCKET_PATH:
             raise invalid("the id is too long for the path of its socket on this node", "id")
 
 
 def check_name(text: str, field: str) -> None:
-    """Raises Refused (400) unless `text` can be a part of file, container and label names."""
+    """Raise Refused (400) unless `text` can be a part of file, container and label names."""
     if not _NAME.fullmatch(text):
         raise invalid(
             f"{field} must be 1 to 128 letters, digits, '.', '_' or '-', and start with a letter "

@@ -1,9 +1,9 @@
-"""Users' public keys: checked, and lent to the jump user for exactly one port.
+"""Users' public keys, checked and given to the jump user for exactly one port each.
 
-Users come to a task's SSH port through the node's own sshd, as a jump user whose keys are a file
-that the shim writes. The file is never edited, only made anew from the tasks that live and replaced
-at once: whatever a crash left in it is gone with the first write. sshd takes the first line that
-has a visitor's key, so a key that belongs to several tasks is one line with several ports.
+Users reach a task's SSH port through the node's own sshd, as a jump user whose keys are in a file
+that the shim writes. The file is never edited: it is written anew from the live tasks and replaced
+at once, so the first write removes whatever a crash left. sshd uses the first line with a visitor's
+key, so a key of several tasks is one line with several ports.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PAUSE_AFTER_FAILURE = 5.0
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """One task's port on the node's loopback, and who may reach it."""
+    """One task's port on the node's loopback, and the users who may reach it."""
 
     port: int
     keys: tuple[str, ...]
 
 
 def check_keys(request: SshRequest) -> None:
-    """Raises Refused (400) unless every line is a public key and nothing else."""
+    """Raise Refused (400) unless every line is a public key and nothing else."""
     field = "ssh.authorized_keys"
     if len(request.authorized_keys) > _MOST_KEYS:
         raise invalid(f"at most {_MOST_KEYS} public keys", field)
@@ -52,7 +52,8 @@ def check_keys(request: SshRequest) -> None:
 
 
 def render(visits: Iterable[Visit]) -> str:
-    """The jump user's authorized_keys. Each key may open its tasks' ports and do nothing else."""
+    """Return the jump user's authorized_keys. Each key may open its tasks' ports and do nothing
+    else."""
     ports: dict[str, set[int]] = {}
     for visit in visits:
         for line in visit.keys:
@@ -69,7 +70,7 @@ def _permits(ports: set[int]) -> str:
 
 
 class JumpKeys:
-    """Keeps `path` true to `visits()`: once at `open`, then after each change of a task."""
+    """Keeps `path` equal to `visits()`: once at `open`, then after each change of a task."""
 
     def __init__(
         self, path: Path, visits: Callable[[], Iterable[Visit]], executor: Executor
@@ -81,7 +82,7 @@ class JumpKeys:
         self._following: asyncio.Task[None] | None = None
 
     async def open(self, events: EventLog) -> None:
-        """Raises OSError when the file cannot be replaced."""
+        """Write the file and follow changes. Raises OSError when the file cannot be replaced."""
         stream = events.follow(None)
         await anext(stream)
         await self._write()
@@ -113,7 +114,8 @@ class JumpKeys:
 
 
 def _replace(path: Path, text: str) -> None:
-    """sshd reads the file as the jump user, so it is open to all; only its owner may write it."""
+    """Replace the file. sshd reads it as the jump user, so all may read it; only its owner may
+    write."""
     fresh = write_beside(path, text.encode(), 0o644)
     fresh.chmod(0o644)  # whatever the umask took away
     fresh.rename(path)

@@ -1,9 +1,9 @@
-"""The one path by which callers reach a task's runner, out of the job's reach.
+"""The one path by which callers reach a task's runner, which the job cannot change.
 
 The runner makes its socket in a folder that it shares with the shim. A job that is root can replace
-what lies there by a socket of its own or by a link to another task's, so callers get a hard link in
-a folder of the shim. The shim makes the link when the socket first appears, before the runner can
-have been told to start the job, and never again.
+that socket by its own, or by a link to another task's. So callers get a hard link in a folder of
+the shim. The shim makes the link when the socket first appears, before it can be told to start the
+job, and never again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 async def arrival(folder: Path, name: str) -> None:
-    """Returns once `folder/name` is there, whatever it is. Raises OSError without the folder."""
+    """Return once `folder/name` is there, whatever it is. Raises OSError without the folder."""
     fd = _watch(folder)
     try:
         while not _is_there(folder / name):
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 async def open_door(ctx: StepContext) -> None:
-    """Returns once the task's runner can be reached, or never can."""
+    """Return once the task's runner can be reached, or never can."""
     info = ctx.task.info
     door = Path(info.runner_socket)
     folder = ctx.settings.socket_folder(info.id)
@@ -81,13 +81,13 @@ async def open_door(ctx: StepContext) -> None:
 
 
 async def is_open(ctx: StepContext) -> bool:
-    """Whether the task's runner can be reached now."""
+    """Return whether the task's runner can be reached now."""
     door = Path(ctx.task.info.runner_socket)
     return await asyncio.get_running_loop().run_in_executor(ctx.executor, door.exists)
 
 
 async def until_it_listens(ctx: StepContext) -> None:
-    """Returns once the task's runner has its socket. Raises OSError."""
+    """Return once the task's runner has its socket. Raises OSError."""
     await arrival(ctx.settings.socket_folder(ctx.task.info.id), RUNNER_SOCKET_NAME)
 
 
@@ -104,7 +104,7 @@ def _link(folder: Path, door: Path) -> None:
 
 
 def remove_strays(folder: Path, known: Iterable[str]) -> None:
-    """Blocking. Doors of tasks that are no more, after a crash."""
+    """Remove links of tasks that are gone, after a crash. Blocking."""
     wanted = {f"{task_id}.sock" for task_id in known}
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in wanted:

@@ -1,1 +1,1 @@
-"""The REST API on the unix socket. The door is `app.make_app`."""
+"""The REST API on the unix socket; `app.make_app` makes it."""

@@ -44,18 +44,19 @@ from shim.state.fencing import Caller
 _SEGMENT = re.compile(r"(\d{20})\.seg", re.ASCII)
 _PIECE = 1 << 18
 _MOST_BYTES = 4 << 30
-"""A job may have planted a sparse file of any size; no honest log is this long."""
+"""A job may have made a sparse file of any size; no real log is this long."""
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """`start` is the payload offset of the first frame in `segments`."""
+    """Segments to send. `start` is the payload offset of the first frame in `segments`."""
 
     start: int
     segments: tuple[str, ...]
 
 
 def find_segments(job_folder: Path, offset: int) -> LogSource:
-    """Blocking. The segments from the one that holds `offset` (or the first kept) to the last."""
+    """Return the segments from the one that holds `offset` (or the first kept) to the last.
+    Blocking."""
     starts = sorted(
         int(match[1])
         for name in safe_files.list_names(job_folder, LOGS_FOLDER_NAME)
@@ -72,7 +73,7 @@ def find_segments(job_folder: Path, offset: int) -> LogSource:
 async def read_segments(
     job_folder: Path, source: LogSource, executor: Executor
 ) -> AsyncIterator[bytes]:
-    """The raw bytes of the segments; ends early at a file that is gone or not safe."""
+    """Yield the raw bytes of the segments; end early at a file that is gone or not safe."""
     loop = asyncio.get_running_loop()
     left = _MOST_BYTES
     for name in source.segments:
@@ -176,7 +177,7 @@ class Routes:
         return web.Response(status=204)
 
     async def claim(self, request: web.Request) -> web.Response:
-        """Changes nothing but whose word counts from now on."""
+        """Claim a task: only requests with this fence or a newer one are accepted from now on."""
         supervisor = self._service.supervisor
         task = await supervisor.spoken_for(request.match_info["id"], _speaker(request))
         return json_response(task.info)
@@ -216,7 +217,7 @@ class Routes:
 
 @contextlib.contextmanager
 def _reader_may_leave(request: web.Request) -> Iterator[None]:
-    """A stream's reader that goes away is no fault of anybody's."""
+    """Ignore a stream's reader that goes away: that is no error."""
     try:
         yield
     except ConnectionError:
@@ -224,7 +225,7 @@ def _reader_may_leave(request: web.Request) -> Iterator[None]:
 
 
 def _hear(service: Daemon) -> Middleware:
-    """A request with a fence that was not refused is a controller's."""
+    """Count each accepted request with a fence as contact to a controller."""
 
     @web.middleware
     async def hearing(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -245,7 +246,7 @@ def make_app(service: Daemon) -> web.Application:
 
 
 def make_runner(service: Daemon, *, shutdown_timeout: float) -> web.AppRunner:
-    """Serves the application. Bodies are taken as they were sent, never unpacked."""
+    """Serve the application. Bodies are used as they were sent, never unpacked."""
     return web.AppRunner(
         make_app(service),
         access_log=None,

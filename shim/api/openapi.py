@@ -1,4 +1,4 @@
-"""The API's description, made from the wire types themselves so that it cannot drift from them."""
+"""The API's description, generated from the wire types so that both are always equal."""
 
 from __future__ import annotations
 

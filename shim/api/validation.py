@@ -1,6 +1,6 @@
-"""What a task's request must be like on any node, each complaint naming its field. Pure.
+"""Checks a task's request as any node would; each error names its field. Pure.
 
-What only this node can say (its capacity, what its operator allows) is asked elsewhere.
+Other modules check what depends on this node: its capacity, and what its operator allows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shim.settings import check_name
 _MOST_IMAGE = 1024
 _MOST_RUN_NAME = 256
 _MOST_HOSTNAME = 63
-"""What the kernel takes is 64 with its end."""
+"""The kernel's limit is 64 with the final zero byte."""
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", re.ASCII)
 _MOST_CORES = 65536.0
 _MOST_BYTES = 1 << 60
@@ -25,7 +25,7 @@ _CAPABILITY = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?", re.ASCII)
 
 
 def check(request: TaskRequest) -> None:
-    """Raises Refused (400)."""
+    """Raise Refused (400) for an invalid request."""
     check_name(request.run_id, "run_id")
     check_name(request.allocation_id, "allocation_id")
     if len(request.run_name) > _MOST_RUN_NAME:
@@ -45,13 +45,14 @@ def check(request: TaskRequest) -> None:
 
 
 def check_order(order: TerminateRequest) -> None:
-    """Raises Refused (400)."""
+    """Raise Refused (400) for an invalid order to stop."""
     if not 0 <= order.grace <= _MOST_SECONDS:
         raise invalid("grace must be 0 or more seconds, and at most 10 years", "grace")
 
 
 def _check_image(image: str) -> None:
-    """Whether it is an image's name is for the engine to say: its task ends with that reason."""
+    """Check the length only: the engine decides whether it is an image's name, and the task ends
+    with its reason."""
     if not image.strip():
         raise invalid("an image is needed", "image")
     if len(image) > _MOST_IMAGE:

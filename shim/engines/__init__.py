@@ -1,1 +1,1 @@
-"""What runs a task: Docker, or plain processes (development only)."""
+"""Engines run tasks: in Docker containers, or as plain processes (development only)."""

@@ -1,8 +1,8 @@
-"""The seam between the shim and whatever runs a task.
+"""The seam between the shim and the software that runs a task.
 
-An engine does single, repeatable acts and reports exits; it decides nothing. Every act may be
-tried again after a crash: creating what exists returns it, starting what runs and removing what is
-gone do nothing.
+An engine performs single, repeatable acts and reports exits; it decides nothing. Every act may be
+repeated after a crash: to create what exists returns it; to start what runs, or remove what is
+gone, does nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from shim.schemas import (
 
 
 class EngineError(Exception):
-    """The engine refused; the text is meant for the user. `reason`: the task's, if it ends so."""
+    """The engine refused; the message is for the user. `reason`: the task's reason if it ends
+    because of this."""
 
     reason = TaskReason.CREATING_CONTAINER_ERROR
 
 
 class NodeFault(EngineError):
-    """The node is not as it should be, which is no failure of the job's: it is tried again."""
+    """The node has a fault: the job did not fail and is tried again."""
 
     reason = TaskReason.INSTANCE_UNREACHABLE
 
@@ -49,7 +50,7 @@ class EngineUnavailable(NodeFault):
 
 
 class ImageProblem(StrEnum):
-    """Why an image cannot be had, as far as its user can do something about it."""
+    """Why an image cannot be had, as far as its user can act on it."""
 
     BAD_NAME = "bad_name"
     REFUSED = "refused"
@@ -63,7 +64,7 @@ class ImageProblem(StrEnum):
 
 
 class ImageError(EngineError):
-    """The image cannot be had; the text names the image and what to do."""
+    """The image cannot be had; the message names the image and what to do."""
 
     reason = TaskReason.IMAGE_PULL_FAILED
 
@@ -75,24 +76,24 @@ class ImageError(EngineError):
 
 
 class Storage(msgspec.Struct, frozen=True):
-    """The disk that images take their room from, in bytes."""
+    """The disk that holds the images, in bytes."""
 
     used: int
     total: int
 
 
 class ImageInfo(ImageConfig, frozen=True, kw_only=True):
-    """An image on the node, with what it would run itself. A container is made from its `id`."""
+    """An image on the node, with its own command. A container is made from its `id`."""
 
     id: str
     digest: str | None = None
     by_id: bool = False
-    """The reference was its id, by which no registry knows it."""
+    """The reference was an id, which no registry knows."""
 
 
 class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One volume as the engine gets it. `source` is a path of the shim's own that is mounted
-    already, or what `ensure_volume` returned."""
+    """One volume for the engine. `source` is a path that the shim has mounted, or the result of
+    `ensure_volume`."""
 
     kind: VolumeKind
     target: str
@@ -126,7 +127,7 @@ class GpuDelivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One container to make. `record` is what lets the task's record be rebuilt from it."""
+    """One container to make. The task's record can be rebuilt from `record`."""
 
     task_id: str
     run_id: str
@@ -150,7 +151,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[MountSpec, ...] = ()
     options: ContainerOptions = ContainerOptions()
     user: str = "0:0"
-    """The first process's; root changes to the job's user by itself."""
+    """The user of the first process; root changes to the job's user itself."""
 
 
 class ContainerState(StrEnum):
@@ -160,8 +161,10 @@ class ContainerState(StrEnum):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A container of this shim. `record` is None when its labels cannot be read; the labels of
-    run, allocation and GPUs are plain text, so that they tell even then who holds what."""
+    """A container of this shim. `record` is None when its labels cannot be read.
+
+    The labels of run, allocation and GPUs are plain text, so even then they tell what it holds.
+    """
 
     container_id: str
     task_id: str
@@ -173,9 +176,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a container ended. `exit_code` is None when nobody knows; `gone`: it was removed;
-    `stopped`: the engine was told to stop it, or stopped it since it was being stopped itself;
-    `unseen`: it ended before the engine's present life began, maybe together with the one before.
+    """How a container ended.
+
+    `exit_code` None: unknown. `gone`: it was removed. `stopped`: the engine was told to stop it, or
+    stopped itself. `unseen`: it ended before the engine's present life, perhaps together with the
+    previous one.
     """
 
     exit_code: int | None
@@ -186,36 +191,40 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """All methods raise EngineUnavailable when the engine does not answer, EngineError when it
-    refuses. Cancelling one returns only after its side effect has ended or been completed."""
+    """Runs tasks. All methods raise EngineUnavailable when the engine does not answer, EngineError
+    when it refuses.
+
+    A cancelled method returns only after its side effect has ended or is complete.
+    """
 
     @property
     def kind(self) -> EngineKind:
-        """Its name, as the node tells it. What depends on an engine asks for an ability below."""
+        """The engine's name, as the node reports it. Code that depends on an engine asks for one of
+        the abilities below."""
 
     @property
     def isolation(self) -> bool:
-        """Tasks see neither each other nor the node."""
+        """Whether tasks see neither each other nor the node."""
 
     @property
     def has_networks(self) -> bool:
-        """A task can have a network of its own; without it, each one uses the node's."""
+        """Whether a task can have its own network; otherwise each task uses the node's."""
 
     @property
     def has_mounts(self) -> bool:
-        """A task can have volumes."""
+        """Whether a task can have volumes."""
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
-        """Where the kernel may account for the container, below the root of its cgroups."""
+        """Return where the kernel may account for the container, below the root of its cgroups."""
 
     async def open(self) -> None:
-        """Reach the engine for the first time."""
+        """Connect to the engine for the first time."""
 
     async def close(self) -> None:
-        """Let go; what runs goes on."""
+        """Disconnect; running tasks stay."""
 
     async def ready(self) -> None:
-        """Returns once the engine answers (again)."""
+        """Return once the engine answers (again)."""
 
     async def version(self) -> str | None: ...
 
@@ -229,47 +238,51 @@ class Engine(Protocol):
         auth: RegistryAuth | None,
         progress: Callable[[PullProgress], None],
     ) -> ImageInfo:
-        """Raises ImageError. Cancelling aborts the download."""
+        """Pull an image. Raises ImageError. Cancelling aborts the download."""
 
     async def ask_registry(
         self, reference: str, digest: str | None, auth: RegistryAuth | None
     ) -> None:
-        """Raises ImageError unless the registry gives the image (by its digest, where it has one)
-        to whoever has these credentials (None: to everybody). Nothing is pulled."""
+        """Raise ImageError unless the registry gives the image to these credentials (None: to all).
+        Nothing is pulled.
+
+        The image is named by its digest if it has one.
+        """
 
     async def remove_image(self, reference: str) -> bool:
-        """False when a container uses it; true also when it was not there."""
+        """Remove an image. Return False when a container uses it; True also when it was not
+        there."""
 
     async def storage(self) -> Storage | None:
-        """None when images take no room."""
+        """Return the images' disk; None when images take no room."""
 
     async def ensure_volume(self, name: str) -> str:
-        """The volume's name for the engine. Its content outlives tasks."""
+        """Return the volume's name for the engine. Its content outlives tasks."""
 
     async def ensure_network(self, run_id: str) -> None: ...
 
     async def remove_network(self, run_id: str) -> None: ...
 
     async def create(self, spec: ContainerSpec) -> str:
-        """The container's id."""
+        """Create a container and return its id."""
 
     async def start(self, container_id: str) -> None:
-        """A container that was started before is left as it is, also when it has ended."""
+        """Start a container. One that was started before stays as it is, also when it has ended."""
 
     async def published_port(self, container_id: str, port: int) -> int | None:
-        """Where a port of a container that was started is published; None: nowhere."""
+        """Return where a port of a started container is published; None: it is not."""
 
     async def signal_stop(self, container_id: str) -> None:
-        """SIGTERM to the container's first process."""
+        """Send SIGTERM to the container's first process."""
 
     async def kill(self, container_id: str) -> None:
-        """SIGKILL to everything in the container."""
+        """Send SIGKILL to everything in the container."""
 
     async def wait(self, container_id: str) -> Exit:
-        """Returns once the container is not running any more, also when it ended before."""
+        """Return once the container has ended, also when it ended before the call."""
 
     async def remove(self, task_id: str) -> None:
-        """Remove the task's container, by whatever id, running or not."""
+        """Remove the task's container, whatever its id, running or not."""
 
     async def list(self) -> tuple[Found, ...]:
-        """All containers of this shim."""
+        """Return all containers of this shim."""

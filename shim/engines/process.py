@@ -1,11 +1,11 @@
 """The process engine runs tasks as plain processes, for machines without Docker. It isolates
 nothing.
 
-Each task is the entrypoint in a session of its own with a private folder as its home, looked after
-by a reaper that ends when no process of the task lives. It outlives the shim: a small state file
-names the reaper's pid and start time, so that the next shim finds it again and never mistakes a
-reused pid for it. A mark in the environment finds what the state file cannot. Secrets and keys lie
-in a folder in memory, which the engine removes however the task ends.
+Each task is the entrypoint in its own session with a private home folder. A reaper watches it and
+ends when no process of the task lives. The reaper outlives the shim: a small state file holds its
+pid and start time, so the next shim finds it and never mistakes a reused pid for it. A mark in the
+environment finds what the state file misses. Secrets and keys are in a folder in memory, which the
+engine removes however the task ends.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from shim.state import records
 
 log = logging.getLogger(__name__)
 VARIABLE = "FAIRLEAD_MEMORY_FOLDER"
-"""Names the folder to the runner, which uses it if it is in memory indeed."""
+"""Tells the folder to the runner, which uses it if it really is in memory."""
 _PLACE = Path("/dev/shm")
 _PASSED_THROUGH = 0o711
-"""A job that runs as another user reaches what is its own."""
+"""A job that runs as another user can pass through the folder to its own files."""
 
 
 class PrivateMemory:
-    """Blocking. All of it may be repeated."""
+    """Folders in memory for secrets. Blocking; every method may be repeated."""
 
     def __init__(self, install_id: str, place: Path = _PLACE) -> None:
         self._prefix = f"fairlead-{install_id}-"
         self._place = place
 
     def make(self, task_id: str) -> Path | None:
-        """None where that cannot be: the runner then looks for a place by itself."""
+        """Make the folder; None if that is impossible: then the runner finds a place itself."""
         folder = self._folder(task_id)
         try:
             folder.mkdir(exist_ok=True)
@@ -85,17 +85,17 @@ class PrivateMemory:
 
 
 _MARK = "FAIRLEAD_PROCESS_MARK"
-"""Names the task in the environment of all its processes: the runner hands it on."""
+"""Names the task in the environment of all its processes: the runner passes it on."""
 _OURS = "FAIRLEAD_"
-"""What was set for the shim (or for a controller beside it) is not the job's business."""
+"""Variables of the shim, or of a controller next to it, are not passed to the job."""
 PATIENCE = 5.0
-"""Seconds within which a killed process is expected to be gone."""
+"""Seconds within which a killed process should be gone."""
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """One task's process. `pid` is None until it was started."""
+    """One task's process. `pid` is None until it is started."""
 
     spec: ContainerSpec
     boot_id: str
@@ -122,7 +122,7 @@ class ProcessEngine:
         self._children: set[int] = set()
         self._memory = PrivateMemory(install_id)
         self._files = threading.Lock()
-        """The end of a task may be noted while the task is being removed."""
+        """The end of a task may be recorded while the task is being removed."""
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
         return ()
@@ -226,7 +226,7 @@ class ProcessEngine:
         )
 
     async def _insist_on_the_end(self, state: ProcessState) -> None:
-        """The task runs for as long as a process of it does."""
+        """Repeat until no process of the task is left: the task runs as long as one does."""
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -246,7 +246,8 @@ class ProcessEngine:
         self._memory.remove_strays(self._states)
 
     def _as_it_is(self, state: ProcessState) -> ProcessState:
-        """A crash between starting the process and noting its pid leaves only the mark."""
+        """Return the state as it is now. A crash between the start and the note of its pid leaves
+        only the mark."""
         if state.ended:
             return state
         if state.boot_id != procfs.boot_id():
@@ -258,7 +259,7 @@ class ProcessEngine:
         return state
 
     def _first_process(self, state: ProcessState) -> procfs.Process | None:
-        """Its reaper, or the oldest process that is left of it."""
+        """Return the task's reaper, or the oldest process that is left of it."""
         everyone, mark = procfs.processes().values(), self._mark(state)
         found = [one for one in everyone if procfs.has_variable(one, _MARK, mark)]
         reapers = [one for one in found if procfs.has_variable(one, reaper.VARIABLE, mark)]
@@ -307,7 +308,7 @@ class ProcessEngine:
         self._reap(state)
 
     def _kill_all(self, state: ProcessState) -> None:
-        """What a container's end does for its processes. Raises EngineError when one lives on."""
+        """Kill all processes, as a container's end does. Raises EngineError when one survives."""
         left: tuple[int, ...] = ()
         if (first := self._reaper(state)) is not None:
             procfs.send_signal(first.pid, first.started, reaper.END_ALL, signal.SIGCONT)
@@ -322,7 +323,7 @@ class ProcessEngine:
             )
 
     def _reaper(self, state: ProcessState) -> procfs.Process | None:
-        """None where it was killed, or an older shim started none."""
+        """Return the reaper; None if it was killed, or an older shim started none."""
         first = None if state.pid is None else procfs.find(state.pid)
         if first is None or first.started != state.start_time:
             return None
@@ -370,7 +371,8 @@ class ProcessEngine:
 
 
 def _spawn_session(argv: list[str], env: dict[str, str], output: Path) -> int:
-    """Popen would remember, and warn about, a child that is meant to outlive us."""
+    """Start the program in a new session. Popen would remember, and warn about, a child that
+    outlives the shim."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     return os.posix_spawn(
         argv[0],
@@ -394,7 +396,8 @@ def _container_state(state: ProcessState) -> ContainerState:
 
 
 def _claimed_exit_code(job_folder: Path) -> int | None:
-    """After a restart of the shim nobody can wait for the child; its exit record tells."""
+    """Return the exit code of the exit record: after a restart the shim cannot wait for the
+    child."""
     data = safe_files.read_small(job_folder, EXIT_RECORD_NAME, 1 << 16)
     try:
         code = msgspec.json.decode(data or b"{}", type=dict[str, object]).get("exit_code")

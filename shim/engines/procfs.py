@@ -1,7 +1,7 @@
-"""Reading /proc without mistaking one process for another.
+"""Reads /proc without mistaking one process for another.
 
-A pid alone names no process, since it is reused: a process is its pid and its start time, and
-signals go through a pidfd that was checked against both.
+A pid alone names no process, because it is reused: a process is its pid and its start time. Signals
+go through a pidfd that was checked against both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXECUTING_TRIES = 50
 
 
 class Process(NamedTuple):
-    """A process that lives: a zombie counts only while threads of it go on."""
+    """A live process; a zombie counts only while threads of it live."""
 
     pid: int
     started: int
@@ -34,8 +34,8 @@ class Process(NamedTuple):
 
     @property
     def stands_still(self) -> bool:
-        """It forks no more until it is told to go on. What waits in the kernel does so as well: a
-        parent of vfork, for its child."""
+        """Whether it cannot fork until it is told to go on. A process that waits in the kernel
+        counts too: a parent of vfork waits for its child."""
         return self.state in "tTD"
 
 
@@ -44,7 +44,7 @@ def boot_id() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields after the command's name: state first (field 3 of proc(5))."""
+    """Return the fields after the command's name: state first (field 3 of proc(5))."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -53,13 +53,13 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks since boot; None when there is no such process (a zombie still is one)."""
+    """Return clock ticks since boot; None when there is no such process (a zombie is one)."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def processes() -> dict[int, Process]:
-    """By pid. What begins or ends meanwhile may be missing."""
+    """Return the processes by pid. One that begins or ends meanwhile may be missing."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (process := find(int(name))) is not None:
@@ -85,7 +85,7 @@ def find(pid: int) -> Process | None:
 
 
 def command(pid: int) -> str:
-    """For people: the name of its program, and its pid."""
+    """Return the program's name and pid, for people."""
     with suppress(OSError):
         return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
     return str(pid)
@@ -97,12 +97,12 @@ def is_alive(process: Process) -> bool:
 
 
 def descendants(ancestor: int) -> tuple[int, ...]:
-    """Living processes that come from this one; one that adopts orphans keeps them here."""
+    """Return the live descendants of this process; if it adopts orphans, these are included."""
     return tuple(kin({ancestor}, processes()) - {ancestor})
 
 
 def kin(pids: Iterable[int], table: Mapping[int, Process]) -> set[int]:
-    """These processes and all that descend from them."""
+    """Return these processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -116,12 +116,13 @@ def kin(pids: Iterable[int], table: Mapping[int, Process]) -> set[int]:
 
 
 def has_variable(process: Process, name: str, value: str) -> bool:
-    """Whether it was started with this variable; no, where we may not know."""
+    """Return whether the process was started with this variable; False if that may not be read."""
     return not process.of_kernel and f"\0{name}={value}\0".encode() in _environment(process.pid)
 
 
 def _environment(pid: int) -> bytes:
-    """A process that is executing a program has none, and no command line, for a moment."""
+    """Return the environment. A process that is just executing a program has none, and no command
+    line, for a moment."""
     for _ in range(_EXECUTING_TRIES):
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -134,7 +135,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _open(pid: int, started: int) -> int | None:
-    """A pidfd of exactly that process, or None when it has gone."""
+    """Return a pidfd of exactly that process, or None when it is gone."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -146,7 +147,7 @@ def _open(pid: int, started: int) -> int | None:
 
 
 def send_signal(pid: int, started: int, *numbers: signal.Signals) -> None:
-    """Raises PermissionError."""
+    """Send the signals to exactly that process. Raises PermissionError."""
     fd = _open(pid, started)
     if fd is None:
         return
@@ -160,7 +161,7 @@ def send_signal(pid: int, started: int, *numbers: signal.Signals) -> None:
 
 
 def ends_within(pid: int, started: int, seconds: float) -> bool:
-    """Blocking. Whether that process has ended by then (also as a zombie)."""
+    """Wait and return whether that process has ended by then (also as a zombie). Blocking."""
     fd = _open(pid, started)
     if fd is None:
         return True
@@ -173,7 +174,7 @@ def ends_within(pid: int, started: int, seconds: float) -> bool:
 
 
 async def wait_end(pid: int, started: int) -> None:
-    """Returns once that process has ended (also as a zombie); needs no parenthood."""
+    """Return once that process has ended (also as a zombie); it need not be a child."""
     fd = _open(pid, started)
     if fd is None:
         return

@@ -1,15 +1,14 @@
-"""The first process of a task that is no container: no process of the task outlives it.
+"""The first process of a task without a container: no process of the task outlives it.
 
-It does what the end of a PID namespace does for a container, and needs no right for that. It is a
-child subreaper: a process of the task that loses its parent becomes its child, whatever session
-and environment that has, and so "it has no child" means "no process of the task lives". Only then
-it exits, with the status of the task's program.
+It does what the end of a PID namespace does for a container, without special rights. It is a child
+subreaper: a process of the task that loses its parent becomes its child, whatever its session and
+environment. So "it has no child" means "no process of the task lives". Only then does it exit, with
+the status of the task's program.
 
-When the program ends, or at END_ALL, it kills its children. Theirs become its own and are killed
-next, so that a fork in between changes nothing. It signals only children that it has not waited
-for, and their process groups: the kernel gives their numbers to no other process.
-
-It runs as a script that knows the standard library alone, which keeps it small.
+When the program ends, or at END_ALL, it kills its children. Their children become its own and are
+killed next, so a fork in between changes nothing. It signals only children that it has not waited
+for, and their process groups: the kernel gives their numbers to no other process. It runs as a
+script with the standard library alone, which keeps it small.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 VARIABLE = "FAIRLEAD_PROCESS_REAPER"
 """Names the task in the environment of its reaper, and of no other process."""
 END_ALL = signal.SIGQUIT
-"""What it takes as the order to kill the whole task."""
+"""The signal that orders it to kill the whole task."""
 _PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 HANDLED = _PASSED_ON | {END_ALL, signal.SIGCHLD}
-"""Whoever starts a reaper blocks these, so that none can come too early."""
+"""The process that starts a reaper blocks these signals, so that none can come too early."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _NOT_STARTED = 127
@@ -38,13 +37,16 @@ _LONGEST_PAUSE = 0.5
 
 
 def command(program: Sequence[str], folder: str) -> list[str]:
-    """What to execute so that a reaper runs `program` in `folder`."""
+    """Return the command line with which a reaper runs `program` in `folder`."""
     return [sys.executable, "-I", "-S", __file__, folder, *program]
 
 
 def children_of(pid: int, proc: str = "/proc") -> list[int]:
-    """The children of a process of one thread, zombies too. A kernel without lists of children is
-    asked for every process; one that changes parents meanwhile may be missing."""
+    """Return the children of a process with one thread, zombies included.
+
+    A kernel without lists of children is asked for every process; one that changes parents
+    meanwhile may be missing.
+    """
     with suppress(FileNotFoundError), open(f"{proc}/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
     every = (name for name in os.listdir(proc) if name.isdecimal())
@@ -66,7 +68,7 @@ class _Reaper:
         self._ending = False
 
     def run(self) -> int:
-        """The program's status, 128 + n for signal n, once no process of the task lives."""
+        """Return the program's status, 128 + n for signal n, once no process of the task lives."""
         pause = _FIRST_PAUSE
         while self._reap():
             if self._ending:
@@ -79,7 +81,7 @@ class _Reaper:
         return self._code
 
     def _reap(self) -> bool:
-        """Whether there are children left."""
+        """Wait for ended children; return whether there are children left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -93,7 +95,7 @@ class _Reaper:
                 self._ending = True
 
     def _is_called(self, seconds: float | None) -> bool:
-        """Whether a signal came, within so many seconds."""
+        """Return whether a signal came within so many seconds."""
         if seconds is None:
             came = signal.sigwaitinfo(HANDLED)
         elif (within := signal.sigtimedwait(HANDLED, seconds)) is not None:
@@ -108,8 +110,11 @@ class _Reaper:
 
 
 def _kill(children: Sequence[int]) -> None:
-    """With their groups, which the kernel takes whole, whoever forks in one. What may not be
-    signalled, since it has other rights, is waited for."""
+    """Kill the children with their process groups; the kernel signals a group as a whole, also
+    while a member forks.
+
+    A child that may not be signalled, because it has other rights, is waited for.
+    """
     for pid in children:
         with suppress(OSError):
             if (group := os.getpgid(pid)) != os.getpgrp():

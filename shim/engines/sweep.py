@@ -1,8 +1,8 @@
 """Ends what is left of a task whose reaper was killed, by the mark in its processes' environment.
 
-To the task belong the processes with its mark, what shares a session with one, and all that descend
-from these. They are stopped first, until every one of them stands still and another look finds no
-more: a killed process would take along the knowledge of what it has just forked.
+The task's processes are those with its mark, those that share a session with one, and all
+descendants of these. They are stopped first, until every one stands still and another look finds no
+more: with a killed process the knowledge of its last forks would be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _PAUSE = 0.002
 
 
 def end_marked(name: str, mark: str, patience: float) -> tuple[int, ...]:
-    """Blocking, for `patience` seconds at most. The pids of those that live on."""
+    """End the processes within `patience` seconds; return the pids of those that live on.
+    Blocking."""
     until = time.monotonic() + patience
     while found := _frozen(name, mark, until):
         for process in found:
@@ -32,8 +33,10 @@ def end_marked(name: str, mark: str, patience: float) -> tuple[int, ...]:
 
 
 def _frozen(name: str, mark: str, until: float) -> set[Process]:
-    """All of them, standing still, or as many as could be stopped in time. What one has forked
-    just before it stood still is in the next look, not in the one that finds it so."""
+    """Return all of them, standing still, or as many as could be stopped in time.
+
+    A process that was forked just before its parent stood still is found by the next look.
+    """
     seen: set[Process] = set()
     while True:
         found = _members(name, mark)

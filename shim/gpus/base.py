@@ -1,7 +1,7 @@
 """The seam between the shim and the GPUs' driver.
 
-A version of `Gpus` only reads; what a reading means is decided in `health`. Each method answers in
-bounded time, whatever the driver does: a GPU that does not answer raises `GpuSilent` and holds up
+A version of `Gpus` only reads; `health` decides what a reading means. Each method answers in
+bounded time, whatever the driver does: a GPU that does not answer raises `GpuSilent` and delays
 neither the others nor the caller.
 """
 
@@ -18,15 +18,15 @@ from shim.schemas import GpuInfo
 
 
 class GpuError(Exception):
-    """The driver refused to say; the text is meant for the operator."""
+    """The driver refused to answer; the message is for the operator."""
 
 
 class GpuLost(GpuError):
-    """The GPU is not on the bus any more."""
+    """The GPU is no longer on the bus."""
 
 
 class GpuSilent(GpuError):
-    """The driver did not answer in time, and may never."""
+    """The driver did not answer in time, and may never answer."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -40,15 +40,17 @@ NO_ACTION = Recovery()
 
 
 class Vitals(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of one GPU (or MIG instance). Bytes, percent, degrees Celsius, watts; None where
-    the driver does not say."""
+    """One reading of one GPU (or MIG instance), in bytes, percent, degrees Celsius and watts.
+
+    None: the driver does not report it.
+    """
 
     memory_used: int = 0
     processes: tuple[int, ...] = ()
     """Pids (of the node) of compute processes that have memory on it."""
     recovery: Recovery | None = None
     ecc_uncorrected: int = 0
-    """Since the driver was loaded."""
+    """Counted since the driver was loaded."""
     remap_pending: bool = False
     remap_failed: bool = False
     utilization: int | None = None
@@ -86,23 +88,27 @@ class Gpus(Protocol):
         """The driver's version; None without a driver."""
 
     async def open(self) -> None:
-        """Never raises: a machine without driver or library has no GPUs."""
+        """Load the driver's library. It never raises: a machine without driver or library has no
+        GPUs."""
 
     async def close(self) -> None: ...
 
     async def list(self) -> tuple[GpuInfo, ...]:
-        """Those that answer now; a GPU in MIG mode is listed as its instances."""
+        """Return the GPUs that answer now; a GPU in MIG mode is listed as its instances."""
 
     def boards(self) -> frozenset[str]:
-        """UUIDs of the cards that the last listing found: whole GPUs, split or not, also one in MIG
-        mode that has no instance."""
+        """Return the UUIDs of the cards of the last listing: whole GPUs, split or not, also one in
+        MIG mode without an instance."""
 
     def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
-        """Which of these whole GPUs the last listing proves to be gone, but for those that the
-        operator excludes by name or address: none while the driver does not answer for each."""
+        """Return which of these whole GPUs are gone for certain, by the last listing.
+
+        GPUs that the operator excludes by name or address do not count, and none is gone while the
+        driver does not answer for each.
+        """
 
     async def vitals(self, uuid: str) -> Vitals:
-        """Raises GpuLost, GpuSilent, GpuError."""
+        """Return a reading. Raises GpuLost, GpuSilent, GpuError."""
 
     async def next_event(self) -> GpuEvent:
         """Waits for the next one, forever if need be."""

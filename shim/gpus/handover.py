@@ -1,4 +1,4 @@
-"""How a container gets exactly its GPUs from the Docker engine, and no other container gets them.
+"""Gives a container exactly its GPUs from the Docker engine, and no other container gets them.
 
 Three ways, the first that the node has: CDI (the engine reads the vendor's description of each
 device; it survives a `systemctl daemon-reload`), the vendor's runtime hook (a device request by
@@ -33,11 +33,11 @@ class Way(StrEnum):
 
 
 class Means(msgspec.Struct, frozen=True, kw_only=True):
-    """What engine and node have to hand over GPUs with."""
+    """The ways in which engine and node can give GPUs."""
 
     delivery: GpuDelivery
     cdi: frozenset[str] = frozenset()
-    """Names of devices that CDI describes, without the kind."""
+    """Names of the devices that CDI describes, without the kind."""
     hook: bool = False
     hook_by_default: bool = False
     """Every container passes the hook's runtime, which believes what the image says it wants."""
@@ -45,7 +45,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """To be merged into what the engine is asked for."""
+    """Values to merge into the request to the engine."""
 
     way: Way | None
     host_config: dict[str, Any]
@@ -68,8 +68,11 @@ def means_of(info: dict[str, Any], delivery: GpuDelivery, dev: Path = Path("/dev
 def hand_over(
     uuids: Sequence[str], units: Iterable[GpuInfo], infiniband: bool, means: Means
 ) -> Handover:
-    """Raises NodeFault naming what the node does not have; EngineError for InfiniBand, by which no
-    node is chosen: the job asks for it in vain."""
+    """Return the request's values.
+
+    Raises NodeFault with what the node lacks; EngineError for InfiniBand, which is no criterion for
+    the choice of a node.
+    """
     host: dict[str, Any] = {}
     devices = _infiniband(means.dev) if infiniband else []
     way = _way(uuids, {unit.uuid: unit for unit in units}, means)
@@ -99,7 +102,7 @@ def _way(uuids: Sequence[str], units: dict[str, GpuInfo], means: Means) -> Way |
 def _cdi_names(
     uuids: Sequence[str], units: Iterable[GpuInfo], means: Means
 ) -> tuple[str, ...] | None:
-    """A spec names devices by UUID, by index, or both; None unless it has all of these."""
+    """Return the devices' names in the spec, by UUID or index; None unless it has all of them."""
     indexes = {unit.uuid: str(unit.index) for unit in units if unit.mig_parent is None}
     names = [
         uuid if uuid in means.cdi else indexes.get(uuid)
@@ -128,7 +131,7 @@ def _gpu_files(
 
 
 def _infiniband(dev: Path) -> list[dict[str, str]]:
-    """Without the folders of links to them that udev makes: the engine refuses those."""
+    """Return the device files without udev's folders of links, which the engine refuses."""
     folder = dev / "infiniband"
     try:
         names = sorted(name for name in os.listdir(folder) if not (folder / name).is_dir())

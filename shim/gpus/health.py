@@ -1,4 +1,4 @@
-"""What a GPU's signs mean: whose fault, and whether the next job may still have it. Pure.
+"""Decides what a GPU's signs mean: whose fault it is, and whether the next job may have it. Pure.
 
 Errors of the application only concern the job that caused them. For everything else the driver's
 own verdict counts where it has one; without one, the GPU is taken for broken, since a job on a
@@ -13,14 +13,14 @@ from shim.gpus.base import Blame, GpuEvent, Recovery, Vitals
 from shim.schemas import GpuInfo
 
 HELD_BYTES = 512 << 20
-"""What drivers keep for themselves on an idle GPU stays below."""
+"""The memory that drivers use on an idle GPU is less than this."""
 
 _DAMAGED = "the record of its fault was damaged; have it looked at, then `fairlead node clear-gpu`"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to be told. `cordon`: no new job may have the GPU until its operator says so.
-    Findings of one `key` on one GPU are the same."""
+    """A fact about a GPU to report. `cordon`: no new job gets the GPU until its operator clears it.
+    Findings with the same `key` on one GPU are equal."""
 
     key: str
     words: str
@@ -28,7 +28,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A cordoned GPU, as it is remembered across restarts. `at` is Unix time."""
+    """A cordoned GPU, as remembered across restarts. `at` is Unix time."""
 
     gpu: GpuInfo
     finding: Finding
@@ -77,12 +77,13 @@ def record_damaged() -> Finding:
 
 
 def silent() -> Finding:
-    """Not cordoned: a driver that answers again is as good as before."""
+    """Return the finding of a silent driver. It does not cordon: a driver that answers again is as
+    good as before."""
     return Finding(key="silent", words="the driver does not answer for this GPU", cordon=False)
 
 
 def who_holds(vitals: Vitals) -> str | None:
-    """What keeps a GPU from its next job though no allocation has it; None when nothing does."""
+    """Return what keeps a GPU without allocation from its next job; None: nothing does."""
     if vitals.processes:
         pids = ", ".join(str(pid) for pid in vitals.processes[:5])
         return f"its memory is still held by process {pids}"
@@ -92,7 +93,7 @@ def who_holds(vitals: Vitals) -> str | None:
 
 
 def line(gpu: GpuInfo, finding: Finding) -> str:
-    """As the job's log shows it."""
+    """Return the line for the job's log."""
     what = f"[gpu-health] GPU {gpu.index} ({gpu.name}, {gpu.uuid}): {finding.words}"
     return f"{what}; no new job gets this GPU" if finding.cordon else what
 

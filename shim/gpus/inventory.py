@@ -1,8 +1,8 @@
-"""Which GPUs this machine had, across restarts: one that is gone when the shim starts was lost.
+"""Remembers which GPUs this machine had: one that is gone when the shim starts was lost.
 
-A GPU is remembered when it is first listed and forgotten when its operator says so, or when a card
-that was never here sits in its place. Where the record is damaged, or older than this, its name
-and the tasks that live with the GPU are enough.
+A GPU is remembered when it is first listed. It is forgotten when its operator says so, or when a
+new card sits in its place. If the record is damaged, or older than this feature, its name and the
+tasks with the GPU are enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roll:
-    """Entries by the UUID of the whole GPU."""
+    """The remembered GPUs, by the UUID of the whole GPU."""
 
     def __init__(self, records: Records[Entry]) -> None:
         self._records = records
@@ -37,7 +37,8 @@ class Roll:
         self._held: frozenset[str] = frozenset()
 
     async def load(self, held: Iterable[str]) -> None:
-        """`held` are those of tasks that live, instances or whole. Raises OSError."""
+        """Load the record. `held` are the GPUs of live tasks, instances or whole. Raises
+        OSError."""
         loaded = await self._records.load()
         self._kept = {uuid: entry for uuid, entry in loaded.records.items() if entry.units}
         self._entries = dict(self._kept)
@@ -49,7 +50,7 @@ class Roll:
                 self._entries.setdefault(uuid, Entry(units=(unknown,)))
 
     def boards(self) -> tuple[GpuInfo, ...]:
-        """The whole GPUs, split or not."""
+        """Return the whole GPUs, split or not."""
         return tuple(
             msgspec.structs.replace(entry.units[0], uuid=uuid, mig_parent=None)
             for uuid, entry in self._entries.items()
@@ -60,7 +61,7 @@ class Roll:
         return () if entry is None else entry.units
 
     async def remember(self, listed: Iterable[GpuInfo]) -> None:
-        """What cannot be written is written with a later listing."""
+        """Remember the listed GPUs; what cannot be written now is written with a later listing."""
         units: dict[str, tuple[GpuInfo, ...]] = {}
         for gpu in listed:
             board = gpu.mig_parent or gpu.uuid
@@ -72,14 +73,17 @@ class Roll:
         await asyncio.gather(*map(self._keep, changed), *map(self._drop, replaced))
 
     async def forget(self, board: str) -> None:
-        """Raises OSError; it is known then as before."""
+        """Forget a card. Raises OSError; then it is still known."""
         await self._records.delete(board)
         self._kept.pop(board, None)
         self._entries.pop(board, None)
 
     def _replaced_by(self, now: dict[str, Entry]) -> list[str]:
-        """A machine of the cloud may come back with other cards, a broken one is replaced; one that
-        has only moved up, since another is gone, replaces nothing."""
+        """Return the cards that a new one replaces, because it sits in the same place.
+
+        A cloud machine may come back with other cards, and a broken card may be replaced. A known
+        card that only moved replaces nothing.
+        """
         new = {_place(entry) for uuid, entry in now.items() if uuid not in self._entries} - {None}
         return [
             uuid

@@ -1,9 +1,9 @@
-"""GPUs as NVIDIA's driver shows them, through nvidia-ml-py.
+"""GPUs as NVIDIA's driver reports them, through nvidia-ml-py.
 
-A driver can hang in one call forever. Each GPU has a lane, one thread that makes its calls one
-after the other; the library as a whole has another, and errors are awaited in a third. A caller
+A driver can hang in one call forever. Each GPU has a lane: one thread that makes its calls one
+after the other. The library as a whole has another lane, and a third waits for errors. A caller
 waits for a bounded time; while a call hangs, its lane refuses at once and nothing else notices. The
-library is loaded on `open`; a machine without it has no GPUs, and that is no error.
+library is loaded by `open`; a machine without it has no GPUs, and that is no error.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class _Call:
 
 
 class Lane:
-    """The thread is a daemon: one that hangs does not keep the process from ending."""
+    """One thread for the calls of one GPU. It is a daemon thread: if it hangs, the process can
+    still end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -76,7 +77,8 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     async def call(self, act: Callable[[], T], seconds: float) -> T:
-        """Raises GpuSilent when `act` takes longer than `seconds`, or an earlier one still does."""
+        """Run `act`. Raises GpuSilent when it takes longer than `seconds`, or an earlier one still
+        hangs."""
         async with self._turn:
             if self._hanging:
                 raise GpuSilent(f"{self._name}: an earlier call to the driver still hangs")
@@ -92,7 +94,7 @@ class Lane:
         return result
 
     def close(self) -> None:
-        """The thread ends once it has nothing to do; nothing is waited for."""
+        """End the thread once it has nothing to do; nothing waits for it."""
         self._calls.put(None)
         self._thread = None
 
@@ -116,7 +118,7 @@ def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
 
 log = logging.getLogger(__name__)
 OPEN_SECONDS = 5.0
-"""Without persistence mode the driver starts its GPUs on the first call."""
+"""Without persistence mode, the driver starts its GPUs on the first call."""
 CALL_SECONDS = 0.8
 _RECOVERY_FIELD = 230
 _RECOVERIES = {
@@ -156,13 +158,13 @@ NVIDIA = GpuDelivery(
 
 
 class _Unit(msgspec.Struct):
-    """A GPU or MIG instance with NVML's handle of it; `board` is the handle of the whole GPU."""
+    """A GPU or MIG instance with its NVML handle; `board` is the handle of the whole GPU."""
 
     info: GpuInfo
     handle: Any
     board: Any
     instance: tuple[int, int] | None = None
-    """Ids of the GPU and compute instance."""
+    """The ids of the GPU instance and the compute instance."""
 
 
 class NvmlGpus:
@@ -201,7 +203,7 @@ class NvmlGpus:
             lane.close()
 
     async def list(self) -> tuple[GpuInfo, ...]:
-        """Also notices a driver that was loaded after the shim was started."""
+        """Return the GPUs, also of a driver that was loaded after the shim started."""
         self._is_complete = False
         if self._nvml is None:
             return ()
@@ -248,7 +250,7 @@ class NvmlGpus:
         return self._lanes.setdefault(index, Lane(f"gpu-{index}"))
 
     async def _ask(self, lane: Lane, act: Callable[[], T], seconds: float = CALL_SECONDS) -> T:
-        """NVML's errors in our words. Raises GpuError."""
+        """Make the call, with NVML's errors translated. Raises GpuError."""
         try:
             return await lane.call(act, seconds)
         except GpuError:
@@ -267,7 +269,7 @@ class NvmlGpus:
         self.driver = _text(self._nvml.nvmlSystemGetDriverVersion())
 
     async def _describe(self, index: int) -> Sequence[_Unit]:
-        """A GPU that does not answer is listed once it does."""
+        """Return the units of one GPU; one that does not answer is listed once it does."""
         known = [unit for unit in self._units.values() if unit.info.index == index]
         seconds = CALL_SECONDS if known else OPEN_SECONDS
         try:
@@ -286,7 +288,8 @@ class NvmlGpus:
         return bool(covering)
 
     def _say_in_vain(self) -> None:
-        """A typing error would offer what was to be kept."""
+        """Warn about each exclusion that matches no GPU: a typing error would offer a GPU that
+        should be kept."""
         for one in self._in_vain:
             log.warning("--exclude-gpu %s: no GPU that answers here is that one", one.text)
         self._in_vain.clear()
@@ -359,7 +362,8 @@ class NvmlGpus:
         return _LINKS.get(level, GpuLink.SYSTEM)
 
     def _read_vitals(self, unit: _Unit) -> Vitals:
-        """The memory comes first and must be there: it is what says that the GPU lives."""
+        """Return a reading. The memory is read first and is required: it shows that the GPU
+        lives."""
         nvml, handle, board = self._nvml, unit.handle, unit.board
         used = int(self._memory(handle).used)
         remap = self._or(lambda: nvml.nvmlDeviceGetRemappedRows(board), (0, 0, 0, 0))
@@ -385,7 +389,8 @@ class NvmlGpus:
         return _RECOVERIES.get(number, _UNKNOWN)
 
     def _memory(self, handle: Any) -> Any:
-        """The second version leaves out what the driver keeps for itself."""
+        """Return the memory; the second version of the call leaves out what the driver itself
+        uses."""
         nvml = self._nvml
         newer = self._or(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2), None)
         return newer or nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -402,7 +407,8 @@ class NvmlGpus:
         return known if known >= 0 else None
 
     def _or(self, act: Callable[[], Any], otherwise: Any) -> Any:
-        """What this driver or GPU does not have is left out; a lost GPU is no such thing."""
+        """Return the value, or `otherwise` if this driver or GPU does not have it. A lost GPU still
+        raises."""
         try:
             return act()
         except self._nvml.NVMLError as error:
@@ -431,7 +437,7 @@ def _load() -> Any:
 
 
 def mig_devices(number: int, gi: int, ci: int, minors: Path = _MIG_MINORS) -> tuple[str, ...]:
-    """The capability files of a MIG instance; none where the driver has not listed them."""
+    """Return the capability files of a MIG instance; none if the driver has not listed them."""
     try:
         lines = minors.read_text().splitlines()
     except OSError:

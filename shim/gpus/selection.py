@@ -1,9 +1,9 @@
 """Selection decides which of the free GPUs an allocation gets. Pure.
 
-The tightest interconnect comes first: the worst link within the choice, then all of its links. Of
-equally tight choices the one wins that leaves the largest groups of near GPUs whole; then the one
-of least memory, then of lowest index. GPUs that the operator excludes by index, UUID or PCI address
-are never chosen.
+The tightest interconnect comes first: the worst link within the choice, then the sum of its links.
+Of equally tight choices the one wins that leaves the largest groups of near GPUs whole; then the
+one with the least memory, then the lowest index. GPUs that the operator excludes by index, UUID or
+PCI address are never chosen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAME_GPU = 8
 _WORD = re.compile(r"[a-z0-9]+")
 _MIG = "mig"
 _MOST_COMBINATIONS = 5_000
-"""Beyond, a choice grows from each GPU by its nearest ones, instead of looking at all choices."""
+"""With more, a choice grows from each GPU by its nearest ones, instead of comparing all choices."""
 Nearness = Callable[[GpuInfo, GpuInfo], int]
 
 
@@ -41,8 +41,11 @@ def choose(
     count: int,
     beside: Sequence[GpuInfo] = (),
 ) -> tuple[str, ...]:
-    """UUIDs of `count` of `fitting`, which are among `free`, to join those of `beside`. Needs
-    count <= len(fitting)."""
+    """Return the UUIDs of `count` of the GPUs in `fitting`, which are among `free`, to join those
+    of `beside`.
+
+    Needs count <= len(fitting).
+    """
     if count == 0:
         return ()
     if count == len(fitting):
@@ -53,8 +56,10 @@ def choose(
 
 
 def is_named(gpu: GpuInfo, names: Sequence[str]) -> bool:
-    """Whether a task that asks for these names (none: for any GPU) may have it. An instance of a
-    GPU in MIG mode needs a name that asks for it."""
+    """Return whether a task that asks for these names (none: any GPU) may have this GPU.
+
+    An instance of a GPU in MIG mode needs a name that asks for MIG.
+    """
     if not names:
         return not is_instance(gpu)
     wanted = [name for name in names if _MIG in name.lower() or not is_instance(gpu)]
@@ -66,8 +71,11 @@ def is_instance(gpu: GpuInfo) -> bool:
 
 
 def is_called(name: str, asked: str) -> bool:
-    """Whether `asked` are words in a row of a GPU's name, however they are joined: RTX4090 is an
-    "NVIDIA GeForce RTX 4090", L4 is no "NVIDIA L40S". Who does not ask for MIG gets a whole GPU."""
+    """Return whether `asked` is a sequence of words of the GPU's name, however they are joined.
+
+    RTX4090 matches "NVIDIA GeForce RTX 4090"; L4 does not match "NVIDIA L40S". Without MIG in
+    `asked`, only a whole GPU matches.
+    """
     words = _WORD.findall(name.lower())
     wanted = "".join(_WORD.findall(asked.lower()))
     if _MIG in words and _MIG not in wanted:
@@ -77,7 +85,7 @@ def is_called(name: str, asked: str) -> bool:
 
 
 def nearness(one: GpuInfo, other: GpuInfo) -> int:
-    """Greater is nearer."""
+    """Return how near two GPUs are; greater is nearer."""
     if one.mig_parent is not None and one.mig_parent == other.mig_parent:
         return _SAME_GPU
     link = one.links.get(other.uuid) or other.links.get(one.uuid)
@@ -87,7 +95,7 @@ def nearness(one: GpuInfo, other: GpuInfo) -> int:
 
 
 def tightness(chosen: Sequence[GpuInfo]) -> tuple[int, int]:
-    """Worst link, sum of links; greater is tighter."""
+    """Return the worst link and the sum of links; greater is tighter."""
     near = [nearness(one, other) for one, other in combinations(chosen, 2)]
     return (min(near), sum(near)) if near else (_SAME_GPU, 0)
 
@@ -116,7 +124,7 @@ def _place(gpu: GpuInfo) -> tuple[int, str]:
 
 
 def _groups(free: Sequence[GpuInfo]) -> list[frozenset[str]]:
-    """For each degree of nearness, the groups of free GPUs that are at least that near."""
+    """Return, for each degree of nearness, the groups of free GPUs that are at least that near."""
     degrees = {nearness(one, other) for one, other in combinations(free, 2)}
     return [group for degree in sorted(degrees) for group in _connected(free, degree)]
 
@@ -135,7 +143,7 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.IGNORECASE)
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """One `--exclude-gpu`. Leaving out a GPU leaves out its MIG instances."""
+    """One `--exclude-gpu`. To exclude a GPU excludes its MIG instances."""
 
     text: str
     index: int | None = None
@@ -144,7 +152,8 @@ class Exclusion(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Exclusion:
-        """Raises StartError: a GPU that was to be kept must not be offered for a typing error."""
+        """Parse the option. Raises StartError, so that a typing error does not offer a GPU that
+        should be kept."""
         if text.isascii() and text.isdecimal():
             return cls(text, index=int(text))
         if _UUID.fullmatch(text):
@@ -164,12 +173,14 @@ class Exclusion(msgspec.Struct, frozen=True):
         return gpu.pci is not None and normal_pci(gpu.pci) == self.pci
 
     def covers_also_when_gone(self, gpu: GpuInfo) -> bool:
-        """The index of a GPU that is gone is another one's now."""
+        """Return whether it covers a GPU that may be gone: the index of such a GPU belongs to
+        another one now."""
         return self.index is None and self.covers(gpu)
 
 
 def normal_pci(text: str) -> str | None:
-    """Lower case with a domain of eight digits, as in `00000000:17:00.0`; None: no address."""
+    """Return the address in lowercase with an eight-digit domain, as in `00000000:17:00.0`; None:
+    no address."""
     match = _PCI.fullmatch(text)
     if match is None:
         return None

@@ -1,9 +1,10 @@
-"""Knows at any time which GPUs may be offered, and says so the moment that changes.
+"""Knows at any time which GPUs may be offered, and reports each change at once.
 
 Errors that the driver announces are waited for; what it only answers when asked (lost GPUs,
 ECC, remapped rows, its verdict, memory in use) is read once a second. A broken GPU is cordoned in
-memory at once, then on disk, and stays so across restarts until its operator clears it. One that
-the machine had and has no more, by two listings, is broken too, also when it went unseen.
+memory at once, then on disk, and stays cordoned across restarts until its operator clears it. A GPU
+that is missing in two listings counts as broken too, also when it disappeared while the shim was
+down.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ log = logging.getLogger(__name__)
 
 READ_EVERY = 0.9
 LIST_EVERY = 30.0
-"""Seconds; GPUs come and go seldom (a driver that was loaded late, MIG set up anew)."""
+"""Seconds. GPUs rarely appear or disappear (a driver that was loaded late, a new MIG setup)."""
 CONFIRM_AFTER = 1.0
-"""Seconds until what a listing lacks is looked for again: a machine that boots may not be done."""
+"""Seconds until a missing GPU is looked for again: a machine that boots may not be ready."""
 
 _SILENT = "the driver does not answer for it"
 _GONE = "the driver does not have it any more"
 
 Told = Callable[[GpuInfo, Finding, str], Awaitable[None]]
-"""A GPU, what was found about it, and the line for the logs of those who have it."""
+"""Gets a GPU, a finding about it, and the line for the logs of jobs that have it."""
 
 
 class _Known:
-    """What was last learnt about one GPU."""
+    """What is known about one GPU."""
 
     def __init__(self, info: GpuInfo) -> None:
         self.info = info
@@ -58,7 +59,8 @@ class _Known:
 
 
 class GpuWatch:
-    """`changed` is called when what may be offered has changed, `told` for each finding."""
+    """Watches the GPUs. `changed` is called when the offered GPUs change, `told` for each
+    finding."""
 
     def __init__(self, gpus: Gpus, faults: Records[Fault], roll: Roll) -> None:
         self.changed: Callable[[], None] = lambda: None
@@ -77,8 +79,11 @@ class GpuWatch:
         return self._gpus.driver
 
     async def open(self, held: Iterable[str] = ()) -> None:
-        """Every GPU was looked at once, and one that was lost meanwhile is cordoned; `held` are
-        those of tasks that live. Raises OSError when the records cannot be read."""
+        """Read every GPU once and cordon those that were lost meanwhile; `held` are the GPUs of
+        live tasks.
+
+        Raises OSError when the records cannot be read.
+        """
         loaded = await self._records.load()
         self._faults = {fault.gpu.uuid: fault for fault in loaded.records.values()}
         for uuid in loaded.damaged:
@@ -109,7 +114,7 @@ class GpuWatch:
         return self._gpus.delivery
 
     def infos(self) -> tuple[GpuInfo, ...]:
-        """Held or not as if no allocation had them; cordoned ones also when they are gone."""
+        """Return all GPUs as if no allocation had them; cordoned ones also when they are gone."""
         gone = [f.gpu for uuid, f in self._faults.items() if not self._is_listed(uuid)]
         return tuple(
             sorted(
@@ -121,21 +126,22 @@ class GpuWatch:
 
     @property
     def boards(self) -> tuple[str, ...]:
-        """UUIDs of the cards that are there, split or not."""
+        """Return the UUIDs of the cards that are there, split or not."""
         return tuple(sorted(self._gpus.boards()))
 
     def vitals(self) -> dict[str, Vitals]:
-        """The last reading of each GPU that gave one."""
+        """Return the last reading of each GPU that has one."""
         return {uuid: known.vitals for uuid, known in self._known.items() if known.vitals}
 
     def doubt(self, uuids: Iterable[str]) -> None:
-        """Their container is gone; they are held until a reading shows their memory free."""
+        """Hold these GPUs, whose container is gone, until a reading shows that their memory is
+        free."""
         for known in self._of(uuids):
             known.held = "its memory was not looked at since its last job"
         self.changed()
 
     async def look(self, uuids: Iterable[str]) -> None:
-        """Read these now; returns in bounded time whatever the driver does."""
+        """Read these GPUs now; returns in bounded time whatever the driver does."""
         before = self.infos()
         await asyncio.gather(*(self._read_one(known) for known in self._of(uuids)))
         self._tell_change(before)
@@ -144,9 +150,11 @@ class GpuWatch:
         return self._whole(uuid) in self._faults
 
     async def clear(self, uuid: str) -> None:
-        """The operator vouches for a cordoned GPU, or for that of an instance; it is looked at
-        before this returns, and may be found broken again. One that is gone is forgotten. Raises
-        OSError."""
+        """Clear a cordoned GPU, or that of an instance. Raises OSError.
+
+        It is read before this returns and may be found broken again. A GPU that is gone is
+        forgotten.
+        """
         whole = self._whole(uuid)
         await self._roll.forget(whole)
         await self._records.delete(whole)
@@ -162,7 +170,8 @@ class GpuWatch:
         await self.look([known.info.uuid for known in self._units(whole)])
 
     async def tell_again(self) -> None:
-        """Of the cordoned ones, for tasks of which a crash kept it."""
+        """Report the faults of cordoned GPUs again, for tasks that missed them because of a
+        crash."""
         for uuid, fault in list(self._faults.items()):
             await self._tell(self._units(uuid), fault.finding)
 
@@ -266,7 +275,8 @@ class GpuWatch:
             await self._tell(units, finding)
 
     async def _found(self, gpu: GpuInfo, finding: Finding) -> None:
-        """A fault is the whole GPU's, whichever MIG instance shows it; the first one is told."""
+        """Handle a finding. A fault belongs to the whole GPU, whichever MIG instance shows it; the
+        first one is reported."""
         whole = gpu.mig_parent or gpu.uuid
         if whole in self._faults:
             return

@@ -38,7 +38,7 @@ _WORDS = {
     154: "the driver's recovery action changed",
 }
 _WAIT_MS = 500
-"""How long the thread may take to notice that it should end."""
+"""Milliseconds until the thread notices that it should end."""
 _RETRY_SECONDS = 1.0
 _WHOLE_GPU = 0xFFFFFFFF
 
@@ -65,7 +65,7 @@ class Watched(msgspec.Struct):
 
 
 class XidListener:
-    """`found` is called in the loop that made the listener."""
+    """Listens for XIDs. `found` is called in the loop that made the listener."""
 
     def __init__(self, nvml: Any, found: Callable[[GpuEvent], None]) -> None:
         self._nvml = nvml
@@ -77,7 +77,7 @@ class XidListener:
         self._thread: threading.Thread | None = None
 
     def watch(self, gpus: Iterable[Watched]) -> None:
-        """These and no others; what happened before is not told."""
+        """Watch exactly these GPUs; earlier events are not reported."""
         watched = {_address(gpu.handle): gpu for gpu in gpus}
         if watched.keys() != self._watched.keys():
             self._changed.set()
@@ -90,7 +90,7 @@ class XidListener:
         self._ended.set()
 
     def join(self) -> None:
-        """Blocks until the thread has ended, which takes as long as the driver lets it wait."""
+        """Block until the thread has ended, which takes as long as the driver lets it wait."""
         if self._thread is not None:
             self._thread.join(2 * _WAIT_MS / 1000)
 
@@ -110,7 +110,8 @@ class XidListener:
                     self._nvml.nvmlEventSetFree(events)
 
     def _register(self, events: Any) -> None:
-        """A GPU that is lost, or has no such events, is watched by its readings alone."""
+        """Register for events. A GPU that is lost, or has none, is watched by its readings
+        alone."""
         for gpu in list(self._watched.values()):
             with contextlib.suppress(self._nvml.NVMLError):
                 kind = self._nvml.nvmlEventTypeXidCriticalError

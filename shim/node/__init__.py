@@ -1,2 +1,3 @@
-"""The machine: what it has, who holds it (`ledger`), how it fares (`metrics`), and what watches
-over the shim itself."""
+"""The machine: what it has, who holds it (`ledger`), its figures (`metrics`), and what watches the
+shim itself.
+"""

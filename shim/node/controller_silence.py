@@ -1,8 +1,9 @@
-"""Whether a controller was heard, for tasks that are to end without one (`on_disconnect: stop`).
+"""Notes when a controller was last heard, for tasks that must end without one (`on_disconnect:
+stop`).
 
-Only a request with a fence counts, and only when its fence is the newest so far: metrics are read
-by others too, and a controller that was taken over may still talk. The time is the kernel's since
-the boot, so that neither a restart of the shim nor an adjusted clock makes anything of it.
+Only a request with a fence counts, and only when its fence is the newest so far: other programs
+read metrics too, and a controller that was taken over may still talk. The time is the kernel's
+since the boot, so a restart of the shim or an adjusted clock does not change it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _since_boot = time.monotonic
 
 
 class HeardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`at`: seconds since the boot `boot_id`."""
+    """The last contact. `at`: seconds since the boot `boot_id`."""
 
     boot_id: str
     at: float
@@ -63,7 +64,7 @@ class ControllerSilence:
         boot_id: str,
         fences: Iterable[Fence],
     ) -> ControllerSilence:
-        """Goes on from what the last life of the shim had heard in this boot."""
+        """Continue from what the last life of the shim heard in this boot."""
         records = DiskRecords(data / "records" / "hearing", HeardRecord, executor)
         known = (await records.load()).records.get(_KEY)
         same_boot = known is not None and known.boot_id == boot_id
@@ -97,7 +98,7 @@ class ControllerSilence:
             await asyncio.sleep(min([_LOOK_SECONDS, *left]))
 
     def _waiting(self) -> list[tuple[TaskState, float]]:
-        """The tasks that are to be stopped when no controller is heard, and after how long."""
+        """Return the tasks that stop without a controller, each with its limit in seconds."""
         return [
             (task, task.request.stop_when_unheard_seconds)
             for task in self._supervisor.live

@@ -1,8 +1,8 @@
 """The ledger accounts for what of this node is taken, and by whom. Pure.
 
-An allocation belongs to a run, outlives its tasks, and is given back by its owner alone. The ledger
-refuses what does not fit and names the dimension, what was asked and what is free; the caller makes
-changes durable. A node can be split into blocks, equal shares of CPU, memory and GPUs: an
+An allocation belongs to a run, outlives its tasks, and is released only by its owner. The ledger
+refuses what does not fit, and names the dimension, what was requested and what is free. The caller
+makes changes durable. A node can be split into blocks, equal shares of CPU, memory and GPUs: an
 allocation then takes whole blocks, and one that takes all of them holds the whole node. Disk is not
 split.
 """
@@ -21,14 +21,16 @@ from shim.gpus.selection import choose, is_instance, is_named
 from shim.schemas import AllocationInfo, GpuInfo, GpuRequest, TaskRequest, TaskResources
 
 AUTO: Literal["auto"] = "auto"
-"""As many blocks as there are GPUs, also of a driver that comes late."""
+"""As many blocks as there are GPUs, also with a driver that is loaded late."""
 Asked = int | Literal["auto"]
 _TOLERANCE = 1e-6
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """`cpu` (cores), `memory` (bytes) and `gpus` are the whole node's. `has_instances`: of GPUs in
-    MIG mode, which are given only to a task that asks for them."""
+    """The blocks of a node. `cpu` (cores), `memory` (bytes) and `gpus` are the whole node's.
+
+    `has_instances`: there are MIG instances, which only a task that asks for them gets.
+    """
 
     count: int
     cpu: float
@@ -37,7 +39,8 @@ class Blocks(msgspec.Struct, frozen=True):
     has_instances: bool = False
 
     def round_up(self, resources: TaskResources) -> TaskResources:
-        """What whole blocks give for this need; the need itself where no number of them does."""
+        """Return what whole blocks give for this need; the need itself if no number of blocks is
+        enough."""
         number = max(
             self._shares(resources.cpu, self.cpu / self.count),
             self._shares(resources.memory, self.memory // self.count),
@@ -64,7 +67,7 @@ class Blocks(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Asked:
-    """Of `--blocks`. Raises StartError."""
+    """Return the value of `--blocks`. Raises StartError."""
     if text == AUTO:
         return AUTO
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
@@ -73,7 +76,7 @@ def parse(text: str) -> Asked:
 
 
 def check(asked: Asked | None, gpus: int) -> None:
-    """Raises StartError when the GPUs cannot be shared equally."""
+    """Raise StartError when the GPUs cannot be shared equally."""
     if isinstance(asked, int) and gpus % asked:
         raise StartError(
             f"--blocks {asked}: {gpus} GPUs cannot be split in {asked} equal shares; "
@@ -82,7 +85,7 @@ def check(asked: Asked | None, gpus: int) -> None:
 
 
 def resolve(asked: Asked | None, gpus: int) -> int | None:
-    """How many blocks a node with this many GPUs has."""
+    """Return how many blocks a node with this many GPUs has."""
     return max(gpus, 1) if asked == AUTO else asked
 
 
@@ -99,7 +102,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """`blocks`: the node is split in that many equal shares, and an allocation takes whole ones."""
+    """The allocations of the node. `blocks`: the node is split into so many equal shares."""
 
     def __init__(
         self,
@@ -138,12 +141,15 @@ class Ledger:
         return tuple(_with_owner(gpu, owner.get(gpu.uuid)) for gpu in self._gpus)
 
     def set_gpus(self, gpus: Iterable[GpuInfo]) -> None:
-        """As they are now; who has which does not change."""
+        """Update the GPUs; their allocations do not change."""
         self._gpus = tuple(gpus)
 
     def plan(self, task_id: str, request: TaskRequest) -> AllocationInfo:
-        """The allocation as it would be with this task. Raises Refused: 409 `conflict` when
-        another run holds it, 409 `no_capacity` when it does not fit. Changes nothing."""
+        """Return the allocation as it would be with this task; this changes nothing.
+
+        Raises Refused: 409 `conflict` when another run holds it, 409 `no_capacity` when it does not
+        fit.
+        """
         known = self._held.get(request.allocation_id)
         if known is not None and known.run_id != request.run_id:
             raise conflict(f"allocation {known.id} belongs to run {known.run_id}", "allocation_id")
@@ -167,7 +173,7 @@ class Ledger:
         self._held[allocation.id] = allocation
 
     def without_task(self, allocation_id: str, task_id: str) -> AllocationInfo | None:
-        """The allocation after the task has gone; None when there is no such allocation."""
+        """Return the allocation without the task; None when there is no such allocation."""
         known = self._held.get(allocation_id)
         if known is None:
             return None
@@ -251,7 +257,7 @@ class Ledger:
 
 
 def _with_owner(gpu: GpuInfo, owner: str | None) -> GpuInfo:
-    """Memory in use is no wonder where an allocation has the GPU."""
+    """Return the GPU with its allocation, which explains memory in use."""
     if owner is None or not gpu.healthy:
         return msgspec.structs.replace(gpu, allocation_id=owner)
     return msgspec.structs.replace(gpu, allocation_id=owner, held=False, message=None)
@@ -268,7 +274,7 @@ def _instances_left_out(gpus: Iterable[GpuInfo], asked: GpuRequest) -> str:
 
 
 def _fits(gpu: GpuInfo, asked: GpuRequest) -> bool:
-    """One that is named by its UUID was chosen by whoever names it."""
+    """Return whether the GPU fits. One that is named by its UUID was chosen by the caller."""
     return (
         (gpu.uuid in asked.uuids or is_named(gpu, asked.names))
         and gpu.memory >= asked.min_memory

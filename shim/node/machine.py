@@ -17,11 +17,11 @@ _SIOCGIFADDR = 0x8915
 _NOT_OURS = ("lo", "docker", "podman", "cni", "br-", "veth", "virbr")
 _RESERVED_MEMORY = 256 << 20
 LEAST_MEMORY = 6 << 20
-"""Bytes: with less the engine starts nothing."""
+"""Bytes: with less, the engine starts nothing."""
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes, from `8GB`, `512MiB` or a plain number of bytes. Raises StartError."""
+    """Return bytes of `8GB`, `512MiB` or a plain number. Raises StartError."""
     size = size_of(f"{text}B" if text.strip().isdecimal() else text)
     if size is None or not 1 <= size <= MAX_SIZE:
         raise StartError(f"{option} {text!r}: expected a size such as 512MB or 16GiB")
@@ -29,7 +29,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_memory(text: str, option: str) -> int:
-    """As `parse_size`, and at least what a task needs. Raises StartError."""
+    """Return bytes as `parse_size` does, at least what a task needs. Raises StartError."""
     size = parse_size(text, option)
     if size < LEAST_MEMORY:
         raise StartError(f"{option} {text!r}: no task fits, at least 6MB are needed (16GB, 512MB)")
@@ -39,7 +39,8 @@ def parse_memory(text: str, option: str) -> int:
 def capacity(
     data: Path, cpu: float | None = None, memory: int | None = None, disk: int | None = None
 ) -> Capacity:
-    """What is not given is measured; some memory stays with the machine's own daemons."""
+    """Return the capacity. What is not given is measured; some memory is kept for the machine's own
+    daemons."""
     return Capacity(
         cpu=cpu if cpu is not None else float(len(os.sched_getaffinity(0))),
         memory=memory if memory is not None else max(_memory() - _RESERVED_MEMORY, 0),
@@ -56,7 +57,7 @@ def boot_id() -> str:
 
 
 def addresses() -> tuple[str, ...]:
-    """IPv4 addresses of the machine's own interfaces, bridges of containers left out."""
+    """Return the IPv4 addresses of the machine's own interfaces, without bridges of containers."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

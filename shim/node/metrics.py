@@ -1,8 +1,8 @@
-"""Metrics tell how busy the node, its tasks and its GPUs are, as JSON and for Prometheus.
+"""Metrics of the node, its tasks and its GPUs, as JSON and for Prometheus.
 
-Both forms are made from one reading. What the kernel or the driver does not say is left out, so
-that nothing holds up an answer. The Prometheus library is imported on first use: it takes a fifth
-of the shim's memory.
+Both forms are made from one reading. What the kernel or the driver does not report is left out, so
+that nothing delays an answer. The Prometheus library is imported on first use: it takes a fifth of
+the shim's memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The watchdog loop finds out what no event told, and tells systemd that the shim is alive.
+"""The watchdog loop finds what no event reported, and tells systemd that the shim is alive.
 
 Events can be lost, leftovers can be removed by hand, fences expire. One turn of the loop feeds
-systemd's watchdog, also while the engine hangs, because no restart of the shim would cure that; a
-loop that is stuck feeds nothing, and systemd restarts the shim.
+systemd's watchdog, also while the engine hangs, because a restart of the shim would not cure that.
+A loop that is stuck feeds nothing, and systemd restarts the shim.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class Systemd:
 
     @property
     def watchdog(self) -> float | None:
-        """Seconds of silence after which systemd restarts the shim; None: it does not watch."""
+        """The seconds of silence after which systemd restarts the shim; None: it does not watch."""
         return int(self._watchdog) / 1e6 if self._watchdog.isdecimal() else None
 
     def tell(self, state: str) -> None:
-        """Never raises: a shim does not end because nobody listens."""
+        """Send the state. It never raises: the shim does not end because systemd does not
+        listen."""
         if not self._address:
             return
         try:
@@ -77,7 +78,8 @@ class Upkeep:
             await asyncio.sleep(self._pause)
 
     async def _turn(self) -> None:
-        """A comparison that hangs in the engine is left to it; there is never a second one."""
+        """Start a comparison unless one is running: one that hangs in the engine stays the only
+        one."""
         if self._comparing is None or self._comparing.done():
             self._comparing = asyncio.create_task(self._compare(), name="upkeep comparison")
         await asyncio.wait({self._comparing}, timeout=self._pause)
@@ -88,8 +90,8 @@ class Upkeep:
             await self._supervisor.fences.drop_expired()
 
     async def _tell_fitness(self) -> None:
-        """Whoever gives the node work wants to know when the engine falls silent or answers again,
-        and when the free disk has halved or doubled."""
+        """Report a change of the node when the engine falls silent or answers again, and when the
+        free disk halved or doubled."""
         free = await self._supervisor.free_disk()
         now = (self._engine_answers, free.bit_length())
         if self._told is not None and now != self._told:

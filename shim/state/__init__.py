@@ -1,2 +1,3 @@
-"""What outlives the shim: records on disk, what they say after a restart (`reconcile`), which
-controller may speak (`fencing`) and what happened (`events`)."""
+"""What outlives the shim: records on disk, their meaning after a restart (`reconcile`), which
+controller may command it (`fencing`) and what happened (`events`).
+"""

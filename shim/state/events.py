@@ -1,8 +1,8 @@
 """The stream of changes, with a cursor that survives a lost connection.
 
-A cursor is `<epoch>.<seq>`; the epoch is one life of the shim. A follower that comes back with a
-cursor of another life, or one that has fallen out of the ring, is told to read the state again
-(`resync`). Events hint, state decides: the ring is memory only.
+A cursor is `<epoch>.<seq>`; the epoch is one life of the shim. A follower with a cursor of another
+life, or one that has fallen out of the ring, is told to read the state again (`resync`). Events are
+hints and the state decides, so the ring is in memory only.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class EventLog:
         self._publish(Event(cursor="", type=EventType.NODE))
 
     def close(self) -> None:
-        """Ends every follower."""
+        """End every follower."""
         self._closed = True
         self._wake()
 
     async def follow(
         self, after: str | None, heartbeat: float = HEARTBEAT_SECONDS
     ) -> AsyncGenerator[Event, None]:
-        """Events after the cursor, beginning with a heartbeat (or a resync), without an end."""
+        """Yield events after the cursor, first a heartbeat (or a resync), without an end."""
         at = self._seq if after is None else self._position(after)
         if at is None:
             at = self._seq

@@ -1,8 +1,8 @@
-"""Fencing decides which controller may still speak for a run, and keeps that on disk.
+"""Fencing decides which controller may still command a run, and keeps that on disk.
 
-A controller that lost its lease, or a delayed request, must revive nothing. The book keeps, per
-run, the highest `(epoch, token)` and incarnation that the shim has acted on, and the ids of tasks
-that are gone, for seven days after the run's last task. The book is pure; `Fences` makes each
+A controller that lost its lease, or a delayed request, must revive nothing. The book keeps, for
+each run, the highest `(epoch, token)` and incarnation that the shim has acted on, and the ids of
+removed tasks, until seven days after the run's last task. The book is pure; `Fences` makes each
 change durable before the request has an effect.
 """
 
@@ -30,8 +30,11 @@ class FenceBook:
         return self._records.get(run_id)
 
     def check(self, run_id: str, fence: Fence, incarnation: int) -> None:
-        """Raises Refused (409 `fenced`) for an older fence, or an older incarnation in the same
-        epoch: a database that was restored from a backup counts on from what it knew then."""
+        """Raise Refused (409 `fenced`) for an older fence, or an older incarnation in the same
+        epoch.
+
+        A database that was restored from a backup counts incarnations from what it knew then.
+        """
         known = self._records.get(run_id)
         if known is None:
             return
@@ -45,7 +48,7 @@ class FenceBook:
             )
 
     def check_revival(self, run_id: str, task_id: str, now: float) -> None:
-        """Raises Refused (409 `terminated`) for a task id that is gone."""
+        """Raise Refused (409 `terminated`) for the id of a removed task."""
         known = self._records.get(run_id)
         if known is not None and known.forgotten.get(task_id, 0.0) > now:
             raise Refused(
@@ -56,7 +59,7 @@ class FenceBook:
             )
 
     def raise_to(self, run_id: str, fence: Fence, incarnation: int) -> FenceRecord | None:
-        """Remember the pair; the record to keep, or None when nothing is new."""
+        """Remember the pair; return the record to keep, or None when nothing is new."""
         known = self._records.get(run_id)
         if known is None:
             return self._put(FenceRecord(run_id=run_id, fence=fence, incarnation=incarnation))
@@ -88,7 +91,7 @@ class FenceBook:
         return self._put(msgspec.structs.replace(known, expires_at=at))
 
     def drop_expired(self, now: float) -> tuple[str, ...]:
-        """The runs whose record has had its time; the caller deletes their files."""
+        """Drop expired runs and return them; the caller deletes their files."""
         gone = tuple(
             run_id
             for run_id, record in self._records.items()
@@ -111,7 +114,7 @@ log = logging.getLogger(__name__)
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks, and for which run: the fenced headers of a request."""
+    """The controller that makes a request, and the run: the fenced headers."""
 
     run_id: str
     fence: Fence
@@ -119,7 +122,8 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Fences:
-    """The checks raise Refused; what writes raises OSError, and may be asked again then."""
+    """The fences of all runs. The checks raise Refused. Methods that write raise OSError and may
+    then be called again."""
 
     def __init__(self, book: FenceBook, records: Records[FenceRecord]) -> None:
         self._book = book
@@ -130,8 +134,8 @@ class Fences:
         self._book.check(speaker.run_id, speaker.fence, speaker.incarnation)
 
     def check_for_task(self, speaker: Caller, own: int | None) -> None:
-        """A task may be spoken for by its `own` incarnation and each later one; one that is not
-        known (None), by any."""
+        """Check a request about a task: its `own` incarnation and each later one may command it. An
+        unknown task (None) accepts any."""
         newest = self._book.get(speaker.run_id)
         latest = newest.incarnation if newest else speaker.incarnation
         fits = latest if own is None or speaker.incarnation >= own else speaker.incarnation
@@ -141,19 +145,19 @@ class Fences:
         self._book.check_revival(speaker.run_id, task_id, time.time())
 
     def incarnation_of(self, run_id: str) -> int:
-        """The newest that was heard of; 0: none."""
+        """Return the newest known incarnation; 0: none."""
         known = self._book.get(run_id)
         return 0 if known is None else known.incarnation
 
     async def hear(self, speaker: Caller) -> None:
-        """From now on an older fence is refused."""
+        """Refuse older fences from now on."""
         record = self._book.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
         if record is None and speaker.run_id in self._unkept:
             record = self._book.get(speaker.run_id)
         await self._save(record)
 
     async def remember_unknown(self, task_id: str, speaker: Caller, run_is_used: bool) -> None:
-        """A task that was stopped before it came is refused for a while."""
+        """Refuse, for a while, a task that was stopped before it came."""
         now = time.time()
         self._book.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
         record = self._book.forget(speaker.run_id, task_id, now + UNKNOWN_REMEMBERED, now)
@@ -162,7 +166,7 @@ class Fences:
         await self._save(record)
 
     async def forget(self, run_id: str, task_id: str, run_is_used: bool) -> None:
-        """The id of a task that is gone is refused for as long as its run's fence is kept."""
+        """Refuse the id of a removed task as long as its run's fence is kept."""
         now = time.time()
         record = self._book.forget(run_id, task_id, now + KEPT_AFTER_LAST_TASK, now)
         if not run_is_used:

@@ -1,9 +1,9 @@
 """Reconciling finds out what is true after a crash, before the first answer.
 
-Records say what was wanted, labels of containers what was made; either alone is enough to go on.
-What runs is believed before what is written: a container first, then a task on its way, then an
-allocation's record. A GPU gets one owner, or the loser is told why. Leftovers that explain
-themselves in neither way are listed and not touched, and nobody else gets their GPUs.
+Records tell what was wanted, labels of containers what was made; either alone is enough to
+continue. What runs counts more than what is written: a container first, then a task on its way,
+then an allocation's record. A GPU gets one owner; the other task ends with a reason. Leftovers
+without record and labels are listed and not touched, and their GPUs are not given out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ from shim.state.records import FenceRecord, Loaded, RecordBooks, TaskRecord
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
-    """`restored` are those whose record must be written anew, `dropped` those to be deleted.
-
-    `losers` maps a task that has no container, and no GPU any more, to the reason. `complaints`
-    are for the node's operator.
-    """
+    """The result. `restored`: records to write again; `dropped`: records to delete. `losers` maps a
+    task without container and GPU to the reason. `complaints` are for the node's operator."""
 
     held: dict[str, AllocationInfo]
     restored: tuple[AllocationInfo, ...]
@@ -72,7 +69,7 @@ def settle(
 
 
 def claim_of(record: TaskRecord) -> AllocationInfo:
-    """The allocation as its task tells it."""
+    """Return the allocation as its task's record describes it."""
     info, resources = record.info, record.request.resources
     return AllocationInfo(
         id=info.allocation_id,
@@ -87,12 +84,12 @@ def claim_of(record: TaskRecord) -> AllocationInfo:
 
 
 def allocation_of(found: Found) -> str:
-    """The allocation that a container of ours says it belongs to, or a name of its own."""
+    """Return the allocation that a container's labels name, or a made-up name."""
     return found.allocation_id or f"container-{found.container_id[:12]}"
 
 
 def is_of_container(allocation: AllocationInfo) -> bool:
-    """It stands for a container that nobody explains, not for what somebody asked for."""
+    """Return whether the allocation stands for an unexplained container, not for a request."""
     return not allocation.task_ids and allocation.cpu == 0.0
 
 
@@ -144,8 +141,8 @@ log = logging.getLogger(__name__)
 
 
 class Reconciled(msgspec.Struct, frozen=True):
-    """`unexplained` are containers of this shim of which no task is known; `leftovers` names
-    everything else that was found and not touched."""
+    """The node's state. `unexplained` are containers of this shim without a known task; `leftovers`
+    names everything else that was found and not touched."""
 
     tasks: tuple[TaskRecord, ...]
     allocations: tuple[AllocationInfo, ...]
@@ -157,7 +154,8 @@ class Reconciled(msgspec.Struct, frozen=True):
 async def reconcile(
     books: RecordBooks, engine: Engine, settings: Settings, executor: Executor
 ) -> Reconciled:
-    """Raises EngineError or OSError: a shim that cannot see its node must not answer."""
+    """Find out the node's state. Raises EngineError or OSError: a shim that cannot see its node
+    must not answer."""
     tasks = await books.tasks.load()
     allocations = await books.allocations.load()
     fences = await books.fences.load()
@@ -195,7 +193,7 @@ def leftovers_of(unexplained: Iterable[Found]) -> tuple[str, ...]:
 async def _explain(
     books: RecordBooks, tasks: Loaded[TaskRecord], containers: dict[str, Found]
 ) -> dict[str, TaskRecord]:
-    """All tasks that either a record or a container's labels tell of."""
+    """Return all tasks that a record or a container's labels describe."""
     records = dict(tasks.records)
     for task_id, found in containers.items():
         if task_id not in records and (rebuilt := _rebuild(found)) is not None:
@@ -211,7 +209,8 @@ async def _finish_removals(
     containers: dict[str, Found],
     fences: dict[str, FenceRecord],
 ) -> None:
-    """A task whose id is refused was removed: a crash, or a copy put back, has left its record."""
+    """Finish the removal of tasks whose id is refused: a crash, or a restored copy, has left their
+    records."""
     now = time.time()
     for task_id, record in list(records.items()):
         fence = fences.get(record.info.run_id)
@@ -241,8 +240,11 @@ def _rebuild(found: Found) -> TaskRecord | None:
 
 
 def _merge(record: TaskRecord, found: Found | None, boot: str) -> TaskRecord:
-    """A container that was started is never started again, whatever the record had time to say; nor
-    is a task begun that was accepted before the node's restart: its controller has given it up."""
+    """Return the record, corrected by the container.
+
+    A container that was started is never started again, whatever the record says. A task that was
+    accepted before the node's restart is not begun: its controller has given it up.
+    """
     info = record.info
     if info.status is TaskStatus.TERMINATED:
         return record
@@ -261,7 +263,7 @@ def _merge(record: TaskRecord, found: Found | None, boot: str) -> TaskRecord:
 
 
 def _without_place(record: TaskRecord, losers: dict[str, str]) -> TaskRecord:
-    """A task whose GPUs are another's must not go on to its container."""
+    """Return the record of a task that lost its GPUs, so that it gets no container."""
     message = losers.get(record.info.id)
     if message is None:
         return record
@@ -285,7 +287,7 @@ def _ended(record: TaskRecord, reason: TaskReason, message: str, **changes: Any)
 async def _end_zombies(
     records: tuple[TaskRecord, ...], containers: dict[str, Found], engine: Engine
 ) -> None:
-    """Their GPUs may be promised to others already, so they are gone when this returns."""
+    """End these containers and wait: their GPUs may already be promised to other tasks."""
     for record in records:
         found = containers.get(record.info.id)
         ended = record.info.status is TaskStatus.TERMINATED
@@ -298,7 +300,8 @@ async def _end_zombies(
 def _fences_of(
     records: tuple[TaskRecord, ...], kept: dict[str, FenceRecord], now: float
 ) -> dict[str, FenceRecord]:
-    """A fence without a task has a date, also when a crash came before its date was written."""
+    """Return the fences. A fence without a task gets an expiry date, also if a crash came before
+    the date was written."""
     fences = {
         run_id: record
         if record.expires_at is not None

@@ -1,10 +1,10 @@
 """Records hold what the shim must still know after a crash.
 
-There are three kinds, each in a folder of its own: tasks, allocations and the fences of runs. A
-record is on disk before the side effect that it announces. No record ever holds a secret. A file is
-written next to its place, synced and renamed over it, and the folder is synced, so that a reader
-finds the old content or the new one and never a mix. A checksum tells a damaged or swapped file: it
-is reported, never trusted, and never stops the shim.
+There are three kinds, each in its own folder: tasks, allocations and the fences of runs. A record
+is on disk before the side effect that it announces. No record ever holds a secret. A file is
+written next to its place, synced and renamed over it, and the folder is synced; so a reader finds
+the old content or the new, never a mix. A checksum detects a damaged or swapped file: it is
+reported, never trusted, and never stops the shim.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class DamagedFile(ValueError):
 
 
 def write_file(path: Path, body: bytes) -> None:
-    """Blocks for two fsyncs. Raises OSError (disk full, read-only)."""
+    """Write the file. Blocks for two fsyncs. Raises OSError (disk full, read-only)."""
     write_durably(path, _MAGIC + _checksum(path, body) + b"\n" + body, 0o600)
 
 
 def read_file(path: Path) -> bytes:
-    """Raises DamagedFile, and FileNotFoundError when there is none."""
+    """Read the file. Raises DamagedFile, and FileNotFoundError when there is none."""
     head, newline, body = path.read_bytes().partition(b"\n")
     if not newline or head != _MAGIC + _checksum(path, body):
         raise DamagedFile(f"{path} is damaged: its checksum does not match")
@@ -47,7 +47,7 @@ def read_file(path: Path) -> bytes:
 
 
 def _checksum(path: Path, body: bytes) -> bytes:
-    """The name is part of it: a file that was renamed or copied is somebody else's record."""
+    """Return the checksum. It includes the name: a renamed or copied file is another record's."""
     return hashlib.sha256(path.name.encode() + b"\0" + body).hexdigest().encode()
 
 
@@ -62,8 +62,8 @@ log = logging.getLogger(__name__)
 
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A task is to end: by `kill_at` (Unix seconds; 0: at once) at the latest, for the first given
-    reason."""
+    """The order to end a task by `kill_at` (Unix seconds; 0: at once) at the latest; the first
+    reason stays."""
 
     kill_at: float
     reason: str | None = None
@@ -73,8 +73,8 @@ class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one task that must outlive the shim's process.
 
-    `body_hash` stands for the request as it came (without its secret); `request` is that request
-    without `registry_auth`. `had_credentials` says that a pull needs them again.
+    `body_hash` is that of the original request (without its secret); `request` is that request
+    without `registry_auth`. `had_credentials`: a pull needs them again.
     """
 
     request: TaskRequest
@@ -84,11 +84,11 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     fence: Fence
     stop: StopOrder | None = None
     boot_id: str | None = None
-    """The kernel's, when the task was accepted."""
+    """The kernel's boot id when the task was accepted."""
 
 
 class FenceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest fence and incarnation seen for a run, and task ids that must not be revived.
+    """The newest fence and incarnation of a run, and the ids of tasks that must not be revived.
 
     `forgotten` maps a task id to the time (Unix seconds) until which a delayed PUT is refused.
     `expires_at` is set when the run's last task is gone.
@@ -102,7 +102,7 @@ class FenceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`life` counts the starts of the shim on this data folder."""
+    """The data folder's record. `life` counts the starts of the shim."""
 
     install_id: str
     life: int
@@ -117,8 +117,11 @@ class Loaded(msgspec.Struct, Generic[T]):
 
 
 class Records(Protocol[T]):
-    """Durable values by key. `save` and `delete` return once the change is on disk, in the order
-    in which they were called for a key; both may raise OSError."""
+    """Durable values by key.
+
+    `save` and `delete` return once the change is on disk, for each key in the order of the calls;
+    both may raise OSError.
+    """
 
     async def save(self, key: str, record: T) -> None: ...
 
@@ -128,8 +131,7 @@ class Records(Protocol[T]):
 
 
 async def kept(*writes: Awaitable[None]) -> None:
-    """All writes are on disk, or the caller hears why not and nothing was accepted. Raises
-    Refused (507)."""
+    """Wait for all writes. If one fails, raise Refused (507): nothing was accepted."""
     results = await asyncio.gather(*writes, return_exceptions=True)
     for result in results:
         if isinstance(result, OSError):
@@ -148,12 +150,13 @@ def hash_of(request: TaskRequest) -> str:
 
 
 def is_same_body(record: TaskRecord, request: TaskRequest) -> bool:
-    """A shim of another version, with more fields, may have made the record's hash."""
+    """Return whether the record has the same body. A shim of another version, with more fields, may
+    have made its hash."""
     return hash_of(request) == record.body_hash or without_secrets(request) == record.request
 
 
 class DiskRecords(Generic[T]):
-    """One checksummed file per key. The disk is only touched in `executor`'s threads."""
+    """One checksummed file for each key. Only `executor`'s threads touch the disk."""
 
     def __init__(self, folder: Path, kind: type[T], executor: Executor) -> None:
         self._folder = folder
@@ -210,27 +213,27 @@ class DiskRecords(Generic[T]):
 
 
 def _read_regular(path: Path) -> bytes:
-    """Whatever else lies there could make its reader wait forever."""
+    """Read a regular file; anything else could make its reader wait forever."""
     if path.is_symlink() or not path.is_file():
         raise DamagedFile(f"{path} is no regular file")
     return read_file(path)
 
 
 def _set_aside(path: Path) -> None:
-    """Kept for whoever wants to know what happened; a former one of that name makes room."""
+    """Keep the file for an investigation; it replaces an earlier one of that name."""
     with contextlib.suppress(OSError):
         os.rename(path, path.with_name(f"{path.stem}.{time.time_ns()}.damaged"))
 
 
 class TwinRecords(Generic[T]):
-    """Each record in two places, for what nothing else could tell anew: it is lost only with both.
-    One that has gone or is damaged is made again from the other."""
+    """Each record in two places, for content that nothing else could restore. A missing or damaged
+    copy is made again from the other."""
 
     def __init__(self, first: Records[T], second: Records[T]) -> None:
         self._both = (first, second)
 
     async def save(self, key: str, record: T) -> None:
-        """Raises OSError when neither took it."""
+        """Save both copies. Raises OSError when neither was written."""
         saves = (records.save(key, record) for records in self._both)
         results = await asyncio.gather(*saves, return_exceptions=True)
         wrong = [result for result in results if result is not None]
@@ -253,7 +256,7 @@ class TwinRecords(Generic[T]):
 
 
 class RecordBooks(msgspec.Struct, frozen=True):
-    """The three folders of records that a shim works with."""
+    """The record folders of a shim."""
 
     tasks: Records[TaskRecord]
     allocations: Records[AllocationInfo]

@@ -1,8 +1,8 @@
 """The driver takes one task from its record to its end: set up, watch, stop when asked, report.
 
-Cancelling a driver leaves the container alone: that is how the shim itself ends. To stop a task it
-tells the runner until when the job may go on; the runner then kills what is left and writes down
-how the job ended, which a kill of the whole container would lose.
+Cancelling a driver leaves the container alone: that is how the shim itself ends. To stop a task,
+the driver tells the runner how long the job may go on. The runner then kills what is left and
+records how the job ended; a kill of the whole container would lose that.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from shim.tasks.steps.volumes import Volumes
 
 log = logging.getLogger(__name__)
 LAST_WORDS = 5.0
-"""Seconds between the end of a job's grace and the kill of its container, for the runner."""
+"""Seconds for the runner between the end of a job's grace and the kill of its container."""
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
 
 async def stop_when_asked(ctx: StepContext) -> None:
-    """Returns once the container is told to end for good."""
+    """Return once the container was told to end for good."""
     await ctx.task.stop_wanted.wait()
     came = asyncio.Event()
     if await runner_socket.is_open(ctx):
@@ -68,8 +68,11 @@ async def _stop(ctx: StepContext, came: asyncio.Event) -> None:
 
 
 async def _wait_for_the_runner(ctx: StepContext, came: asyncio.Event) -> None:
-    """The kernel spares a container's first process each signal that it has no handler for; its
-    handler is there before its socket. Whoever came too late to hear the first is told again."""
+    """Wait for the runner, and send the signal again if it came too late for the first.
+
+    The kernel withholds a signal from a container's first process if it has no handler; the handler
+    exists before the socket.
+    """
     try:
         await runner_socket.until_it_listens(ctx)
     except OSError as error:
@@ -85,7 +88,8 @@ def _kill_at(ctx: StepContext) -> float:
 
 
 def _seconds_left(ctx: StepContext, told: float | None) -> float:
-    """Who was not told when the job is killed gets no time for last words."""
+    """Return the seconds for last words: none if the runner was not told before the job is
+    killed."""
     kill_at = _kill_at(ctx)
     return kill_at - time.time() + (LAST_WORDS if told == kill_at else 0.0)
 
@@ -103,7 +107,7 @@ async def _signal(ctx: StepContext, kill_at: float) -> None:
 
 
 async def insist(ctx: StepContext, act: Callable[[], Awaitable[None]]) -> None:
-    """Returns once it is done; an engine that refuses is asked again, ever more seldom."""
+    """Repeat the act until it works; the pauses grow while the engine refuses."""
     waits = pauses()
     while True:
         try:
@@ -116,7 +120,7 @@ async def insist(ctx: StepContext, act: Callable[[], Awaitable[None]]) -> None:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between tries, ever longer."""
+    """Yield growing seconds between tries."""
     pause = _FIRST_PAUSE
     while True:
         yield pause
@@ -132,17 +136,17 @@ STAGES: tuple[tuple[Step, ...], ...] = (
     (Container(),),
     (Start(),),
 )
-"""Steps of one stage are independent of each other and done together."""
+"""The steps of one stage are independent of each other and run together."""
 
 
 class _ExitRecord(msgspec.Struct, frozen=True):
-    """The one thing in the runner's record that matters here."""
+    """The one field of the runner's record that matters here."""
 
     container_stopped: bool = False
 
 
 async def drive(ctx: StepContext) -> None:
-    """Returns when the task is terminated."""
+    """Drive the task; return when it is terminated."""
     try:
         if ctx.task.info.status is TaskStatus.RUNNING or await _set_up(ctx):
             await _watch(ctx)
@@ -152,14 +156,15 @@ async def drive(ctx: StepContext) -> None:
 
 
 async def undo_all(ctx: StepContext) -> None:
-    """Raises EngineError or OSError; may be asked again then."""
+    """Undo all steps. Raises EngineError or OSError; it may be called again then."""
     for stage in reversed(STAGES):
         for step in reversed(stage):
             await step.undo(ctx)
 
 
 async def _set_up(ctx: StepContext) -> bool:
-    """Whether the container was started; otherwise the task is terminated."""
+    """Set the task up; return whether its container was started. Otherwise the task is
+    terminated."""
     stop = asyncio.ensure_future(ctx.task.stop_wanted.wait())
     work = asyncio.ensure_future(_do_all(ctx))
     try:
@@ -181,8 +186,8 @@ async def _set_up(ctx: StepContext) -> bool:
 
 
 def _reason_of(ctx: StepContext, error: BaseException) -> TaskReason:
-    """A disk that refuses is the node's fault. A fault of our own may come again with each try,
-    and must not be tried forever."""
+    """Return the reason. A disk that refuses is the node's fault. A bug of this program may repeat,
+    so it must not be retried forever."""
     if isinstance(error, EngineError):
         return error.reason
     if isinstance(error, OSError):
@@ -207,7 +212,7 @@ async def _do_all(ctx: StepContext) -> None:
 
 
 async def _patiently(ctx: StepContext, step: Step) -> None:
-    """An engine that is restarting is waited for; the step is then done again."""
+    """Do the step; if the engine is restarting, wait and do it again."""
     deadline = time.monotonic() + ctx.settings.engine_patience
     while True:
         try:
@@ -227,15 +232,18 @@ def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
 
 
 async def _give_up(ctx: StepContext, reason: str | None, message: str | None) -> None:
-    """The end is said once the container is confirmed gone: with it the task's place is free."""
+    """End the task. The end is announced once the container is certainly gone, because then its
+    allocation is free."""
     await insist(ctx, lambda: ctx.engine.remove(ctx.task.info.id))
     await _let_volumes_go(ctx)
     await _end(ctx, reason=reason, message=message, container_id=None)
 
 
 async def _let_volumes_go(ctx: StepContext) -> None:
-    """Before the end is said: whoever hears of it may mount the same disk elsewhere. What is busy
-    is tried again when the task is removed, and does not hold up its end."""
+    """Unmount the volumes before the end is announced: the same disk may then be mounted elsewhere.
+
+    A busy volume does not delay the end; the task's removal tries it again.
+    """
     try:
         await Volumes().undo(ctx)
     except (EngineError, OSError) as error:
@@ -243,7 +251,7 @@ async def _let_volumes_go(ctx: StepContext) -> None:
 
 
 async def _end(ctx: StepContext, **changes: Any) -> None:
-    """The end is announced even when the disk is full, and written as soon as it can be."""
+    """Announce the end, even when the disk is full, and store it as soon as possible."""
     is_kept = await ctx.task.finish(**changes)
     waits = pauses()
     while not is_kept:
@@ -296,8 +304,11 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
 
 
 def _why(ended: Exit, exit_record: str | None) -> tuple[TaskReason | None, str | None]:
-    """The runner's exit record knows better; without one the container's end has to do. But what
-    was stopped from outside the job, and not by us, is no failure of the job's."""
+    """Return the task's reason and message.
+
+    The runner's exit record is preferred, else the container's end counts. If something outside of
+    Fairlead stopped the container, the job did not fail.
+    """
     if (ended.stopped or ended.unseen) and not _ended_by_itself(ended, exit_record):
         return NodeFault.reason, STOPPED_BY_OTHERS if ended.stopped else FELL_WITH_ITS_ENGINE
     if exit_record is not None or ended.exit_code == 0:
@@ -315,7 +326,7 @@ def _why(ended: Exit, exit_record: str | None) -> tuple[TaskReason | None, str |
 
 
 def _ended_by_itself(ended: Exit, exit_record: str | None) -> bool:
-    """Whether the job was over before its container was stopped, or fell with its engine."""
+    """Return whether the job was over before its container was stopped, or fell with its engine."""
     try:
         record = msgspec.json.decode(exit_record or "", type=_ExitRecord)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,8 +1,8 @@
-"""Every task of the node, and the rules by which they come and go.
+"""The supervisor has every task of the node, and the rules by which they come and go.
 
-The supervisor accepts a task once its fence, its allocation and its record are on disk; from then
-on a driver takes it to its end. It refuses what is old, what does not fit and what would revive the
-dead, always with the reason.
+It accepts a task once its fence, its allocation and its record are on disk; from then on a driver
+takes it to its end. It refuses what is old, what does not fit and what would revive a removed task,
+always with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MOST_NOTICES = 32
 
 
 async def _let_go(task: TaskState) -> None:
-    """The task's driver ends; what runs goes on."""
+    """End the task's driver; the container goes on."""
     if task.driver is not None:
         task.driver.cancel()
         await asyncio.wait({task.driver})
@@ -107,8 +107,10 @@ class Supervisor:
         return self._known(task_id).info
 
     def adopt(self, records: Iterable[TaskRecord], first_version: int) -> None:
-        """Know the tasks of an earlier life, in the state that reconciliation found. A task that
-        still needs credentials asks for them anew."""
+        """Take over the tasks of an earlier life, in the state that reconciliation found.
+
+        A task that still needs credentials asks for them again.
+        """
         self._first_version = first_version
         for record in records:
             info = record.info
@@ -118,15 +120,15 @@ class Supervisor:
             self._track(msgspec.structs.replace(record, info=newer))
 
     def resume(self) -> None:
-        """Go on with what was adopted. Each task then asks the engine for its container, which many
-        tasks at once make the slowest part of a start: it comes last."""
+        """Continue the adopted tasks. Each asks the engine for its container, the slowest part of a
+        start, so it comes last."""
         for task in self.live:
             self._drive(task)
 
     async def put(
         self, task_id: str, request: TaskRequest, speaker: Caller
     ) -> tuple[TaskInfo, bool]:
-        """The task, and whether it is new. Raises Refused."""
+        """Return the task, and whether it is new. Raises Refused."""
         self._check_request(task_id, request, speaker)
         async with self._deciding:
             self.fences.check(speaker)
@@ -145,7 +147,7 @@ class Supervisor:
         return task.info
 
     async def remove(self, task_id: str, speaker: Caller) -> None:
-        """Raises Refused: 409 `not_terminated`, 500 `cleanup_failed` (ask again)."""
+        """Remove a task. Raises Refused: 409 `not_terminated`, 500 `cleanup_failed` (try again)."""
         task = await self.spoken_for(task_id, speaker)
         if not task.ended:
             raise Refused(
@@ -183,7 +185,7 @@ class Supervisor:
         await self.gpus.look(allocation.gpus)
 
     async def clear_gpu(self, uuid: str) -> None:
-        """Raises Refused: 404 for a GPU that is not cordoned."""
+        """Offer a cordoned GPU again. Raises Refused: 404 for a GPU that is not cordoned."""
         if not self.gpus.is_cordoned(uuid):
             raise not_found(f"there is no cordoned GPU {uuid}")
         await kept(self.gpus.clear(uuid))
@@ -193,7 +195,7 @@ class Supervisor:
         return tuple(task for task in self._tasks.values() if not task.ended)
 
     def visits(self) -> tuple[Visit, ...]:
-        """The SSH ports of the tasks that live, and who may come."""
+        """Return the SSH ports of the live tasks, and the keys that may use them."""
         return tuple(
             Visit(port=task.info.ports[PORT_NAME], keys=task.request.ssh.authorized_keys)
             for task in self._tasks.values()
@@ -201,18 +203,21 @@ class Supervisor:
         )
 
     async def free_disk(self) -> int:
-        """Bytes, where records and logs lie."""
+        """Return the free bytes where records and logs lie."""
         loop = asyncio.get_running_loop()
         data = self.settings.data
         return (await loop.run_in_executor(self._executor, shutil.disk_usage, data)).free
 
     async def close(self) -> None:
-        """Let go of every task; what runs goes on."""
+        """End all drivers; running tasks stay."""
         await asyncio.gather(*map(_let_go, self._tasks.values()))
 
     async def compare(self, suspects: frozenset[str]) -> frozenset[str]:
-        """Hold what the engine has against what is known; the tasks that seem to have ended unseen.
-        Those that were `suspects` before are looked at again: an event was lost."""
+        """Compare the engine's containers with the known tasks; return those that seem to have
+        ended unseen.
+
+        A task that was in `suspects` already is inspected: an event was lost.
+        """
         known = set(self._tasks)
         containers = {one.task_id: one for one in await self.engine.list()}
         known |= set(self._tasks)  # removed meanwhile, or new: neither is a stranger's
@@ -236,7 +241,7 @@ class Supervisor:
             self._drive(task)
 
     def _drop_claims_of_the_gone(self) -> None:
-        """What an unexplained container held is free once somebody has removed it."""
+        """Free what an unexplained container held once it is gone."""
         claimed = {reconcile.allocation_of(one) for one in self.unexplained}
         for allocation_id in self._blocked - claimed:
             allocation = self.ledger.get(allocation_id)
@@ -246,7 +251,7 @@ class Supervisor:
         self._blocked &= claimed
 
     def block(self, unexplained: tuple[Found, ...]) -> None:
-        """Nobody gets what these containers may hold while they are there."""
+        """Keep what these containers may hold from others while they are there."""
         self.unexplained = unexplained
         self._blocked = {reconcile.allocation_of(one) for one in unexplained}
 
@@ -310,7 +315,7 @@ class Supervisor:
             self.events.node_changed()
 
     async def _notice(self, gpu: GpuInfo, finding: Finding, line: str) -> None:
-        """The tasks that have this GPU are told, each once."""
+        """Notify the tasks that have this GPU, each once."""
         notice = Notice(id=f"{gpu.uuid}:{finding.key}", at=time.time(), text=line)
         for task in list(self._tasks.values()):
             if gpu.uuid not in task.info.gpus or task.ended:
@@ -330,7 +335,8 @@ class Supervisor:
     async def _take_back(
         self, task_id: str, held: AllocationInfo | None, refused: AllocationInfo
     ) -> None:
-        """What was refused must not come alive at the next start."""
+        """Delete the records of a refused task, so that it does not start at the next start of the
+        shim."""
         before = (
             self._books.allocations.save(held.id, held)
             if held
@@ -377,7 +383,8 @@ class Supervisor:
             )
 
     async def spoken_for(self, task_id: str, speaker: Caller) -> TaskState:
-        """A fence older than known is refused; so is an incarnation older than the task's own."""
+        """Return the task if this controller may command it; an older fence or incarnation is
+        refused."""
         async with self._deciding:
             task = self._tasks.get(task_id)
             if task is None:
@@ -394,7 +401,8 @@ class Supervisor:
             return task
 
     async def _forget(self, task: TaskState) -> None:
-        """The id is refused for as long as the fence is kept, and the record goes last."""
+        """Forget the task. Its id is refused as long as the fence is kept; the record is deleted
+        last."""
         info = task.info
         run_is_used = self._run_is_used(info.run_id, besides=info.id)
         await self.fences.forget(info.run_id, info.id, run_is_used)

@@ -1,7 +1,7 @@
-"""One task in the shim's memory, and the single way to change it.
+"""One task in the shim's memory, and the only way to change it.
 
-A change is numbered, made durable, and only then announced, so that nobody is told a state that a
-crash could take back.
+A change is numbered, made durable, and only then announced, so that a crash takes back nothing that
+was announced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_WORDS = 500
 
 
 class TaskState:
-    """`auth` is the pull's credentials; it lives in memory alone."""
+    """One task. `auth` holds the pull's credentials, in memory only."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class TaskState:
         self.stop_hurried = asyncio.Event()
         self.removing = asyncio.Lock()
         self.left_run = False
-        """Whether its removal came past what it shared with other tasks of its run."""
+        """Whether its removal has passed what it shared with other tasks of its run."""
         self.driver: asyncio.Task[None] | None = None
         self._records = records
         self._events = events
@@ -58,13 +58,13 @@ class TaskState:
         return self.info.status is TaskStatus.TERMINATED
 
     async def enter(self, status: TaskStatus, **changes: Any) -> None:
-        """Move to `status` and note its time. Raises OSError when it cannot be made durable."""
+        """Move to `status` and record the time. Raises OSError when that cannot be made durable."""
         times = msgspec.structs.replace(self.info.times, **{f"{status.value}_at": time.time()})
         await self.change(status=status, times=times, **changes)
         self._log_status()
 
     def _log_status(self) -> None:
-        """For the operator: nothing of what the job was given but its image."""
+        """Log the status for the operator; of the job's data only the image appears."""
         info = self.info
         about = {
             TaskStatus.PULLING: f"image {info.image}",
@@ -79,13 +79,15 @@ class TaskState:
         self._events.task_changed(info)
 
     def show(self, **changes: Any) -> None:
-        """Announce what need not survive a crash (progress)."""
+        """Announce a change that need not survive a crash (progress)."""
         self._apply(**changes)
         self._events.task_changed(self.info)
 
     async def enter_at_last(self, status: TaskStatus, **changes: Any) -> bool:
-        """As `enter`, for what has happened already and is announced even when it cannot be kept.
-        Whether it was kept: if not, a crash makes the next life find it out again."""
+        """Enter a status that has already happened: it is announced even when it cannot be stored.
+
+        Return whether it was stored. If not, after a crash the next life finds it out again.
+        """
         try:
             await self.enter(status, **changes)
         except OSError as error:
@@ -101,7 +103,7 @@ class TaskState:
         )
 
     async def keep(self) -> bool:
-        """Whether the state that was announced is on disk now."""
+        """Store the announced state; return whether it is on disk now."""
         try:
             await self._records.save(self.info.id, self.record)
         except OSError:
@@ -109,8 +111,11 @@ class TaskState:
         return True
 
     async def order_stop(self, grace: float, reason: str | None, message: str | None) -> None:
-        """The first reason stays; the deadline only comes nearer. The task is stopped even when the
-        order cannot be made durable: only then a full disk can be emptied. Raises OSError then."""
+        """Order the stop. The first reason stays; the deadline only moves closer. Raises OSError.
+
+        The task is stopped even when the order cannot be stored: otherwise a full disk could not be
+        emptied.
+        """
         known = self.record.stop
         kill_at = time.time() + grace if grace > 0 else 0.0
         if known is None:
@@ -139,5 +144,5 @@ def _how_it_ended(info: TaskInfo) -> str:
 
 
 def _readable(text: str) -> str:
-    """One line of it: engines quote what a job asked for."""
+    """Return one line of the text: engines quote strings of jobs."""
     return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_WORDS]

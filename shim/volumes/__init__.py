@@ -1,1 +1,1 @@
-"""What of the node's storage a job sees, and what it must never reach."""
+"""Which parts of the node's storage a job sees, and which it must never reach."""

@@ -1,8 +1,8 @@
-"""The kernel's part of volumes: finding a path without being led astray, mounting, unmounting.
+"""The kernel's part of volumes: open a path safely, mount, unmount.
 
-A path that users may write below can change between a check and its use. So a path is opened once,
-beneath the folder that the operator allows, and what was opened is mounted, whatever the path says
-by then. All of this blocks: call it in a thread.
+A path below which users may write can change between a check and its use. So a path is opened once,
+beneath the folder that the operator allows, and what was opened is mounted, even if the path has
+changed. All of this blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Mounter(Protocol):
-    """What mounts, for the step. Raises VolumeError for the user, OSError for the node."""
+    """Mounts volumes. Raises VolumeError for the user's errors, OSError for the node's."""
 
     def bind(self, allowed: Path, relative: str, target: Path) -> bool:
-        """Mount what lies at `relative` beneath `allowed` at `target`, which is made; False when
-        nothing is there. Refuses what a symbolic link leads out of `allowed`."""
+        """Mount `relative` beneath `allowed` at `target`, which is made; False when nothing is
+        there.
+
+        A symbolic link that leads out of `allowed` is refused.
+        """
 
     def device(self, path: Path, target: Path) -> bool:
         """Mount the filesystem of the block device; False when there is no such device."""
 
     def release(self, folder: Path) -> None:
-        """Unmount all that is mounted below `folder`, and remove it. Never removes a file."""
+        """Unmount everything below `folder`, and remove it. It never removes a file."""
 
 
 class KernelMounter:
-    """`ours`: what is mounted below it was mounted by a shim of this node."""
+    """The real one. Everything mounted below `ours` was mounted by a shim of this node."""
 
     def __init__(self, ours: Path) -> None:
         self._ours = ours
@@ -98,14 +101,15 @@ class KernelMounter:
         folder.rmdir()
 
     def _refuse_ours(self, fd: int, shown: Path) -> None:
-        """Records, and other tasks' volumes, whatever prefix the operator chose."""
+        """Refuse records and other tasks' volumes, whatever prefix the operator chose."""
         real = Path(os.readlink(f"/proc/self/fd/{fd}"))
         data = self._ours.parent.resolve()
         if real.is_relative_to(data) or data.is_relative_to(real):
             raise VolumeError(f"{shown} holds the node's own records")
 
     def _refuse_used(self, path: Path, number: int) -> None:
-        """The operator's own filesystem is not handed out; ours may serve several tasks."""
+        """Refuse a device that the operator has mounted; one that a shim mounted may serve several
+        tasks."""
         own = f"{self._ours.resolve()}/"
         device = f"{os.major(number)}:{os.minor(number)}"
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -116,7 +120,7 @@ class KernelMounter:
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """Mount points below `folder`, in the order in which they were made."""
+    """Return the mount points below `folder`, in the order in which they were made."""
     start = f"{folder.resolve()}/"
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = (_plain(line.split(" ")[4]) for line in lines)
@@ -124,12 +128,12 @@ def mounts_below(folder: Path) -> list[Path]:
 
 
 def _plain(text: str) -> str:
-    """Blanks and the like are written in octal there."""
+    """Return the path without octal escapes of blanks and the like."""
     return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def _make_place(target: Path, *, is_folder: bool) -> None:
-    """Where a crash left an earlier mount, a new one goes over nothing."""
+    """Make the mount's target. A mount that a crash left there is removed first."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     while target in mounts_below(target.parent):
         _unmount(target)
@@ -178,7 +182,7 @@ def _command(argv: list[str], path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _keep_to_ourselves(target: Path) -> None:
-    """Else what is unmounted here would be unmounted at its source as well."""
+    """Make the mount private: otherwise to unmount it here would unmount its source too."""
     _mount("none", target, _MS_PRIVATE | _MS_REC)
 
 
@@ -189,7 +193,7 @@ def _mount(source: str, target: Path, flags: int) -> None:
 
 
 def _unmount(target: Path) -> None:
-    """At once, also while somebody still has a file open there."""
+    """Unmount at once, also while a process has a file open there."""
     with contextlib.suppress(OSError):
         _keep_to_ourselves(target)
     if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) < 0:

@@ -1,1 +1,1 @@
-"""Docker as an `Engine`. The door is `engine.DockerEngine`."""
+"""Docker as an `Engine`; `engine.DockerEngine` is the class."""

@@ -1,9 +1,9 @@
-"""What the rest of the Docker engine shares: errors, the install's identity, volumes, own threads.
+"""Parts that the Docker modules share: errors, the install's identity, volumes, own threads.
 
-Errors are told apart as far as our parts need it. When the shim's own record of its install is
-lost, the labels and mounts of its containers name it. A task's volume `data` is the engine's
-`fairlead-data`, so no user reaches a volume of other software; volumes are never removed here. An
-act that may take forever gets a thread of its own, which fills no pool and keeps no process alive.
+When the shim's own record of its install is lost, the labels and mounts of its containers name it.
+A task's volume `data` is the engine's `fairlead-data`, so a user reaches no volume of other
+software; volumes are never removed here. An act that may take forever gets its own thread, which
+blocks no pool and does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from shim.container_rules import VolumeError
 from shim.engines.base import EngineError, EngineUnavailable, NodeFault
 
 _SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
-"""How requests quotes what the system said, somewhere within its own words."""
+"""How requests quotes the system's error inside its own message."""
 _DENIED = "Permission denied"
 
 
 class Refused(EngineError):
-    """`status` is that of the engine's answer."""
+    """The engine refused. `status` is the HTTP status of its answer."""
 
     def __init__(self, message: str, status: int = 500) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class Conflict(Refused):
 
 
 def unreachable(url: str, error: Exception) -> EngineUnavailable:
-    """Nobody answers at `url`, for a person who must do something about it."""
+    """Return the error for an engine that does not answer at `url`, with what to do."""
     found = _SYSTEMS_WORDS.search(str(error))
     why = (found[1] or found[2]) if found else str(error)[:200]
     what_to_do = (
@@ -65,7 +65,8 @@ _CALL_SECONDS = 60
 
 
 def find_install(data: Path) -> str | None:
-    """Blocking. Raises EngineUnavailable: without the engine nobody can tell."""
+    """Return the install of the data folder, from its containers. Blocking. Raises
+    EngineUnavailable."""
     url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
         api = docker.APIClient(base_url=url, version="auto", timeout=_CALL_SECONDS)
@@ -90,7 +91,7 @@ _PREFIX = "fairlead-"
 
 
 async def ensure_volume(call: Any, api: Any, name: str) -> str:
-    """Raises VolumeError."""
+    """Make the volume if it is missing. Raises VolumeError."""
     full = _PREFIX + name
     try:
         try:
@@ -112,7 +113,7 @@ T = TypeVar("T")
 
 
 def in_own_thread(act: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Begins at once. Nobody has to wait for the future."""
+    """Run the act in its own thread at once. The future may be left without a waiter."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     future.add_done_callback(_seen)

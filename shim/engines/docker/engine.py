@@ -82,25 +82,25 @@ class DockerEngine:
         self._info: dict[str, Any] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._stopped: set[str] = set()
-        """Those that somebody waits for and that were sent a signal to end them, by whomever."""
+        """Containers with a waiter that got a signal to end."""
         self._seen: set[str] = set()
-        """Those that somebody waits for and whose end we were told of as it came."""
+        """Containers with a waiter whose end was reported as it happened."""
         self._hints = 0
         self._running: dict[str, _Ports] = {}
-        """Containers that ran when all were listed last, and of which nothing was heard since: with
-        many of them, a new life of the shim need not ask for each."""
+        """Containers that ran at the last listing and had no event since. With many containers, a
+        new life of the shim need not ask for each."""
         self._never_started: set[str] = set()
-        """Containers that we made and have not tried to start."""
+        """Containers that were made here and not started yet."""
         self._follower: EventFollower | None = None
         self._images = DockerImages(self._call, self._in_our_words)
         self._networks = RunNetworks(self._call, f"{_INSTALL}={install_id}")
 
     def cgroups(self, container_id: str) -> tuple[str, ...]:
-        """By either of Docker's two drivers of cgroups."""
+        """Return the places of both of Docker's cgroup drivers."""
         return (f"docker/{container_id}", f"system.slice/docker-{container_id}.scope")
 
     async def open(self) -> None:
-        """Raises EngineUnavailable when nobody answers at DOCKER_HOST."""
+        """Connect. Raises EngineUnavailable when no engine answers at DOCKER_HOST."""
         try:
             self._api = await self._in_thread(self._connect)
         except docker.errors.DockerException as error:
@@ -134,7 +134,8 @@ class DockerEngine:
         await asyncio.to_thread(self._threads.shutdown)
 
     async def ready(self) -> None:
-        """The stream of events alone is no proof: it can stand while other calls fail."""
+        """Return once the engine answers. The stream of events alone proves nothing: it can work
+        while other calls fail."""
         assert self._follower is not None
         pause = _FIRST_PAUSE
         while True:
@@ -201,15 +202,18 @@ class DockerEngine:
         return container_id
 
     async def start(self, container_id: str) -> None:
-        """The engine itself would run a container that has ended once more, and the answer to an
-        earlier start may have been lost."""
+        """Start a container that was not started before.
+
+        The engine itself would run an ended container again, and the answer to an earlier start may
+        have been lost.
+        """
         if container_id in self._never_started or await self._is_as_created(container_id):
             self._never_started.discard(container_id)
             await self._start_created(container_id)
 
     async def _start_created(self, container_id: str) -> None:
-        """The engine takes the next ports of the node each time, and gives up when a few in a row
-        are somebody else's."""
+        """Start a created container. The engine tries a few ports in a row and gives up when they
+        are all taken; then it is asked again."""
         for left in reversed(range(_START_TRIES)):
             try:
                 await self._call(lambda: self._api.start(container_id))
@@ -261,7 +265,8 @@ class DockerEngine:
                     self._forget(container_id)
 
     def _forget(self, container_id: str) -> None:
-        """What was heard is kept until it was told: the engine may fall silent in between."""
+        """Forget the container. What was heard is kept until it was reported: the engine may fall
+        silent in between."""
         self._stopped.discard(container_id)
         self._seen.discard(container_id)
 
@@ -308,10 +313,12 @@ class DockerEngine:
         return tuple(await self._call(lambda: self._api.containers(all=True, filters=filters)))
 
     def _connect(self) -> Any:
-        """The constructor asks the engine for its version, so it has its place in a thread too.
+        """Return a client of docker-py, made in a thread, because the constructor asks the engine
+        for its version.
 
-        A pool that takes back every thread's connection is never full: urllib3 stumbles when one is
-        full and closed at once, and docker-py closes the pools of paths it has not asked for long.
+        The pool has room for every thread's connection. urllib3 fails when a pool is full and
+        closed at the same moment, and docker-py closes pools of paths that it has not used for
+        long.
         """
         return docker.APIClient(
             base_url=self._url, version="auto", timeout=_CALL_SECONDS, max_pool_size=_THREADS + 1
@@ -375,7 +382,8 @@ class DockerEngine:
         )
 
     def _hint(self, container_id: str | None) -> None:
-        """None: the stream began anew, and anything may have happened meanwhile."""
+        """Handle an event's hint; None: the stream began again, and anything may have happened
+        meanwhile."""
         self._hints += 1
         if container_id is None:
             self._running.clear()
@@ -397,7 +405,7 @@ class DockerEngine:
             await self._call(lambda: self._api.kill(container_id, name))
 
     async def _call(self, act: Callable[[], T]) -> T:
-        """One act of docker-py, its errors in our words."""
+        """Run one act of docker-py, with its errors translated."""
         with self._in_our_words():
             return await self._in_thread(act)
 
@@ -418,7 +426,8 @@ class DockerEngine:
             raise EngineError(str(error)) from None
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
-        """A thread cannot be cancelled: its end is awaited, so that no side effect comes late."""
+        """Run the act in a thread. A thread cannot be cancelled, so its end is awaited and no side
+        effect comes late."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, act)
         try:
             return await asyncio.shield(future)

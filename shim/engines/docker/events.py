@@ -1,7 +1,7 @@
-"""One thread reads the Docker engine's events, and what the engine remembers fills the gaps.
+"""A thread reads the Docker engine's events; the engine's own memory fills the gaps.
 
-docker-py's stream ends without an exception when the engine dies, so an end is a loss: the thread
-connects again with growing pauses and says that events were missed. The engine remembers a few
+docker-py's stream ends without an exception when the engine dies. So an end is a loss: the thread
+connects again with growing pauses and reports that events were missed. The engine remembers a few
 hundred events of its own life; an end that it does not remember lies before that life.
 """
 
@@ -22,25 +22,29 @@ from shim.engines.base import EngineError, EngineUnavailable
 
 ENDING_SIGNALS = frozenset({"15", "9", "SIGTERM", "SIGKILL"})
 REMEMBERED = 256
-"""Events that every engine keeps at least."""
+"""The number of events that every engine keeps at least."""
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """`stopped`: the container was sent a signal to end it. `unseen`: it ended before the engine's
-    present life began, maybe together with the one before."""
+    """What the engine remembers of a container's end.
+
+    `stopped`: the container got a signal to end. `unseen`: it ended before the engine's present
+    life, perhaps together with the previous one.
+    """
 
     stopped: bool = False
     unseen: bool = False
 
 
 class Call(Protocol):
-    """One act of docker-py, its errors in the engine's words."""
+    """One act of docker-py, with its errors translated."""
 
     async def __call__(self, act: Callable[[], Any], /) -> Any: ...
 
 
 async def past_of(call: Call, api: Any, container_id: str) -> Past:
-    """Nothing is known when the engine does not tell. Raises EngineUnavailable."""
+    """Return what the engine remembers; nothing when it does not answer that. Raises
+    EngineUnavailable."""
     try:
         info = await call(api.info)
         now = datetime.fromisoformat(info["SystemTime"]).timestamp()
@@ -54,7 +58,7 @@ async def past_of(call: Call, api: Any, container_id: str) -> Past:
 
 
 def judge(events: Iterable[Mapping[str, Any]], container_id: str, *, live_restore: bool) -> Past:
-    """From all events of the engine's life, or the latest of them."""
+    """Return the past from all events of the engine's life, or the latest of them."""
     all_of_them = list(events)
     own = [one for one in all_of_them if subject(one) == container_id]
     is_told = any(one.get("Action") == "die" for one in own)
@@ -65,12 +69,12 @@ def judge(events: Iterable[Mapping[str, Any]], container_id: str, *, live_restor
 
 
 def subject(event: Mapping[str, Any]) -> str | None:
-    """The container that it is about."""
+    """Return the container that the event is about."""
     return (event.get("Actor") or {}).get("ID") or event.get("id")
 
 
 def ends_it(event: Mapping[str, Any]) -> bool:
-    """Whether it is a signal to the container that ends it."""
+    """Return whether the event is a signal to the container that ends it."""
     attributes = (event.get("Actor") or {}).get("Attributes") or {}
     return event.get("Action") == "kill" and attributes.get("signal") in ENDING_SIGNALS
 
@@ -81,8 +85,11 @@ _LONGEST_PAUSE = 5.0
 
 
 class EventFollower:
-    """`on_hint(container_id)` is called in the loop for each event, `on_hint(None)` after each
-    (re)connection, `on_stop(container_id)` before it for a signal that ends a container."""
+    """Follows the engine's events.
+
+    `on_hint(container_id)` is called in the loop for each event, `on_hint(None)` after each
+    (re)connection, and before them `on_stop(container_id)` for a signal that ends a container.
+    """
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class EventFollower:
         self._is_connected = asyncio.Event()
 
     async def open(self) -> None:
-        """Returns once the first subscription stands."""
+        """Start; return once the first subscription works."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._follow, name="shim-docker-events", daemon=True)
         self._thread.start()

@@ -1,9 +1,10 @@
-"""Tells whose fault it is that the Docker engine could not create or start a container. Pure.
+"""Decides who caused the Docker engine's failure to create or start a container. Pure.
 
-The job asked for something that cannot be (a mount where none can be, limits that the engine may
-not raise), or the node is not as it should be (a full disk, a network or runtime that is gone). The
+Either the job asked for something impossible (a mount at an impossible path, limits that the engine
+may not raise), or the node has a fault (a full disk, a network or runtime that is gone). The
 engine's status tells the two apart only roughly: it answers 400 where the node's runtime is missing
-and 500 where the job's user is. So the words come first; without known words a 4xx is the job's.
+and 500 where the job's user is. So known words in the message decide first; without them a 4xx is
+the job's.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _JOBS = (
     *("to rootfs at", "memory limit too low", "sethostname"),
     "requirement error",
 )
-"""`to rootfs at` is where a mount's target is named; NVIDIA's hook says the last of an image that
-wants a newer driver."""
+"""`to rootfs at` comes before a mount's target; NVIDIA's hook prints the last one for an image that
+needs a newer driver."""
 _GONE_SOURCE = re.compile(
     r'mounting "(?P<source>[^"]+)" to rootfs at .*l?stat (?P=source): no such'
 )
@@ -38,12 +39,12 @@ _REFUSED_LIMIT = re.compile(r"failed to write .*: invalid argument")
 
 
 def of_create(error: EngineError) -> EngineError:
-    """The error to raise when the engine refused to create the container."""
+    """Return the error to raise when the engine refused to create the container."""
     return _named(error, str(error))
 
 
 def of_start(error: EngineError) -> EngineError:
-    """The error to raise when the engine refused to start it; says what the user can do."""
+    """Return the error to raise when the engine refused to start it, with what the user can do."""
     return _named(error, explain_start(str(error)))
 
 

@@ -1,6 +1,6 @@
-"""Images of the Docker engine are looked up, pulled and removed here, and their disk is measured.
+"""Images of the Docker engine: look up, pull, remove, and measure their disk.
 
-A pull tells bytes as they come, ends on demand, and fails with an error that a person can act on.
+A pull reports bytes as they come, can be cancelled, and fails with an error that a user can act on.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from shim.schemas import PullProgress, RegistryAuth
 
 _LONGEST_DETAIL = 300
 ASK_SECONDS = 30.0
-"""A registry that takes longer to say whose image it is has not said yes."""
+"""A registry that does not answer within this time has not agreed."""
 
 
 class Pull:
-    """One pull, in a thread and over a connection of its own: the engine answers nothing before the
-    registry does, and however many registries are silent, what runs is still watched and stopped.
+    """One pull, in its own thread and with its own connection.
 
-    docker-py gives no way to end a pull from another thread; its event stream has one
-    (`CancellableStream`), which is used here on the pull's own response."""
+    The engine answers nothing before the registry does; silent registries must not block the
+    watching and stopping of containers. docker-py cannot end a pull from another thread; its event
+    stream can (`CancellableStream`), and that class is used here on the pull's response.
+    """
 
     def __init__(
         self, connect: Callable[[], Any], reference: str, auth: RegistryAuth | None
@@ -55,8 +56,10 @@ class Pull:
         self._extracted: dict[str, int] = {}
 
     async def run(self, progress: Callable[[PullProgress], None]) -> None:
-        """Until the image is there. Raises EngineError, docker-py's and requests' errors. Cancelled
-        before the engine has answered, it leaves the thread behind, which ends with the answer."""
+        """Return when the image is there. Raises EngineError, and docker-py's and requests' errors.
+
+        If it is cancelled before the engine answers, its thread stays until the answer comes.
+        """
         loop = asyncio.get_running_loop()
 
         def report(now: PullProgress) -> None:
@@ -105,7 +108,7 @@ class Pull:
             raise EngineUnavailable("the Docker engine broke the pull off")
 
     def _cancel(self) -> None:
-        """From any thread, at any time."""
+        """Cancel the pull, from any thread at any time."""
         self._cancelled = True
         if self._stream is not None:
             with contextlib.suppress(Exception):
@@ -136,8 +139,11 @@ class Pull:
 
 
 def ask(connect: Callable[[], Any], reference: str, auth: RegistryAuth | None) -> None:
-    """The engine asks the registry for the image's manifest, with these credentials or none, and
-    pulls nothing. Raises ImageError, docker-py's and requests' errors. Blocks."""
+    """Make the engine request the image's manifest with these credentials or none; nothing is
+    pulled.
+
+    Raises ImageError, and docker-py's and requests' errors. Blocking.
+    """
     api = connect()
     try:
         response = api._get(
@@ -157,7 +163,8 @@ def ask(connect: Callable[[], Any], reference: str, auth: RegistryAuth | None) -
 
 
 def _login(auth: RegistryAuth | None) -> dict[str, str]:
-    """docker-py itself would take what it finds in the home folder of the shim's user."""
+    """Return the login. Without it, docker-py would use what it finds in the home folder of the
+    shim's user."""
     if auth is None:
         return {}
     login = {"username": auth.username, "password": auth.password}
@@ -165,7 +172,7 @@ def _login(auth: RegistryAuth | None) -> dict[str, str]:
 
 
 def explain(reference: str, auth: RegistryAuth | None, detail: str) -> ImageError:
-    """The engine's words, sorted into what the user can do about them."""
+    """Return the engine's error, classified by what the user can do."""
     if auth is not None:
         detail = detail.replace(auth.password, "***") if auth.password else detail
     detail = " ".join(detail.split())[:_LONGEST_DETAIL]
@@ -224,13 +231,13 @@ T = TypeVar("T")
 
 
 class Call(Protocol):
-    """Runs an act of docker-py in a thread, its errors in our words."""
+    """Runs an act of docker-py in a thread, with its errors translated."""
 
     def __call__(self, act: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class DockerImages:
-    """`in_our_words` is the part of `call` that is about errors."""
+    """The images. `in_our_words` is the part of `call` that translates errors."""
 
     def __init__(
         self, call: Call, in_our_words: Callable[[], AbstractContextManager[None]]
@@ -242,8 +249,8 @@ class DockerImages:
         self._connect: Callable[[], Any] = lambda: None
 
     def open(self, api: Any, folder: str, connect: Callable[[], Any]) -> None:
-        """`folder` is where the engine keeps its images; `connect` makes a client of docker-py for
-        one pull."""
+        """Begin. `folder` is where the engine keeps its images; `connect` makes a docker-py client
+        for one pull."""
         self._api = api
         self._folder = folder
         self._connect = connect
@@ -283,7 +290,7 @@ class DockerImages:
         return image
 
     async def ask(self, reference: str, digest: str | None, auth: RegistryAuth | None) -> None:
-        """In a thread of its own, as a pull: a registry may never answer."""
+        """Ask the registry in its own thread, like a pull: it may never answer."""
         act = partial(ask, self._connect, pinned(reference, digest), auth)
         try:
             with self._in_our_words():
@@ -294,7 +301,7 @@ class DockerImages:
             raise explain(reference, auth, str(error)) from None
 
     async def remove(self, reference: str) -> bool:
-        """The engine itself refuses what a container uses, also one that has ended."""
+        """Remove the image. The engine itself refuses if a container uses it, also an ended one."""
         try:
             found = await self._call(lambda: self._api.inspect_image(reference))
             image_id = str(found["Id"])
@@ -333,6 +340,8 @@ def _image_info(reference: str, found: dict[str, Any]) -> ImageInfo:
 
 
 def _by_repository(names: list[str] | None) -> dict[str, str]:
-    """Another repository may have compressed the same image into another manifest. The first name
-    of a repository counts."""
+    """Return the names by repository; the first name of a repository counts.
+
+    Another repository may have compressed the same image into another manifest.
+    """
     return {repository_of(name): name for name in reversed(names or ())}

@@ -1,14 +1,13 @@
-"""A network per run, taken from a spare one, since making a network costs a tenth of a second.
+"""Each run gets a network; a spare one is ready, because to make one takes a tenth of a second.
 
-A network's labels cannot change, so the run's containers carry its name: that is how the next life
-of the shim knows which network is whose. One without containers is spare. A used network is never
-handed to another run.
+A network's labels cannot change, so the run's containers carry its name: from these the next life
+of the shim knows which network belongs to which run. A network without containers is spare. A used
+network is never given to another run.
 
-No caller waits for what is done here for later: a run's end not for its network's, and a run's
-start shares the machine with the making of the next spare only when starts come thick and fast.
-
-A network may stay without a run: its removal failed, or the engine made it and its answer was lost.
-All of ours are compared with those that have an owner now and then, and the others are removed.
+No caller waits for work that can be done later: the end of a run does not wait for its network's
+removal, and the next spare is made only after the start. A network may stay without a run, because
+its removal failed or the engine's answer was lost. So all networks are compared with the runs now
+and then, and those without a run are removed.
 """
 
 from __future__ import annotations
@@ -26,13 +25,16 @@ from shim.engines.docker.api import NotFound
 log = logging.getLogger(__name__)
 Call = Callable[[Callable[[], Any]], Awaitable[Any]]
 _START_SECONDS = 2.0
-"""A container that took the spare has started by then."""
+"""A container that took the spare has started within this time."""
 _TIDY_SECONDS = 300.0
 
 
 class RunNetworks:
-    """`call` runs an act of docker-py in a thread, its errors in our words. Every `tidy_every`
-    seconds networks without an owner are looked for."""
+    """The networks of runs. `call` runs an act of docker-py in a thread, with its errors
+    translated.
+
+    Every `tidy_every` seconds, networks without a run are removed.
+    """
 
     def __init__(self, call: Call, label: str, tidy_every: float = _TIDY_SECONDS) -> None:
         self._call = call
@@ -44,14 +46,17 @@ class RunNetworks:
         self._spare: str | None = None
         self._making: asyncio.Task[None] | None = None
         self._unanswered: set[str] = set()
-        """Names of networks that are being made for whoever asked."""
+        """Names of networks that are being made."""
         self._tidying: asyncio.Task[None] | None = None
         self._removing: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
 
     async def open(self, api: Any, used: Iterable[tuple[str, str]]) -> None:
-        """`used` are the (run, network) pairs that the containers name. A run may have two, one of
-        which was pruned from under its ended containers."""
+        """Take over existing networks.
+
+        `used` are the (run, network) pairs that the containers name. A run may have two, if one was
+        pruned while it had only ended containers.
+        """
         self._api = api
         existing = await self._ours()
         self._of_run = {run_id: name for run_id, name in used if name in existing}
@@ -64,7 +69,7 @@ class RunNetworks:
         self._tidying = asyncio.create_task(self._tidy(), name="networks without a run")
 
     async def close(self) -> None:
-        """Nothing is left of what no run has. Where that fails, the next life finds it without
+        """Remove the networks without a run. If that fails, the next life finds them without
         containers."""
         beside = {task for task in (self._making, self._tidying) if task is not None}
         chores = {*self._removing, *self._giving.values(), *beside}
@@ -93,20 +98,25 @@ class RunNetworks:
         return {network["Name"] for network in found}
 
     def _without_owner(self, names: set[str]) -> list[str]:
-        """One that has none now gets none any more: names are never used twice."""
+        """Return the networks without a run. Such a network never gets one again: names are never
+        reused."""
         owned = {*self._of_run.values(), *self._unanswered, self._spare}
         return sorted(names - owned)
 
     def name_of(self, run_id: str) -> str:
-        """Raises NodeFault when `ensure` was not called for the run."""
+        """Return the run's network. Raises NodeFault when `ensure` was not called for the run."""
         try:
             return self._of_run[run_id]
         except KeyError:
             raise NodeFault(f"run {run_id} has no network") from None
 
     async def ensure(self, run_id: str) -> None:
-        """Goes on when the caller is cancelled: a network that is being made must have an owner, or
-        nobody would remove it. Raises NodeFault: no job says anything about its network."""
+        """Make sure that the run has a network. Raises NodeFault, because a job has no influence on
+        its network.
+
+        It goes on when the caller is cancelled: a network that is being made must have a run, or it
+        would never be removed.
+        """
         giving = self._giving.get(run_id)
         if giving is None:
             giving = asyncio.create_task(self._give(run_id), name=f"network of run {run_id}")
@@ -120,7 +130,7 @@ class RunNetworks:
             raise NodeFault(f"the run's network cannot be made: {error}") from None
 
     async def remove(self, run_id: str) -> None:
-        """It is gone soon after; should that fail, once networks without a run are looked for."""
+        """Remove the run's network soon; if that fails, the next comparison removes it."""
         if giving := self._giving.get(run_id):
             await asyncio.wait({giving})
         name = self._of_run.pop(run_id, None)
@@ -130,8 +140,8 @@ class RunNetworks:
             chore.add_done_callback(self._removing.discard)
 
     def distrust(self, said: str) -> None:
-        """The engine named a run's network as it refused to start a container there: it has lost
-        the network, or what that is made of. The run's next container gets another one."""
+        """Give up the run's network, which the engine named when it refused to start a container:
+        the run's next container gets another one."""
         for run_id, name in tuple(self._of_run.items()):
             if name in said:
                 log.warning("network %s of run %s is given up: %s", name, run_id, said)
@@ -147,7 +157,7 @@ class RunNetworks:
         self._make_spare()
 
     async def _exists(self, name: str) -> bool:
-        """Somebody may have pruned it."""
+        """Return whether the network exists; it may have been pruned."""
         return bool(await self._call(lambda: self._api.networks(names=[f"^{name}$"])))
 
     async def _make(self) -> str:
@@ -179,7 +189,7 @@ class RunNetworks:
             self._making = asyncio.create_task(self._fill(), name="spare network")
 
     async def _fill(self) -> None:
-        """Without a spare the next run waits for its network; that is all."""
+        """Make a spare network. Without one, the next run only waits for its own."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_SECONDS):
                 await self._idle.wait()

@@ -1,6 +1,6 @@
-"""What Docker is asked for when a task's container is made: from a spec to the engine's own words.
+"""Turns a container's spec into the engine's request. Pure.
 
-Pure, so that what this machine's engine could not do (raising limits, privileges) is still tested.
+So cases that this machine's engine cannot perform (raised limits, privileges) are tested too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_CPU_PERIODS = 0.01
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change from one container to the next. `runtime` is a real path."""
+    """The values that are the same for all containers. `runtime` is a real path."""
 
     api_version: str
     cores: float
@@ -36,7 +36,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def container(spec: ContainerSpec, node: Node, name: str, network: str) -> dict[str, Any]:
-    """The arguments of docker-py's `create_container`, without labels."""
+    """Return the arguments of docker-py's `create_container`, without labels."""
     bridge = spec.network_mode is NetworkMode.BRIDGE
     socket = f"{_RUN_FOLDER}/{RUNNER_SOCKET_NAME}"
     command = ["--task", _TASK_FOLDER, "--socket", socket, "--peers", "node"]
@@ -82,7 +82,7 @@ def _host_config(spec: ContainerSpec, node: Node, network: str) -> dict[str, Any
 
 
 def _writable_places(spec: ContainerSpec) -> dict[str, str]:
-    """Programs need somewhere to put temporary files, unless a volume is there already."""
+    """Return writable folders for temporary files, unless a volume is mounted there."""
     taken = {mount.target for mount in spec.mounts}
     return {place: "mode=1777" for place in ("/tmp", "/run") if place not in taken}
 
@@ -102,7 +102,7 @@ def _mount(mount: MountSpec) -> Mount:
 
 
 def explain_start(text: str) -> str:
-    """The engine's words about what it may not do, with what the user may do about it."""
+    """Return the engine's error, with what the user can do."""
     if "rlimit" in text.lower():
         return (
             "the node's Docker engine may not raise the limits that `ulimits` asks for; ask for "
@@ -117,5 +117,6 @@ def explain_start(text: str) -> str:
 
 
 def runtime_path(runtime: Path) -> str:
-    """`current` may point elsewhere later, while containers still need what they began with."""
+    """Return the real path: `current` may change while containers still need their first
+    runtime."""
     return str(runtime.resolve())

@@ -1,7 +1,7 @@
 """Setting a task up is a list of small steps, each with a `do` and an `undo`.
 
-Both can be repeated: a shim that was killed anywhere walks the list again from its start, and a
-removal that failed half-way is asked for again.
+Both can be repeated: a shim that was killed walks the list again from its start, and a removal that
+failed halfway is requested again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RunLocks:
 
 
 class StepContext(msgspec.Struct):
-    """What the steps of one task share. `run_is_used` says whether other tasks of the run exist
-    that have not left it."""
+    """What the steps of one task share. `run_is_used` tells whether other tasks of the run have not
+    left it."""
 
     task: TaskState
     engine: Engine
@@ -56,7 +56,7 @@ class StepContext(msgspec.Struct):
 
 class Step(Protocol):
     async def do(self, ctx: StepContext) -> None:
-        """Raises EngineError (ImageError, EngineUnavailable) or OSError."""
+        """Do the step. Raises EngineError (ImageError, EngineUnavailable) or OSError."""
 
     async def undo(self, ctx: StepContext) -> None:
-        """Succeeds when there is nothing to undo."""
+        """Undo the step; succeeds when there is nothing to undo."""

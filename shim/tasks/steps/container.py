@@ -23,7 +23,8 @@ class Network:
                 await ctx.engine.ensure_network(run_id)
 
     async def undo(self, ctx: StepContext) -> None:
-        """Of tasks that are removed at the same time the last one to come here takes it away."""
+        """Remove the run's network if this is the last of the run's tasks that are being
+        removed."""
         run_id = ctx.task.info.run_id
         async with ctx.run_locks.of(run_id):
             ctx.task.left_run = True
@@ -77,4 +78,4 @@ class Start:
         await ctx.task.enter_at_last(TaskStatus.RUNNING)
 
     async def undo(self, ctx: StepContext) -> None:
-        """Removing the container ends it."""
+        """Do nothing: the removal of the container ends it."""

@@ -42,7 +42,8 @@ def _make(ctx: StepContext) -> None:
 
 
 def make_shared(folder: Path, gid: int, mode: int) -> None:
-    """The mode is set after the owner: a change of group clears the setgid bit."""
+    """Make the folder. The mode is set after the owner, because a change of group clears the setgid
+    bit."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(PermissionError):
         os.chown(folder, -1, gid)
@@ -50,7 +51,7 @@ def make_shared(folder: Path, gid: int, mode: int) -> None:
 
 
 async def _remove_tree(folder: Path) -> None:
-    """A job may nest folders deeper than a recursive removal in Python could follow."""
+    """Remove the folder with `rm`: a job may nest folders deeper than Python's recursion allows."""
     process = await asyncio.create_subprocess_exec(
         *("rm", "-rf", "--one-file-system", "--", str(folder)),
         stdin=asyncio.subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The image: looked for on the node first, else pulled, with bytes shown to whoever watches."""
+"""The image: taken from the node if possible, else pulled, with its progress shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Image:
         await loop.run_in_executor(ctx.executor, write, folder, IMAGE_CONFIG_NAME, content)
 
     async def undo(self, ctx: StepContext) -> None:
-        """Images stay: the next task will want them. It may go when the disk is full."""
+        """Let the image go. It stays for the next task, and may be removed when the disk is
+        full."""
         await ctx.images.let_go(ctx.task.info.id, _reference(ctx))
 
     async def _local(self, ctx: StepContext, reference: str) -> ImageInfo | None:
@@ -47,7 +48,8 @@ class Image:
         return image
 
     async def _may_use(self, ctx: StepContext, reference: str, image: ImageInfo) -> bool:
-        """False where the registry has lost it, and may have another by the same name."""
+        """Return whether the run may use the image; False if the registry has lost it and may have
+        another with the same name."""
         task, access = ctx.task, ctx.images.access
         if not access.must_ask(task.info.run_id, reference, image):
             return True
@@ -84,7 +86,8 @@ def _reference(ctx: StepContext) -> str:
 
 
 async def _credentials(ctx: StepContext) -> None:
-    """After a restart only the caller still knows them: the same PUT brings them again."""
+    """Return the credentials. After a restart only the caller knows them: the same PUT brings them
+    again."""
     task = ctx.task
     if task.record.had_credentials and task.auth is None:
         await task.change(needs_credentials=True)

@@ -1,7 +1,7 @@
-"""SSH into the task: what its entrypoint needs to open the door, and where the node finds it.
+"""SSH into the task: what its entrypoint needs, and where the node finds it.
 
-The host key is made here and not in the container, so that its public half is known, and can be
-pinned by whoever connects, before anything of the job runs.
+The host key is made here and not in the container. So its public half is known, and can be pinned,
+before anything of the job runs.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from shim.tasks.steps.base import StepContext
 log = logging.getLogger(__name__)
 PORT_NAME = "ssh"
 CONTAINER_PORT = CLUSTER_SSH_PORT
-"""In a network of its own a container may use any port; 22 is left to the image."""
+"""In its own network a container may use any port; 22 is left to the image."""
 _HOST_KEY = "ssh_host_ed25519_key"
 _SETTINGS = "ssh.json"
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"
 _HOST_PORTS = range(20000, 32768)
-"""Below those that the kernel gives to outgoing connections."""
+"""Ports below those that the kernel uses for outgoing connections."""
 _TRIES = 100
 _MOST_KEY = 1 << 12
 _SECONDS = 20.0
 
 
 class _NoKeygen(NodeFault):
-    """Where nobody asked for SSH by name, a job goes on without it."""
+    """Without ssh-keygen, a job whose user did not ask for SSH explicitly goes on without it."""
 
 
 class Ssh:
@@ -65,12 +65,14 @@ class Ssh:
         await loop.run_in_executor(ctx.executor, _write_settings, ctx, asked)
 
     async def undo(self, ctx: StepContext) -> None:
-        """Both files go with the task's folder."""
+        """Do nothing: both files go with the task's folder."""
 
 
 class Published:
-    """Which port of the node the engine gave to a container with a network of its own. The engine
-    keeps that, so each life of the shim asks anew; a job is never ended for want of the answer."""
+    """The node's port that the engine gave to a container in its own network.
+
+    The engine keeps it, so each life of the shim asks again; a missing answer never ends a job.
+    """
 
     async def do(self, ctx: StepContext) -> None:
         info = ctx.task.info
@@ -87,17 +89,17 @@ class Published:
             ctx.task.show(ports={**info.ports, PORT_NAME: port})
 
     async def undo(self, ctx: StepContext) -> None:
-        """The port goes with the container."""
+        """Do nothing: the port goes with the container."""
 
 
 def published_port(ctx: StepContext) -> int | None:
-    """The container's port that the engine is to publish on the node's loopback."""
+    """Return the container's port that the engine must publish on the node's loopback."""
     bridged = ctx.task.info.network_mode is NetworkMode.BRIDGE
     return CONTAINER_PORT if bridged and ctx.task.info.ssh_host_key is not None else None
 
 
 def _make_host_key(ctx: StepContext) -> str:
-    """The public key line. Made once: a repeated step finds it. Blocking."""
+    """Return the public key line. The key is made once; a repeated step finds it. Blocking."""
     job_folder, known = ctx.settings.job_folder(ctx.task.info.id), ctx.task.info.ssh_host_key
     if known is not None and safe_files.read_small(job_folder, _HOST_KEY, _MOST_KEY) is not None:
         return known
@@ -109,7 +111,7 @@ def _make_host_key(ctx: StepContext) -> str:
 
 
 def _new_key(folder: Path) -> tuple[bytes, str]:
-    """Made where no job reaches."""
+    """Make a key in a folder that no job reaches."""
     with TemporaryDirectory(dir=folder) as private:
         path = Path(private) / _HOST_KEY
         _generate(path)

@@ -1,7 +1,7 @@
-"""The task's volumes, mounted at places of the shim's own that the container then gets.
+"""The task's volumes, mounted at paths of the shim's own, which the container then gets.
 
-The engine would follow a path once more, after it was checked; so it is never given the user's
-path, but a mount of what was checked.
+The engine would resolve a path again after the check. So it never gets the user's path, only a
+mount of what was checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shim.volumes.mounter import Mounter
 
 log = logging.getLogger(__name__)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Of the node, whatever is to be mounted."""
+"""Errors of the node, whatever is mounted."""
 
 
 class Volumes:
@@ -57,7 +57,7 @@ class Volumes:
         )
 
     async def _mount(self, ctx: StepContext, volume: VolumeMount, place: Path) -> bool:
-        """False for an optional one that is not there."""
+        """Mount a volume; False for an optional one whose source is missing."""
         allowed = container_rules.allowed_place(volume, ctx.settings.volume_prefixes)
 
         def mount() -> bool:
@@ -80,7 +80,7 @@ class Volumes:
 async def release_strays(
     settings: Settings, executor: Executor, mounter: Mounter, known: set[str]
 ) -> None:
-    """What a crash left mounted for tasks that nobody knows any more."""
+    """Unmount what a crash left for tasks that no longer exist."""
 
     def release() -> None:
         if not settings.mounts_folder.exists():
@@ -97,7 +97,8 @@ async def release_strays(
 
 
 async def _in_thread(ctx: StepContext, act: Callable[[], bool | None]) -> bool:
-    """A mount that began is awaited, so that none comes after its release."""
+    """Run the act in a thread. A mount that began is awaited, so that it does not come after its
+    release."""
     future = asyncio.get_running_loop().run_in_executor(ctx.executor, act)
     try:
         return bool(await asyncio.shield(future))
