@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from bench.proofs._table import conclude
 from tests.unit.scheduling.packing import Fleet
-from tests.unit.shim.gpus.model import MACHINES, Model, Order
-from tests.unit.shim.gpus.test_model import ORDERS
+from tests.unit.shim.gpus.model import MACHINES, ORDERS, Model, Order
 
 ORDERS_EACH = 100
 

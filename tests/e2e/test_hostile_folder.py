@@ -17,7 +17,7 @@ import pytest
 
 from shim.client import ShimClient
 from shim.schemas import TaskInfo, TaskStatus, TerminateRequest
-from tests.e2e.test_shim import client_of, until
+from tests.e2e.shim_client import client_of, until
 from tests.support import images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.kill_lab import FENCE, KillLab, path_with

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.daemons import DaemonFailed
 from tests.support.docker_daemon import DockerDaemon
-from tests.unit.configuration.test_images import RIGHT, WRONG
+from tests.unit.configuration.image_names import RIGHT, WRONG
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,7 @@ from shim.client import ShimClient
 from shim.engines import procfs
 from shim.engines.reaper import children_of
 from shim.schemas import ContainerOptions, TaskInfo, TaskStatus, TerminateRequest
-from tests.e2e.test_shim import FENCE, RUN, begin_job, client_of, request, until
+from tests.e2e.shim_client import FENCE, RUN, begin_job, client_of, request, until
 from tests.support.daemons import processes_of
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ShimProcess

@@ -14,7 +14,7 @@ import pytest
 
 from shim.client import ShimClient, ShimError
 from shim.schemas import DrainRequest, TaskRequest, TaskStatus, TerminateRequest
-from tests.e2e.test_shim import FENCE, RUN, client_of, request, until
+from tests.e2e.shim_client import FENCE, RUN, client_of, request, until
 from tests.support.disk import FailingDisk
 from tests.support.processes import ShimProcess
 from tests.support.waiting import eventually

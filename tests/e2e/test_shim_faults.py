@@ -16,7 +16,7 @@ import pytest
 
 from shim.client import ShimError
 from shim.schemas import TaskInfo, TaskRequest, TaskStatus, TerminateRequest
-from tests.e2e.test_shim import client_of, until
+from tests.e2e.shim_client import client_of, until
 from tests.support import images
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon

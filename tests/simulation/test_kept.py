@@ -18,7 +18,7 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.simulation.kept import FreedPlaces
-from tests.simulation.test_breaches import a_gang, changed, placed
+from tests.simulation.samples import a_gang, changed, placed
 
 
 def switched(state: RunState, failed: int, stopped: int) -> RunState:

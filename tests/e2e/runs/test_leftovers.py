@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs.visitor import Visitor, make_key
-from tests.e2e.store.test_fencing import ProcessLab
+from tests.e2e.store.process_lab import ProcessLab
 from tests.support.daemons import processes_of
 from tests.support.lab import RunLab
 from tests.support.testbed import ControllerFactory, ShimFactory

@@ -1,11 +1,11 @@
 """A controller that was paused, its successor and a live job on a real shim: the job goes on under
-the successor, and the old one can neither write nor command."""
+the successor, and the old one can neither write nor command.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +14,14 @@ import pytest
 
 from shim.client import ShimClient, ShimError
 from shim.schemas import Fence, TerminateRequest
-from tests.e2e.store.test_takeover import let_the_lease_run_out
+from tests.e2e.store.process_lab import COUNTING, ProcessLab, let_the_lease_run_out
 from tests.support.daemons import DaemonFailed
-from tests.support.lab import ControllerLab
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.processes import ControllerProcess, ShimProcess
 from tests.support.testbed import ShimFactory
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-
-COUNTING = "i=0; while true; do echo line $i; i=$((i+1)); sleep 0.05; done"
-
-
-@dataclass
-class ProcessLab(ControllerLab):
-    """A controller and the shim of its own machine, with jobs as plain processes."""
-
-    controller: ControllerProcess
-    folder: Path
-    image: str = "none"
-
-    def lines(self, name: str) -> int:
-        return self.log(name).count(b"\n")
-
-    def goes_on(self, name: str) -> None:
-        seen = self.lines(name)
-        wait_until(lambda: self.lines(name) > seen, what=f"{name} to go on")
 
 
 def told_by_the_old_one(shim: ShimProcess, run: Any, fence: Fence) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.cli.client import ControllerClient, decode
-from tests.e2e.store.test_fencing import COUNTING, ProcessLab
+from tests.e2e.store.process_lab import COUNTING, ProcessLab
 from tests.support.processes import ControllerProcess, ShimProcess, run_cli
 from tests.support.testbed import ShimFactory
 from tests.support.waiting import wait_until

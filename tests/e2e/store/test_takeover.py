@@ -12,13 +12,13 @@ import pytest
 
 from controller.cli.client import ControllerClient, decode
 from controller.cli.errors import CliError
+from tests.e2e.store.process_lab import let_the_lease_run_out
 from tests.support.daemons import DaemonFailed
 from tests.support.postgresql_server import PostgresqlServer
 from tests.support.processes import ControllerProcess
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-
 HELLO = {"type": "task", "image": "busybox", "commands": ["true"]}
 
 
@@ -36,12 +36,6 @@ def submit(controller: ControllerProcess, key: str) -> Any:
     body = {"configuration": HELLO, "client_key": key}
     client = ControllerClient(controller.url, controller.token)
     return decode(client.post("/v1/runs", body), dict[str, Any])["id"]
-
-
-def let_the_lease_run_out(postgresql: PostgresqlServer, url: str) -> None:
-    """As half a minute of silence would."""
-    name = url.rpartition("/")[0].rpartition("@/")[2].partition("?")[0]
-    postgresql.sql(name, "UPDATE leases SET expires_at = 0")
 
 
 def test_a_second_controller_is_refused_and_told_who_works(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import Controller
-from tests.unit.api.test_runs import HELLO, error_of, submit
 from tests.unit.cli.conftest import PlayedNode
 
 API = TestClient[Any, Any]

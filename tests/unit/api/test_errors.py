@@ -15,17 +15,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.api.app import make_runner
 from controller.api.errors import is_our_failure
 from controller.store.base import StoreRefused, StoreUnavailable
+from tests.unit.api.asking import shape_of
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 
 LONG = b"k" * 201
-
-
-async def shape_of(answer: Any) -> tuple[int, str, str | None]:
-    body = await answer.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"code", "message", "field"}
-    assert body["error"]["message"]
-    return answer.status, body["error"]["code"], body["error"]["field"]
 
 
 async def test_a_path_that_is_not_there_is_said_in_the_one_shape(api: TestClient[Any, Any]) -> None:

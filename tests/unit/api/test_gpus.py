@@ -10,9 +10,8 @@ from aiohttp.test_utils import TestClient
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import GpuInfo
 from tests.doubles.node import FakeConnection, node_info
+from tests.unit.api.asking import LOCAL, added, shape_of
 from tests.unit.api.conftest import Controller
-from tests.unit.api.test_errors import shape_of
-from tests.unit.api.test_nodes import LOCAL, added
 
 CLEAR = "/v1/nodes/here/gpus/GPU-0/clear"
 

@@ -8,35 +8,12 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.lifecycle.model import (
-    Allocation,
-    NodeStatus,
-    QuarantinedTask,
-    Resources,
-)
+from controller.lifecycle.model import NodeStatus, QuarantinedTask
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.reports import NodeGone, Placed, StopRequested
+from controller.lifecycle.reports import NodeGone, StopRequested
 from controller.lifecycle.statuses import AllocationState
+from tests.unit.api.asking import LOCAL, added, hold, shape_of, submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
-from tests.unit.api.test_errors import shape_of
-from tests.unit.api.test_nodes import LOCAL, added
-from tests.unit.api.test_runs import submit
-
-
-async def hold(controller: Controller, run: dict[str, Any], node_id: str) -> None:
-    """The run's job has a place on this node."""
-    job = run["jobs"][0]
-    place = Allocation(
-        id="a1",
-        run_id=run["id"],
-        job_id=job["id"],
-        node_id=node_id,
-        state=AllocationState.HELD,
-        resources=Resources(cpu=2.0, memory=512),
-        created_at=0.0,
-    )
-    attempt_id = job["attempts"][0]["id"]
-    await controller.turns.report(Placed(run_id=run["id"], attempt_id=attempt_id, allocation=place))
 
 
 async def test_a_cordoned_node_says_why_until_it_is_uncordoned(api: TestClient[Any, Any]) -> None:

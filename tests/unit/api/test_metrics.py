@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestClient
 from runner.client import RunnerUnavailable
 from shim.schemas import GpuMetrics
 from tests.doubles.node import FakeConnection
+from tests.unit.api.asking import submit
 from tests.unit.api.conftest import Controller
-from tests.unit.api.test_runs import submit
 from tests.unit.cli.conftest import PlayedNode
 
 

@@ -10,19 +10,10 @@ from controller.lifecycle.model import Allocation, NodeCapacity, NodeStatus, Res
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AllocationState
 from controller.links.ssh import fingerprint
+from tests.unit.api.asking import LOCAL, added, shape_of, submit
 from tests.unit.api.conftest import HOST_KEY, RSA_HOST_KEY, USER_TOKEN, Controller
-from tests.unit.api.test_errors import shape_of
-from tests.unit.api.test_runs import submit
 
-LOCAL = {"name": "here", "local_socket": "/run/fairlead/shim.sock"}
 REMOTE = {"name": "there", "host": "node.example"}
-
-
-async def added(api: TestClient[Any, Any], body: dict[str, Any]) -> dict[str, Any]:
-    async with api.post("/v1/nodes", json=body) as answer:
-        assert answer.status == 201, await answer.text()
-        node: dict[str, Any] = await answer.json()
-        return node
 
 
 async def test_a_local_node_is_added_and_listed(api: TestClient[Any, Any]) -> None:

@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestClient
 
 from controller.lifecycle.model import NodeStatus
 from controller.links.ssh import fingerprint, public_line
+from tests.unit.api.asking import shape_of
 from tests.unit.api.conftest import USER_TOKEN, Controller
-from tests.unit.api.test_errors import shape_of
 
 ADDRESS = {"host": "10.0.0.5", "port": 2222}
 

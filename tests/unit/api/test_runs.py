@@ -15,24 +15,10 @@ from controller.api.streams import STREAMS
 from controller.lifecycle.reports import StopRequested
 from controller.service.job_access import follow_log
 from runner.schemas import LogsHeader
-from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.schemas import PullProgress
 from tests.support.waiting import eventually
+from tests.unit.api.asking import HELLO, error_of, payload, submit, write_log
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
-
-HELLO = {"type": "task", "commands": ["echo hello"]}
-
-
-async def submit(api: TestClient[Any, Any], **more: object) -> dict[str, Any]:
-    async with api.post("/v1/runs", json={"configuration": HELLO, **more}) as answer:
-        assert answer.status == 201, await answer.text()
-        run: dict[str, Any] = await answer.json()
-        return run
-
-
-async def error_of(answer: Any) -> tuple[int, str, str | None]:
-    body = await answer.json()
-    return answer.status, body["error"]["code"], body["error"]["field"]
 
 
 async def test_a_submitted_run_is_queued_with_its_reason(api: TestClient[Any, Any]) -> None:
@@ -187,18 +173,6 @@ async def test_pull_progress_wakes_those_who_watch_its_run(controller: Controlle
     changed.clear()
     del controller.progress["mine"]
     assert not changed.is_set()
-
-
-async def write_log(controller: Controller, attempt_id: str, *texts: bytes) -> None:
-    writer = await controller.logs.writer(attempt_id)
-    for text in texts:
-        frame = Frame(writer.end, 1, Stream.STDOUT, text)
-        await writer.append(encode(frame))
-    await writer.close()
-
-
-def payload(data: bytes) -> bytes:
-    return b"".join(frame.payload for frame in Decoder().feed(data))
 
 
 async def test_the_stored_log_is_read_from_an_offset(

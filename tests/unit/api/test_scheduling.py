@@ -10,13 +10,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from controller.api.views import iso
-from controller.lifecycle.model import Allocation, NodeStatus, Resources, RunState
-from controller.lifecycle.reports import Placed, TaskSeen
-from controller.lifecycle.statuses import AllocationState
+from controller.lifecycle.model import NodeStatus, RunState
+from controller.lifecycle.reports import TaskSeen
 from controller.service.runs import why_nothing_waits
+from tests.unit.api.asking import hold, place_gang
 from tests.unit.api.conftest import USER_TOKEN, Controller
-from tests.unit.api.test_inventory import hold
-from tests.unit.lifecycle.test_occurrences import Scheduled
+from tests.unit.lifecycle.play import Scheduled
 from tests.unit.scheduling.cluster import gpu_node
 
 TASK = {"type": "task", "commands": ["true"], "resources": {"cpu": 1, "memory": "1GB"}}
@@ -195,26 +194,6 @@ async def test_a_run_that_has_ended_waits_for_nothing(api: TestClient[Any, Any])
         assert response.status == 200
     found = await explain(api, "a")
     assert (found["about"], found["waiting"]) == ("it has ended: terminated", [])
-
-
-async def place_gang(controller: Controller) -> RunState:
-    """The only run there is: what the scheduler would say, in one turn."""
-    (state,) = controller.turns.runs.values()
-    for job in state.jobs:
-        place = Allocation(
-            id=f"place-of-{job.id}",
-            run_id=state.run.id,
-            job_id=job.id,
-            node_id="n1",
-            state=AllocationState.HELD,
-            resources=Resources(),
-            created_at=0.0,
-        )
-        attempt = job.attempts[0]
-        placed = Placed(run_id=state.run.id, attempt_id=attempt.id, allocation=place)
-        controller.turns.post(placed)
-    await controller.turns.settled()
-    return state
 
 
 def looked_at(state: RunState, job: int, **more: Any) -> TaskSeen:

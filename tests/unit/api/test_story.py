@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from tests.unit.api.asking import error_of, submit
 from tests.unit.api.conftest import USER_TOKEN
-from tests.unit.api.test_runs import error_of, submit
 
 
 async def test_a_runs_story_is_streamed_to_its_end(api: TestClient[Any, Any]) -> None:

@@ -9,8 +9,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.lifecycle.statuses import RunStatus
 from controller.service.submissions import KEPT_SECONDS, Takeovers
+from tests.unit.api.asking import HELLO, error_of, submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
-from tests.unit.api.test_runs import HELLO, error_of, submit
 from tests.unit.cli.conftest import PlayedNode
 
 OTHER = {**HELLO, "priority": 9}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.api.asking import place_gang
 from tests.unit.api.conftest import Controller
-from tests.unit.api.test_scheduling import place_gang
 from tests.unit.cli.conftest import Fairlead, PlayedNode, Result
 
 PAIR = "type: task\nname: pair\nnodes: 2\ngang: false\nshare_nodes: true\ncommands: [work]\n"

@@ -11,12 +11,9 @@ from controller.cli.errors import CliError
 from controller.links.ssh import fingerprint
 from runner.schemas.frames import Stream
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, RSA_HOST_KEY, Controller
-from tests.unit.cli.conftest import Fairlead, PlayedNode, Result
+from tests.unit.cli.conftest import Fairlead, PlayedNode
+from tests.unit.cli.output import of
 from tests.unit.scheduling.cluster import gpu_node
-
-
-async def of(start: Fairlead, *arguments: str, **env: str) -> Result:
-    return await (await start(*arguments, **env)).ended()
 
 
 async def test_a_controller_that_is_away_is_named_by_its_url(start: Fairlead) -> None:

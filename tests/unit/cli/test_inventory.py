@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.unit.cli.conftest import Fairlead
-from tests.unit.cli.test_commands import of
+from tests.unit.cli.output import of
 
 
 async def test_nodes_belong_to_fleets_and_both_have_attributes(start: Fairlead) -> None:

@@ -13,7 +13,7 @@ import yaml
 from controller.cli.commands.user_data import parse_address
 from controller.cli.errors import CliError
 from tests.unit.cli.conftest import Fairlead
-from tests.unit.cli.test_commands import of
+from tests.unit.cli.output import of
 
 
 async def test_user_data_is_printed_alone_and_the_next_step_is_told(start: Fairlead) -> None:

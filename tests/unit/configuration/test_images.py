@@ -13,53 +13,7 @@ from controller.configuration.convert import ConfigurationError
 from controller.configuration.images import image_name
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, to_run
-
-DIGEST = "sha256:" + "0" * 64
-RIGHT = [
-    "busybox",
-    "ubuntu:24.04",
-    "team/app",
-    "a__b/c---d/e.f_g:V1",
-    "localhost/app",
-    "localhost:5000/app:1",
-    "127.0.0.1:1/nothing:1",
-    "[::1]:5000/app",
-    "registry.example.com:5000/team/image",
-    "Registry.Example.com/app",
-    "nvcr.io/nvidia/pytorch:25.01-py3",
-    f"registry.example.com:5000/team/image@{DIGEST}",
-    f"ubuntu:24.04@{DIGEST}",
-    "x.example.com/" + "a" * 241,
-    "a" * 237,
-]
-WRONG = [
-    ("", "is not the name of an image"),
-    ("Ubuntu:24.04", "has capital letters"),
-    ("ghcr.io/Team/app", "has capital letters"),
-    ("Not An Image", "contains a blank"),
-    (" busybox", "contains a blank"),
-    ("busybox\n", "contains a blank"),
-    ("https://ghcr.io/team/app", "is a URL"),
-    ("docker://busybox", "is a URL"),
-    ("ubuntu:", "has an invalid tag"),
-    ("ubuntu:24:04", "has an invalid tag"),
-    (f"ubuntu:{'1' * 129}", "has an invalid tag"),
-    ("ubuntu@24.04", "has an invalid digest"),
-    (f"ubuntu@{DIGEST[:-1]}", "has an invalid digest"),
-    ("ubuntu@", "has an invalid digest"),
-    ("/ubuntu", "is not the name of an image"),
-    ("ubuntu/", "is not the name of an image"),
-    ("a//b", "is not the name of an image"),
-    ("a..b", "is not the name of an image"),
-    ("-a", "is not the name of an image"),
-    ("bücher", "is not the name of an image"),
-    ("${IMAGE}", "is not the name of an image"),
-    ("host..example/app", "names an invalid registry"),
-    ("host:port/app", "names an invalid registry"),
-    ("a" * 238, "is longer than the 255"),
-    ("x.example.com/" + "a" * 242, "is longer than the 255"),
-    ("0" * 64, "is an image's id"),
-]
+from tests.unit.configuration.image_names import RIGHT, WRONG
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -288,3 +288,24 @@ SHIM_SAYS = frozenset(
         Reason.GPU_UNHEALTHY,
     }
 )
+
+
+class Scheduled(Play):
+    """Its expression fires every full hour after START."""
+
+    def __init__(self, **more: object) -> None:
+        super().__init__(schedule=SCHEDULE, **more)  # type: ignore[arg-type]
+        self.send()
+
+    def send(self, *reports: object) -> Self:
+        passed = (self.now - START) // HOUR
+        self.around = DecisionContext(next_trigger=START + (passed + 1) * HOUR)
+        return super().send(*reports)  # type: ignore[arg-type]
+
+    def to_trigger(self) -> Self:
+        assert self.run.next_triggered_at is not None
+        return self.wait(self.run.next_triggered_at - self.now)
+
+
+HOUR = 3600.0
+SCHEDULE = ("0 * * * *",)

@@ -10,8 +10,7 @@ from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import RunStatus
 from controller.lifecycle.submission import PlannedJob
 from shim.schemas import RegistryAuth
-from tests.unit.lifecycle.play import Play
-from tests.unit.lifecycle.test_occurrences import Scheduled
+from tests.unit.lifecycle.play import Play, Scheduled
 
 CANARY = "canary-of-the-test"
 SPEC = JobSpec(

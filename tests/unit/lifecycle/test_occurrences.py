@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
@@ -18,28 +16,9 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.schedules import KEPT, PHASE_MOVES, Phase, needs_next_trigger, phase
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.gangs.stage import GangPlay, gang
-from tests.unit.lifecycle.play import START, Play
+from tests.unit.lifecycle.play import HOUR, SCHEDULE, START, Play, Scheduled
 
 FAILED = Reason.CONTAINER_EXITED_WITH_ERROR
-HOUR = 3600.0
-SCHEDULE = ("0 * * * *",)
-
-
-class Scheduled(Play):
-    """Its expression fires every full hour after START."""
-
-    def __init__(self, **more: object) -> None:
-        super().__init__(schedule=SCHEDULE, **more)  # type: ignore[arg-type]
-        self.send()
-
-    def send(self, *reports: object) -> Self:
-        passed = (self.now - START) // HOUR
-        self.around = DecisionContext(next_trigger=START + (passed + 1) * HOUR)
-        return super().send(*reports)  # type: ignore[arg-type]
-
-    def to_trigger(self) -> Self:
-        assert self.run.next_triggered_at is not None
-        return self.wait(self.run.next_triggered_at - self.now)
 
 
 def _told(play: Play) -> list[str | None]:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from controller.lifecycle.model import NodeAddress
 from controller.links import ssh
-from controller.links.base import HostKeyRefused, LinkError, NodeConnection, NodeLink
-from controller.links.clients import LocalLink
-from controller.links.ssh import KEEPALIVE_SECONDS, SshConnection, SshLink
-from controller.links.ssh_http import SshUnixConnector
+from controller.links.base import HostKeyRefused, LinkError
+from controller.links.ssh import KEEPALIVE_SECONDS, SshLink
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
+from tests.unit.links.linked import http_over_ssh, linked, ssh_linked
 from tests.unit.links.sshd import (
     CLIENT_KEY,
     DOWNLOAD_MIB,
@@ -27,47 +24,12 @@ from tests.unit.links.sshd import (
     HOST_KEYS,
     MIB,
     STRANGER_KEY,
-    Sockets,
-    Sshd,
     listening,
     sshd,
 )
 from tests.unit.runner.harness import a_runner
 
 LINKS = pytest.mark.parametrize("kind", ["ssh", "local"])
-
-
-@contextlib.asynccontextmanager
-async def linked(kind: str) -> AsyncIterator[tuple[NodeConnection, Sockets]]:
-    async with contextlib.AsyncExitStack() as stack:
-        sockets = await stack.enter_async_context(listening())
-        link: NodeLink = LocalLink(sockets.path)
-        if kind == "ssh":
-            server = await stack.enter_async_context(sshd())
-            link = SshLink(server.address(sockets.path), CLIENT_KEY)
-        connection = await link.connect()
-        stack.push_async_callback(connection.close)
-        yield connection, sockets
-
-
-@contextlib.asynccontextmanager
-async def ssh_linked(sockets: Sockets, server: Sshd) -> AsyncIterator[SshConnection]:
-    connection = await SshLink(server.address(sockets.path), CLIENT_KEY).connect()
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-@contextlib.asynccontextmanager
-async def http_over_ssh() -> AsyncIterator[tuple[aiohttp.ClientSession, Sockets, Sshd]]:
-    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
-        connector = SshUnixConnector(connection.ssh, sockets.path)
-        async with aiohttp.ClientSession("http://node", connector=connector) as session:
-            yield session, sockets, server
-
-
-# -- what works -----------------------------------------------------------------------------
 
 
 @LINKS
@@ -202,9 +164,6 @@ async def test_host_keys_of_all_usual_kinds_can_be_pinned(kind: str) -> None:
         assert await node.shim.health() == HEALTH
 
 
-# -- what breaks ----------------------------------------------------------------------------
-
-
 async def test_a_cut_while_a_request_is_in_flight_is_an_unavailable_shim() -> None:
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
         asking = asyncio.create_task(connection.shim.node())
@@ -273,9 +232,6 @@ async def test_a_socket_on_which_nobody_listens_is_an_unavailable_runner(kind: s
         assert await connection.shim.health() == HEALTH
 
 
-# -- who is there ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("presented", sorted(HOST_KEYS))
 async def test_a_wrong_host_key_is_refused_with_both_fingerprints(presented: str) -> None:
     pinned = STRANGER_KEY
@@ -339,9 +295,6 @@ async def test_a_host_that_refuses_connections_is_a_link_error_that_names_it() -
 def test_an_ssh_link_without_a_pinned_key_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="pinned"):
         SshLink(NodeAddress(shim_socket="/shim.sock", host="node"), CLIENT_KEY)
-
-
-# -- life -----------------------------------------------------------------------------------
 
 
 async def test_every_byte_from_the_node_is_heard_whoever_asked_for_it() -> None:

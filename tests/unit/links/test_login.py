@@ -16,6 +16,7 @@ from controller.links.base import HostKeyRefused
 from controller.links.ssh import SshLink
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
+from tests.unit.links.linked import http_over_ssh, ssh_linked
 from tests.unit.links.sshd import (
     CLIENT_KEY,
     HEALTH,
@@ -25,7 +26,6 @@ from tests.unit.links.sshd import (
     listening,
     sshd,
 )
-from tests.unit.links.test_links import http_over_ssh, ssh_linked
 
 LET_GO = ("_client_kexinit", "_server_kexinit", "_server_sig_algs", "_extra", "_waiter")
 

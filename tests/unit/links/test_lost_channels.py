@@ -16,8 +16,8 @@ from controller.links.ssh_http import SshUnixConnector
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
+from tests.unit.links.linked import ssh_linked
 from tests.unit.links.sshd import listening, sshd
-from tests.unit.links.test_links import ssh_linked
 
 ANSWERS = 40
 """So many that it takes several rounds of the loop until all are told that they are lost."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from controller.lifecycle.model import NodeStatus, RunState
 from controller.pipelines.live_state import World
 from tests.unit.scheduling.cluster import Cluster
-from tests.unit.scheduling.test_placement import node
+from tests.unit.scheduling.parts import node
 
 
 def a_placed_run() -> RunState:

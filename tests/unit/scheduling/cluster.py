@@ -28,7 +28,7 @@ from controller.lifecycle.reports import Report, RunnerStarted, TaskAccepted, Ta
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
 from controller.scheduling.scheduler import JobSubmittedPipeline
-from tests.unit.scheduling.test_placement import gpu, new_id, node
+from tests.unit.scheduling.parts import gpu, new_id, node
 
 
 def gpu_node(name: str, count: int = 8, **more: Any) -> Node:

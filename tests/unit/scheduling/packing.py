@@ -14,8 +14,7 @@ from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.index import index_of
 from controller.scheduling.placement import SchedulingPass
-from tests.unit.scheduling.test_gpus import as_seen
-from tests.unit.scheduling.test_placement import after, node, run
+from tests.unit.scheduling.parts import after, as_seen, node, run
 from tests.unit.shim.gpus.parts import in_pairs, linked
 
 GIB = 1 << 30

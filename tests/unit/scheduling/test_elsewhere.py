@@ -14,7 +14,7 @@ from controller.lifecycle.reports import (
     TaskSeen,
 )
 from tests.unit.scheduling.cluster import Cluster, gpu_node
-from tests.unit.scheduling.test_gang_placement import gang
+from tests.unit.scheduling.parts import gang
 
 ALWAYS = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)))
 

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.model import (
-    Band,
-    Group,
-    NodeStatus,
-    RetryPolicy,
-    RunPolicy,
-    StartupOrder,
-)
+from controller.lifecycle.model import Band, Group, NodeStatus, RetryPolicy, RunPolicy, StartupOrder
 from controller.lifecycle.reasons import Reason, RetryEvent
 from controller.lifecycle.reports import (
     GangTooLarge,
@@ -27,11 +20,7 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.statuses import AttemptStatus
 from controller.scheduling.fit import MAX_STARTS
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
-from tests.unit.scheduling.test_placement import node
-
-
-def gang(nodes: int, size: int | None = None, name: str = "main") -> Group:
-    return Group(name=name, nodes=nodes, gang_size=nodes if size is None else size)
+from tests.unit.scheduling.parts import gang, node
 
 
 def test_a_gang_is_placed_all_or_nothing() -> None:
@@ -325,9 +314,6 @@ def test_a_first_job_that_is_tried_again_does_not_wait_for_room_for_others() -> 
     assert cluster.places(run) == {name: before[name] for name in ("main/0", "main/1")}
 
 
-# -- builds in progress ---------------------------------------------------------------------
-
-
 def test_a_gang_of_more_ranks_than_a_node_starts_at_a_time_is_placed_on_one_node() -> None:
     cluster = Cluster(node("n0", capacity={"cpu": 12.0}))
     run = cluster.submit("a", gang(9))
@@ -397,9 +383,6 @@ def container_runs(run_id: str, attempt_id: str) -> TaskSeen:
         terminated=False,
         runner_socket="/run/r",
     )
-
-
-# -- what a switch frees --------------------------------------------------------------------
 
 
 def running_gang(cluster: Cluster, nodes: int, **more: Any) -> str:

@@ -13,16 +13,12 @@ from controller.pipelines.from_node import capacity
 from controller.scheduling.fit import choose, in_blocks, is_called, is_named
 from shim.gpus import selection as shims
 from shim.node.ledger import Blocks
-from shim.schemas import GpuInfo, GpuLink, GpuRequest, TaskResources
+from shim.schemas import GpuLink, GpuRequest, TaskResources
 from tests.doubles.node import node_info
+from tests.unit.scheduling.parts import as_seen
 from tests.unit.shim.gpus.parts import gpu, in_pairs, linked, mig
 
 GIB = 1 << 30
-
-
-def as_seen(gpus: tuple[GpuInfo, ...]) -> list[NodeGpu]:
-    """Those that are well, as the controller has them."""
-    return list(capacity(node_info(gpus=gpus)).gpus)
 
 
 @given(

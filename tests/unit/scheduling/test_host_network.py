@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from controller.lifecycle.model import Group, Node, RunPolicy
 from controller.scheduling.feasibility import why_never
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
-from tests.unit.scheduling.test_gang_placement import gang
+from tests.unit.scheduling.parts import gang
 
 WORDS = (
     "needs the node's network, in which its peers reach it (not needed with `share_nodes: true`); "

@@ -10,7 +10,7 @@ from controller.lifecycle.model import GpuNeed, Node
 from controller.lifecycle.reports import Placed
 from controller.scheduling.constraints import attributes_of
 from controller.scheduling.feasibility import why_never
-from tests.unit.scheduling.test_placement import GIB, gpu, node, place, run, told
+from tests.unit.scheduling.parts import GIB, gpu, node, place, run, told
 
 WHOLE = ("GPU-0", "GPU-1", "GPU-2")
 INSTANCES = tuple(f"MIG-3-{n}" for n in range(7))

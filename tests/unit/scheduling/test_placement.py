@@ -2,96 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
-from controller.lifecycle.decide import decide
-from controller.lifecycle.model import (
-    Band,
-    GpuNeed,
-    JobSpec,
-    Node,
-    NodeAddress,
-    NodeCapacity,
-    NodeGpu,
-    NodeStatus,
-    Resources,
-    RunPolicy,
-    RunState,
-)
+from controller.lifecycle.model import Band, GpuNeed, Node, NodeStatus, RunPolicy, RunState
 from controller.lifecycle.reports import NotPlaced, Placed
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
-from controller.lifecycle.submission import PlannedJob, new_run
 from controller.scheduling.feasibility import why_never
 from controller.scheduling.fit import MAX_STARTS
-from controller.scheduling.index import index_of
-from controller.scheduling.placement import SchedulingPass
-
-GIB = 1 << 30
-ANSWERS = (Placed, NotPlaced)
-_ids = (f"id{n}" for n in itertools.count())
-
-
-def new_id() -> str:
-    return next(_ids)
-
-
-def gpu(uuid: str, **more: Any) -> NodeGpu:
-    fields: dict[str, Any] = {
-        "name": "A100",
-        "memory": 80 * GIB,
-        "compute_capability": "8.0",
-    } | more
-    return NodeGpu(uuid=uuid, **fields)
-
-
-def node(name: str = "n1", **more: Any) -> Node:
-    capacity = {"cpu": 4.0, "memory": 16 * GIB, "disk": 100 * GIB} | more.pop("capacity", {})
-    fields = {"status": NodeStatus.CONNECTED} | more
-    return Node(
-        id=name,
-        name=name,
-        address=NodeAddress(shim_socket="/run/shim.sock"),
-        capacity=NodeCapacity(**capacity),
-        created_at=0.0,
-        **fields,
-    )
-
-
-def run(
-    name: str = "a", *, at: float = 0.0, policy: RunPolicy | None = None, **need: Any
-) -> RunState:
-    spec = JobSpec(image="busybox", resources=Resources(**need))
-    return new_run(
-        name=name, user="ada", jobs=[PlannedJob(spec=spec)], now=at, new_id=new_id, policy=policy
-    )
-
-
-def place(runs: list[RunState], nodes: list[Node]) -> list[Placed | NotPlaced]:
-    told = SchedulingPass(index_of(runs, nodes), 1.0, new_id).decide()
-    return [one for reports in told.values() for one in reports if isinstance(one, ANSWERS)]
-
-
-def told(runs: list[RunState], nodes: list[Node]) -> str:
-    (answer,) = place(runs, nodes)
-    assert isinstance(answer, NotPlaced)
-    return answer.pending_reason.sentence()
-
-
-def after(state: RunState, answer: Placed | NotPlaced) -> RunState:
-    return decide(state, [answer], 1.0, new_id).state
+from tests.unit.scheduling.parts import GIB, after, gpu, node, place, run, told
 
 
 def settled(state: RunState, nodes: list[Node]) -> RunState:
     (answer,) = place([state], nodes)
     assert isinstance(answer, Placed)
     return after(state, answer)
-
-
-# -- a place --------------------------------------------------------------------------------
 
 
 def test_a_job_that_fits_gets_an_allocation_of_what_it_asked_for() -> None:
@@ -165,8 +90,6 @@ def test_at_most_eight_jobs_start_on_a_node_at_a_time() -> None:
     assert answer == "needs a free start slot; best node n1 has 8 starting already"
 
 
-# -- GPUs -----------------------------------------------------------------------------------
-
 GPUS = {"gpus": (gpu("g0"), gpu("g1"), gpu("sick", healthy=False))}
 
 
@@ -214,9 +137,6 @@ def test_a_job_without_gpus_leaves_the_gpu_node_free() -> None:
     assert placed.allocation.node_id == "plain"
 
 
-# -- the queue ------------------------------------------------------------------------------
-
-
 def winner(*runs: RunState) -> str:
     (first,) = (a for a in place(list(runs), [node(capacity={"cpu": 1.0})]) if type(a) is Placed)
     return next(state.run.name for state in runs if state.run.id == first.run_id)
@@ -236,9 +156,6 @@ def test_within_a_band_the_higher_priority_goes_first() -> None:
 
 def test_among_equals_the_earlier_goes_first() -> None:
     assert winner(run("late", at=9.0), run("early", at=1.0)) == "early"
-
-
-# -- what a waiting job is told -------------------------------------------------------------
 
 
 def test_without_a_connected_node_it_says_so() -> None:
@@ -275,9 +192,6 @@ def test_a_job_is_not_told_the_same_twice() -> None:
     state = run()
     (answer,) = place([state], [])
     assert place([after(state, answer)], []) == []
-
-
-# -- what could ever fit --------------------------------------------------------------------
 
 
 def test_a_job_that_no_node_could_ever_hold_is_known_at_submit() -> None:

@@ -20,7 +20,7 @@ from controller.lifecycle.model import (
 )
 from controller.scheduling.feasibility import Feasibility, why_never, why_queued
 from tests.unit.scheduling.cluster import Cluster, gpu_node, in_rack, rack_fleet
-from tests.unit.scheduling.test_gang_placement import gang
+from tests.unit.scheduling.parts import gang
 
 RACKS = [in_rack("a0", "r1"), *(in_rack(f"b{n}", "r2") for n in range(2))]
 NAMED = {"default": rack_fleet()}

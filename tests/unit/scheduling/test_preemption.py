@@ -12,7 +12,7 @@ from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import StopRequested, SuspendRequested
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, in_rack, rack_fleet
-from tests.unit.scheduling.test_gang_placement import gang
+from tests.unit.scheduling.parts import gang
 
 
 def full(*names: str, band: Band = Band.BATCH, gpus: int = 8) -> tuple[Cluster, list[str]]:

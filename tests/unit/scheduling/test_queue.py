@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from controller.lifecycle.model import Band, RunPolicy, Use
 from controller.scheduling.fair_share import HALF_LIFE, UseMeter
 from tests.unit.scheduling.cluster import Cluster, gpu_node
-from tests.unit.scheduling.test_gang_placement import gang
+from tests.unit.scheduling.parts import gang
 
 DAY = HALF_LIFE
 

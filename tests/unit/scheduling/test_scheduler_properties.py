@@ -27,7 +27,7 @@ from controller.scheduling.index import index_of, is_usable
 from controller.scheduling.placement import SchedulingPass
 from controller.scheduling.queue import Kind, in_order
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, rack_fleet
-from tests.unit.scheduling.test_placement import new_id
+from tests.unit.scheduling.parts import new_id
 
 NODES = 5
 _bands = st.sampled_from(list(Band))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,15 +16,7 @@ from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine
 from shim.gpus import Gpus
 from shim.node.ledger import Capacity
-from shim.schemas import (
-    Event,
-    Fence,
-    GpuInfo,
-    TaskInfo,
-    TaskRequest,
-    TaskResources,
-    TaskStatus,
-)
+from shim.schemas import Event, Fence, GpuInfo, TaskInfo, TaskRequest, TaskResources, TaskStatus
 from shim.settings import Settings
 from shim.state.events import EventLog
 from shim.state.fencing import Caller
@@ -36,7 +29,6 @@ RUN = "run-1"
 SPEAKER = Caller(RUN, Fence(1, 1), 0)
 CAPACITY = Capacity(cpu=4.0, memory=8 << 30, disk=100 << 30)
 DEADLINE = 60.0
-
 GPU = GpuInfo(uuid="GPU-a", index=0, name="H100", memory=80 << 30, compute_capability="9.0")
 
 
@@ -113,3 +105,14 @@ async def until(service: Daemon, task_id: str, status: TaskStatus) -> TaskInfo:
     )
     assert event.task is not None
     return event.task
+
+
+async def put(service: Daemon, task_id: str = "t1", **changes: Any) -> None:
+    await service.supervisor.put(task_id, request(**changes), SPEAKER)
+
+
+def listen(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(path))
+    server.listen()
+    return server

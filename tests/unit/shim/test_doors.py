@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from shim.access.runner_socket import arrival
 from shim.schemas import TaskStatus
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, until
-from tests.unit.shim.test_tasks import put
+from tests.unit.shim.parts import SPEAKER, Node, listen, put, until
 
 
 @pytest.fixture
@@ -28,13 +27,6 @@ def inode(path: Path) -> int:
 
 def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
-
-
-def listen(path: Path) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.bind(str(path))
-    server.listen()
-    return server
 
 
 async def test_the_door_leads_to_the_first_socket_whatever_the_job_puts_there_later(

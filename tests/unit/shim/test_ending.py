@@ -12,8 +12,7 @@ from shim.schemas import TaskStatus, TerminateRequest
 from tests.doubles.failing_engines import StubbornEngine
 from tests.doubles.records import MoodyRecords
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, request, until
-from tests.unit.shim.test_tasks import put
+from tests.unit.shim.parts import SPEAKER, Node, put, request, until
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user")
 

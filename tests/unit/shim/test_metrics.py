@@ -13,8 +13,7 @@ from shim.gpus.base import Vitals
 from shim.node.metrics import Cgroup, collect, prometheus_text
 from shim.schemas import GpuRequest, NodeMetrics, TaskResources, TaskStatus
 from tests.doubles.gpus import MemoryGpus
-from tests.unit.shim.parts import GPU, Node, request, settings, until
-from tests.unit.shim.test_tasks import put
+from tests.unit.shim.parts import GPU, Node, put, request, settings, until
 
 TASK = request(resources=TaskResources(cpu=1.0, memory=1 << 30, gpu=GpuRequest(count=1)))
 

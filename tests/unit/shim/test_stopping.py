@@ -15,8 +15,7 @@ from shim.schemas import TaskStatus, TerminateRequest
 from shim.tasks import driver
 from tests.doubles.failing_engines import ListeningEngine
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, request, until
-from tests.unit.shim.test_doors import listen
+from tests.unit.shim.parts import SPEAKER, Node, listen, request, until
 
 WHY = "terminated_by_user"
 SOON = 1.0

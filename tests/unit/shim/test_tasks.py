@@ -37,7 +37,7 @@ from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine
 from tests.doubles.gpus import MemoryGpus
 from tests.doubles.records import FailingRecords, books_in_memory
-from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, request, until, until_event
+from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, put, request, until, until_event
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
 
@@ -45,10 +45,6 @@ ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-async def put(service: Daemon, task_id: str = "t1", **changes: Any) -> None:
-    await service.supervisor.put(task_id, request(**changes), SPEAKER)
 
 
 async def refused(service: Daemon, task_id: str, speaker: Caller = SPEAKER, **changes: Any) -> str:

@@ -17,8 +17,7 @@ from shim.schemas import EventType, TaskStatus
 from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, request, until
-from tests.unit.shim.test_tasks import put
+from tests.unit.shim.parts import SPEAKER, Node, put, request, until
 
 
 @pytest.fixture

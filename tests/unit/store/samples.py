@@ -34,6 +34,7 @@ from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunSta
 from controller.store.base import Changes
 from shim.schemas import PullPolicy, RegistryAuth
 
+SECRET = "hunter2-is-secret"
 RESOURCES = Resources(
     cpu=2.5,
     memory=8_000_000_000,
@@ -276,3 +277,9 @@ def with_history(state: RunState, attempts: int, *, day: float = 86400.0) -> Run
         jobs=(msgspec.structs.replace(state.jobs[0], attempts=(*made, live)),),
         allocations=(*places, held),
     )
+
+
+def with_secret(run: RunState, secret: str = SECRET) -> RunState:
+    spec = msgspec.structs.replace(run.jobs[0].spec, secrets={"S": secret})
+    job = msgspec.structs.replace(run.jobs[0], spec=spec)
+    return msgspec.structs.replace(run, jobs=(job, *run.jobs[1:]))

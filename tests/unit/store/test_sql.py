@@ -33,9 +33,15 @@ from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 from tests.doubles.watched_databases import WatchedSqlite
 from tests.support.waiting import eventually, wait_until
-from tests.unit.store.samples import a_run, an_event, change, submission, with_status
-
-SECRET = "hunter2-is-secret"
+from tests.unit.store.samples import (
+    SECRET,
+    a_run,
+    an_event,
+    change,
+    submission,
+    with_secret,
+    with_status,
+)
 
 
 @pytest.fixture
@@ -185,12 +191,6 @@ def everything_in(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.iterdir())
 
 
-def with_secret(run: RunState, secret: str = SECRET) -> RunState:
-    spec = msgspec.structs.replace(run.jobs[0].spec, secrets={"S": secret})
-    job = msgspec.structs.replace(run.jobs[0], spec=spec)
-    return msgspec.structs.replace(run, jobs=(job, *run.jobs[1:]))
-
-
 @pytest.fixture
 def quick_scrubs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "FIRST_PAUSE_SECONDS", 0.01)
@@ -232,7 +232,7 @@ from pathlib import Path
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
 from tests.unit.store.samples import a_run, change, submission
-from tests.unit.store.test_sql import with_secret
+from tests.unit.store.samples import with_secret
 
 async def main():
     store = SqlStore(SqliteDatabase(Path(sys.argv[1])))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import combinations
 
 import msgspec
+from hypothesis import strategies as st
 
 from common.errors import Refused
 from shim.gpus.selection import is_called, tightness
@@ -21,7 +22,6 @@ from tests.unit.shim.gpus.parts import in_pairs, linked, mig
 
 Order = tuple[int, int, int, int, int]
 """Kind, allocation, count, filter, an index or share: below 10, 12, 10, 6 and 64."""
-
 GIB = 1 << 30
 CAPACITY = Capacity(cpu=64.0, memory=512 * GIB, disk=1000 * GIB)
 
@@ -41,7 +41,6 @@ MACHINES: dict[str, Callable[[], tuple[GpuInfo, ...]]] = {
     "4 beside 2 split": lambda: (*linked(4, in_pairs), *(mig(4 + n // 3, n) for n in range(6))),
     "none": lambda: (),
 }
-
 FILTERS = (
     GpuRequest(),
     GpuRequest(names=("H100",)),
@@ -210,3 +209,8 @@ def _fitting(asked: GpuRequest, free: list[GpuInfo]) -> list[GpuInfo]:
 def _must(condition: bool, what: str) -> None:
     if not condition:
         raise Violation(what)
+
+
+ORDERS = st.tuples(
+    st.integers(0, 9), st.integers(0, 11), st.integers(0, 9), st.integers(0, 5), st.integers(0, 63)
+)

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.shim.gpus.model import MACHINES, Model, Order
-
-ORDERS = st.tuples(
-    st.integers(0, 9), st.integers(0, 11), st.integers(0, 9), st.integers(0, 5), st.integers(0, 63)
-)
+from tests.unit.shim.gpus.model import MACHINES, ORDERS, Model, Order
 
 
 @pytest.mark.parametrize("machine", MACHINES)
