@@ -72,12 +72,13 @@ class DockerEngine:
     has_networks = True
     has_mounts = True
 
-    def __init__(self, settings: Settings, install_id: str) -> None:
+    def __init__(self, settings: Settings, install_id: str, api: Any = None) -> None:
+        """`api`: a client of the engine to use instead of one that `open` connects."""
         self._settings = settings
         self._install_id = install_id
         self._url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shim-docker")
-        self._api: Any = None
+        self._api = api
         self._cores = 0.0
         self._info: dict[str, Any] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -118,8 +119,8 @@ class DockerEngine:
                     "label": f"{_INSTALL}={self._install_id}",
                 },
             ),
-            self._hint,
-            self._note_stop,
+            self.hint,
+            self.note_stop,
             _LOST,
         )
         await self._follower.open()
@@ -381,7 +382,15 @@ class DockerEngine:
             unseen=unseen,
         )
 
-    def _hint(self, container_id: str | None) -> None:
+    def waits_for(self, container_id: str) -> bool:
+        """Return whether anybody waits for the container's end."""
+        return container_id in self._waiting
+
+    def has_news_of(self, container_id: str) -> bool:
+        """Return whether events of the container are kept for those that wait for it."""
+        return container_id in self._stopped | self._seen
+
+    def hint(self, container_id: str | None) -> None:
         """Handle an event's hint; None: the stream began again, and anything may have happened
         meanwhile."""
         self._hints += 1
@@ -396,7 +405,7 @@ class DockerEngine:
             for event in self._waiting.get(key, ()):
                 event.set()
 
-    def _note_stop(self, container_id: str) -> None:
+    def note_stop(self, container_id: str) -> None:
         if container_id in self._waiting:
             self._stopped.add(container_id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ class Api:
             raise requests.exceptions.ConnectionError("gone")
         return {"State": {"Status": self.state, "ExitCode": 3}, "NetworkSettings": {}}
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def info(self) -> dict[str, Any]:
         return {"SystemTime": "2026-11-21T17:21:28Z", "LiveRestoreEnabled": True}
 
@@ -55,11 +58,10 @@ def api() -> Api:
 
 
 @pytest.fixture
-def engine(api: Api, tmp_path: Path) -> Iterator[DockerEngine]:
-    engine = DockerEngine(settings(tmp_path), "install")
-    engine._api = api
+async def engine(api: Api, tmp_path: Path) -> AsyncIterator[DockerEngine]:
+    engine = DockerEngine(settings(tmp_path), "install", api)
     yield engine
-    engine._threads.shutdown()
+    await engine.close()
 
 
 async def test_a_container_that_was_listed_is_not_asked_for(api: Api, engine: DockerEngine) -> None:
@@ -68,7 +70,7 @@ async def test_a_container_that_was_listed_is_not_asked_for(api: Api, engine: Do
     ports = [await engine.published_port("c", port) for port in (22, 80)]
     assert (ports, api.inspected, waiting.done()) == ([32768, None], 0, False)
     api.state = "exited"
-    engine._hint("c")
+    engine.hint("c")
     assert (await waiting).exit_code == 3
 
 
@@ -77,7 +79,7 @@ async def test_an_end_that_is_heard_before_somebody_waits_is_not_missed(
 ) -> None:
     await engine.list()
     api.state = "exited"
-    engine._hint("c")
+    engine.hint("c")
     assert (await engine.wait("c")).exit_code == 3
 
 
@@ -89,7 +91,7 @@ async def test_what_was_heard_while_the_list_was_made_outdates_it(
 
     def end() -> None:
         api.state = "exited"
-        loop.call_soon_threadsafe(engine._hint, heard)
+        loop.call_soon_threadsafe(engine.hint, heard)
 
     api.during_list = end
     (found,) = await engine.list()
@@ -101,11 +103,11 @@ async def test_a_stream_of_events_that_began_anew_makes_everybody_ask_again(
 ) -> None:
     await engine.list()
     waiting = asyncio.create_task(engine.wait("c"))
-    await eventually(lambda: bool(engine._waiting))
-    engine._hint(None)
+    await eventually(lambda: engine.waits_for("c"))
+    engine.hint(None)
     await eventually(lambda: api.inspected == 1)
     api.state = "exited"
-    engine._hint("c")
+    engine.hint("c")
     assert (await waiting).exit_code == 3
 
 
@@ -119,21 +121,21 @@ async def test_a_container_that_a_later_list_finds_ended_is_asked_for(
 
 
 async def test_nothing_is_kept_of_containers_that_nobody_waits_for(engine: DockerEngine) -> None:
-    for tell in (engine._note_stop, engine._hint):
+    for tell in (engine.note_stop, engine.hint):
         tell("c")
-    assert (engine._stopped, engine._seen) == (set(), set())
+    assert not engine.has_news_of("c")
 
 
 async def test_of_one_that_somebody_waits_for_it_is_kept_until_the_end(
     api: Api, engine: DockerEngine
 ) -> None:
     waiting = asyncio.create_task(engine.wait("c"))
-    await eventually(lambda: bool(engine._waiting))
+    await eventually(lambda: engine.waits_for("c"))
     api.state = "exited"
-    engine._note_stop("c")
-    engine._hint("c")
+    engine.note_stop("c")
+    engine.hint("c")
     assert (await waiting).stopped
-    assert (engine._stopped, engine._seen) == (set(), set())
+    assert not engine.has_news_of("c")
 
 
 async def test_that_it_was_stopped_outlives_an_engine_that_falls_silent_before_it_tells_the_end(
@@ -141,10 +143,10 @@ async def test_that_it_was_stopped_outlives_an_engine_that_falls_silent_before_i
 ) -> None:
     """An engine that is stopped stops its containers, says so, and is gone."""
     waiting = asyncio.create_task(engine.wait("c"))
-    await eventually(lambda: bool(engine._waiting))
+    await eventually(lambda: engine.waits_for("c"))
     api.silent = True
-    engine._note_stop("c")
-    engine._hint("c")
+    engine.note_stop("c")
+    engine.hint("c")
     with pytest.raises(EngineUnavailable):
         await waiting
     api.silent, api.state = False, "exited"

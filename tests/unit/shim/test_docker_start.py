@@ -38,8 +38,7 @@ class Api:
 
 
 async def start_on(api: Api, folder: Path) -> None:
-    engine = DockerEngine(settings(folder), "install")
-    engine._api = api
+    engine = DockerEngine(settings(folder), "install", api)
     try:
         await engine.start("c")
     finally:
