@@ -106,6 +106,9 @@ def _node_app() -> App:
     node.command(
         f"{_COMMANDS}.install:install", name="install", help="Make a host a node, over SSH."
     )
+    node.command(
+        f"{_COMMANDS}.upgrade:upgrade", name="upgrade", help="Roll a version through nodes."
+    )
     registering = f"{_COMMANDS}.user_data"
     node.command(
         f"{registering}:user_data",

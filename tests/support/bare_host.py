@@ -2,7 +2,8 @@
 
 It is this machine with an /etc, /opt, /run and /var/tmp of its own (a mount namespace), so that
 what is installed there changes nothing here. Its bundle is played: a script that keeps the promises
-of the real one's `install`. Its /run/fairlead is that of a shim of the test's.
+of the real one's `install`. Its /run/fairlead is that of a shim of the test's, and its systemd says
+that this shim runs, unless the version has `broken` in its name.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ LogLevel VERBOSE
 """
 _BEGIN = """
 mount -t overlay overlay -o lowerdir=/etc,upperdir="$0/etc",workdir="$0/work" /etc
-for folder in /opt /run /var/tmp; do mount -t tmpfs tmpfs $folder; done
+for folder in /opt /run /var/tmp /usr/local/bin; do mount -t tmpfs tmpfs $folder; done
 chmod 1777 /var/tmp
 mkdir -p /run/systemd/system /run/sshd /run/fairlead
+printf '%s\\n' '#!/bin/sh' 'case $1 in is-active) cat /run/shim-state ;; show) echo 0 ;; esac' \\
+    > /usr/local/bin/systemctl
+chmod 755 /usr/local/bin/systemctl
+echo active > /run/shim-state
 mount --bind "$1" /run/fairlead
 shift
 exec "$@"
@@ -73,6 +78,7 @@ fi
 if [ "$(readlink /opt/fairlead/current)" != "/opt/fairlead/$version" ]; then
     ln -sfn "/opt/fairlead/$version" /opt/fairlead/current
     changed "chose $version"
+    case $version in *broken*) echo failed ;; *) echo active ;; esac > /run/shim-state
 fi
 id fairlead >/dev/null 2>&1 || {
     useradd --system --gid fairlead --no-create-home --home-dir /nonexistent \
@@ -139,6 +145,11 @@ class BareHost:
     def stop(self) -> None:
         """The listener; connections end with their clients."""
         self._daemon.kill9()
+
+    def let_in(self, other: BareHost) -> None:
+        """The operator of another host, too."""
+        with (self._folder / "authorized_keys").open("a") as keys:
+            keys.write(other.identity.with_suffix(".pub").read_text())
 
     def has(self, path: str) -> bool:
         return (

@@ -315,6 +315,11 @@ async def unpacked(host: Host, bundle: Bundle, progress: Progress) -> AsyncItera
         await host.run("rm", "-rf", folder, root=True)
 
 
+def is_ready(node: NodeView) -> bool:
+    """Connected, and fit for work."""
+    return node.status == "connected" and node.unfit is None
+
+
 async def wait_ready(api: NodesApi, name: str) -> NodeView:
     """Connected, and fit for work. Raises HostError with the last that was said of it."""
     deadline = time.monotonic() + READY_SECONDS
@@ -322,7 +327,7 @@ async def wait_ready(api: NodesApi, name: str) -> NodeView:
         node = await asyncio.to_thread(api.find, name)
         if node is None:
             raise HostError(f"node {name} was removed meanwhile")
-        if node.status == "connected" and node.unfit is None:
+        if is_ready(node):
             return node
         if time.monotonic() > deadline:
             why = node.unfit or node.message or node.status

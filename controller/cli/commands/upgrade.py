@@ -1,0 +1,111 @@
+"""`node upgrade`: a version is rolled through nodes, and stops where it does no good."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from controller.api.documents import NodeView
+from controller.cli import output, settings
+from controller.cli.commands.install import BundleFile, Identity, Jump, Terminal, find_bundle
+from controller.cli.commands.options import Flag, Json
+from controller.cli.commands.user_data import parse_address
+from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from controller.cli.hosts.bundle import Bundle
+from controller.cli.hosts.connection import HostError, Target
+from controller.cli.hosts.fleet import Board, HostRow
+from controller.cli.hosts.install import NodesApi, Plan
+from controller.cli.hosts.trust import trusted_key
+from controller.cli.hosts.upgrade import End, Upgrade, is_upgradable, roll, upgrade_node
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """How the operator gets into all of the nodes."""
+
+    user: str
+    identity: Path | None
+    jump: str | None
+
+
+def upgrade(
+    *,
+    fleet: str | None = None,
+    batch: Annotated[int, Parameter(help="How many nodes at a time.")] = 1,
+    bundle: BundleFile = None,
+    user: Annotated[str, Parameter(help="Root there, or one who may use sudo.")] = "root",
+    identity: Identity = None,
+    jump: Jump = None,
+    yes: Annotated[bool, Flag] = False,
+    json: Json = False,
+) -> int:
+    """Roll a version through nodes. It stops at the first that does not come back healthy, and
+    gives that one its former version again; running jobs go on.
+
+    Parameters
+    ----------
+    fleet
+        The nodes of this fleet; default: all.
+    yes
+        Ask nothing.
+    """
+    if batch < 1:
+        raise CliError("--batch: give a number from 1 on", EXIT_USAGE)
+    packed, terminal = find_bundle(bundle), Terminal(asks=not yes)
+    api = NodesApi(settings.client())
+    nodes = api.nodes(fleet)
+    away = {node.name: why for node in nodes if (why := is_upgradable(node)) is not None}
+    ready = {node.name: node for node in nodes if node.name not in away}
+    if not terminal.confirms(f"Upgrade {len(ready)} nodes to {packed.version}?"):
+        raise CliError("nothing was changed")
+    login = Login(user=user, identity=identity, jump=jump)
+    ends = [Upgrade(name=name, end=End.SKIPPED, message=why) for name, why in away.items()]
+    ends += asyncio.run(_roll(ready, batch, packed, login, api, terminal))
+    if json:
+        output.emit_json(msgspec.json.encode({"version": packed.version, "nodes": ends}))
+    else:
+        output.emit_table(("NODE", "END", "ABOUT"), [(e.name, e.end, e.message) for e in ends])
+    return 0 if all(end.end in (End.UPGRADED, End.UNCHANGED) for end in ends) else EXIT_FAILED
+
+
+async def _roll(
+    nodes: dict[str, NodeView],
+    batch: int,
+    bundle: Bundle,
+    login: Login,
+    api: NodesApi,
+    terminal: Terminal,
+) -> list[Upgrade]:
+    board = Board(list(nodes), terminal.confirms)
+
+    async def one(name: str) -> Upgrade:
+        row = HostRow(name, board)
+        try:
+            plan = await _plan(nodes[name], bundle, login)
+        except (HostError, CliError) as error:
+            row.stage(f"failed: {error}")
+            return Upgrade(name=name, end=End.FAILED, message=str(error))
+        return await upgrade_node(plan, api, row)
+
+    with board.shown():
+        return await roll(list(nodes), batch, one)
+
+
+async def _plan(node: NodeView, bundle: Bundle, login: Login) -> Plan:
+    """By the address and the host key that the controller has. Raises HostError."""
+    host, port = parse_address(node.address.partition("@")[2])
+    target = Target(host=host, port=port, user=login.user, identity=login.identity, jump=login.jump)
+    pinned = node.host_key_fingerprint
+    key = await trusted_key(target, host_key=None, accepted=None, pinned=pinned)
+    return Plan(
+        target=target,
+        name=node.name,
+        address=(host, port),
+        host_key=key,
+        bundle=bundle,
+        docker="none",  # the node keeps what it was installed with
+        upgrade=True,
+    )
