@@ -1,1 +1,1 @@
-"""The first process of a job's container: SSH and the runner. The door is `main`."""
+"""The first process of a job's container: SSH and the runner. `main` starts it."""

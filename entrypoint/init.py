@@ -1,4 +1,4 @@
-"""What the kernel expects of a container's first process: to wait for orphans."""
+"""The kernel expects a container's first process to wait for orphans; this module does that."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans(children: Children) -> None:
-    """From now on every process that loses its parent comes to us and is reaped, but for the
-    `children` that somebody owns. Call it inside the loop. Raises OSError."""
+    """Adopt and reap every process that loses its parent, except the `children` that have an owner.
+
+    Call it inside the loop. Raises OSError.
+    """
     if os.getpid() != 1:
         _become_subreaper()
     children.adopts_orphans = True

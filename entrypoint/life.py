@@ -1,8 +1,8 @@
-"""The life of a job's container: pid 1's duties, SSH, and the runner in the same process (one
-interpreter is all the memory a job pays for).
+"""The life of a job's container: pid 1's duties, SSH, and the runner, all in one process.
 
-As pid 1, or where it is not (process engine) as a child subreaper, it reaps whatever the job
-orphans; it ends with the job's exit code once the runner is done.
+A job pays only for the memory of one interpreter. As pid 1, or as a child subreaper where it is not
+(process engine), it reaps whatever the job orphans. It ends with the job's exit code once the
+runner is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner.server import log_to, serve
 
 
 async def live(options: Options, listener: socket.socket) -> int:
-    """One container's life; the status to exit with."""
+    """Live one container's life; return the status to exit with."""
     children = Children()
     adopt_orphans(children)
     door = Door(options.task, children)
@@ -32,7 +32,7 @@ async def live(options: Options, listener: socket.socket) -> int:
 
 
 def run(program: str, options: Options, listener: socket.socket) -> None:
-    """Does not return."""
+    """Run the container's life and exit; it does not return."""
     try:
         log_to(options.task)
         status = asyncio.run(live(options, listener))

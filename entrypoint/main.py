@@ -1,12 +1,12 @@
 """`fairlead-entrypoint`: the first process of a job's container.
 
-It listens before it loads the larger part of itself, so that a request which comes meanwhile waits
-and is not refused. SIGTERM waits too: to a first process without a handler it would be lost.
+It listens before it loads its larger part, so a request that comes meanwhile waits and is not
+refused. SIGTERM waits too: without a handler, a first process would lose it.
 
 TLS stays out of this process, which serves a unix socket: aiohttp would read the machine's
-certificates while it is imported. Without `ssl` and `_hashlib` asyncio, aiohttp and hashlib go on;
-that saves 46 of 200 ms of CPU time until the runner serves, and 7 of 39 MiB for as long as the job
-runs (rows "first log line" and "runner, idle" of `./dev bench`).
+certificates during its import. Without `ssl` and `_hashlib`, asyncio, aiohttp and hashlib still
+work. That saves 46 of 200 ms of CPU time until the runner serves, and 7 of 39 MiB as long as the
+job runs (rows "first log line" and "runner, idle" of `./dev bench`).
 """
 
 from __future__ import annotations

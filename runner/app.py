@@ -49,8 +49,9 @@ def make_app(
     patience: float = FOLLOWER_PATIENCE,
     measure: Callable[..., JobMetrics] = measure,
 ) -> web.Application:
-    """Seconds: `heartbeat` of the status stream, `patience` with a follower that takes nothing.
-    `measure` (blocking) tells what the job uses."""
+    """Make the application. `heartbeat`: seconds between heartbeats of the status stream.
+    `patience`: seconds that a follower may read nothing. `measure` (blocking) returns what the job
+    uses."""
     api = _Api(runner, relay, heartbeat, patience, measure)
     errors = errors_as_json(_log, _FAILED, _KNOWN)
     app = web.Application(middlewares=[errors], client_max_size=MAX_BODY)

@@ -1,7 +1,6 @@
-"""The files of our own cgroup, version 1 or 2, in or out of a container: what the kernel counts for
-us.
+"""The files of this process's cgroup, version 1 or 2, inside or outside of a container.
 
-Reading blocks, but never on more than a file of /sys or /proc.
+Reading blocks, but only on files of /sys or /proc.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 UNIFIED = ""
-"""The one hierarchy of version 2."""
+"""The only hierarchy of version 2."""
 
 
 class Cgroup:
-    """Our own; `root` is where /proc and /sys are."""
+    """This process's cgroup; `root` is where /proc and /sys are."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._mount = root / "sys/fs/cgroup"
         self._paths = _memberships(root / "proc/self/cgroup")
 
     def text(self, controller: str, name: str) -> str | None:
-        """The content of the file `name`; None when there is none that we may read."""
+        """Return the content of the file `name`; None when there is none that may be read."""
         for path in self._candidates(controller, name):
             try:
                 return path.read_text()
@@ -30,12 +29,12 @@ class Cgroup:
         return None
 
     def number(self, controller: str, name: str) -> int | None:
-        """Of a file with one number; None too for `max`."""
+        """Return the number in a file with one number; None also for `max`."""
         value = (self.text(controller, name) or "").strip()
         return int(value) if value.isdecimal() else None
 
     def field(self, controller: str, name: str, field: str) -> int | None:
-        """Of a file with lines `field number`."""
+        """Return a number of a file with lines `field number`."""
         for line in (self.text(controller, name) or "").splitlines():
             key, _, value = line.partition(" ")
             if key == field and value.isdecimal():
@@ -43,14 +42,14 @@ class Cgroup:
         return None
 
     def _candidates(self, controller: str, name: str) -> Iterator[Path]:
-        """A container may see the whole tree, or only its own part as if that were all."""
+        """Yield possible paths: a container may see the whole tree, or only its own part."""
         folder = self._mount / controller
         yield folder / self._paths.get(controller, "") / name
         yield folder / name
 
 
 def _memberships(path: Path) -> dict[str, str]:
-    """controller → our path below its mount."""
+    """Return controller → the path below its mount."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -64,7 +63,8 @@ def _memberships(path: Path) -> dict[str, str]:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Kills by the kernel's memory limit in our cgroup since it exists; 0 when nobody counts."""
+    """Return how often the kernel's memory limit killed a process in this cgroup; 0 when that is
+    not counted."""
     cgroup = Cgroup(root)
     places = ((UNIFIED, "memory.events"), ("memory", "memory.oom_control"))
     counts = (cgroup.field(controller, name, "oom_kill") for controller, name in places)

@@ -1,8 +1,9 @@
 """The client of the runner's API, for callers with a way to its socket.
 
 The caller owns the `aiohttp.ClientSession`, whose connector leads to the socket (base URL
-`http://runner`). Every call may be repeated. Errors are two: the runner said no (`RunnerError`), or
-it could not be asked (`RunnerUnavailable`), after which nothing is known about the request.
+`http://runner`). Every call may be repeated. There are two errors: the runner refused
+(`RunnerError`), or it could not be asked (`RunnerUnavailable`), after which nothing is known about
+the request.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class StreamReader(Protocol):
-    """What `asyncio` and `asyncssh` readers have in common."""
+    """The common part of `asyncio` and `asyncssh` readers."""
 
     async def read(self, n: int = -1, /) -> bytes: ...
 
@@ -58,11 +59,11 @@ class PortStream(msgspec.Struct, frozen=True):
     reader: StreamReader
     writer: StreamWriter
     first: bytes = b""
-    """What the job said before it was first read from `reader`."""
+    """The job's first bytes, sent before `reader` is used."""
 
 
 Dial = Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
-"""A fresh stream to the runner's socket. Raises OSError."""
+"""Opens a stream to the runner's socket. Raises OSError."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -71,8 +72,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 async def ask(reader: StreamReader, writer: StreamWriter, port: int) -> Answer:
-    """`rest` is what came after the head: the body of an error, or the job's first bytes. Raises
-    OSError, ValueError for an answer that is none."""
+    """Ask for a port. `rest` is what came after the head: the body of an error, or the job's first
+    bytes.
+
+    Raises OSError, and ValueError for an invalid answer.
+    """
     writer.write(f"CONNECT /v1/ports/{port} HTTP/1.1\r\nHost: runner\r\n\r\n".encode())
     await writer.drain()
     received = await _read_to(reader, b"", _END_OF_HEAD, _MAX_HEAD)
@@ -98,14 +102,14 @@ async def _read_to(reader: StreamReader, data: bytes, end: bytes | None, most: i
 BASE_URL = "http://runner"
 REQUEST_TIMEOUT = 30.0
 STATUS_HEARTBEAT = 60
-"""Seconds between the heartbeats that a status stream is asked for: thousands of them are followed,
-and a node that is gone is found out by its shim's."""
+"""Seconds between the heartbeats of a status stream. Thousands of streams are followed, and a node
+that is gone is noticed by its shim's heartbeats."""
 FIRST_PAGE_WAIT = 20.0
-"""Seconds for the first output of a job that is followed from its beginning."""
+"""Seconds to wait for the first output of a job that is followed from its beginning."""
 SILENCE = 150.0
 """Seconds without a byte after which a status stream counts as lost."""
 _CODE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=300.0)
-"""Of a large blob every piece may take its time; the answer comes when it lies on the disk."""
+"""Every piece of a large blob may take this long; the answer comes when the blob is on the disk."""
 _MAX_MESSAGE = 8 << 20
 _MAX_ANSWER = 1 << 20
 _MAX_PAGE = 16 << 20
@@ -115,7 +119,7 @@ _T = TypeVar("_T")
 
 
 class RunnerError(Exception):
-    """The runner answered with an error; `code` is for programs, `message` for persons."""
+    """The runner refused; `code` is for programs, `message` for people."""
 
     def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
         super().__init__(message)
@@ -130,8 +134,8 @@ class RunnerUnavailable(Exception):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """`frames`: whole frames, up to `end` (None: an older runner does not say). `complete`: the job
-    has ended and these reach the end."""
+    """A page of the log. `frames`: whole frames, up to `end` (None: an older runner). `complete`:
+    the job has ended and the page reaches the end."""
 
     frames: bytes
     complete: bool
@@ -139,9 +143,11 @@ class LogPage(msgspec.Struct, frozen=True):
 
 
 class RunnerClient:
-    """Each method raises RunnerError or RunnerUnavailable. `transport_errors` are exceptions of the
-    session's connector, besides aiohttp's own, that mean the connection is gone. `dial` opens a
-    stream to the runner's socket, which `connect_port` needs."""
+    """The client. Each method raises RunnerError or RunnerUnavailable.
+
+    `transport_errors` are exceptions of the session's connector, besides aiohttp's own, that mean a
+    lost connection. `dial` opens a stream to the runner's socket; `connect_port` needs it.
+    """
 
     def __init__(
         self,
@@ -162,7 +168,7 @@ class RunnerClient:
         return await self._call("POST", "/v1/submit", StatusEvent, request)
 
     async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent:
-        """`digest`: the sha256 of `content`, by which the job names it."""
+        """Upload a blob. `digest`: the sha256 of `content`, by which the job names it."""
         query = {"digest": digest}
         with self._transport():
             async with self._session.put(
@@ -176,8 +182,11 @@ class RunnerClient:
         return await self._call("POST", "/v1/run", StatusEvent)
 
     async def start(self, request: SubmitRequest) -> StatusEvent:
-        """`submit` and `run` at once; a job that waits for its code must still be `run`. This is
-        what a runner that has only just come up answers first."""
+        """`submit` and `run` in one request. If the job waits for its code, `run` is still
+        necessary.
+
+        A runner that has just started answers this request first.
+        """
         try:
             return await self._call("POST", "/v1/start", StatusEvent, request)
         except RunnerError as error:
@@ -189,32 +198,35 @@ class RunnerClient:
     async def stop(
         self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
     ) -> StatusEvent:
-        """SIGKILL follows `grace` seconds after the signal (default: the job's stop signal).
-        `interrupt`: see StopRequest."""
+        """Stop the job. SIGKILL follows `grace` seconds after the signal (default: the job's stop
+        signal). `interrupt`: see StopRequest."""
         body = StopRequest(signal=signal, grace=grace, interrupt=interrupt)
         return await self._call("POST", "/v1/stop", StatusEvent, body)
 
     async def suspend(self, suspended: bool) -> None:
-        """The job's run is suspended, or goes on. RunnerError 404: a runner of before knows no
-        such thing."""
+        """Tell the runner that the job's run is suspended or resumed. RunnerError 404: the runner
+        is too old for that."""
         await self._call("POST", "/v1/suspend", StatusEvent, SuspendRequest(suspended=suspended))
 
     async def ack(self, offset: int) -> int:
-        """All before `offset` is stored. Acknowledging the end of an ended job, 0 included, lets
-        the runner go. What is acknowledged now."""
+        """Acknowledge: everything before `offset` is stored. Return the acknowledged offset.
+
+        To acknowledge the end of an ended job, 0 included, lets the runner exit.
+        """
         body = AckRequest(offset=offset)
         return (await self._call("POST", "/v1/logs/ack", AckRequest, body)).offset
 
     async def notice(self, id: str, text: str) -> None:
-        """A line for the job's log; the same `id` again changes nothing. RunnerError `ended` after
-        the job's end."""
+        """Add a line to the job's log; the same `id` again changes nothing. Raises RunnerError
+        `ended` after the job's end."""
         await self._call("POST", "/v1/notices", StatusEvent, NoticeRequest(id=id, text=text))
 
     async def metrics(self) -> JobMetrics:
         return await self._call("GET", "/v1/metrics", JobMetrics)
 
     async def logs(self, offset: int, *, wait: float = 0.0) -> LogPage:
-        """Frames from `offset` on, a few MiB at most; waits up to `wait` s when there are none."""
+        """Return frames from `offset` on, at most a few MiB; wait up to `wait` s when there are
+        none."""
         query = {"offset": str(offset), "wait": str(int(wait))}
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT + wait)
         with self._transport():
@@ -225,8 +237,8 @@ class RunnerClient:
                 return LogPage(body, complete, _whole(response.headers.get(LOG_END_HEADER)))
 
     async def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
-        """Events after the one numbered `after`, until the runner ends; heartbeats repeat the last
-        one."""
+        """Yield events after the one numbered `after`, until the runner ends; heartbeats repeat the
+        last event."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE)
         path = f"/v1/status?after={after}&heartbeat={STATUS_HEARTBEAT}"
         with self._transport():
@@ -237,8 +249,11 @@ class RunnerClient:
                     yield _decode(line, StatusEvent)
 
     async def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
-        """Raw frames from `offset` on, each item whole frames, until the job has ended and all was
-        given. Raises RunnerError `too_slow` when this side took nothing for too long."""
+        """Yield raw frames from `offset` on, each item whole frames, until the job has ended and
+        all was sent.
+
+        Raises RunnerError `too_slow` when this side read nothing for too long.
+        """
         if not offset:  # the first page, which a runner that has only just come up gives first
             page = await self.logs(0, wait=FIRST_PAGE_WAIT)
             if page.frames and page.end is not None:
@@ -264,8 +279,8 @@ class RunnerClient:
                 raise RunnerError("refused", message_text, error.status) from error
 
     async def connect_port(self, port: int) -> PortStream:
-        """A connection to what the job listens on at its loopback; the caller closes it. Raises
-        RunnerError `port_refused` when nothing listens there."""
+        """Connect to a port on the job's loopback; the caller closes it. Raises RunnerError
+        `port_refused` when nothing listens there."""
         if self._dial is None:
             raise RunnerUnavailable("this connection has no way to the ports of a job")
         with self._transport():
@@ -303,7 +318,7 @@ class RunnerClient:
 
 
 def _why(error: Exception) -> str:
-    """Without the words of the library that asked."""
+    """Return the error without the words of the HTTP library."""
     match error:
         case UnixClientConnectorError():
             return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
@@ -320,8 +335,7 @@ def _why(error: Exception) -> str:
 
 
 async def _read(response: aiohttp.ClientResponse, most: int = _MAX_ANSWER) -> bytes:
-    """The runner shares its container with a job that may have taken its place: it is believed
-    only so much."""
+    """Read the body, up to a limit: a job may answer in the runner's place."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece

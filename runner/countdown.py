@@ -1,4 +1,4 @@
-"""A time limit that can stand still."""
+"""A time limit that can be paused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 class Countdown:
-    """Calls `over` when it has run for so many seconds; None: never. It stands still until
-    `start`, and while it is `held`."""
+    """Calls `over` after so many seconds; None: never. It does not count before `start`, and while
+    it is `held`."""
 
     def __init__(self, seconds: float | None, over: Callable[[], None]) -> None:
         self._left = seconds
@@ -22,7 +22,7 @@ class Countdown:
         self._go_on()
 
     def hold(self, held: bool) -> None:
-        """Stand still, or go on with what is left."""
+        """Pause it, or continue with what is left."""
         self._held = held
         if held:
             self._stand_still()
@@ -30,7 +30,7 @@ class Countdown:
             self._go_on()
 
     def stop(self) -> None:
-        """For good."""
+        """Stop it for good."""
         self._stand_still()
         self._loop = None
 

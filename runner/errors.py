@@ -1,7 +1,7 @@
-"""What can go wrong in a way that somebody must be told."""
+"""Errors that must be reported to a user."""
 
 from __future__ import annotations
 
 
 class CannotStart(Exception):
-    """The commands cannot be started; the text is for the user (exit record, executor_error)."""
+    """The commands cannot be started; the message is for the user (exit record, executor_error)."""

@@ -1,4 +1,4 @@
-"""`fairlead-runner`: the runner alone, for images and machines that have an init of their own."""
+"""`fairlead-runner`: the runner alone, for images and machines with their own init."""
 
 from __future__ import annotations
 

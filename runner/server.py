@@ -1,7 +1,7 @@
 """The server joins the parts: one runner and its API on a unix socket, from start to end.
 
-It serves `fairlead-runner` and, in the same process as pid 1's duties, `fairlead-entrypoint`. Peers
-that may not connect are turned away before their first byte is read.
+`fairlead-runner` uses it and, in the same process as pid 1's duties, `fairlead-entrypoint`. Peers
+that may not connect are disconnected before their first byte is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Door:
-    """`http` makes protocols for requests; those for a port of the job go to `relayed`."""
+    """The listening side. `http` makes protocols for requests; connections to a port of the job go
+    to `relayed`."""
 
     def __init__(self, peers: Peers, http: _MakeProtocol, relayed: relay.Relay) -> None:
         self._peers = peers
@@ -45,7 +46,7 @@ class Door:
         return _Visitor(self)
 
     def close(self) -> None:
-        """Sends away who has not said yet what it wants, and ends what is relayed."""
+        """Disconnect peers without a request, and end what is relayed."""
         for transport in tuple(self._waiting):
             transport.abort()
         self._relayed.close()
@@ -70,7 +71,7 @@ class Door:
 
 
 class _Visitor(asyncio.Protocol):
-    """An unwelcome one is cut off before it can send a byte."""
+    """A new connection; a peer that may not connect is cut off before it can send a byte."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -103,8 +104,8 @@ _SHUTDOWN_TIME = 2.0
 
 
 def log_to(task: Path) -> None:
-    """The runner's own log: `runner.log` in the task's folder, two files of 1 MiB at most, apart
-    from the job's. Raises OSError."""
+    """Log to `runner.log` in the task's folder, at most two files of 1 MiB, apart from the job's
+    log. Raises OSError."""
     task.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
         task / "runner.log", maxBytes=_LOG_SIZE, backupCount=1, encoding="utf-8"
@@ -125,8 +126,10 @@ async def served(
     patience: float = FOLLOWER_PATIENCE,
     listener: socket.socket | None = None,
 ) -> AsyncIterator[None]:
-    """Answers on the socket at `path` meanwhile, which is `listener` if that is given; drops a
-    follower that takes nothing for `patience` seconds. Raises SocketUnusable."""
+    """Answer on the socket at `path`, which is `listener` if given, for the length of the block.
+
+    A follower that reads nothing for `patience` seconds is dropped. Raises SocketUnusable.
+    """
     relay = Relay()
     in_container = peers is Peers.NODE
     measure = metrics.measure if in_container else metrics.measure_own_processes
@@ -161,8 +164,10 @@ async def serve(
     scope: Scope | None = None,
     listener: socket.socket | None = None,
 ) -> int:
-    """Run one job to its end; the status to exit with. SIGTERM and SIGINT stop the job first, also
-    one that came while it was blocked. Raises SocketUnusable and OSError."""
+    """Run one job to its end; return the status to exit with. Raises SocketUnusable and OSError.
+
+    SIGTERM and SIGINT stop the job first, also a signal that came while it was blocked.
+    """
     os.umask(UMASK)
     runner = Runner(
         options.task,

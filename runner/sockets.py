@@ -1,4 +1,4 @@
-"""The runner's listening socket, a file with group permissions, and who may use it."""
+"""The runner's listening socket, a file with group permissions, and the peers that may use it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ from pathlib import Path
 _MODE = 0o660
 _MAX_PATH = 107
 _UNFINISHED = ".new"
-"""Beside the socket, with a name no longer than most."""
+"""A name next to the socket that is not longer than most."""
 _CREDENTIALS = struct.Struct("3i")
 
 
 class SocketUnusable(Exception):
-    """The path cannot be listened on; the text is for a person."""
+    """The path cannot be listened on; the message is for the operator."""
 
 
 class Peers(StrEnum):
-    """Who may connect. NODE: processes outside our pid namespace, whose pid the kernel shows as 0;
-    that is the node, never the job in our own container. ANY: whoever the file's mode lets."""
+    """The peers that may connect.
+
+    NODE: processes outside of this pid namespace, whose pid the kernel shows as 0; that is the
+    node, never the job in this container. ANY: all that the file's mode allows.
+    """
 
     NODE = "node"
     ANY = "any"
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that is at `path` only once it listens, so that nobody who sees it is refused;
-    folders are made, a stale socket replaced. Blocking. Raises SocketUnusable."""
+    """Return a socket that appears at `path` only once it listens, so a client that sees it is not
+    refused.
+
+    Folders are made, and a stale socket is replaced. Blocking. Raises SocketUnusable.
+    """
     unfinished = path.with_name(_UNFINISHED)
     if max(len(os.fsencode(path)), len(os.fsencode(unfinished))) > _MAX_PATH:
         raise SocketUnusable(f"--socket: {path} is longer than {_MAX_PATH} bytes")
@@ -60,7 +66,7 @@ def is_welcome(connection: socket.socket, peers: Peers) -> bool:
 
 
 def _check_unused(path: Path) -> None:
-    """Raises OSError when somebody listens there, or when it is no socket at all."""
+    """Raise OSError when another process listens there, or it is no socket."""
     if not os.path.lexists(path):
         return
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

@@ -1,4 +1,5 @@
-"""The history of the runner's states, replayable from any point and followable to the end."""
+"""The history of the runner's states, which can be repeated from any point and followed to the
+end."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ class Bell:
         self._next: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        """Wake all who wait now."""
+        """Wake all waiting tasks."""
         if self._next is not None:
             waiting, self._next = self._next, None
             if not waiting.done():
                 waiting.set_result(None)
 
     async def wait(self) -> None:
-        """Until the next ring. One waiter's cancellation does not disturb the others."""
+        """Wait for the next ring. If one waiter is cancelled, the others still wait."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next)
@@ -51,12 +52,13 @@ class StatusLog:
         self._bell.ring()
 
     def close(self) -> None:
-        """Ends all followers once they have every event."""
+        """End all followers once they have every event."""
         self._closed = True
         self._bell.ring()
 
     async def follow(self, after: int, heartbeat: float = HEARTBEAT) -> AsyncIterator[StatusEvent]:
-        """Events with `seq` above `after`; the last one again whenever `heartbeat` s were quiet."""
+        """Yield events with `seq` above `after`; repeat the last one after `heartbeat` quiet
+        seconds."""
         seen = max(0, after)
         while True:
             for event in self._events[seen:]:

@@ -1,4 +1,4 @@
-"""The rules for a submitted job beyond its types; each complaint names its field. Pure."""
+"""The rules for a submitted job beyond its types; each error names its field. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.schemas import ClusterInfo, JobSpec, SubmitRequest
 
 
 def wanted_blobs(job: JobSpec) -> tuple[str, ...]:
-    """In the order in which they are needed, each once."""
+    """Return the blobs in the order in which they are needed, each once."""
     of_repos = (blob for repo in job.repos for blob in (repo.archive, repo.diff))
     all_blobs = (*of_repos, *(files.archive for files in job.files))
     return tuple(dict.fromkeys(blob for blob in all_blobs if blob is not None))
@@ -24,7 +24,7 @@ _MOST_PORT = 65535
 
 
 def signal_number(name: str, field: str) -> int:
-    """Raises Refused unless `name` is a signal's (`SIGTERM`, `TERM`)."""
+    """Return the number of a signal (`SIGTERM`, `TERM`). Raises Refused for any other name."""
     full = name if name.startswith("SIG") else f"SIG{name}"
     try:
         return signal.Signals[full]
@@ -33,7 +33,7 @@ def signal_number(name: str, field: str) -> int:
 
 
 def check_submission(request: SubmitRequest) -> None:
-    """Raises Refused."""
+    """Raise Refused for an invalid job."""
     job = request.job
     if job.commands and job.entrypoint is not None:
         raise Refused(
@@ -60,7 +60,7 @@ def check_submission(request: SubmitRequest) -> None:
 
 
 def _check_cluster(cluster: ClusterInfo) -> None:
-    """Its addresses become lines of files that `ssh` and `mpirun` obey."""
+    """Check the addresses: they become lines of files that `ssh` and `mpirun` obey."""
     for field, texts in (("ips", cluster.ips), ("master_ip", (cluster.master_ip or "0",))):
         for text in texts:
             if not _ADDRESS.fullmatch(text):

@@ -1,4 +1,5 @@
-"""`python -m entrypoint.runtime`: build what changed, print the folder of the current runtime."""
+"""`python -m entrypoint.runtime`: build what changed and print the folder of the current
+runtime."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _LOADED_LATE = ("libgcc_s.so.1",)
 
 @dataclass(frozen=True)
 class Base:
-    """Where the parts of a runtime's tree lie."""
+    """The places of the parts of a runtime's tree."""
 
     root: Path
     python: str
@@ -45,8 +45,11 @@ class Base:
         return self.root / "bin" / f"python{self.python}"
 
     def compile(self, folders: list[Path], home: str = MOUNT_PATH) -> None:
-        """Unchecked pycs: the files never change under a mount, so nobody need stat a source.
-        `home` is where the tree will lie, as tracebacks name it."""
+        """Compile to unchecked pycs: the files never change under a mount, so no source must be
+        checked.
+
+        `home` is where the tree will lie, as tracebacks name it.
+        """
         loader = self.libraries / current().loader
         environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
         paths = ("--library-path", self.libraries, "--argv0", self.program)
@@ -92,7 +95,8 @@ def _copy_interpreter(base: Base, unpacked: Path) -> None:
 
 
 def install_wheels(base: Base, lock: Path) -> None:
-    """Markers were resolved when the lock was made: --no-deps takes the list as it is."""
+    """Install the wheels of the lock. Markers were resolved when the lock was made, so --no-deps
+    uses the list as it is."""
     platform = current()
     options = "pip install -q --no-deps --only-binary=:all: --link-mode=copy --require-hashes"
     wheels_for = (

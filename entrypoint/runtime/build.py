@@ -1,8 +1,9 @@
-"""Builds the runtime in two layers and keeps both, so that a change of our sources costs little.
+"""Builds the runtime in two layers and keeps both, so that a change of Fairlead's sources costs
+little.
 
-`<build>/runtimes/<hash>` is named by its content, since containers keep an old one mounted while a
-new one is used; `<build>/runtimes/current` is the newest. A runtime appears under its name whole
-or not at all.
+`<build>/runtimes/<hash>` is named by its content, because containers keep an old one mounted while
+a new one is used; `<build>/runtimes/current` is the newest. A runtime appears under its name
+completely or not at all.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Builder:
         self._bases = build / "runtime-bases"
 
     def build(self, *, force: bool = False) -> Path:
-        """The folder of the current runtime. Raises BuildError."""
+        """Build and return the folder of the current runtime. Raises BuildError."""
         self._runtimes.mkdir(parents=True, exist_ok=True)
         self._bases.mkdir(exist_ok=True)
         with self._only_one_at_a_time(), self._work_folder() as work:
@@ -51,7 +52,7 @@ class Builder:
             return self._point_current_at(name)
 
     def base(self) -> Base:
-        """The layer below the current runtime. Raises BuildError."""
+        """Return the layer below the current runtime. Raises BuildError."""
         self._bases.mkdir(parents=True, exist_ok=True)
         with self._only_one_at_a_time(), self._work_folder() as work:
             return self._base(work, force=False)
@@ -121,7 +122,7 @@ class Builder:
 
 
 def tree_hash(root: Path) -> str:
-    """Names, modes, links and bytes of everything below `root`."""
+    """Return the hash of names, modes, links and bytes of everything below `root`."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         mode = stat.S_IMODE(path.lstat().st_mode)
@@ -134,7 +135,7 @@ def tree_hash(root: Path) -> str:
 
 
 def digest_of(files: list[Path], checkout: Path) -> str:
-    """Names below `checkout` and bytes of the files, in this order."""
+    """Return the hash of the files' names below `checkout` and of their bytes, in this order."""
     digest = hashlib.sha256()
     for file in files:
         name = os.path.relpath(file, checkout)
@@ -143,7 +144,7 @@ def digest_of(files: list[Path], checkout: Path) -> str:
 
 
 def normalise(root: Path) -> None:
-    """Modes and times that do not depend on who built it, and when."""
+    """Set modes and times to values that do not depend on the user and the time of the build."""
     for path in [root, *root.rglob("*")]:
         if not path.is_symlink():
             executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR

@@ -15,7 +15,7 @@ _EXTRA_LIBRARIES = ("libstdc++6", "libgcc-s1")
 
 
 def python_version() -> str:
-    """The release's own Python, as "3.11"."""
+    """Return the release's own Python, as "3.11"."""
     shown = run(["apt-cache", "show", "--no-all-versions", "python3-minimal"])
     found = re.search(r"\bpython(3\.\d+)-minimal", shown)
     if found is None:
@@ -24,7 +24,7 @@ def python_version() -> str:
 
 
 def packages(version: str) -> list[str]:
-    """Python's packages and the libraries they link to, under this release's names."""
+    """Return Python's packages and the libraries that they link to, under this release's names."""
     roots = [f"python{version}-minimal", f"libpython{version}-minimal"]
     roots.append(f"libpython{version}-stdlib")
     listed = run(["apt-cache", "depends", "--no-recommends", "--no-suggests", *roots])
@@ -33,7 +33,7 @@ def packages(version: str) -> list[str]:
 
 
 def download(names: list[str], folder: Path) -> dict[str, str]:
-    """Fetch the packages into `folder`; file name → sha256."""
+    """Fetch the packages into `folder`; return file name → sha256."""
     folder.mkdir(parents=True)
     fetch(["apt-get", "download", "-q", *names], cwd=folder)
     files = sorted(folder.glob("*.deb"))

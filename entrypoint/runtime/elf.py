@@ -1,8 +1,8 @@
-"""Makes our ELF files find each other and nothing of the image.
+"""Makes the runtime's ELF files find each other and nothing of the image.
 
-DT_RPATH is used, never DT_RUNPATH: only the former beats an image's LD_LIBRARY_PATH. The loader
-is a copy whose built-in paths lead nowhere, so /etc/ld.so.preload, /etc/ld.so.cache and the
-default folders of the image are not read.
+DT_RPATH is used, never DT_RUNPATH: only DT_RPATH comes before an image's LD_LIBRARY_PATH. The
+loader is a copy whose built-in paths lead nowhere, so it does not read the image's
+/etc/ld.so.preload, /etc/ld.so.cache and default folders.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def dynamic(file: Path) -> Dynamic:
 
 
 def copy_needed_libraries(users: Iterable[Path], found_in: list[Path], into: Path) -> None:
-    """Copy into one flat folder, under its SONAME, every library that `users` need in the end.
+    """Copy every library that `users` need in the end into one flat folder, under its SONAME.
 
-    Libraries that lie beside a user (a wheel's own) are left where they are. Raises BuildError
-    for a library that is in none of the folders.
+    Libraries next to a user (a wheel's own) stay there. Raises BuildError for a library that is in
+    none of the folders.
     """
     open_files = list(users)
     beside = {file.name for file in open_files}
@@ -91,15 +91,18 @@ def set_interpreter(program: Path, interpreter: str) -> None:
 
 
 def blind_loader(loader: Path, platform: Platform) -> None:
-    """Edits of equal length: the first letter of each built-in path becomes a byte that no
-    image's path has."""
+    """Change the loader's built-in paths without changing their length: the first letter becomes a
+    byte that no image's path has."""
     for text in _built_in_paths(platform):
         _replace(loader, text, _blinded(text))
 
 
 def open_loader(loader: Path, platform: Platform) -> None:
-    """Undo `blind_loader` for a program that needs the machine's libraries beside its own, such as
-    the driver's. What is preloaded into all programs stays out."""
+    """Undo `blind_loader` for a program that needs the machine's libraries besides its own, such as
+    the driver's.
+
+    Libraries that the machine preloads into all programs stay out.
+    """
     for text in _built_in_paths(platform)[1:]:
         _replace(loader, _blinded(text), text)
 
@@ -122,7 +125,8 @@ def _replace(loader: Path, old: bytes, new: bytes) -> None:
 
 
 def violations(root: Path) -> list[str]:
-    """What would let an image's file into our processes; empty when the runtime is hermetic."""
+    """Return what would load an image's file into our processes; empty when the runtime is
+    hermetic."""
     found = []
     for file in elf_files(root):
         entry, name = dynamic(file), str(file.relative_to(root))

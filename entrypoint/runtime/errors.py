@@ -1,4 +1,4 @@
-"""What can go wrong in a build, in words for the person who runs it."""
+"""The errors of a build, with sentences for the person who runs it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _PAUSES = (5.0, 20.0)
 
 
 class BuildError(Exception):
-    """The runtime could not be built; the text says what to do about it."""
+    """The runtime could not be built; the message says what to do."""
 
 
 def run(
     argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """The command's output. Raises BuildError with its last lines when it fails or is missing."""
+    """Return the command's output. Raises BuildError, with its last lines, when it fails or is
+    missing."""
     command = [str(part) for part in argv]
     try:
         done = subprocess.run(
@@ -32,7 +33,7 @@ def run(
 
 
 def fetch(argv: Sequence[str | Path], *, cwd: Path | None = None) -> str:
-    """The same for a command that brings something over a network: a failure is tried again."""
+    """Run a command that uses the network as `run` does, and try it again when it fails."""
     for pause in _PAUSES:
         try:
             return run(argv, cwd=cwd)

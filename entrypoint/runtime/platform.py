@@ -1,4 +1,4 @@
-"""The names that differ between processor architectures. Only x86-64 has been tried."""
+"""The names that differ between processor architectures. Only x86-64 has been tested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Platform:
     triplet: str
     loader: str
     library_folder: str
-    """Where the psABI puts the loader: /lib64 on x86-64, /lib on arm64."""
+    """The psABI's folder of the loader: /lib64 on x86-64, /lib on arm64."""
 
 
 _PLATFORMS = {

@@ -1,8 +1,8 @@
-"""Owns the SSH port from the first process of the container, and wakes a server when someone comes.
+"""Owns the SSH port in the container's first process, and starts a server when a connection comes.
 
-An interpreter with an SSH server in it weighs more than the whole runner, and most jobs are never
-visited: so the port is bound here and a server is started at the first connection. What waits in
-the backlog meanwhile, or while a server ends for want of visitors, is not lost.
+An interpreter with an SSH server is larger than the whole runner, and most jobs are never visited.
+So the port is bound here, and the first connection starts a server. Connections that wait in the
+backlog meanwhile, or while a server ends, are not lost.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ _log = logging.getLogger(__name__)
 
 class Server(Protocol):
     async def answer(self, listener: socket.socket) -> None:
-        """A connection waits. Returns when the door may look for the next one. Raises OSError."""
+        """Answer a waiting connection; return when the door may look for the next one. Raises
+        OSError."""
 
 
 class Door:
-    """`open` once; `close` any number of times. A door that cannot be opened is reported in the
-    runner's log and does not hold the job up."""
+    """The SSH port. Call `open` once, and `close` any number of times.
+
+    If it cannot be opened, the runner's log says so and the job goes on.
+    """
 
     def __init__(self, task: Path, children: Children) -> None:
         self._task = task
@@ -84,7 +87,7 @@ class Door:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     async def _install(self, settings: SshSettings) -> str | None:
-        """What visitors should know when it failed."""
+        """Install sshd; return a notice for visitors if that failed."""
         if settings.mode is not Mode.INSTALL or openssh.find() is not None:
             return None
         try:

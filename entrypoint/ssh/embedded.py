@@ -1,4 +1,4 @@
-"""Starts the embedded server: our interpreter once more, the listening socket handed over."""
+"""Starts the embedded server: the same interpreter again, with the listening socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.job.process import Children, start_in_thread
 
 
 class EmbeddedServer:
-    """`notice` is shown to everybody who logs in."""
+    """The embedded server. Every user who logs in sees `notice`."""
 
     def __init__(self, task: Path, children: Children, notice: str | None = None) -> None:
         self._task = task
@@ -19,7 +19,8 @@ class EmbeddedServer:
         self._notice = notice
 
     async def answer(self, listener: socket.socket) -> None:
-        """Returns when the server has ended, which it does when nobody has been there for long."""
+        """Start the server; return when it has ended, which it does after a while without
+        connections."""
         argv = [*interpreter(), "-m", "entrypoint.ssh.server", "--task", str(self._task)]
         argv += ["--listener", str(listener.fileno())]
         if self._notice is not None:
@@ -46,7 +47,7 @@ class EmbeddedServer:
 
 
 def interpreter() -> list[str]:
-    """The command line of this very interpreter, as isolated from the image as we are."""
+    """Return the command line of this interpreter, with the same isolation from the image."""
     argv = [sys.executable]
     argv += ["-I"] if sys.flags.isolated else []
     argv += ["-S"] if sys.flags.no_site else []
@@ -54,7 +55,7 @@ def interpreter() -> list[str]:
 
 
 def _environment() -> dict[bytes, bytes]:
-    """Ours as it came: what the launcher has hidden stays hidden, and nothing is coerced."""
+    """Return the environment as this process got it: what the launcher hid stays hidden."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (entry.partition(b"=") for entry in entries)
     return {name: value for name, equals, value in pairs if name and equals}

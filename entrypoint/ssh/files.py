@@ -1,7 +1,8 @@
-"""sftp and scp: asyncssh's server of files, seen from the visitor's home and owned by the visitor.
+"""sftp and scp: asyncssh's file server, relative to the visitor's home; new files belong to the
+visitor.
 
-The server itself may be root; what a visitor makes under another name belongs to that user, as with
-a process of its own. (Reading is not narrowed: who may log in here may log in as root.)
+The server itself may be root. What a visitor makes under another name belongs to that user, as with
+an own process. Reading is not limited: a user who may log in here may log in as root.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class Files(asyncssh.SFTPServer):
             return super().symlink(oldpath, newpath)
 
     def exit(self) -> None:
-        """Clients of scp take a channel without an exit status for a failure."""
+        """Send the exit status 0: scp clients treat a channel without one as a failure."""
         with contextlib.suppress(OSError):
             self.channel.exit(0)
 
     @contextlib.contextmanager
     def _owning(self, path: bytes) -> Any:
-        """What is made meanwhile at `path` becomes the visitor's."""
+        """Give what is made at `path` within this block to the visitor."""
         mapped = self.map_path(path)
         is_new = self._login.change and not os.path.lexists(mapped)
         yield

@@ -1,7 +1,7 @@
-"""Keeps the image's libraries out of the process: importing this first is all that is needed.
+"""Keeps the image's libraries out of the process; import this module first.
 
 asyncssh asks the system for optional libraries (libnettle, liboqs) by name. In a job's container
-that answers with a file of the image, made for another C library.
+the answer would be a file of the image, made for another C library.
 """
 
 from __future__ import annotations

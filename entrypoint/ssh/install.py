@@ -1,7 +1,7 @@
-"""Installs openssh-server by the image's own package manager, while the job runs.
+"""Installs openssh-server with the image's own package manager, while the job runs.
 
-It needs root in the container and a way to the distribution's mirror; without either it fails with
-a sentence that says so, and never holds the job up.
+It needs root in the container and a way to the distribution's mirror. Without either it fails with
+a sentence that says so; it never delays the job.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MANAGERS: dict[str, tuple[str, ...]] = {
 
 
 class InstallFailed(Exception):
-    """The sentence names the command and the last thing that it said."""
+    """The installation failed; the message names the command and its last line."""
 
 
 async def install(log: Path, children: Children) -> None:
-    """All output goes to `log`. Raises InstallFailed."""
+    """Install it. All output goes to `log`. Raises InstallFailed."""
     if os.geteuid() != 0:
         raise InstallFailed("openssh-server cannot be installed: the container's user is not root")
     env = environment.inherited()

@@ -1,6 +1,6 @@
-"""Who a visitor becomes: a user of the image, its shell and its environment.
+"""Turns a visitor's name into a user of the image, with its shell and its environment.
 
-The accounts are the image's own files; an image without any still has root.
+The accounts come from the image's own files; an image without any still has root.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _ABOUT_THE_USER = ("HOME", "USER", "LOGNAME", "SHELL")
 
 
 class NothingToRun(Exception):
-    """The text is for the visitor."""
+    """There is no program to run; the message is for the visitor."""
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """`change`: the process must become `identity` before it runs anything for the visitor."""
+    """A visitor's login. `change`: the process must become `identity` before it runs anything for
+    the visitor."""
 
     identity: Identity
     shell: str | None
@@ -37,8 +38,10 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
         return self.identity.home if os.path.isdir(self.identity.home) else "/"
 
     def argv(self, command: str | None, env: Mapping[str, str]) -> tuple[str, list[str]]:
-        """The program and its arguments, `argv[0]` included. In an image without a shell a command
-        is split into words here. Raises NothingToRun."""
+        """Return the program and its arguments, `argv[0]` included. Raises NothingToRun.
+
+        In an image without a shell, a command is split into words here.
+        """
         if self.shell is not None:
             name = os.path.basename(self.shell)
             return self.shell, [f"-{name}"] if command is None else [name, "-c", command]
@@ -67,7 +70,8 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def login_as(name: str, root: Path = Path("/")) -> Login | None:
-    """None for a user that the image does not know. Without root's rights everybody is us."""
+    """Return the login; None for a user that the image does not know. Without root's rights, every
+    name becomes the present user."""
     if os.geteuid() != 0:
         identity = current_identity(root)
         return Login(identity=identity, shell=_shell(identity.uid, root), change=False)
@@ -81,8 +85,11 @@ def login_as(name: str, root: Path = Path("/")) -> Login | None:
 
 
 def locked_users(root: Path = Path("/")) -> list[str]:
-    """Users with a shell whose password is locked (`useradd` makes such ones), not merely none:
-    OpenSSH without PAM refuses them with any key."""
+    """Return users with a shell whose password is locked (as `useradd` makes it), not merely
+    missing.
+
+    OpenSSH without PAM refuses them with any key.
+    """
     locked = {row[0] for row in _rows(root / "etc/shadow", 2) if row[1].startswith("!")}
     return [
         row[0]

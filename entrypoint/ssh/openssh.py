@@ -1,7 +1,7 @@
-"""The image's own sshd, one process per connection, with a configuration of ours.
+"""The image's own sshd, one process for each connection, with Fairlead's configuration.
 
-What the image's configuration allows does not count: the task's keys are the only way in. An sshd
-that refuses our configuration, or cannot work in this container, is not used.
+The image's configuration does not count: only the task's keys give access. An sshd that refuses
+this configuration, or cannot work in this container, is not used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Subsystem sftp internal-sftp
 
 
 class NotUsable(Exception):
-    """Why the image's sshd cannot answer."""
+    """The image's sshd cannot be used; the message says why."""
 
 
 def find() -> str | None:
@@ -85,8 +85,10 @@ class OpenSshServer:
                 )
 
     def _argv(self) -> list[str]:
-        """With a configuration made anew for each visitor: the job, whose environment a session
-        has, may have begun since. Raises OSError."""
+        """Return the command line, with a new configuration for each visitor. Raises OSError.
+
+        The job, whose environment a session has, may have begun since the last one.
+        """
         text = _CONFIG.format(folder=self._folder)
         variables = self._environment | environment.read(self._task)
         try:
@@ -99,12 +101,12 @@ class OpenSshServer:
         return [self._program, "-f", str(config)]
 
     async def check(self) -> None:
-        """Raises NotUsable, OSError."""
+        """Check that it works. Raises NotUsable, OSError."""
         await _check(self._argv(), self._children, self._environment)
 
 
 async def prepare(task: Path, settings: SshSettings, children: Children) -> OpenSshServer:
-    """Raises NotUsable."""
+    """Return the image's sshd as a server. Raises NotUsable."""
     program = find()
     if program is None:
         raise NotUsable("the image has no sshd")
@@ -123,8 +125,8 @@ async def prepare(task: Path, settings: SshSettings, children: Children) -> Open
 
 
 def set_env(variables: Mapping[str, str]) -> str:
-    """The line of sshd_config that gives sessions these variables. Those that sshd's own syntax
-    cannot hold (quotes, line breaks) are left out."""
+    """Return the line of sshd_config that gives sessions these variables, except those that its
+    syntax cannot hold (quotes, line breaks)."""
     words = [
         f'"{name}={value}"'
         for name, value in variables.items()
@@ -136,7 +138,8 @@ def set_env(variables: Mapping[str, str]) -> str:
 
 
 def _folder(task: Path) -> Path:
-    """sshd reads authorized keys as the user who logs in, whom the task's folder is closed to."""
+    """Return a folder for authorized keys: sshd reads them as the visitor's user, who cannot enter
+    the task's folder."""
     for folder in (_FOLDER, task / _FALLBACK):
         try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""The embedded SSH server, a process of its own: for images that have no sshd.
+"""The embedded SSH server, in its own process, for images without sshd.
 
-It logs in with the task's authorized keys only, as any user that the image knows (as ourselves
-where we are not root, whatever the name), and may do all that OpenSSH lets a user do: exec, shell
-with a terminal, sftp, scp, local, remote and dynamic forwarding of ports and unix sockets, agent.
-It ends when nobody has been connected for a while; the door starts it anew.
+It accepts only the task's authorized keys, for any user that the image knows (without root, every
+name is the present user). It offers all that OpenSSH offers a user: exec, shell with a terminal,
+sftp, scp, local, remote and dynamic forwarding of ports and unix sockets, agent. It ends when no
+user has been connected for a while; the door starts it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["hermetic", "main", "serve"]
 
 IDLE_SECONDS = 600.0
 MOST_CONNECTIONS = 200
-"""Whoever reaches the port may connect; only the memory of the job's own container pays for it."""
+"""Any process that reaches the port may connect; only the memory of the job's own container pays
+for it."""
 _LOGIN_SECONDS = 30
 _KEEPALIVE_SECONDS = 15
 _FAST_CIPHERS = (
@@ -46,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Visitors:
-    """Counts connections, and says when there have been none for long enough."""
+    """Counts connections, and reports when there have been none for long enough."""
 
     def __init__(self, idle_seconds: float) -> None:
         self.gone = asyncio.Event()
@@ -56,7 +57,7 @@ class Visitors:
         self._wait()
 
     def came(self) -> bool:
-        """False when there are too many."""
+        """Count a connection; return False when there are too many."""
         self._count += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -118,8 +119,10 @@ class Connection(asyncssh.SSHServer):
 async def serve(
     task: Path, listener: socket.socket, notice: str | None = None, idle: float = IDLE_SECONDS
 ) -> None:
-    """Returns when nobody has been connected for `idle` seconds, or on SIGTERM. Raises
-    SettingsUnusable, OSError and asyncssh's errors about keys."""
+    """Serve until no user has been connected for `idle` seconds, or SIGTERM.
+
+    Raises SettingsUnusable, OSError and asyncssh's errors about keys.
+    """
     settings = read_settings(task)
     if settings is None:
         return

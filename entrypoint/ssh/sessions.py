@@ -1,7 +1,7 @@
-"""What a visitor runs: a command with pipes, or a terminal with a shell in it.
+"""Runs a visitor's program: a command with pipes, or a terminal with a shell in it.
 
-Output is pumped to its end, with the channel's flow control, before the exit status is sent:
-a client takes the status for the end. A terminal is opened by hand, since its process must be the
+Output is pumped to its end, with the channel's flow control, before the exit status is sent,
+because a client takes the status as the end. A terminal is opened by hand: its process must be the
 leader of a session that owns it.
 """
 
@@ -35,7 +35,7 @@ class Sessions:
         self._inherited = environment.inherited()
 
     async def run(self, process: Process) -> None:
-        """asyncssh's handler of one session: shell, exec, or a subsystem that nobody knows."""
+        """Handle one session for asyncssh: shell, exec, or an unknown subsystem."""
         login = process.get_extra_info("login")
         assert isinstance(login, Login)
         try:
@@ -134,7 +134,7 @@ class Sessions:
 
 
 class _Pipe(asyncio.streams.FlowControlMixin):
-    """`closed` once all is written, or nobody reads it any more."""
+    """One end of a pipe. `closed` is set once all is written, or no process reads it any more."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -146,7 +146,7 @@ class _Pipe(asyncio.streams.FlowControlMixin):
 
 
 async def _feed(process: Process, child: Child, pipe: int) -> None:
-    """Until the program has been given all that the visitor said, however late it takes it."""
+    """Give the program all input of the visitor, however late it reads it."""
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
         lambda: _Pipe(loop), os.fdopen(pipe, "wb", 0)
@@ -177,8 +177,8 @@ async def _read(process: Process, child: Child) -> bytes:
 
 
 async def _pump(pipe: int, writer: asyncssh.SSHWriter[bytes]) -> None:
-    """To the end of the pipe. A visitor who has left takes nothing more: the pipe is closed, which
-    is what a program in a pipeline is used to."""
+    """Read to the end of the pipe. If the visitor has left, the pipe is closed, as a program in a
+    pipeline expects."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_CHUNK, loop=loop)
     with os.fdopen(pipe, "rb", 0) as file:

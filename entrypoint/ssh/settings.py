@@ -1,6 +1,6 @@
-"""What whoever made the container wants of SSH: `ssh.json` and the host key in the task's folder.
+"""The SSH settings of the container's maker: `ssh.json` and the host key in the task's folder.
 
-Only public keys are in that file; the host key lies beside it and is this task's alone.
+That file holds only public keys; the host key next to it belongs to this task alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Mode(StrEnum):
     """The image's own sshd if it has a usable one, else the embedded server."""
     EMBEDDED = "embedded"
     INSTALL = "install"
-    """openssh-server is installed by the image's package manager."""
+    """The image's package manager installs openssh-server."""
 
 
 class SshSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`authorized_keys` are public key lines without options."""
+    """The settings. `authorized_keys` are public key lines without options."""
 
     address: str
     port: int
@@ -33,11 +33,11 @@ class SshSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingsUnusable(Exception):
-    """The file is there but says nothing that can be followed."""
+    """The settings file exists but cannot be used."""
 
 
 def read_settings(task: Path) -> SshSettings | None:
-    """None when nobody asked for SSH. Raises SettingsUnusable."""
+    """Return the settings; None when SSH was not requested. Raises SettingsUnusable."""
     try:
         raw = (task / SETTINGS_NAME).read_bytes()
         return msgspec.json.decode(raw, type=SshSettings)

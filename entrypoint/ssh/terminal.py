@@ -18,7 +18,7 @@ from runner.job.process import Child, Ending
 _CHUNK = 1 << 16
 _END_OF_FILE = b"\x04"
 _LAST_WORDS_SECONDS = 0.05
-"""What a program wrote just before it ended may still be on its way through the kernel."""
+"""Output that a program wrote just before its end may need this long to pass the kernel."""
 
 
 class Terminal:
@@ -29,7 +29,8 @@ class Terminal:
         self.resize(size)
 
     def take(self) -> None:
-        """In the child, before it becomes the program: standard input is the slave."""
+        """Own the terminal, in the child before it becomes the program: standard input is the
+        slave."""
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     def resize(self, size: tuple[int, int, int, int]) -> None:
@@ -44,14 +45,15 @@ class Terminal:
             self.slave = -1
 
     def close(self) -> None:
-        """Hangs up: what still has the terminal gets SIGHUP."""
+        """Hang up: processes that still have the terminal get SIGHUP."""
         self.close_slave()
         if self._master >= 0:
             os.close(self._master)
             self._master = -1
 
     async def carry(self, process: asyncssh.SSHServerProcess[bytes], child: Child) -> bool:
-        """Both ways, until the program has ended and said all (True) or the visitor is gone."""
+        """Carry both directions until the program has ended and all is said (True), or the visitor
+        is gone."""
         pumping = asyncio.create_task(self._pump(process.stdout, child.ended))
         feeding = asyncio.create_task(self._feed(process, child))
         try:
@@ -100,7 +102,7 @@ class Terminal:
                 return
 
     async def _more_to_read(self, ended: asyncio.Future[Ending]) -> bool:
-        """False when the program has ended and nothing came after its last words."""
+        """Return False when the program has ended and no more output came."""
         loop = asyncio.get_running_loop()
         with _watched(loop.add_reader, loop.remove_reader, self._master) as readable:
             if not ended.done():

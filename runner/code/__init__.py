@@ -1,5 +1,5 @@
-"""The user's code: taken from the node's side as blobs or fetched with git, then put in its place.
+"""The user's code: received as blobs or fetched with git, then put in its place.
 
-What arrives is hostile until it is proven otherwise: it may be root's doing in another place, or an
-accident. Nothing is ever written through a link, and nothing without a limit.
+What arrives is hostile until proven otherwise: it may aim at root's files elsewhere, or be an
+accident. Nothing is ever written through a link or without a limit.
 """

@@ -1,9 +1,9 @@
-"""The reader of tar streams hands out entries that can do no harm, or refuses the whole archive.
+"""The reader of tar streams yields only harmless entries, or refuses the whole archive.
 
-The standard library's tarfile decodes the headers; the walk is our own, since tarfile holds
-extended headers of any size in memory, follows what they say, and leaves the judgement of names to
-its caller. Every promise about names is made here: parts are relative, non-empty, never `..`. A
-packed stream gives no more than it is asked for.
+The standard library's tarfile decodes the headers. The walk is this module's own: tarfile keeps
+extended headers of any size in memory, follows them, and leaves the check of names to its caller.
+Every promise about names is made here: parts are relative, non-empty, never `..`. A packed stream
+yields no more than was asked for.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import msgspec
 from runner.code.errors import BadArchive, Limits
 
 _MEMORY = 192 << 20
-"""For a decompressor; `xz -9` needs 65 MiB."""
+"""The memory of a decompressor; `xz -9` needs 65 MiB."""
 _PIECE = 64 << 10
 _TAR_MAGIC_AT = 257
 PACKING_ERRORS = (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error)
-"""What the decompressors raise for damaged input."""
+"""The decompressors' errors for damaged input."""
 
 
 def unpacked(file: BinaryIO) -> BinaryIO:
-    """The tar stream in `file`, which may be plain or packed with gzip, bzip2 or xz. Raises
+    """Return the tar stream in `file`, which may be plain or packed with gzip, bzip2 or xz. Raises
     BadArchive for anything else."""
     start = file.read(_TAR_MAGIC_AT + 5)
     file.seek(0)
@@ -49,7 +49,7 @@ def unpacked(file: BinaryIO) -> BinaryIO:
 
 
 class _Xz(io.RawIOBase):
-    """lzma.LZMAFile has no limit for the memory that a file may demand."""
+    """lzma.LZMAFile with a limit for the memory that a file may request."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -95,8 +95,8 @@ class Kind(Enum):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """`mode` has no setuid, setgid or sticky bit. `target` of a symlink stays within the archive's
-    root, and `source` of a hard link is an entry's path."""
+    """One entry. `mode` has no setuid, setgid or sticky bit. `target` of a symlink stays within the
+    archive's root, and `source` of a hard link is an entry's path."""
 
     parts: Parts
     kind: Kind
@@ -112,7 +112,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class _Extension(msgspec.Struct):
-    """What extended headers say about the entry that follows them."""
+    """The extended headers of the next entry."""
 
     path: bytes | None = None
     link: bytes | None = None
@@ -121,7 +121,7 @@ class _Extension(msgspec.Struct):
 
 
 class TarReader:
-    """Iterate once; `pieces` gives the content of the entry that came last. Raises BadArchive."""
+    """Iterate once; `pieces` yields the content of the last entry. Raises BadArchive."""
 
     def __init__(self, stream: BinaryIO, packed_size: int, limits: Limits) -> None:
         self._stream = stream
@@ -171,7 +171,7 @@ class TarReader:
         return header
 
     def _extend(self, header: tarfile.TarInfo, extension: _Extension) -> bool:
-        """Whether `header` was an extended one."""
+        """Read the header; return whether it was an extended one."""
         if header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
             name = self._small(header).rstrip(b"\0")
             if header.type == tarfile.GNUTYPE_LONGNAME:
@@ -251,8 +251,11 @@ class TarReader:
         return parts
 
     def _target(self, parts: Parts, target: bytes) -> bytes:
-        """`..` may only come first: after a name it could lead anywhere, since the name may be a
-        link. From there on every link is one that was checked too."""
+        """Check a link's target. `..` may only come first: after a name, which may be a link, it
+        could lead anywhere.
+
+        Every link further on is one that was checked too.
+        """
         what = f"{shown(b'/'.join(parts))} is a link to {shown(target)}"
         steps = [step for step in target.split(b"/") if step not in (b"", b".")]
         if not target or target.startswith(b"/"):
@@ -283,7 +286,7 @@ class TarReader:
 
 
 def shown(raw: bytes) -> str:
-    """For a message: printable, and of bounded length."""
+    """Return the name for a message: printable, and of limited length."""
     text = raw[:120].decode("utf-8", "backslashreplace")
     return repr("".join(c if c.isprintable() else "?" for c in text))
 
@@ -293,7 +296,7 @@ def _raw(name: str) -> bytes:
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """`LENGTH KEY=VALUE\\n`, as POSIX has it for pax."""
+    """Return the records `LENGTH KEY=VALUE\n`, as POSIX defines them for pax."""
     records: dict[bytes, bytes] = {}
     while content:
         digits, space, _ = content[:12].partition(b" ")

@@ -1,4 +1,4 @@
-"""The limits of an archive of code, and the errors for code that cannot be put in its place."""
+"""The limits of a code archive, and the errors for code that cannot be put in its place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes. `ratio` is unpacked to packed, and counts beyond `ratio_free` bytes."""
+    """Sizes in bytes. `ratio` is unpacked to packed; it counts beyond `ratio_free` bytes."""
 
     size: int = 32 << 30
     entries: int = 1_000_000
@@ -16,16 +16,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     name: int = 255
     path: int = 4095
     header: int = 64 << 10
-    """Of one extended header: those are held in memory."""
+    """The size of one extended header: these are kept in memory."""
 
 
 class BadArchive(Exception):
-    """The archive is damaged or tries what an archive of code has no reason to; the text names the
-    entry, for the user."""
+    """The archive is damaged, or does something that a code archive need not do. The message names
+    the entry, for the user."""
 
 
 class Failed(Exception):
-    """What the runtime's own git could not do: a sentence for the user."""
+    """The runtime's own git failed; the message is for the user."""
 
 
 class Abandoned(Exception):

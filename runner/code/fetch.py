@@ -1,7 +1,7 @@
-"""The runtime's own git, for images without one: a short program run as the job's user.
+"""The runtime's own git, for images without one: a short program that runs as the job's user.
 
-`fetch TARGET` reads an order (JSON) from standard input, `apply TARGET` a diff. What goes wrong is
-one line on standard error, and exit status 1.
+`fetch TARGET` reads an order (JSON) from standard input, `apply TARGET` a diff. A failure is one
+line on standard error and exit status 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def fetch(order: Order) -> None:
 
 
 def _fetch_what_is_wanted(fetch: Any, made: Any, repo: Repo, depth: int | None) -> Any:
-    """Only that commit; servers that give no single ones are asked for everything."""
+    """Fetch only that commit; from servers that give no single commits, fetch all."""
     from dulwich.errors import GitProtocolError
 
     try:
@@ -99,8 +99,10 @@ def apply(target: str, diff: bytes) -> None:
 
 
 def _leave_pointers(repo: Any) -> None:
-    """Files of git-lfs stay what the commit has, as with a git that lacks it. dulwich would ask the
-    server for each of them, without a login, and hold them in memory."""
+    """Leave git-lfs files as the commit has them, as a git without git-lfs does.
+
+    dulwich would request each of them from the server without a login, and keep them in memory.
+    """
     from dulwich.filters import FilterContext, FilterRegistry
     from dulwich.lfs import LFSFilterDriver, LFSStore
 
@@ -124,7 +126,7 @@ def _wanted(refs: Any, repo: Repo) -> Any:
 
 
 def _plain(url: str) -> str:
-    """Without a login: that has its own way."""
+    """Return the URL without a login, which is passed separately."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         return url
@@ -141,7 +143,7 @@ def _config() -> Any:
 
 
 def _authorities() -> str:
-    """Those of the image, where it has any: its makers may have added their own."""
+    """Return the certificates of the image, if it has any: its makers may have added their own."""
     for bundle in _BUNDLES:
         if Path(bundle).is_file():
             return bundle

@@ -1,8 +1,8 @@
-"""Brings a repository to a commit and changes it: with the image's git, else with the runtime's.
+"""Fetches a repository's commit and changes it, with the image's git or else with the runtime's.
 
-Credentials are files in memory (tmpfs) that only the job's user can read, and they are gone when
-the fetch is over, whatever came of it. They are never an argument, and never stay in the
-repository's own configuration.
+Credentials are files in memory (tmpfs) that only the job's user can read; they are removed after
+the fetch, whatever its result. They are never an argument, and never stay in the repository's own
+configuration.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ _SCP_LIKE = re.compile(r"(?:[\w.-]+@)?[\w.-]+:(?!//|:)")
 _HARMLESS_REF = re.compile(r"[A-Za-z0-9_][\w./+@-]*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 _SLOW = {"http.lowSpeedLimit": "1000", "http.lowSpeedTime": "60"}
-"""Bytes a second, and for how many seconds: then a fetch is given up."""
+"""Bytes a second, and seconds: a fetch that is slower for so long is given up."""
 _KEPT_FOR_OURS = frozenset(
     {"http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
 )
 
 
 class Git(Protocol):
-    """Both raise CannotStart with a sentence for the user, without credentials in it."""
+    """Fetches and changes repositories. Both methods raise CannotStart with a sentence for the
+    user, without credentials."""
 
     async def fetch(self, repo: Repo, target: str, keys: RepoCredentials | None) -> None:
-        """Into the empty folder `target`."""
+        """Fetch into the empty folder `target`."""
 
     async def apply(self, diff: Path, target: str) -> None: ...
 
 
 def check_repo(repo: Repo) -> str | None:
-    """What is wrong with it, if anything is."""
+    """Return what is wrong with the repository; None: nothing."""
     url = repo.url or ""
     if urlsplit(url).scheme not in SCHEMES and not _SCP_LIKE.match(url):
         return f"{url!r} is not a URL of a git repository ({', '.join(SCHEMES)})"
@@ -82,15 +83,18 @@ class ImageGit:
         _require(done, "the local changes cannot be applied to the repository")
 
     def _trust(self, target: str) -> dict[str, str]:
-        """git works in nobody else's folder, such as a volume, unless its user's own file says so:
-        older ones listen to nothing else."""
+        """Return the variables that make git accept a folder of another user, such as a volume.
+
+        git refuses such a folder unless a file of its own user allows it; older versions obey
+        nothing else.
+        """
         if os.stat(target).st_uid == self._helpers.uid:
             return {}
         file = self._scratch.file(".gitconfig", "[safe]\n\tdirectory = *\n", 0o600)
         return {"HOME": str(file.parent), "GIT_CONFIG_GLOBAL": str(file)}
 
     async def _fetch_what_is_wanted(self, lent: _Lent, repo: Repo, target: str) -> str:
-        """Only that commit; servers that give no single ones are asked for everything."""
+        """Fetch only that commit; from servers that give no single commits, fetch all."""
         wanted = repo.commit or repo.branch or "HEAD"
         shallow = ("-C", target, "fetch", "-q", "--depth=1", "--no-tags", "origin", wanted)
         done = await self._run(lent, shallow)
@@ -126,7 +130,8 @@ class ImageGit:
 
 
 class RuntimeGit:
-    """A process of its own: it needs TLS, which the runner does without, and the job's identity."""
+    """The runtime's git as its own process: it needs TLS, which the runner does without, and the
+    job's identity."""
 
     def __init__(self, ssh: str | None, helpers: Helpers, scratch: Scratch) -> None:
         self._ssh = ssh
@@ -160,7 +165,7 @@ def is_ssh(url: str) -> bool:
 
 
 class _Lent(msgspec.Struct):
-    """Where the credentials lie while a fetch needs them."""
+    """The place of the credentials while a fetch needs them."""
 
     config: str | None = None
     env: dict[str, str] = {}
@@ -207,8 +212,10 @@ def _config(scratch: Scratch, url: str, keys: RepoCredentials) -> Path:
 def _ssh(
     scratch: Scratch, keys: RepoCredentials | None, program: str | None, made: list[Path]
 ) -> str:
-    """A command line: of the image's ssh, else of ours. Without lines of known hosts the host's
-    first key is believed: there is nobody to ask."""
+    """Return an ssh command line: the image's ssh, else the runtime's.
+
+    Without known hosts, the host's first key is accepted: no user is there to ask.
+    """
     known = keys.known_hosts if keys is not None else None
     hosts = scratch.secret_file("git-known-hosts", known or "")
     made.append(hosts)
@@ -246,13 +253,13 @@ def _refuse(done: Outcome, what: str) -> NoReturn:
 
 
 def _python(module: str) -> tuple[str, ...]:
-    """A program of ours, by the interpreter that runs us."""
+    """Return the command line of one of our programs, with this interpreter."""
     isolated = ("-I", "-S", "-X", "utf8=1") if sys.flags.no_site else ()
     return (sys.executable, *isolated, "-m", module)
 
 
 def choose(find: Callable[[str], str | None], helpers: Helpers, scratch: Scratch) -> Git:
-    """`find` looks a program up in the image."""
+    """Return the git to use. `find` looks a program up in the image."""
     program, ssh = find("git"), find("ssh")
     if program is not None:
         return ImageGit(program, ssh, helpers, scratch)

@@ -19,7 +19,7 @@ import asyncssh
 
 
 def _nothing_of_the_image(name: str) -> str | None:
-    """Libraries found in the image are not for our interpreter."""
+    """Find no library: those of the image are not for this interpreter."""
     return None
 
 
@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def run(given: argparse.Namespace) -> int:
-    """Raises asyncssh.Error, OSError, TimeoutError."""
+    """Run the command. Raises asyncssh.Error, OSError, TimeoutError."""
     user, _, host = given.host.rpartition("@")
     login: dict[str, Any] = {"username": user} if user else {}
     connecting = asyncssh.connect(
@@ -68,7 +68,7 @@ async def run(given: argparse.Namespace) -> int:
 
 
 def _known_hosts(options: Sequence[str]) -> Any:
-    """None (any key is taken) unless checking was asked for."""
+    """Return the known hosts; None (any key is accepted) unless checking was requested."""
     told = {name.lower(): value for name, _, value in (o.partition("=") for o in options)}
     if told.get("stricthostkeychecking") != "yes":
         return None

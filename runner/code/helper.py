@@ -1,4 +1,6 @@
-"""Runs a program that prepares something for the job: as its user, heard, and ended with us."""
+"""Runs a program that prepares something for the job: as the job's user, with its output captured,
+and ended with the runner.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ _PIECE = 64 << 10
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`said`: the end of what it wrote, both outputs together."""
+    """The result. `said`: the end of its output, stdout and stderr together."""
 
     code: int
     said: str
 
 
 class Helpers:
-    """Programs run one after the other, all with the same environment and identity."""
+    """Runs programs one after the other, with the same environment and identity."""
 
     def __init__(
         self, children: Children, env: Mapping[str, str], identity: Identity | None
@@ -48,8 +50,11 @@ class Helpers:
         env: Mapping[str, str] | None = None,
         stdin: int = subprocess.DEVNULL,
     ) -> Outcome:
-        """`env` instead of the usual one; cancelled, the program and its children are killed.
-        Raises CannotStart when it cannot be executed."""
+        """Run a program, with `env` instead of the usual environment. Raises CannotStart when it
+        cannot be executed.
+
+        If cancelled, the program and its children are killed.
+        """
         launch = Launch(
             argv=tuple(argv),
             env=dict(self.env if env is None else env),

@@ -1,8 +1,8 @@
-"""Applies what `git diff --binary` has said to a fresh checkout, for images without git.
+"""Applies the output of `git diff --binary` to a fresh checkout, for images without git.
 
-dulwich reads the diff. It does not apply it: it takes a lone carriage return for the end of a line,
-writes the index anew for each file, leaves a folder where a file is to be, and finds renamed files
-in no folder but the root.
+dulwich reads the diff but does not apply it: it treats a lone carriage return as the end of a line,
+writes the index again for each file, leaves a folder where a file should be, and finds renamed
+files only in the root folder.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PLAIN = 0o100644
 
 
 class DoesNotApply(Failed):
-    """The diff is not one of this commit."""
+    """The diff does not belong to this commit."""
 
 
 class _File(NamedTuple):
-    """As it is to be; `is_new`: nothing may be there yet."""
+    """A file after the patch; `is_new`: it must not exist before."""
 
     path: bytes
     mode: int
@@ -46,7 +46,7 @@ class _File(NamedTuple):
 
 
 class Patching:
-    """Of one checkout, in which nothing was changed yet."""
+    """The patch of one checkout that was not changed yet."""
 
     def __init__(self, repo: Repo) -> None:
         self._repo = repo
@@ -56,9 +56,12 @@ class Patching:
         self._normalizer = repo.get_blob_normalizer(self._config)
 
     def apply(self, diff: bytes) -> None:
-        """To the files alone, as `git apply` does; none is touched unless all parts of the diff
-        fit. Submodules stay as they are. Raises DoesNotApply and, for what is no diff, ValueError
-        and zlib.error."""
+        """Apply the diff to the files alone, as `git apply` does; no file is changed unless all
+        parts fit.
+
+        Submodules stay as they are. Raises DoesNotApply and, for an invalid diff, ValueError and
+        zlib.error.
+        """
         gone: list[bytes] = []
         files: list[_File] = []
         for patch in parse_unified_diff(diff):
@@ -86,7 +89,7 @@ class Patching:
         return entry
 
     def _changed(self, patch: FilePatch, entry: IndexEntry | None, path: bytes) -> bytes:
-        """The content that the file has afterwards, as git keeps it."""
+        """Return the file's new content, as git stores it."""
         before = b"" if entry is None else self._repo.object_store[entry.sha].as_raw_string()
         if entry and patch.old_mode and stat.S_ISLNK(entry.mode) != stat.S_ISLNK(patch.old_mode):
             raise DoesNotApply(f"{_shown(path)} is of another kind in the repository")
@@ -98,7 +101,7 @@ class Patching:
         return b"".join(after)
 
     def _remove(self, path: bytes) -> None:
-        """And the folders that are empty without it."""
+        """Remove the file, and the folders that are then empty."""
         place = os.path.join(self._root, path)
         os.unlink(place)
         with suppress(OSError):
@@ -117,7 +120,8 @@ class Patching:
         build_file_from_blob(blob, file.mode, place, symlink_fn=get_symlink_fn(self._config))
 
     def _check_place(self, path: bytes) -> None:
-        """Within the repository, not in git's own folder, and through no link."""
+        """Check that the path is within the repository, not in git's own folder, and passes no
+        link."""
         try:
             if not validate_path(path, get_path_element_validator(self._config)):
                 raise InvalidPathError(path)
@@ -127,7 +131,7 @@ class Patching:
 
 
 def _paths(patch: FilePatch) -> tuple[bytes | None, bytes | None]:
-    """Before and after; None where there is no file."""
+    """Return the paths before and after; None where there is no file."""
     if patch.rename_from is not None:
         return patch.rename_from, patch.rename_to
     if patch.copy_from is not None:
@@ -138,7 +142,7 @@ def _paths(patch: FilePatch) -> tuple[bytes | None, bytes | None]:
 
 
 def _stripped(path: bytes | None) -> bytes | None:
-    """Without the `a/` or `b/` that git puts before."""
+    """Return the path without git's prefix `a/` or `b/`."""
     return None if path is None else path.partition(b"/")[2]
 
 

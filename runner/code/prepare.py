@@ -1,8 +1,8 @@
-"""Preparing code: blobs are received and checked, then repositories and files are put in place.
+"""Prepares code: receives and checks blobs, then puts repositories and files in their places.
 
-A blob is named by the sha256 of its bytes, so sending it twice is no matter. A folder that is not
-empty is refused or left as it is, never mixed with a repository. What a failed repository left
-behind is taken away, so that the same job can be tried on the same volume once more.
+A blob is named by the sha256 of its bytes, so it may be sent twice. A folder that is not empty is
+refused or left as it is, never mixed with a repository. What a failed repository left is removed,
+so that the same job can be tried again on the same volume.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runner.job.launch import make_folder, place_of
 from runner.schemas import Files, IfExists, Repo, RepoCredentials, SubmitRequest
 
 MOST_BYTES = 8 << 30
-"""Of one blob."""
+"""The largest size of one blob."""
 
 
 class CodeStore:
@@ -47,7 +47,7 @@ class CodeStore:
         return self._folder / digest
 
     async def receive(self, digest: str, pieces: AsyncIterable[bytes]) -> None:
-        """The same blob may come again. Raises Refused, and OSError."""
+        """Receive a blob; the same blob may come again. Raises Refused, and OSError."""
         if digest not in self._wanted:
             raise Refused(409, "no_code_expected", "the submitted job has no such code", "digest")
         self._arrivals += 1
@@ -64,7 +64,7 @@ class CodeStore:
         self._there.add(digest)
 
     def drop(self) -> None:
-        """Blocking; for when the code is in its place, or never will be."""
+        """Remove the blobs, once the code is in its place or never will be. Blocking."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -91,8 +91,8 @@ class CodePreparer:
         self._owner = None if identity is None else (identity.uid, identity.gid)
 
     async def prepare(self, request: SubmitRequest) -> None:
-        """Raises CannotStart. Cancelled, it kills what it runs and returns when nothing of it is
-        left."""
+        """Prepare the code. Raises CannotStart. If cancelled, it kills what it runs and returns
+        when that is gone."""
         for repo in request.job.repos:
             await self._repo(repo, request.repo_credentials.get(repo.path))
         for files in request.job.files:
@@ -121,7 +121,7 @@ class CodePreparer:
         await self._unpack(files.archive, target, replace=True)
 
     def _claim(self, repo: Repo, target: str) -> bool:
-        """Whether the (empty) folder is ours to fill."""
+        """Return whether the (empty) folder may be filled."""
         make_folder(target, self._identity, "repos")
         try:
             if not os.listdir(target):
@@ -155,7 +155,7 @@ class CodePreparer:
 
 
 async def _in_thread(work: Callable[[], None], abandon: Callable[[], None], target: str) -> None:
-    """Cancelled, it ends `work` and waits for that. Raises CannotStart."""
+    """Run `work` in a thread; if cancelled, end it and wait. Raises CannotStart."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(working)

@@ -1,6 +1,6 @@
-"""The tree writer puts entries of an archive below one folder, never through a link. Blocking.
+"""The tree writer puts an archive's entries below one folder, never through a link. Blocking.
 
-Every step opens one name relative to an open folder with O_NOFOLLOW, so nothing that lies there
+Every step opens one name relative to an open folder with O_NOFOLLOW. So nothing that was there
 before, or that the archive itself brought, can lead outside.
 """
 
@@ -23,8 +23,11 @@ _NOT_A_FOLDER = frozenset({errno.ELOOP, errno.ENOTDIR})
 
 
 class TreeWriter:
-    """`owner`: uid and gid of all that is made, None: ours. With `replace` what lies there already
-    gives way to a file or link of the same name, except folders. Raises BadArchive, OSError."""
+    """Writes entries. `owner`: uid and gid of everything it makes; None: this process's.
+
+    With `replace`, existing files and links of the same name are replaced, folders are not. Raises
+    BadArchive, OSError.
+    """
 
     def __init__(
         self, root: int, *, owner: tuple[int, int] | None = None, replace: bool = False
@@ -57,7 +60,7 @@ class TreeWriter:
             self._put(entry, folder, content)
 
     def _note(self, entry: Entry) -> None:
-        """A folder may come twice; anything else that does is meant to confuse."""
+        """Remember an entry. Only a folder may come twice; any other repetition is suspicious."""
         before = self._seen.get(entry.parts)
         if before is not None and (before is not Kind.FOLDER or entry.kind is not Kind.FOLDER):
             raise BadArchive(f"{entry.name} is in the archive twice")
@@ -112,7 +115,7 @@ class TreeWriter:
         raise BadArchive(f"{name} exists already (or differs from another name only by case)")
 
     def _enter(self, parts: Parts) -> int:
-        """A descriptor of the folder, owned by this writer; what is missing is made."""
+        """Return a descriptor of the folder, which this writer owns; missing folders are made."""
         shared = 0
         while shared < min(len(parts), len(self._open)) and self._open[shared][0] == parts[shared]:
             shared += 1
@@ -156,8 +159,10 @@ def unpack(
     limits: Limits | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Blocking; `check` is called often and may raise to end it. What was written before a refusal
-    stays. Raises BadArchive, OSError."""
+    """Unpack a blob. What was written before a refusal stays. Raises BadArchive, OSError. Blocking.
+
+    `check` is called often and may raise to end it.
+    """
     with blob.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         reader = TarReader(unpacked(file), size, limits or Limits())

@@ -1,1 +1,1 @@
-"""The process of a user: set up, launched, watched, judged. The door is `execution.Execution`."""
+"""The user's process: set up, launched, watched, judged. `execution.Execution` runs it."""

@@ -1,7 +1,8 @@
-"""SSH between the nodes of a run: the run's key, and a configuration that uses it for them alone.
+"""SSH between the nodes of a run: the run's key, and a configuration that uses it for these nodes
+alone.
 
-The key lies in memory; the user's own configuration gets one line that includes ours, so that
-`ssh`, `mpirun` and the like need no options. Blocking.
+The key is in memory. The user's own configuration gets one line that includes this one, so `ssh`,
+`mpirun` and similar programs need no options. Blocking.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _TRIES, _PAUSE = 50, 0.1
 
 
 def configuration(cluster: ClusterInfo, key: Path) -> str:
-    """The hosts' keys are as young as the run, and no other host is ever reached with this key."""
+    """Return the configuration. The hosts' keys are as new as the run, and no other host is ever
+    reached with this key."""
     hosts = " ".join(dict.fromkeys((*cluster.ips, cluster.master_ip)))
     options = (
         f"Port {cluster.ssh_port}",
@@ -37,7 +39,7 @@ def configuration(cluster: ClusterInfo, key: Path) -> str:
 
 
 def set_up(cluster: ClusterInfo, key: ClusterKey, scratch: Scratch, user: Identity) -> None:
-    """For the job's user. Raises OSError when the home folder cannot be written to."""
+    """Set SSH up for the job's user. Raises OSError when the home folder cannot be written to."""
     private = scratch.secret_file(_KEY, key.private.rstrip("\n") + "\n")
     config = scratch.file(_CONFIG, configuration(cluster, private), 0o600)
     folder = Path(user.home) / ".ssh"
@@ -50,8 +52,11 @@ def set_up(cluster: ClusterInfo, key: ClusterKey, scratch: Scratch, user: Identi
 
 
 def take_back(scratch: Scratch, user: Identity) -> None:
-    """The line that includes what is gone with the job; the home folder may be there for longer.
-    The public key stays: other jobs of the run may have the same home. Raises OSError."""
+    """Remove the line that includes what ends with the job; the home folder may stay longer. Raises
+    OSError.
+
+    The public key stays: other jobs of the run may have the same home.
+    """
     folder = Path(user.home) / ".ssh"
     config, ours = folder / "config", _include(scratch.folder / _CONFIG)
     with _alone_in(folder, user):
@@ -67,8 +72,10 @@ def _include(config: Path) -> str:
 
 @contextmanager
 def _alone_in(folder: Path, user: Identity) -> Iterator[None]:
-    """All jobs of a run may have one home, on a volume, and begin at the same time. Where there are
-    no locks, or one is never given back, that is no reason not to begin."""
+    """Lock the folder. All jobs of a run may share one home on a volume and begin at the same time.
+
+    If locks do not work, or one is never released, the job begins anyway.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:
@@ -88,7 +95,7 @@ def _alone_in(folder: Path, user: Identity) -> Iterator[None]:
 
 
 def _add_line(path: Path, line: str, user: Identity, *, first: bool) -> None:
-    """`Include` counts for all hosts only before the first `Host`."""
+    """Add a line. `Include` applies to all hosts only before the first `Host`."""
     known = _read(path)
     if line in known.splitlines():
         return
@@ -98,7 +105,7 @@ def _add_line(path: Path, line: str, user: Identity, *, first: bool) -> None:
 
 
 def _read(path: Path) -> str:
-    """Whatever bytes the user has there."""
+    """Return the file's content, whatever bytes it has."""
     return path.read_bytes().decode("utf-8", "surrogateescape") if path.exists() else ""
 
 

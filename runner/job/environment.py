@@ -1,10 +1,11 @@
 """The environment of the job and of SSH sessions into it.
 
-The job gets the image's variables (from /proc/self/environ, since the interpreter changes
-`os.environ`), what Fairlead tells it (docs/rules.md 5.14 to 5.17), what the user set, and secrets.
-The launcher hides variables that would disturb our interpreter under FAIRLEAD_ORIG_<NAME>; they get
-their names back here. Of ours only the mark is passed on by which the process engine knows its
-processes. A session gets the same without secrets; the values lie in memory, never on a disk.
+The job gets the image's variables (from /proc/self/environ, because the interpreter changes
+`os.environ`), Fairlead's variables (docs/rules.md 5.14 to 5.17), the user's variables, and secrets.
+The launcher hides variables that would disturb our interpreter as FAIRLEAD_ORIG_<NAME>; they get
+their names back here. Of the variables of this process only the mark is passed on by which the
+process engine knows its processes. A session gets the same without secrets; the values are in
+memory, never on a disk.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variables(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[str, str]:
-    """With all prefixes. What does not apply to this job is absent."""
+    """Return the variables with all prefixes. Variables that do not apply to this job are
+    missing."""
     job, cluster = request.job, request.cluster
     folders = {"WORKING_DIR": working_dir, "REPO_DIR": working_dir}
     ours = _about_the_job(job) | folders | _about_paths(paths)
@@ -65,7 +67,7 @@ def variables(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[st
 
 
 def hostfile(cluster: ClusterInfo) -> str:
-    """For MPI: Open MPI and MPICH read the same lines."""
+    """Return the hostfile for MPI: Open MPI and MPICH read the same lines."""
     return "".join(
         f"{ip} slots={max(1, gpus)}\n"
         for ip, gpus in zip(cluster.ips, cluster.gpus_of_each, strict=True)
@@ -129,13 +131,13 @@ def _about_the_gang(gang: GangInfo) -> dict[str, str]:
 
 
 def _dstack(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
-    """Those scripts expect the cluster's variables on a single node too."""
+    """Return dstack's variables; its scripts expect those of a cluster on a single node too."""
     told = _about_the_cluster(request.cluster or _ALONE) | ours
     return {f"DSTACK_{name}": told[name] for name in _ALSO_DSTACK if name in told}
 
 
 def _ytsaurus(request: SubmitRequest, ours: dict[str, str]) -> dict[str, str]:
-    """A job there is an attempt here, and a task is a group."""
+    """Return YTsaurus's variables: its job is an attempt here, and its task is a group."""
     names = {
         "YT_OPERATION_ID": "RUN_ID",
         "YT_OPERATION_INCARNATION": "INCARNATION",
@@ -180,7 +182,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def inherited(environ: bytes | None = None) -> dict[str, str]:
-    """The image's variables (`environ`: as in /proc/self/environ, the default)."""
+    """Return the image's variables (`environ`: as in /proc/self/environ, the default)."""
     raw = Path("/proc/self/environ").read_bytes() if environ is None else environ
     visible: dict[str, str] = {}
     hidden: dict[str, str] = {}
@@ -202,8 +204,11 @@ def for_job(
     working_dir: str,
     paths: Paths | None = None,
 ) -> dict[str, str]:
-    """What the user set wins over the image's and over `env_style`'s (a port of one's own for
-    `MASTER_PORT`), never over what is named FAIRLEAD_."""
+    """Return the job's environment.
+
+    The user's variables override those of the image and of `env_style` (such as an own
+    `MASTER_PORT`), never those named FAIRLEAD_.
+    """
     job = request.job
     env = dict(base)
     env.setdefault("PATH", DEFAULT_PATH)
@@ -220,7 +225,8 @@ def for_job(
 
 
 def _name_the_user(env: dict[str, str], identity: Identity) -> None:
-    """A container's HOME is its first user's: it says nothing about another user."""
+    """Set the user's names. A container's HOME is that of its first user and does not apply to
+    another one."""
     if identity.uid != os.getuid():
         for name in ("HOME", "USER", "LOGNAME"):
             env.pop(name, None)
@@ -234,7 +240,7 @@ _MOST_BYTES = 1 << 20
 
 
 def for_session(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[str, str]:
-    """Wins over what the image sets. What a secret is named is left out."""
+    """Return a session's variables, which override the image's. Names of secrets are left out."""
     told = variables(request, working_dir, paths)
     env = told | request.job.env
     env |= {name: value for name, value in told.items() if name.startswith(PREFIX)}
@@ -242,20 +248,22 @@ def for_session(request: SubmitRequest, working_dir: str, paths: Paths) -> dict[
 
 
 def in_memory(task: Path, name: str) -> list[Path]:
-    """Where a file about this task would be in memory, the best place first; everybody who sees the
-    task's folder finds the same."""
+    """Return possible places in memory for a file about this task, the best first.
+
+    Every process that sees the task's folder computes the same.
+    """
     about = task.stat()
     own = f"fairlead-{about.st_dev:x}-{about.st_ino:x}-{name}"
     return [place / own for place in usable_places()]
 
 
 def write(task: Path, env: dict[str, str]) -> None:
-    """Blocking. Raises OSError where nothing in memory can be written."""
+    """Write the environment. Raises OSError where nothing in memory can be written. Blocking."""
     write_private(in_memory(task, _NAME), msgspec.json.encode(env))
 
 
 def write_private(places: list[Path], data: bytes) -> Path:
-    """In the first place that takes it. Raises OSError."""
+    """Write to the first place that accepts it. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     failed: OSError = FileNotFoundError("there is no writable tmpfs")
     for path in places:
@@ -273,7 +281,7 @@ def write_private(places: list[Path], data: bytes) -> Path:
 
 
 def remove(task: Path) -> None:
-    """Blocking. Whatever lies in memory about this task."""
+    """Remove everything in memory about this task. Blocking."""
     with suppress(OSError):
         for anything in in_memory(task, "*"):
             for path in anything.parent.glob(anything.name):
@@ -281,8 +289,11 @@ def remove(task: Path) -> None:
 
 
 def read(task: Path) -> dict[str, str]:
-    """Blocking, but never for long. Nothing before the job is started, and nothing of a file that
-    cannot be used or is somebody else's."""
+    """Return the environment; empty before the job is started, and for a file that is unusable or
+    another user's.
+
+    Blocking, but never for long.
+    """
     try:
         for path in in_memory(task, _NAME):
             if (raw := _read(path)) is not None:

@@ -1,10 +1,10 @@
 """One execution of the user's commands: start, output, stop, limits, and how it ended.
 
-The group of the main process gets the stop signal; the grace ends when nothing of the group is left
-or the time is over. When the main process ends by itself, output still in the pipes is taken,
-processes that it left behind get a short time, and then everything is killed. The shim's stop order
-is a file that the job may tamper with: it is read without waiting and capped, and all that the job
-could win is less time for itself.
+The stop signal goes to the main process's group; the grace ends when the group is empty or the time
+is over. When the main process ends by itself, the rest of its output is read, processes that it
+left behind get a short time, and then everything is killed. The shim's stop order is a file that
+the job can change: it is read without waiting and with a limit, and the job could only shorten its
+own time.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class OutputPump:
         self._look_for_the_end()
 
     async def wait_ended(self) -> None:
-        """Until nobody holds the writing ends any more."""
+        """Wait until no process holds the writing ends."""
         await self._ended.wait()
 
     def close(self) -> None:
-        """Takes what lies in the pipes now, at most what they can hold, and stops reading."""
+        """Read what is in the pipes now, at most what they can hold, and stop."""
         for fd in self._output.open:
             for _ in range(16):
                 if not self._output.take(fd):
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 def grace_left(task: Path, now: float) -> float | None:
-    """Seconds; None when nobody said. Blocking, but never for long."""
+    """Return the seconds of grace; None when there is no order. Blocking, but never for long."""
     try:
         order = msgspec.json.decode(_read(task / STOP_ORDER_NAME), type=StopOrder)
     except FileNotFoundError:
@@ -88,9 +88,10 @@ def _read(path: Path) -> bytes:
 
 
 DRAIN_LIMIT = 1.0
-"""Seconds for what the main process left behind to end and be heard."""
+"""Seconds in which processes that the main process left behind may end and write."""
 SOON = 0.25
-"""Seconds after which the main process's end is told by itself, what it left behind being slow."""
+"""Seconds after which the main process's end is reported alone, while what it left behind is
+slow."""
 LIMIT_GRACE = 10.0
 """Seconds between stop signal and SIGKILL when a limit ends the job."""
 MainEnded = Callable[[Ending, Verdict], Awaitable[None]]
@@ -103,7 +104,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution:
-    """`run` once; `stop` any number of times, also before and after."""
+    """One execution. Call `run` once, and `stop` any number of times, also before and after."""
 
     def __init__(
         self,
@@ -134,9 +135,12 @@ class Execution:
     async def run(
         self, launch: Launch, started: Callable[[int], None], main_ended: MainEnded
     ) -> tuple[Ending, Verdict]:
-        """Raises CannotStart. `started` gets the pid as soon as there is one. After a stop, others
-        may kill the process together with what the job has left behind: `main_ended` hears how the
-        main process ended while that is still waited for."""
+        """Run the commands. Raises CannotStart.
+
+        `started` gets the pid at once. After a stop, others may kill the process together with what
+        the job has left behind. So `main_ended` gets the main process's end while the rest is still
+        waited for.
+        """
         kills_before = await asyncio.to_thread(cgroup.oom_kills)
         process = await spawn(launch, self._children)
         output = Output(
@@ -193,14 +197,17 @@ class Execution:
         return Interruption(restart_exit_code=restart, killed=self._main_killed)
 
     def enforce(self, limit: Verdict) -> None:
-        """End the job for this reason, unless it has one or has ended."""
+        """End the job for this reason, unless it has a reason or has ended."""
         if not self._main_ended and self._enforced is None:
             self._enforced = limit
             self.stop(None, LIMIT_GRACE)
 
     def stop(self, number: int | None, grace: float | None, *, interrupt: bool = False) -> None:
-        """Signal now (the job's own stop signal by default), SIGKILL after `grace` seconds, None:
-        never. A later call may bring the kill forward, not back."""
+        """Send the signal now (default: the job's stop signal), and SIGKILL after `grace` seconds;
+        None: never.
+
+        A later call may bring the kill forward, not back.
+        """
         self._interrupted |= interrupt
         if self._signalled is None or number is not None:
             self._signalled = number or self._limits.stop_signal
@@ -232,12 +239,12 @@ class Execution:
         return Countdown(seconds, lambda: self.enforce(of_max_duration(seconds or 0.0)))
 
     def hold_limit(self, held: bool) -> None:
-        """`max_duration` stands still, or goes on."""
+        """Pause or continue `max_duration`."""
         self._countdown.hold(held)
 
     async def _rest_ends(self, pump: OutputPump, patience: float | None) -> bool:
-        """Whether, before the time is over, the pipes have ended and, after a stop, the group is
-        empty, or all was killed."""
+        """Wait; return whether, in time, the pipes ended and, after a stop, the group is empty or
+        was killed."""
         self._look_for_the_group()
         waits = {
             asyncio.ensure_future(self._rest_has_ended(pump)),

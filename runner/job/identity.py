@@ -1,7 +1,7 @@
-"""Who the job runs as: `user` of the spec or the image, looked up in the image's own files.
+"""The job's user: `user` of the spec or the image, looked up in the image's own files.
 
-The files are read directly: the runner's libc is not the image's, so its name service would look
-into places that do not exist or, worse, load what the image brings.
+The files are read directly. The runner's libc is not the image's, so its name service would look in
+places that do not exist or load code of the image.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 def current_identity(root: Path = Path("/")) -> Identity:
-    """Who this process is; used when neither spec nor image name a user."""
+    """Return this process's user; it is used when neither spec nor image name one."""
     uid = os.getuid()
     account = next((a for a in _accounts(root) if a.uid == uid), None)
     name, home = (account.name, account.home) if account else (str(uid), "/")
@@ -46,8 +46,10 @@ def current_identity(root: Path = Path("/")) -> Identity:
 
 
 def resolve(user: str, root: Path = Path("/")) -> Identity:
-    """`NAME|UID[:GROUP|GID]`. A group in `user` replaces all others; a uid without an account has
-    group 0. Raises CannotStart naming what is unknown."""
+    """Return the identity of `NAME|UID[:GROUP|GID]`. Raises CannotStart with what is unknown.
+
+    A group in `user` replaces all others; a uid without an account has group 0.
+    """
     who, colon, which = user.partition(":")
     account = _find_account(who, root)
     if account is None:

@@ -1,8 +1,8 @@
 """Turns a job's spec into something that can be executed: argv, environment, folder, identity.
 
-Everything that can be wrong with the spec inside this very image is found here, and said in words
-for the user, before a process exists. Reads the image's files and makes the working folder:
-blocking, call it in a thread.
+Every error of the spec in this image is found here, and reported in words for the user, before a
+process exists. It reads the image's files and makes the working folder, so it blocks: call it in a
+thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPO_WORKING_DIR = "/workflow"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """`argv[0]` is a path. `identity` None: stay who the runner is."""
+    """A program to execute. `argv[0]` is a path. `identity` None: stay the runner's user."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -38,7 +38,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_image_config(task: Path) -> ImageConfig:
-    """Raises CannotStart when the file is there but is no image config."""
+    """Return the image's configuration. Raises CannotStart when the file exists but is invalid."""
     try:
         raw = (task / IMAGE_CONFIG_NAME).read_bytes()
         return msgspec.json.decode(raw, type=ImageConfig) if raw.strip() else ImageConfig()
@@ -49,7 +49,7 @@ def read_image_config(task: Path) -> ImageConfig:
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the job runs and as whom. `identity` None: as who the runner is (`effective`)."""
+    """The job's folder and user. `identity` None: the runner's user (`effective`)."""
 
     working_dir: str
     identity: Identity | None
@@ -57,7 +57,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settle(request: SubmitRequest, image: ImageConfig, root: Path = Path("/")) -> Place:
-    """Makes the working folder. Raises CannotStart with a sentence for the user."""
+    """Make the working folder and return folder and user. Raises CannotStart with a sentence for
+    the user."""
     job = request.job
     identity = _identity(job.user or image.user, root)
     working_dir = _working_dir(job, image)
@@ -76,8 +77,8 @@ def prepare(
     place: Place | None = None,
     paths: Paths | None = None,
 ) -> Launch:
-    """`place`: as `settle` gave it, if it was asked before. Raises CannotStart with a sentence for
-    the user."""
+    """Return what to execute. `place`: the result of `settle`, if it was called before. Raises
+    CannotStart with a sentence for the user."""
     job = request.job
     place = place or settle(request, image, root)
     env = environment.for_job(inherited, request, place.effective, place.working_dir, paths)
@@ -92,7 +93,8 @@ def prepare(
 
 
 def _working_dir(job: JobSpec, image: ImageConfig) -> str:
-    """A repository may not lie in the root folder, so a job that has one gets a folder for it."""
+    """Return the working folder. A repository cannot be in the root folder, so a job with one gets
+    another folder."""
     given = job.working_dir or image.working_dir or os.getcwd()
     return REPO_WORKING_DIR if job.repos and given == "/" and not job.working_dir else given
 
@@ -116,7 +118,7 @@ def place_of(path: str, working_dir: str) -> str:
 
 
 def make_folder(name: str, identity: Identity | None, field: str) -> None:
-    """What is missing of the path is made, for the job's user; `field` is named in CannotStart."""
+    """Make missing folders of the path, for the job's user; CannotStart names `field`."""
     path = Path(name)
     if not path.is_absolute():
         raise CannotStart(f"{field} {name!r} must be an absolute path")

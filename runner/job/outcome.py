@@ -1,6 +1,6 @@
-"""The outcome of a job: from how its process ended to the exit record's words, and what to kill.
+"""The outcome of a job: from its process's end to the exit record's words, and what to kill.
 
-In a container everything but pid 1 belongs to the job. Outside, the processes of the job's session
+In a container, everything but pid 1 belongs to the job. Outside, the processes of the job's session
 and all descendants of this process do.
 """
 
@@ -20,16 +20,17 @@ from runner.schemas import ExitReason
 _Table = dict[int, tuple[int, int]]
 """pid → (parent, session)."""
 _ROUNDS = 20
-"""A process that forks while the list is read needs another look; a fork bomb gets no more."""
+"""A process that forks while the list is read needs another look; a fork bomb gets only this
+many."""
 
 
 class Scope(Protocol):
     def kill_all(self, session: int) -> None:
-        """SIGKILL what the job with this session id has left. Repeatable."""
+        """Send SIGKILL to what the job with this session id has left; may be repeated."""
 
 
 class ContainerScope:
-    """We are pid 1: the kernel spares us and us alone."""
+    """This process is pid 1: the kernel spares it alone."""
 
     def kill_all(self, session: int) -> None:
         try:
@@ -39,14 +40,15 @@ class ContainerScope:
 
 
 class SessionScope:
-    """The session only; for a runner that shares its process with others (tests)."""
+    """Only the session; for a runner that shares its process with others (tests)."""
 
     def kill_all(self, session: int) -> None:
         _kill_until_none(lambda table: {pid for pid, row in table.items() if row[1] == session})
 
 
 class DescendantScope:
-    """The session and every descendant of this process; orphans come to it as a subreaper."""
+    """The session and every descendant of this process, to which orphans come because it is a
+    subreaper."""
 
     def kill_all(self, session: int) -> None:
         me = os.getpid()
@@ -79,7 +81,7 @@ def _kill_until_none(left: Callable[[_Table], set[int]]) -> None:
 
 
 def _process_table() -> _Table:
-    """All that are not zombies."""
+    """Return all processes that are not zombies."""
     table: _Table = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -94,8 +96,8 @@ def _process_table() -> _Table:
 
 
 STOPPED_BEFORE_START = "stopped before it started"
-"""Message of an `executor_error`: none of the reasons a runner may give means "was stopped", and
-the controller, who asked for the stop, has set the real reason before."""
+"""The message of an `executor_error`: no reason of a runner means "was stopped", and the
+controller, which asked for the stop, has already set the real reason."""
 _MAX_LINE = 500
 _KILLED_CODE = 128 + signal.SIGKILL
 
@@ -106,7 +108,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True):
-    """The job was asked to end so that it can come back. `killed`: it took longer than it might."""
+    """The job was asked to end so that it can come back. `killed`: it took longer than allowed."""
 
     restart_exit_code: int | None
     killed: bool
@@ -131,7 +133,7 @@ def judge(
     enforced: Verdict | None = None,
     interruption: Interruption | None = None,
 ) -> Verdict:
-    """`enforced` is the limit, if one made the runner stop the job."""
+    """Return the verdict. `enforced` is the limit for which the runner stopped the job, if any."""
     if enforced is not None:
         return enforced
     if interruption is not None and interruption.killed:
@@ -160,7 +162,7 @@ def _asks_for_restart(ending: Ending, interruption: Interruption) -> bool:
 
 
 def last_line(tail: bytes, secrets: Iterable[str]) -> str:
-    """The last line of stderr that says something, with secrets and control bytes taken out."""
+    """Return the last meaningful line of stderr, without secrets and control bytes."""
     text = tail.decode("utf-8", "replace")
     for secret in sorted(secrets, key=len, reverse=True):
         if secret:

@@ -1,9 +1,9 @@
-"""Processes that we start: each in a session of its own, with a book of who waits for which child.
+"""Starts processes, each in its own session, and records which child has an owner.
 
-They are waited for through pidfds, without a thread and without anybody's child watcher. As pid 1
-(or child subreaper) our process also inherits every orphan of the container and must reap those and
-only those: reaping the job's process by accident would lose its exit code. So a child is started
-inside `Children.starting` and owned at once.
+They are waited for through pidfds, without a thread or a child watcher. As pid 1 (or child
+subreaper) this process also inherits every orphan of the container and must reap only those: if it
+reaped the job's process by accident, the exit code would be lost. So a child is started inside
+`Children.starting` and owned at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from runner.job.launch import Launch
 
 
 class Children:
-    """Owned children are left alone by `reap_orphans`; while one is being started, when its pid
-    is not known yet, nothing is reaped at all."""
+    """The owned children. `reap_orphans` leaves them alone, and reaps nothing while one is being
+    started, because its pid is not known yet."""
 
     def __init__(self) -> None:
         self._owned: set[int] = set()
@@ -35,7 +35,7 @@ class Children:
         self.adopts_orphans = False
 
     def on_reaped(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after orphans were reaped; gives the way to stop that."""
+        """Call `listener` after orphans were reaped; the result stops that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -53,13 +53,13 @@ class Children:
         self._owned.add(pid)
 
     def disown(self, pid: int) -> None:
-        """Its owner has waited for it."""
+        """Forget the child: its owner has waited for it."""
         self._owned.discard(pid)
         if self.adopts_orphans:
             self.reap_orphans()
 
     def reap_orphans(self) -> None:
-        """Reap until none is left or an owned one comes first (its owner calls `disown`)."""
+        """Reap until none is left or an owned child comes first (its owner calls `disown`)."""
         if self._starting:
             return
         reaped = False
@@ -79,14 +79,14 @@ class Children:
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """`code` is 128 + n when signal n ended it."""
+    """How a process ended. `code` is 128 + n when signal n ended it."""
 
     code: int
     signal: str | None = None
 
 
 def signal_name(number: int) -> str:
-    """Python has names for the first and the last of the real-time signals alone."""
+    """Return the signal's name; Python names only the first and the last real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -107,13 +107,13 @@ class Child:
         return await asyncio.shield(self.ended)
 
     def kill(self) -> None:
-        """SIGKILL to it alone; nothing when it has ended."""
+        """Send SIGKILL to it alone; does nothing when it has ended."""
         if not self.ended.done():
             with suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def signal_group(self, number: int) -> None:
-        """To all of the process group that it leads; silently nothing when that is empty."""
+        """Signal its process group; does nothing when that is empty."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -141,11 +141,12 @@ class Child:
 
 PIPE_SIZE = 1 << 20
 JOB_UMASK = 0o022
-"""Everybody's; ours lets the node's group into what we make in the task's folder."""
+"""The usual umask; the runner's own lets the node's group read what it makes in the task's
+folder."""
 
 
 class Ends(NamedTuple):
-    """Of what the process's outputs go through: ours, and the process's."""
+    """The ends of the process's outputs: the runner's, and the process's."""
 
     stdout: int
     stderr: int
@@ -155,7 +156,7 @@ class Ends(NamedTuple):
 
 @contextmanager
 def ends_for(launch: Launch) -> Iterator[Ends]:
-    """For the time of the start; ours stay open unless that fails."""
+    """Return the ends for the time of the start; the runner's stay open unless that fails."""
     stdout_read, stdout_write = terminal.open_for(launch.identity) if launch.tty else _pipe()
     stderr_read, stderr_write = _pipe()
     their_stderr = stdout_write if launch.tty else stderr_write
@@ -171,7 +172,7 @@ def ends_for(launch: Launch) -> Iterator[Ends]:
 
 
 def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> int:
-    """The new process's pid. Raises CannotStart."""
+    """Start the process and return its pid. Raises CannotStart."""
     identity = launch.identity
     try:
         return execute(
@@ -193,14 +194,15 @@ def fork_exec(launch: Launch, ends: Ends, stdin: int = subprocess.DEVNULL) -> in
 
 
 def execute(argv: Sequence[str], **options: Any) -> int:
-    """The pid of what `subprocess.Popen` starts, which the caller waits for."""
+    """Start `subprocess.Popen` and return the pid, for which the caller waits."""
     process = subprocess.Popen(argv, **options)
     process.returncode = 0  # Popen must neither wait for it nor complain that nobody did
     return process.pid
 
 
 class JobProcess(Child):
-    """`pid` is also its session and process group. Its outputs are read without blocking."""
+    """The job's process. `pid` is also its session and process group. Its outputs are read without
+    blocking."""
 
     def __init__(self, pid: int, children: Children, stdout: int, stderr: int) -> None:
         super().__init__(pid, children)
@@ -209,8 +211,10 @@ class JobProcess(Child):
 
 
 async def spawn(launch: Launch, children: Children, stdin: int = subprocess.DEVNULL) -> JobProcess:
-    """Raises CannotStart when the program cannot be executed. With `launch.tty` both outputs are
-    one terminal, read from `stdout`, and `stderr` is at its end at once."""
+    """Start the process. Raises CannotStart when the program cannot be executed.
+
+    With `launch.tty` both outputs are one terminal, read from `stdout`, and `stderr` ends at once.
+    """
     with ends_for(launch) as ends, children.starting():
         pid = await asyncio.to_thread(fork_exec, launch, ends, stdin)
         children.own(pid)
@@ -218,15 +222,15 @@ async def spawn(launch: Launch, children: Children, stdin: int = subprocess.DEVN
 
 
 def start(argv: Sequence[str], children: Children, **options: Any) -> Child:
-    """As `subprocess.Popen`, which it calls: blocks until the program is executed. Raises OSError
-    and subprocess.SubprocessError."""
+    """Start a child as `subprocess.Popen` does: blocks until the program is executed. Raises
+    OSError and subprocess.SubprocessError."""
     with children.starting():
         children.own(pid := execute(argv, umask=JOB_UMASK, **options))
     return Child(pid, children)
 
 
 async def start_in_thread(argv: Sequence[str], children: Children, **options: Any) -> Child:
-    """As `start`, for a loop that must not wait."""
+    """Start a child as `start` does, for a loop that must not wait."""
     with children.starting():
         pid = await asyncio.to_thread(execute, argv, umask=JOB_UMASK, **options)
         children.own(pid)

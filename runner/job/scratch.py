@@ -1,7 +1,7 @@
-"""A private folder of the job in memory, for what must not touch a disk: secrets, keys.
+"""A private folder of the job in memory, for data that must not touch a disk: secrets, keys.
 
-It lies in a tmpfs that every engine gives a container (`/dev/shm`, also where the image's root is
-read-only), is readable by the job's user alone, and is gone when the runner is.
+It is in a tmpfs that every engine gives a container (`/dev/shm`, also where the image's root is
+read-only). Only the job's user can read it, and it ends with the runner.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from runner.job.identity import Identity
 
 PLACES = (Path("/dev/shm"), Path("/run"), Path("/tmp"))
 GIVEN = "FAIRLEAD_MEMORY_FOLDER"
-"""Where the runner is no container's: a folder of this task alone. Who started the runner removes
-it, also when the runner could not."""
+"""The folder of a task without a container. The program that started the runner removes it, also if
+the runner could not."""
 _SECRET = 0o600
 
 
 def memory_mounts(table: str) -> frozenset[str]:
-    """The mount points in `table` (as of /proc/mounts) whose files are in memory."""
+    """Return the mount points in `table` (as in /proc/mounts) whose files are in memory."""
     rows = (line.split(" ") for line in table.splitlines())
     return frozenset(row[1] for row in rows if len(row) > 2 and row[2] in ("tmpfs", "ramfs"))
 
 
 def usable_places() -> tuple[Path, ...]:
-    """Folders in memory, the best first."""
+    """Return folders in memory, the best first."""
     mounted = memory_mounts(Path("/proc/mounts").read_text("utf-8", "replace"))
     given = Path(os.environ.get(GIVEN, "/"))
     if given.is_dir() and any(str(parent) in mounted for parent in given.parents):
@@ -35,7 +35,8 @@ def usable_places() -> tuple[Path, ...]:
 
 
 class Scratch:
-    """Made when first needed. Blocking; raises CannotStart when there is no place in memory."""
+    """The folder, made when first needed. Blocking; raises CannotStart when no place in memory
+    exists."""
 
     def __init__(
         self, name: str, owner: Identity | None, places: tuple[Path, ...] | None = None
@@ -52,7 +53,7 @@ class Scratch:
         return self._folder
 
     def secret_file(self, name: str, content: str) -> Path:
-        """Replaces one of the same name."""
+        """Write a secret file; it replaces one with the same name."""
         return self.file(name, content, _SECRET)
 
     def file(self, name: str, content: str, mode: int) -> Path:

@@ -1,4 +1,4 @@
-"""All that happens between "run" and the first instruction: code, secrets, folders, launch.
+"""Everything between "run" and the job's first instruction: code, secrets, folders, launch.
 
 `Groundwork` is what a job finds when it begins: identity, folders, secrets, hostfile, environment.
 """
@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class Groundwork:
-    """Of one job of one task. `clean` when the job has ended, or was not started. All of it blocks:
-    in the loop call it in a thread."""
+    """The preparations for one job. Call `clean` when the job has ended, or was not started. All of
+    it blocks: call it in a thread."""
 
     def __init__(self, task: Path, request: SubmitRequest) -> None:
-        """Raises CannotStart."""
+        """Read the image's configuration. Raises CannotStart."""
         self._task = task
         self._request = request
         self._image: ImageConfig = read_image_config(task)
@@ -41,10 +41,10 @@ class Groundwork:
         self.scratch = Scratch(request.job.attempt_id, self.place.identity)
         self._in_cluster = False
         self.troubles: list[str] = []
-        """What is missing that the job can do without, for the runner's own log."""
+        """What is missing and not essential to the job, for the runner's own log."""
 
     def launch(self) -> Launch:
-        """Once the code is in its place. Raises CannotStart."""
+        """Return what to execute, once the code is in its place. Raises CannotStart."""
         paths = self._make_paths()
         self._tell_sessions(paths)
         return prepare(
@@ -56,7 +56,7 @@ class Groundwork:
         )
 
     def clean(self) -> None:
-        """Nothing of the job's secrets and environment is left."""
+        """Remove everything of the job's secrets and environment."""
         environment.remove(self._task)
         if self._in_cluster:
             with suppress(OSError):
@@ -80,8 +80,11 @@ class Groundwork:
         )
 
     def _output_folder(self) -> Path:
-        """In the task's folder, so that it stays on the node as long as the task does. Who is not
-        in the node's group may pass through that folder, not look into it."""
+        """Make the output folder in the task's folder, so that it stays on the node as long as the
+        task.
+
+        A user who is not in the node's group may pass through that folder, but not list it.
+        """
         folder = self._task / OUTPUT_FOLDER_NAME
         identity = self.place.identity
         try:
@@ -116,7 +119,7 @@ def _write_secrets(request: SubmitRequest, scratch: Scratch) -> str | None:
 
 
 class Preparation:
-    """`launch` once, `clean` when the job has ended."""
+    """Prepares one job. Call `launch` once, and `clean` when the job has ended."""
 
     def __init__(self, task: Path, code: CodeStore, children: Children) -> None:
         self._task = task
@@ -125,7 +128,8 @@ class Preparation:
         self._groundwork: Groundwork | None = None
 
     async def launch(self, request: SubmitRequest) -> Launch:
-        """Raises CannotStart. May be cancelled while code is being fetched."""
+        """Prepare and return what to execute. Raises CannotStart. It may be cancelled while code is
+        being fetched."""
         groundwork = await asyncio.to_thread(Groundwork, self._task, request)
         self._groundwork = groundwork
         try:
@@ -138,7 +142,7 @@ class Preparation:
         return launch
 
     def clean(self) -> None:
-        """Blocking. Nothing of the job's secrets and environment is left."""
+        """Remove everything of the job's secrets and environment. Blocking."""
         if self._groundwork is not None:
             self._groundwork.clean()
         else:

@@ -1,8 +1,8 @@
 """A terminal for a job that wants one.
 
-The job's session owns it, so that shells with job control and programs that look at their terminal
-work. Nobody sits at it: standard input stays empty, and what reads the terminal itself is told that
-its input has ended instead of waiting forever.
+The job's session owns it, so shells with job control and programs that look at their terminal work.
+No user types into it: standard input stays empty, and a program that reads the terminal gets an end
+of input instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _SIZE = struct.Struct("HHHH")
 _STDOUT = 1
 _ENDS = 64
 _END_OF_INPUT = b"\x04"
-"""What a new terminal takes for it (VEOF)."""
+"""The character for the end of input in a new terminal (VEOF)."""
 _ON = struct.pack("i", 1)
 _MODE = 0o620
 
 
 def open_for(identity: Identity | None) -> tuple[int, int]:
-    """The side to read from (without blocking) and the job's side. Raises OSError."""
+    """Return the side to read from (without blocking) and the job's side. Raises OSError."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, _SIZE.pack(ROWS, COLUMNS, 0, 0))
     _keep_line_ends(theirs)
@@ -41,8 +41,10 @@ def open_for(identity: Identity | None) -> tuple[int, int]:
 
 
 def heard(ours: int, packet: bytes) -> bytes:
-    """The output in what was read from our side. Who throws unread input away, as programs that ask
-    for a password do, must find the end of input anew."""
+    """Return the output in what was read from our side.
+
+    A program that discards unread input, as password prompts do, must find the end of input again.
+    """
     kind = packet[0]
     if kind & termios.TIOCPKT_FLUSHREAD:
         _end_input(ours)
@@ -50,12 +52,12 @@ def heard(ours: int, packet: bytes) -> bytes:
 
 
 def take() -> None:
-    """In the new process, leader of a session without a terminal: own the one it writes to."""
+    """Own the terminal, in the new process: it leads a session without a terminal."""
     fcntl.ioctl(_STDOUT, termios.TIOCSCTTY, 0)
 
 
 def _keep_line_ends(fd: int) -> None:
-    """A log has no use for carriage returns that the program did not write, nor for an echo."""
+    """Turn off added carriage returns and the echo: a log does not need them."""
     attributes = termios.tcgetattr(fd)
     attributes[1] &= ~termios.ONLCR
     attributes[3] &= ~termios.ECHO

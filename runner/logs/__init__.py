@@ -1,2 +1,3 @@
-"""The output of a job: frames in segment files, and the readers that follow them. The door is
-`segments.SegmentLog`."""
+"""The output of a job: frames in segment files (`segments.SegmentLog`), and the readers that follow
+them.
+"""

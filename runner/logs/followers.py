@@ -1,8 +1,8 @@
 """One follower of the log over a WebSocket.
 
-It reads the segment files at its own pace, so that a slow one costs the job and other followers
-nothing and holds at most one piece in memory; many of them take turns (`pacing`). One that takes
-nothing for a while is dropped; it may come back at its offset.
+It reads the segment files at its own pace. So a slow one costs the job and other followers nothing
+and holds at most one piece in memory; many followers take turns (`pacing`). One that reads nothing
+for a while is dropped; it may come back at its offset.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LogFollower:
         return ws
 
     async def _send_all(self, ws: web.WebSocketResponse) -> tuple[int, bytes]:
-        """Why the connection ends: close code and message."""
+        """Send the log; return why the connection ends: close code and message."""
         try:
             with self._log.pacing.seat() as seat:
                 return await self._send_pieces(ws, seat)
@@ -88,8 +88,8 @@ class LogFollower:
     async def _close(
         self, ws: web.WebSocketResponse, request: web.Request, code: int, message: bytes
     ) -> None:
-        """Waits until the peer has confirmed that it has everything; one that does not read cannot
-        hold our memory for longer than the closing time."""
+        """Close, and wait until the peer has confirmed that it has everything. A peer that does not
+        read holds memory only for the closing time."""
         with suppress(ConnectionError):
             await ws.close(code=code, message=message, drain=False)
         if code == WS_TOO_SLOW and request.transport is not None:

@@ -1,7 +1,8 @@
-"""Output goes from the job's pipes into the log, with secrets masked wherever the pieces are cut.
+"""Output goes from the job's pipes into the log; secrets are masked even if a piece ends inside
+one.
 
-What could be the beginning of a secret is held back until the bytes after it tell; nothing else
-waits. A job can always say its secrets in other words: this guards against accidents.
+Bytes that could begin a secret are held back until the next bytes decide; nothing else waits. A job
+can always write its secrets in another form: this protects against accidents.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from runner.schemas.frames import Stream
 
 MASK = b"***"
 _SHARED = 3
-"""Bytes by which needles are told apart first; fewer than the shortest has."""
+"""Bytes by which secrets are compared first; fewer than the shortest secret has."""
 
 
 class Masker:
@@ -32,7 +33,7 @@ class Masker:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be shown now."""
+        """Return what may be shown now."""
         if not self._needles:
             return data
         data = self._held + data
@@ -41,13 +42,16 @@ class Masker:
         return self._pattern.sub(MASK, data[:keep])
 
     def rest(self) -> bytes:
-        """At the end: what was held back and became no secret."""
+        """Return, at the end, what was held back and became no secret."""
         held, self._held = self._held, b""
         return self._pattern.sub(MASK, held) if self._needles else held
 
     def _start_of_a_needle(self, data: bytes) -> int:
-        """Where the unfinished end of `data` begins: the first place from which all that follows is
-        the beginning of a needle, unless that place lies within a whole one."""
+        """Return where the unfinished end of `data` begins.
+
+        It is the first position from which the rest is the beginning of a secret, unless that
+        position lies within a whole one.
+        """
         begin = max(0, len(data) - len(self._needles[0]) + 1)
         whole: list[tuple[int, int]] | None = None
         for at in self._possible_starts(data, begin):
@@ -60,7 +64,7 @@ class Masker:
         return len(data)
 
     def _possible_starts(self, data: bytes, begin: int) -> Iterator[int]:
-        """In order. The last few bytes may be the start of any needle."""
+        """Yield possible starts in order. The last few bytes may begin any secret."""
         last = max(begin, len(data) - SHORTEST_SECRET + 1)
         for match in self._starts.finditer(data, begin):
             if match.start() < last:
@@ -76,8 +80,11 @@ class Masker:
 
 
 def _any_of(needles: Sequence[bytes], depth: int = _SHARED) -> bytes:
-    """A pattern of all of them, the earlier first. Those that begin alike are told apart by their
-    next byte, so that a place where none begins costs the same for one needle and for thousands."""
+    """Return a pattern of all of them, the earlier first.
+
+    Secrets with equal beginnings are told apart by their next byte. So a position where none begins
+    costs the same for one secret and for thousands.
+    """
     if depth == 0 or len(needles) < 2:
         return b"|".join(map(re.escape, needles))
     by_first: dict[bytes, list[bytes]] = {}
@@ -90,8 +97,12 @@ def _any_of(needles: Sequence[bytes], depth: int = _SHARED) -> bytes:
 
 
 def _needles(secrets: Iterable[str]) -> list[bytes]:
-    """Longest first, so that of two that begin alike the longer is masked. The lines of a secret
-    of several (a key) count too, since tools print them one by one."""
+    """Return the strings to mask, the longest first, so that of two with equal beginnings the
+    longer is masked.
+
+    The single lines of a secret with several lines (a key) count too, because tools print them one
+    by one.
+    """
     texts = {part for secret in secrets for part in (secret, *secret.splitlines())}
     needles = {text.encode() for text in texts if text.strip()}
     return sorted((n for n in needles if len(n) >= SHORTEST_SECRET), key=lambda n: (-len(n), n))
@@ -102,8 +113,11 @@ _READ_SIZE = 256 << 10
 
 
 class Output:
-    """Owns both pipes. What `secrets` holds never reaches the log. With `is_terminal`, `stdout` is
-    a terminal's side (see `terminal.open_for`) that carries both streams."""
+    """Owns both pipes. The values in `secrets` never reach the log.
+
+    With `is_terminal`, `stdout` is a terminal's side (see `terminal.open_for`) that carries both
+    streams.
+    """
 
     def __init__(
         self,
@@ -124,16 +138,16 @@ class Output:
 
     @property
     def open(self) -> tuple[int, ...]:
-        """Those of the two that have not come to their end."""
+        """The pipes that have not come to their end."""
         return tuple(self._open)
 
     @property
     def stderr_tail(self) -> bytes:
-        """The last few KiB of stderr (or of the terminal), secrets masked."""
+        """The last few KiB of stderr (or of the terminal), with secrets masked."""
         return self._tail
 
     def take(self, fd: int) -> bool:
-        """A piece of what lies in this pipe; False when it is empty, or has ended and is closed."""
+        """Read a piece of this pipe; return False when it is empty, or has ended and is closed."""
         try:
             data = os.read(fd, _READ_SIZE)
         except BlockingIOError:
@@ -153,7 +167,7 @@ class Output:
         return True
 
     def close(self, fd: int) -> None:
-        """Repeatable. What was held back because it might have become a secret goes out."""
+        """Close the pipe and write what was held back; may be repeated."""
         stream = self._open.pop(fd, None)
         if stream is None:
             return

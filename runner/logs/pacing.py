@@ -1,9 +1,9 @@
-"""How much of the runner the followers of a log may use: the job comes first.
+"""Limits how much of the runner the followers of a log may use: the job comes first.
 
-Whoever follows takes time of the event loop that also empties the job's pipes, and memory for what
-is on its way. Who came first (the controller, as a rule) is served as fast as it reads. All others
-share a number of turns per second, fewer while the job waits for us, and the pieces that they get
-become smaller as they become more.
+A follower uses time of the event loop that also empties the job's pipes, and memory for its pieces.
+The first follower (usually the controller) is served as fast as it reads. All others share a number
+of turns each second, fewer while the job waits for the runner, and with more followers their pieces
+become smaller.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 TURN = 0.0005
-"""Seconds between two turns of all the others together."""
+"""Seconds between two turns of all other followers together."""
 PRESSED_TURN = 0.016
 PRESSURE_LASTS = 0.25
-"""Seconds for which the job counts as waiting for us after its pipe was last found full."""
+"""Seconds for which the job counts as waiting after its pipe was last found full."""
 PIECES = 8 << 20
-"""Bytes that all pieces on their way may have together but for the first's, down to `LEAST_PIECE`
-each."""
+"""Bytes of all pieces on their way together, without the first follower's; each has at least
+`LEAST_PIECE`."""
 MOST_PIECE = 1 << 20
 LEAST_PIECE = 64 << 10
 
 
 class Pacing:
-    """One for each log. `now` gives seconds that only grow."""
+    """The pacing of one log. `now` gives seconds that only grow."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -35,7 +35,7 @@ class Pacing:
         self._next_turn = 0.0
 
     def press(self) -> None:
-        """The job has more to say than was taken from it at once."""
+        """Note that the job has more output than was read at once."""
         self._pressed_until = self._now() + PRESSURE_LASTS
 
     @contextmanager
@@ -56,7 +56,7 @@ class Pacing:
         return bool(self._seats) and self._seats[0] is seat
 
     def reserve(self) -> float:
-        """Seconds until the next free turn, which is then taken."""
+        """Take the next free turn; return the seconds until then."""
         now = self._now()
         begin = max(now, self._next_turn)
         self._next_turn = begin + (PRESSED_TURN if now < self._pressed_until else TURN)
@@ -71,10 +71,10 @@ class Seat:
 
     @property
     def piece_size(self) -> int:
-        """Bytes to take at once."""
+        """Return how many bytes to take at once."""
         return self._pacing.piece_size(self)
 
     async def turn(self) -> None:
-        """Until this follower may take a piece."""
+        """Wait until this follower may take a piece."""
         if not self._pacing.is_first(self):
             await asyncio.sleep(self._pacing.reserve())

@@ -1,11 +1,12 @@
-"""The job's output on disk: segment files of frames, named by the offset they start at.
+"""The job's output on disk: segment files of frames, named by the offset at which they begin.
 
-Files outlive the runner and its container, so whatever happens to either, what was written can be
-read: by the runner's followers through `LogReader`, later by the shim as raw bytes. Promises: an
-offset is handed out once and never again for other bytes; appending never blocks on a reader; above
-the quota the oldest segments go, and a marker segment at offset 0 counts what went; a tail torn by
-a crash is cut on open; a file that the job removes is a marker to its readers; the newest, which is
-still open, is read all the same and put back at the end.
+Files outlive the runner and its container. So whatever happens to either, what was written can be
+read: by the runner's followers through `LogReader`, later by the shim as raw bytes.
+
+Promises: An offset is given out once and never again for other bytes. Appending never blocks on a
+reader. Above the quota the oldest segments are removed, and a marker segment at offset 0 counts
+what is gone. A tail torn by a crash is cut on open. A file that the job removes is a marker to its
+readers; the newest, which is still open, is read anyway and restored at the end.
 
 Writes go to the page cache and are cheap enough for the event loop. Syncing is not: rotated
 segments are given to `retire`, and `sync` is for a thread.
@@ -41,15 +42,15 @@ from runner.status import Bell
 SEGMENT_SIZE = 16 << 20
 QUOTA = 1 << 30
 MAX_FRAME_PAYLOAD = 64 << 10
-"""Bytes of output in one frame. A reader takes whole frames, so this is what a hundred of them that
-stand still cost at least."""
+"""Bytes of output in one frame. A reader takes whole frames, so a hundred readers that stand still
+cost at least this much each."""
 _INDEX_STEP = 64 << 10
 _SEGMENTS_IN_QUOTA = 8
-"""At least, so that of a small quota only a small part goes at once."""
+"""The least number of segments, so that only a small part of a small quota is removed at once."""
 _LEAST_SEGMENT = 64 << 10
 _SUFFIX = ".seg"
 _WARY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""The job may be root in its container and put a link or a pipe where a segment should be."""
+"""The job may be root in its container and put a link or a pipe in place of a segment."""
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _WARY
 LIMIT_REACHED = "the log limit was reached"
 FILE_REMOVED = "their file was removed"
@@ -57,7 +58,7 @@ DISK_FULL = "the disk was full"
 
 
 class Segment:
-    """One file. `positions[i]` is where the frame that starts at `offsets[i]` lies."""
+    """One file. `positions[i]` is the position of the frame that starts at `offsets[i]`."""
 
     def __init__(self, path: Path, start: int) -> None:
         self.path = path
@@ -68,7 +69,7 @@ class Segment:
         self.offsets = array("Q")
 
     def add(self, end: int, size: int) -> None:
-        """Account for a frame of `size` bytes, the output after which is `end`."""
+        """Add a frame of `size` bytes, after which the output's offset is `end`."""
         if not self.positions or self.size - self.positions[-1] >= _INDEX_STEP:
             self.positions.append(self.size)
             self.offsets.append(self.end)
@@ -81,10 +82,11 @@ def _segment_path(folder: Path, start: int) -> Path:
 
 
 class SegmentLog:
-    """The writing side, and what readers need to know. One per folder, one writer.
+    """The writing side, and what readers need to know. There is one for each folder, with one
+    writer.
 
     `quota` and `segment_size` are bytes of files, frame headers included. `bell` rings whenever
-    something was appended or the log was finished.
+    output was appended or the log was finished.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class SegmentLog:
         now_ns: Callable[[], int] = time.time_ns,
         retire: Callable[[int], None] = os.close,
     ) -> None:
-        """Opens or makes `folder`, cutting a torn tail. Raises OSError."""
+        """Open or make `folder` and cut a torn tail. Raises OSError."""
         self.bell = Bell()
         self.pacing = Pacing()
         self.finished = False
@@ -119,25 +121,25 @@ class SegmentLog:
 
     @property
     def start(self) -> int:
-        """Oldest offset still kept."""
+        """The oldest stored offset."""
         return self.segments[0].start if self.segments else self._dropped_to
 
     @property
     def end(self) -> int:
-        """Offset after the newest byte."""
+        """The offset after the newest byte."""
         return (self.segments[-1].end if self.segments else self._dropped_to) + self._lost
 
     def limit(self, quota: int, on_reached: Callable[[], None] | None = None) -> None:
-        """Keep `quota` bytes at most from now on; `on_reached` is called once, when the first of
-        them go."""
+        """Keep at most `quota` bytes from now on; `on_reached` is called once, when the first are
+        removed."""
         self._quota = quota
         least = max(_LEAST_SEGMENT, quota // _SEGMENTS_IN_QUOTA)
         self._segment_size = min(self._segment_size, least)
         self._on_limit = on_reached
 
     def append(self, stream: Stream, payload: bytes) -> None:
-        """Never raises: what cannot be written even after the oldest segments were given up is
-        counted by a marker in front of the next output that can."""
+        """Append output. It never raises: if it cannot be written even after the oldest segments
+        were removed, a marker in front of the next output counts it."""
         if len(payload) > MAX_FRAME_PAYLOAD:
             for begin in range(0, len(payload), MAX_FRAME_PAYLOAD):
                 self.append(stream, payload[begin : begin + MAX_FRAME_PAYLOAD])
@@ -160,7 +162,7 @@ class SegmentLog:
         self._why_lost = _also(self._why_lost, _why(failure))
 
     def finish(self) -> None:
-        """No more output will come; readers may end once they have all."""
+        """Finish: no more output comes, and readers may end once they have all."""
         self.finished = True
         self.bell.ring()
 
@@ -170,8 +172,11 @@ class SegmentLog:
             os.fsync(self._fd)
 
     def make_whole(self) -> int:
-        """When nothing is appended any more: puts the newest segment back if somebody has removed
-        it. Gives how many bytes of output are gone with others. Blocking; raises OSError."""
+        """Restore the newest segment if it was removed; return how many bytes of output are gone
+        with others.
+
+        Call it when nothing is appended any more. Blocking; raises OSError.
+        """
         gone = 0
         for segment in self.segments:
             if os.path.lexists(segment.path):
@@ -199,7 +204,8 @@ class SegmentLog:
             self._fd = -1
 
     def open_segment(self, segment: Segment) -> int:
-        """A descriptor to read it by, of the newest also when its name is gone. Raises OSError."""
+        """Return a descriptor for reading, of the newest segment also when its name is gone. Raises
+        OSError."""
         try:
             return os.open(segment.path, os.O_RDONLY | _WARY)
         except FileNotFoundError:
@@ -211,8 +217,8 @@ class SegmentLog:
         return LogReader(self, offset)
 
     def lost_from(self, offset: int) -> tuple[int, str]:
-        """Up to where nothing is kept of what begins at `offset`, and why; `offset` itself when it
-        is kept, or its bytes may still come."""
+        """Return the end of what is lost from `offset` on, and why; `offset` itself when it is
+        stored, or its bytes may still come."""
         if offset < self.start:
             return self.start, self.why_dropped
         index = bisect_right(self.segments, offset, key=lambda segment: segment.start)
@@ -223,7 +229,7 @@ class SegmentLog:
         return offset, ""
 
     def find(self, offset: int) -> Segment | None:
-        """The segment that holds `offset`; None when nothing kept does."""
+        """Return the segment that holds `offset`; None when no stored one does."""
         index = bisect_right(self.segments, offset, key=lambda segment: segment.start) - 1
         if index < 0 or offset >= self.segments[index].end:
             return None
@@ -233,8 +239,11 @@ class SegmentLog:
         return bool(self.segments) and self.segments[-1] is segment
 
     def _write(self, frame: Frame) -> OSError | None:
-        """Why it failed. On a full disk the oldest segment makes room, but no more than one: other
-        programs may be filling the disk, and then giving up more would gain nothing."""
+        """Write the frame; return the error if that failed.
+
+        On a full disk the oldest segment makes room, but only one: other programs may be filling
+        the disk, and then more would not help.
+        """
         data = encode(frame)
         failure = self._put(frame, data)
         if failure is not None and self._drop_oldest(_why(failure)):
@@ -258,7 +267,7 @@ class SegmentLog:
         return None
 
     def _cut_torn(self, segment: Segment) -> None:
-        """Raises OSError; nothing is then written behind what is torn."""
+        """Cut a torn frame. Raises OSError; then nothing is written after it."""
         try:
             os.ftruncate(self._fd, segment.size)
         except OSError:
@@ -333,13 +342,14 @@ def _marker(offset: int, dropped: int, now_ns: Callable[[], int], why: str) -> F
 
 
 def _why_of(marker: Frame) -> str:
-    """The words of `_marker`; of another marker that the limit was reached, as most are."""
+    """Return the reason in a marker; for an unknown marker that the limit was reached, as for
+    most."""
     _, found, why = marker.payload.decode(errors="replace").partition(" are gone, ")
     return why.removesuffix("]\n") if found else LIMIT_REACHED
 
 
 def _why(failure: OSError) -> str:
-    """Why bytes that were to be written are gone, for the job's user."""
+    """Return, for the job's user, why bytes are gone that should have been written."""
     match failure.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return DISK_FULL
@@ -350,14 +360,14 @@ def _why(failure: OSError) -> str:
 
 
 def _also(known: str, why: str) -> str:
-    """Both reasons for what one marker stands for."""
+    """Return both reasons for what one marker stands for."""
     if why in known:
         return known
     return f"{known} and {why}" if known else why
 
 
 def _load(folder: Path) -> tuple[int, str, list[Segment]]:
-    """What was dropped and why, and the segments that are left, after a restart."""
+    """Return what was dropped and why, and the segments that are left, after a restart."""
     dropped_to, why = 0, ""
     segments: list[Segment] = []
     paths = sorted(p for p in folder.glob(f"*{_SUFFIX}") if p.stem.isdecimal() and p.is_file())
@@ -377,7 +387,7 @@ def _load(folder: Path) -> tuple[int, str, list[Segment]]:
 
 
 def _scan(segment: Segment) -> int:
-    """Index the frames of a file, cut what is no whole frame; how many there are."""
+    """Index the frames of a file and cut a partial frame; return how many there are."""
     decoder, count = Decoder(), 0
     with segment.path.open("r+b") as file:
         try:
@@ -396,12 +406,14 @@ def _first_frame(path: Path) -> Frame:
 
 
 class LogReader:
-    """Hands out the frames from an offset on, in pieces of bounded size, each piece whole
-    frames. Keeps a dropped segment readable while it stands in it. Close it after use."""
+    """Reads frames from an offset on, in pieces of limited size, each with whole frames.
+
+    A dropped segment stays readable while the reader is in it. Close it after use.
+    """
 
     def __init__(self, log: SegmentLog, offset: int) -> None:
         self.offset = offset
-        """The next offset to hand out."""
+        """The next offset to read."""
         self._log = log
         self._segment: Segment | None = None
         self._fd = -1
@@ -418,8 +430,10 @@ class LogReader:
         self._segment = None
 
     def read(self, size: int = MOST_PIECE) -> bytes:
-        """About `size` bytes, one frame at least; b"" when there is nothing (yet). Raises BadFrame
-        when the files were tampered with, OSError when they are gone."""
+        """Return about `size` bytes, at least one frame; b"" when there is nothing (yet).
+
+        Raises BadFrame when the files were changed by others, OSError when they are gone.
+        """
         while True:
             if self._segment is None:
                 first = self._seek()
@@ -447,7 +461,7 @@ class LogReader:
         return data
 
     def _seek(self) -> bytes:
-        """Stand at `offset`; gives what must come first, a marker or the rest of a frame."""
+        """Go to `offset`; return what must come first, a marker or the rest of a frame."""
         log = self._log
         segment = log.find(self.offset)
         if segment is None:
@@ -490,12 +504,12 @@ class LogReader:
 
 
 PAGE_SIZE = 4 << 20
-"""About how much one page has at most; the reader asks again from where it ends."""
+"""The most that one page has, about; the reader asks again from its end."""
 
 
 class Page(NamedTuple):
-    """`complete`: the job has ended and this reaches the end of its output. `end`: where the next
-    page begins."""
+    """One page. `complete`: the job has ended and the page reaches the end of its output. `end`:
+    where the next page begins."""
 
     frames: bytes
     complete: bool
@@ -512,7 +526,7 @@ class Page(NamedTuple):
 
 
 def next_page(reader: LogReader, size: int = PAGE_SIZE) -> Page:
-    """Raises BadFrame and OSError as `LogReader.read` does."""
+    """Return the next page. Raises BadFrame and OSError as `LogReader.read` does."""
     frames = bytearray()
     while len(frames) < size and (piece := reader.read(size)):
         frames += piece

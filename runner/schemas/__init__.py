@@ -1,4 +1,4 @@
-"""The runner's wire types: what travels on its unix socket, both ways.
+"""The runner's wire types: what its unix socket carries in both directions.
 
 The runner owns them; the controller imports them (and `runner.client`). Unknown fields of a newer
 peer are ignored. Times are Unix seconds (float), durations seconds, sizes bytes.
@@ -13,18 +13,19 @@ import msgspec
 
 
 class IfExists(StrEnum):
-    """What to do when a repository's folder exists and is not empty."""
+    """What happens when a repository's folder exists and is not empty."""
 
     ERROR = "error"
     SKIP = "skip"
 
 
 class Repo(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that is there before the commands run: either `archive` unpacked, or `url` fetched
-    with git (at `commit`, else the tip of `branch`, else the remote's HEAD) and changed by `diff`.
+    """A folder that exists before the commands run.
 
-    `path` is absolute or relative to the working folder. `archive` and `diff` (as of
-    `git diff --binary --full-index`) are blobs, named by their sha256.
+    It is either `archive`, unpacked, or `url`, fetched with git (at `commit`, else the tip of
+    `branch`, else the remote's HEAD) and changed by `diff`. `path` is absolute or relative to the
+    working folder. `archive` and `diff` (as from `git diff --binary --full-index`) are blobs, named
+    by their sha256.
     """
 
     path: str
@@ -37,8 +38,10 @@ class Repo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepoCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """`token` for https, `private_key` (OpenSSH, PEM) for ssh; `known_hosts` are lines for that
-    host: without them the first key that the host shows is taken."""
+    """Credentials of a repository: `token` for https, `private_key` (OpenSSH, PEM) for ssh.
+
+    `known_hosts` are lines for that host; without them, the host's first key is accepted.
+    """
 
     token: str | None = None
     username: str = "x-access-token"
@@ -50,14 +53,14 @@ class RepoCredentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
-    """`archive` (a blob) unpacked into the folder `path`; files that are there already give way."""
+    """`archive` (a blob), unpacked into the folder `path`; existing files are replaced."""
 
     path: str
     archive: str
 
 
 class EnvStyle(StrEnum):
-    """Whose names the job's variables have beside ours."""
+    """Additional names for the job's variables, as another system has them."""
 
     DSTACK = "dstack"
     YTSAURUS = "ytsaurus"
@@ -65,9 +68,11 @@ class EnvStyle(StrEnum):
 
 
 class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """docs/rules.md 5. `size` counts the ranks of all gang groups, `group_size` those of
-    this one; None: its group is no gang but restarts with one, and has ranks of its own. `rank`
-    None: a reserved job."""
+    """The job's gang (docs/rules.md 5).
+
+    `size` counts the ranks of all gang groups, `group_size` those of this group; None: this group
+    is no gang but restarts with one and has its own ranks. `rank` None: a reserved job.
+    """
 
     incarnation: str
     incarnation_number: int
@@ -77,7 +82,7 @@ class GangInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's own SSH key, the same on all its nodes; OpenSSH formats."""
+    """The run's own SSH key, the same on all its nodes, in OpenSSH formats."""
 
     private: str
     public: str
@@ -87,12 +92,15 @@ class ClusterKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LONGEST_ARGUMENT = 128 * 1024 - 1
-"""Bytes of one argument or of one `NAME=VALUE`: Linux's MAX_ARG_STRLEN less the NUL at its end."""
+"""Bytes of one argument or of one `NAME=VALUE`: Linux's MAX_ARG_STRLEN without the final NUL."""
 
 
 def script(commands: Iterable[str]) -> str:
-    """One script in which each command must succeed for the next to run, and `cd`, `export` and
-    functions carry over. The last command is left bare so that a shell can become it."""
+    """Return one script in which each command must succeed before the next runs.
+
+    `cd`, `export` and functions carry over. The last command has no check after it, so that a shell
+    can become it.
+    """
     check = "\n\ncase $? in 0) ;; *) exit $? ;; esac\n"
     return check.join(commands)
 
@@ -109,7 +117,7 @@ __all__ = [
 
 
 class RunnerState(StrEnum):
-    """The runner's linear life."""
+    """The states of a runner, in their order."""
 
     WAITING_FOR_JOB = "waiting_for_job"
     WAITING_FOR_CODE = "waiting_for_code"
@@ -122,9 +130,12 @@ class RunnerState(StrEnum):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. `entrypoint` (an argv, no shell) and `commands` (joined, run by `shell`) exclude
-    each other; with neither, the image's own entrypoint and cmd run. `env` comes over the image's.
-    `user` is a name or uid, optionally `:group`; None means the image's user."""
+    """What to run.
+
+    `entrypoint` (an argv, no shell) and `commands` (joined, run by `shell`) exclude each other;
+    without either, the image's own entrypoint and cmd run. `env` overrides the image's. `user` is a
+    name or uid, optionally with `:group`; None: the image's user.
+    """
 
     run_id: str
     run_name: str
@@ -148,24 +159,25 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     tty: bool = False
     """Whether the job's output is a terminal."""
     log_quota: int | None = None
-    """Bytes of the log's files to keep, headers included; None: the runner's own limit (1 GiB)."""
+    """Bytes of log files to keep, headers included; None: the runner's own limit (1 GiB)."""
     fail_on_log_quota: bool = False
-    """End the job with `log_quota_exceeded` when its oldest output would have to go."""
+    """End the job with `log_quota_exceeded` when its oldest output would have to be removed."""
     restart_exit_code: int | None = None
-    """How an interrupted job says that it wants to be started again."""
+    """The exit code with which an interrupted job asks to be started again."""
     env_style: tuple[EnvStyle, ...] = ()
     gang: GangInfo | None = None
     monitoring_descriptor: str | None = None
-    """The name under which the job's place is monitored."""
+    """The name under which the job's allocation is monitored."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The other nodes of a multi-node job; `ips[rank]` is that node's address, `gpus[rank]` how
-    many GPUs its job has (left out: as many as this job's node, `gpus_per_node`). `rank` None: a
-    reserved job, whose own node is not among them.
+    """The other nodes of a multi-node job.
 
-    `ssh_port` is where the jobs of this run reach each other by SSH; `master_port` is for programs
-    that find each other through rank 0 (`env_style: torch`)."""
+    `ips[rank]` is that node's address, `gpus[rank]` the number of its job's GPUs (missing: as many
+    as here, `gpus_per_node`). `rank` None: a reserved job, whose own node is not among them. At
+    `ssh_port` the jobs of this run reach each other by SSH; `master_port` is for programs that meet
+    at rank 0 (`env_style: torch`).
+    """
 
     ips: tuple[str, ...] = ()
     master_ip: str = ""
@@ -177,7 +189,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpus_of_each(self) -> tuple[int, ...]:
-        """One number for each of `ips`."""
+        """Return one number for each of `ips`."""
         return self.gpus or (self.gpus_per_node,) * len(self.ips)
 
 
@@ -185,15 +197,17 @@ _FIRST_SAID = ("job_count", "group_job_count", "monitoring_descriptor")
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /v1/submit`; the same body again answers 200, another one 409. What was first
-    said of the cluster, of how many jobs there are and of the monitoring stays: a node that got one
-    more address, a group that was scaled, or a newer controller makes it no other job."""
+    """Body of `POST /v1/submit`; the same body again answers 200, another one 409.
+
+    What the first body says about the cluster, the number of jobs and the monitoring stays: one
+    more address of a node, a scaled group or a newer controller make no other job.
+    """
 
     job: JobSpec
     cluster: ClusterInfo | None = None
     secrets: dict[str, str] = {}
     repo_credentials: dict[str, RepoCredentials] = {}
-    """By the `path` of the repository."""
+    """The credentials by the `path` of the repository."""
     cluster_key: ClusterKey | None = None
 
     def is_the_same_job(self, other: SubmitRequest) -> bool:
@@ -218,12 +232,12 @@ class ExitReason(StrEnum):
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended: `exit.json` in the task's folder, fsynced before anything else is said.
+    """How the job ended: `exit.json` in the task's folder, fsynced before it is reported.
 
     `reason` is an ExitReason; a job that forges its record, or a newer runner, may give another
     one. `exit_code` is None when the commands could not be started, and 128 + n when signal n ended
-    them (`signal` then holds its name). While a stopped job's last processes are waited for it may
-    be there already, with the end of its main process, and is replaced.
+    them (`signal` then holds its name). While a stopped job's last processes are waited for, the
+    file may already hold the end of its main process; it is replaced later.
     """
 
     reason: str
@@ -235,14 +249,14 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     log_end: int
     """Offset after the last byte of output."""
     container_stopped: bool = False
-    """The whole container was being stopped: its shim knows why."""
+    """The whole container was being stopped: the shim knows why."""
 
 
 class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line (JSON, `\\n`) of `GET /v1/status?after=<seq>&heartbeat=<seconds>`, a stream that
-    ends with the runner.
+    """One line (JSON, `\n`) of `GET /v1/status?after=<seq>&heartbeat=<seconds>`, a stream that ends
+    with the runner.
 
-    `seq` counts from 1; `after=0` (the default) replays all. A heartbeat repeats the last event
+    `seq` counts from 1; `after=0` (the default) repeats all. A heartbeat repeats the last event
     every so many seconds (default 10, at most 300) when nothing else comes. `exit` comes with
     SERVING_LOGS.
     """
@@ -259,30 +273,34 @@ class RunnerHealth(msgspec.Struct, frozen=True, kw_only=True):
     api_versions: tuple[str, ...]
     state: RunnerState
     log_start: int
-    """Oldest offset still kept."""
+    """The oldest stored offset."""
     log_end: int
     log_acked: int
 
 
 class AckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All bytes before `offset` are stored durably by the controller."""
+    """The controller has stored all bytes before `offset` durably."""
 
     offset: int
 
 
 class NoticeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /v1/notices`: a line for the job's log from outside of the job. It is shown
-    once, however often the same `id` is told; after the job's end it is refused (409)."""
+    """Body of `POST /v1/notices`: a line for the job's log from outside of the job.
+
+    It is shown once, however often the same `id` is sent; after the job's end it is refused (409).
+    """
 
     id: str
     text: str
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Signal the job's process group; SIGKILL what is left after `grace` seconds.
+    """Signal the job's process group, and SIGKILL what is left after `grace` seconds.
 
     `interrupt`: the job may come back. Then its exit code says how it ended (0: it is done,
-    `restart_exit_code`: interrupted), and what does not end within the grace is interrupted."""
+    `restart_exit_code`: interrupted), and a job that does not end within the grace counts as
+    interrupted.
+    """
 
     signal: str | None = None
     grace: float = 10.0
@@ -290,15 +308,17 @@ class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuspendRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /v1/suspend`: the job's run is suspended, or goes on. `max_duration` stands
-    still while it is."""
+    """Body of `POST /v1/suspend`: the job's run is suspended or resumed; `max_duration` stands
+    still while it is suspended."""
 
     suspended: bool
 
 
 class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /v1/metrics`: what the job's cgroup has used, the runner's own share included. None:
-    this kernel or engine does not count it."""
+    """`GET /v1/metrics`: what the job's cgroup has used, including the runner's own share.
+
+    None: this kernel or engine does not count it.
+    """
 
     at: float
     cpu_seconds: float | None
@@ -310,24 +330,28 @@ class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: int | None
     oom_kills: int
     connections: int
-    """TCP connections from outside to the job's listening ports, relayed ones included: 0 means
-    that nobody uses it."""
+    """TCP connections from outside to the job's listening ports, relayed ones included; 0: it is
+    not in use."""
 
 
 class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """First (text, JSON) message of `WS /v1/logs/ws?offset=`; then binary messages, each one or
-    more whole frames. The server closes with 1000 after the last byte once the job has ended, and
-    with 4008 when the follower is too slow (it may resume at its offset)."""
+    """First message (text, JSON) of `WS /v1/logs/ws?offset=`; then come binary messages, each with
+    whole frames.
+
+    The server closes with 1000 after the last byte once the job has ended, and with 4008 when the
+    follower is too slow (it may resume at its offset).
+    """
 
     offset: int
-    """Where the frames begin: as asked, or later when older bytes are gone (a marker says so)."""
+    """Where the frames begin: as requested, or later when older bytes are gone (a marker says
+    so)."""
 
 
 WS_TOO_SLOW = 4008
-"""Close code for a follower whose bounded buffer ran full."""
+"""Close code for a follower whose limited buffer is full."""
 LOG_COMPLETE_HEADER = "Fairlead-Log-Complete"
-"""Of `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
+"""For `GET /v1/logs`: `true` when the job has ended and the body reaches the end of its output."""
 LOG_END_HEADER = "Fairlead-Log-End"
-"""Of `GET /v1/logs`: the offset after the body, where the next page begins."""
+"""For `GET /v1/logs`: the offset after the body, where the next page begins."""
 SHORTEST_SECRET = 4
-"""Bytes that are hidden in logs; what is shorter would be found everywhere."""
+"""Bytes of the shortest secret that logs hide; a shorter one would match everywhere."""

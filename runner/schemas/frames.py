@@ -1,9 +1,9 @@
-"""The log's frames: how a job's output lies in segment files and travels to every reader.
+"""The log's frames: the form of a job's output in segment files and on its way to every reader.
 
-One frame is a header and its payload. The header carries the payload's offset in the job's whole
-output, so that a reader can start at any segment, skip to the offset it wants, and never hand out a
-byte twice. A marker frame stands for bytes that were dropped (quota): its payload is the text shown
-to the user, `dropped` says how many offsets it covers.
+One frame is a header and its payload. The header has the payload's offset in the job's whole
+output. So a reader can start at any segment, skip to the wanted offset, and never give out a byte
+twice. A marker frame stands for bytes that were dropped (quota): its payload is the text for the
+user, and `dropped` says how many offsets it covers.
 
 Layout (little endian, 32 bytes): magic `FLOG`, crc32 of the payload (u32), offset (u64), time in
 nanoseconds (i64), payload length (u32), stream (u8), three zero bytes. For a marker the first eight
@@ -25,7 +25,7 @@ _MAGIC = b"FLOG"
 
 HEADER_SIZE = _HEADER.size
 _MAX_NOTICE = 1000
-"""Characters of one line of ours."""
+"""Characters of one line by Fairlead."""
 
 MAX_PAYLOAD = 1 << 20
 """Bytes; a longer payload is a broken or hostile frame."""
@@ -37,7 +37,7 @@ class Stream(IntEnum):
     SYSTEM = 3
     """A line that Fairlead itself put into the job's log."""
     MARKER = 4
-    """Stands for `dropped` bytes that are gone."""
+    """It stands for `dropped` bytes that are gone."""
 
 
 class BadFrame(ValueError):
@@ -60,7 +60,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def notice_line(text: str) -> bytes:
-    """One whole line of ours, whatever it was made of; the same for whoever writes it."""
+    """Return one whole line by Fairlead from any text; the same text always gives the same line."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return printable[:_MAX_NOTICE].encode() + b"\n"
 
@@ -76,7 +76,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def frame_size(header: bytes | bytearray | memoryview) -> int:
-    """Whole size, in bytes, of the frame whose header this is. Raises BadFrame."""
+    """Return the whole size, in bytes, of the frame with this header. Raises BadFrame."""
     magic, _, _, _, length, stream = _HEADER.unpack_from(header)
     if magic != _MAGIC or length > MAX_PAYLOAD or not 1 <= stream <= 4:
         raise BadFrame("not a log frame")
@@ -92,8 +92,11 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def span_at(data: bytes | memoryview, at: int = 0) -> Span | None:
-    """The frame that begins at byte `at`, its payload unread and unverified, so that a long log can
-    be walked without decoding it. None when too little of it is there. Raises BadFrame."""
+    """Return the frame at byte `at` without reading or verifying its payload, so that a long log
+    can be skipped through.
+
+    None when too little of it is there. Raises BadFrame.
+    """
     if len(data) - at < HEADER_SIZE:
         return None
     magic, _, offset, _, length, stream = _HEADER.unpack_from(data, at)
@@ -111,14 +114,15 @@ def span_at(data: bytes | memoryview, at: int = 0) -> Span | None:
 
 
 class Decoder:
-    """Feeds on byte pieces of any size, gives whole frames. Raises BadFrame, and then is spent."""
+    """Takes byte pieces of any size and yields whole frames. After BadFrame it cannot be used
+    again."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def pending(self) -> int:
-        """Bytes held that are not a whole frame yet (a torn tail, when the source has ended)."""
+        """Bytes that are not a whole frame yet (a torn tail, when the source has ended)."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
@@ -149,7 +153,7 @@ def _decode_one(raw: bytes) -> Frame:
 
 
 def tail_from(frame: Frame, offset: int) -> Frame | None:
-    """The part of `frame` at or after `offset`; None when it lies wholly before."""
+    """Return the part of `frame` at or after `offset`; None when all of it lies before."""
     if frame.end <= offset:
         return None
     if frame.offset >= offset or frame.stream is Stream.MARKER:
