@@ -238,7 +238,7 @@ def _too_high_limit(wanted: ContainerSpec) -> ContainerSpec:
         (_too_high_limit, "creating_container_error"),
     ],
 )
-async def test_whose_fault_it_is_that_a_container_cannot_run(
+async def test_the_fault_of_a_container_that_cannot_run_is_the_nodes_or_the_jobs(
     docker_world: DockerWorld, wish: Wish, reason: str
 ) -> None:
     wanted = wish(spec(docker_world, "t1", "exit 0"))

@@ -375,7 +375,7 @@ class RefusalContract(Opened):
         assert caught.value.runs == {"run1"}
         assert (await store.load()).runs == (one,)
 
-    async def test_of_two_that_exclude_each_other_the_later_one_is_blamed(
+    async def test_the_later_of_two_runs_that_exclude_each_other_is_blamed(
         self, store: Store
     ) -> None:
         state = a_run("run1")

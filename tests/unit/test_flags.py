@@ -30,7 +30,7 @@ async def test_all_who_wait_are_woken_by_set_and_none_before(make: type[asyncio.
 
 
 @pytest.mark.parametrize("make", [Flag, small])
-async def test_whoever_gives_up_waiting_disturbs_nobody(make: type[asyncio.Event]) -> None:
+async def test_a_waiter_that_gives_up_disturbs_no_other(make: type[asyncio.Event]) -> None:
     event = make()
     stays, goes = (asyncio.create_task(event.wait()) for _ in range(2))
     await asyncio.sleep(0)

@@ -75,7 +75,7 @@ async def test_when_more_are_allowed_the_next_to_leave_lets_all_of_them_in() -> 
         assert them.inside == ["b", "c"]
 
 
-async def test_who_gives_up_waiting_keeps_no_slot_and_no_place_in_the_queue() -> None:
+async def test_a_waiter_that_gives_up_keeps_no_slot_and_no_place_in_the_queue() -> None:
     async with holders(Slots(lambda: 1)) as them:
         await them.enter("a", "b", "c")
         them.tasks["b"].cancel()
@@ -84,7 +84,7 @@ async def test_who_gives_up_waiting_keeps_no_slot_and_no_place_in_the_queue() ->
         assert them.inside == ["c"]
 
 
-async def test_who_is_cancelled_just_as_he_was_given_a_slot_passes_it_on() -> None:
+async def test_a_waiter_that_is_cancelled_with_its_slot_passes_the_slot_on() -> None:
     slots = Slots(lambda: 1)
     async with holders(slots) as them:
         async with slots.slot(60.0):

@@ -46,7 +46,7 @@ def test_each_job_logs_in_to_the_other_without_options(
         )
 
 
-def test_who_lacks_the_runs_key_is_refused(pair: tuple[GangLab, list[Any]]) -> None:
+def test_a_visitor_without_the_runs_key_is_refused(pair: tuple[GangLab, list[Any]]) -> None:
     lab, (here, there) = pair
     address = lab.machine(there["node"]).address
     options = "-F none -o BatchMode=yes -o StrictHostKeyChecking=no -p 10022"

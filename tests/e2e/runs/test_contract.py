@@ -34,7 +34,7 @@ def begins_with(shown: dict[str, Any], keys: str) -> bool:
     return list(shown)[: len(wanted)] == wanted
 
 
-def test_a_finished_run(lab: RunLab) -> None:
+def test_a_finished_run_tells_its_moments_in_order(lab: RunLab) -> None:
     lab.apply("finished", commands=["true"]).succeeded()
     run = shown(lab, "finished")
     (job,) = run["jobs"]
@@ -47,7 +47,7 @@ def test_a_finished_run(lab: RunLab) -> None:
     assert all(time.endswith(("Z", "+00:00")) for time in times)
 
 
-def test_a_failed_run(lab: RunLab) -> None:
+def test_a_failed_run_has_its_exit_code_in_its_attempt(lab: RunLab) -> None:
     lab.apply("broken", commands=["exit 9"])
     run = shown(lab, "broken")
     assert (run["status"], run["jobs"][0]["status"]) == ("failed", "failed")

@@ -79,7 +79,7 @@ def test_what_no_node_could_hold_is_refused(lab: RunLab) -> None:
     assert lab.cli("inspect", "giant").status != 0
 
 
-def test_who_does_not_want_to_wait_fails_at_once(lab: RunLab) -> None:
+def test_a_caller_that_does_not_wait_fails_at_once(lab: RunLab) -> None:
     with _drained(lab):
         result = lab.apply("now", commands=["true"], scheduling_timeout=0)
     assert result.status == 1

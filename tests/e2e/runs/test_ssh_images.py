@@ -79,12 +79,12 @@ def no_containers_left(dockerd: DockerDaemon) -> Iterator[None]:
     assert "hostile" not in dockerd.docker("ps", "-a", "--format", "{{.Image}}")
 
 
-def test_busybox(user: Visitor, busybox_image: str) -> None:
+def test_a_visitor_gets_into_busybox(user: Visitor, busybox_image: str) -> None:
     with user.run("in-busybox", image=busybox_image, commands=FOREVER):
         assert said(user, "in-busybox", "echo hi from $0; id -u") == "hi from sh\n0\n"
 
 
-def test_musl(user: Visitor, musl_image: str) -> None:
+def test_a_visitor_gets_into_an_image_with_musl(user: Visitor, musl_image: str) -> None:
     """The program is linked to the image's musl: neither job nor visitor gets our libc."""
     with user.run("in-musl", image=musl_image, commands=["/tool echo job", *FOREVER]):
         user.lab.wait_for_log("in-musl", b"job\n")
@@ -92,7 +92,7 @@ def test_musl(user: Visitor, musl_image: str) -> None:
         assert copied(user, "in-musl")
 
 
-def test_an_image_without_a_shell(user: Visitor, noshell_image: str) -> None:
+def test_a_visitor_gets_into_an_image_without_a_shell(user: Visitor, noshell_image: str) -> None:
     with user.run("no-shell", image=noshell_image, commands=[], entrypoint=["/tool", "wait"]):
         assert said(user, "no-shell", "/tool echo 'a b' c") == "a b c\n"
         no_shell = user.ssh("no-shell", "no-shell")
@@ -102,7 +102,9 @@ def test_an_image_without_a_shell(user: Visitor, noshell_image: str) -> None:
     assert b"this image has no shell" in no_shell.stderr
 
 
-def test_debian_12_with_an_sshd_of_its_own(user: Visitor, bookworm_with_sshd: str) -> None:
+def test_a_visitor_gets_into_debian_12_with_an_sshd_of_its_own(
+    user: Visitor, bookworm_with_sshd: str
+) -> None:
     """OpenSSH answers, in a session that knows the image's variables."""
     fields = {"image": bookworm_with_sshd, "commands": FOREVER, "env": {"DATA": "/data"}}
     with user.run("in-bookworm", **fields):
@@ -143,7 +145,9 @@ def test_debian_11_has_an_older_libc_than_ours(user: Visitor, bullseye: str) -> 
         assert copied(user, "in-bullseye")
 
 
-def test_no_root_no_capabilities_and_nothing_to_write_to(user: Visitor, bullseye: str) -> None:
+def test_a_visitor_gets_in_without_root_capabilities_or_a_writable_folder(
+    user: Visitor, bullseye: str
+) -> None:
     fields: dict[str, Any] = {"user": "12345:54321", "cap_drop": ["ALL"], "read_only_root": True}
     with user.run("bare", image=bullseye, commands=["id -u", *FOREVER], **fields):
         user.lab.wait_for_log("bare", b"12345\n")

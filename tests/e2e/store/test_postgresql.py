@@ -83,7 +83,9 @@ async def test_a_paused_controller_can_not_write_once_another_has_taken_over(
     await successor.close()
 
 
-async def test_who_holds_the_lease_and_for_how_long_is_told(make_store: MakeStore) -> None:
+async def test_a_refused_controller_is_told_the_leases_holder_and_end(
+    make_store: MakeStore,
+) -> None:
     first, second = make_store(), make_store()
     await first.open()
 
@@ -94,7 +96,7 @@ async def test_who_holds_the_lease_and_for_how_long_is_told(make_store: MakeStor
     await second.close()
 
 
-async def test_of_many_that_open_an_empty_database_at_once_one_gets_it(
+async def test_one_of_many_that_open_an_empty_database_at_once_gets_it(
     make_store: MakeStore,
 ) -> None:
     stores = [make_store() for _ in range(4)]

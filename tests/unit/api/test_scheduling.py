@@ -112,7 +112,7 @@ async def test_explain_goes_node_by_node_and_tells_what_stands_before(
 @pytest.mark.parametrize(
     ("order", "places"), [("master-first", ["n1", None, None]), ("workers-first", [None, "n1"])]
 )
-async def test_what_waits_for_its_turn_is_said_so(
+async def test_a_job_that_waits_for_its_turn_says_so(
     api: TestClient[Any, Any], nodes: Controller, order: str, places: list[str | None]
 ) -> None:
     asked = task(nodes=len(places), gang=False, share_nodes=True, startup_order=order)

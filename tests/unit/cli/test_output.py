@@ -35,7 +35,7 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(own)
 
 
-def test_a_log_waits_while_somebody_is_asked_on_the_terminal(terminal: tuple[int, int]) -> None:
+def test_the_log_waits_while_the_terminal_asks_a_question(terminal: tuple[int, int]) -> None:
     screen, own = terminal
     begun = threading.Event()
 

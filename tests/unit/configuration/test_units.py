@@ -67,7 +67,7 @@ def test_other_durations_are_refused(value: object) -> None:
 @pytest.mark.parametrize(
     ("value", "cores"), [(4, 4.0), (0.5, 0.5), ("2", 2.0), ("2..", 2.0), ("2..8", 2.0)]
 )
-def test_of_a_range_of_cores_the_lower_end_is_taken(value: object, cores: float) -> None:
+def test_the_lower_end_of_a_range_of_cores_is_taken(value: object, cores: float) -> None:
     assert parse_cpu(value) == cores
 
 

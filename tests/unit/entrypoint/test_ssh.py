@@ -288,7 +288,7 @@ async def test_other_keys_passwords_and_users_are_refused(task: Task) -> None:
             await task.connect(client_keys=[], password="root")
 
 
-async def test_no_server_runs_until_somebody_knocks_and_a_dead_one_is_replaced(
+async def test_the_server_starts_with_the_first_visitor_and_is_replaced_when_dead(
     task: Task,
 ) -> None:
     async with asyncio.timeout(DEADLINE * 2), task.door():

@@ -31,7 +31,7 @@ def test_a_shim_that_asks_for_credentials_again_gets_the_task_again_until_it_has
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_a_request_for_credentials_and_its_end_in_one_turn_the_newer_one_counts(
+def test_the_newer_word_about_credentials_in_one_turn_counts(
     order: tuple[int, int],
 ) -> None:
     def wanted_after(asks: int, has: int) -> tuple[EffectKind, ...]:

@@ -216,6 +216,6 @@ def test_a_turn_without_news_changes_nothing(
 
 @settings(max_examples=100, deadline=None)
 @given(st.permutations([1, 2, 3]), plays)
-def test_of_several_sizes_the_largest_holds(sizes: list[int], play: Play) -> None:
+def test_the_largest_of_several_sizes_holds(sizes: list[int], play: Play) -> None:
     play.send(*(ScaleRequested(run_id=play.run_id, group="main", nodes=n, by="ada") for n in sizes))
     assert sum(not job.scaled_down for job in play.state.jobs) == 3

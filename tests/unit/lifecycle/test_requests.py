@@ -226,7 +226,7 @@ def test_a_slot_that_is_scaled_away_and_back_is_no_restart_of_a_job() -> None:
     assert play.run.reason is RunReason.JOB_FAILED
 
 
-def test_of_two_requests_to_scale_in_one_turn_the_larger_holds() -> None:
+def test_the_larger_of_two_requests_to_scale_in_one_turn_holds() -> None:
     play = Play(jobs=2).to_running(0).to_running(1)
     play.send(Ask(play).scale(3), Ask(play).scale(1))
     assert [job.scaled_down for job in play.state.jobs] == [False] * 3

@@ -83,9 +83,7 @@ def test_a_frame_that_comes_twice_is_stored_once(opened: Opened, tmp_path: Path)
     assert stored(tmp_path) == [out(0, b"abc"), out(3, b"def")]
 
 
-def test_of_a_frame_that_is_half_known_the_other_half_is_stored(
-    opened: Opened, tmp_path: Path
-) -> None:
+def test_the_unknown_half_of_a_frame_is_stored(opened: Opened, tmp_path: Path) -> None:
     writer = opened()
     writer.append([out(0, b"abcd")])
     writer.append([out(2, b"cdef")])

@@ -74,7 +74,7 @@ async def test_every_known_node_is_connected_to() -> None:
         assert {node.status for node in turns.nodes.values()} == {NodeStatus.CONNECTED}
 
 
-async def test_whoever_needs_a_node_that_is_still_to_come_waits_for_it() -> None:
+async def test_a_job_for_a_node_that_is_still_to_come_waits_for_it() -> None:
     async with supervised() as (turns, nodes, links):
         waiting = asyncio.create_task(nodes.connection("n1"))
         await turns.save_node(a_node("n1"), "n1")

@@ -47,5 +47,5 @@ def test_a_cordon_is_for_what_is_new_and_costs_nobody_a_place() -> None:
 
 
 @pytest.mark.parametrize("cordoned", [False, True])
-def test_of_a_node_whose_link_is_being_made_it_is_not_known_yet(cordoned: bool) -> None:
+def test_a_node_whose_link_is_being_made_is_not_known_yet(cordoned: bool) -> None:
     assert around(status=NodeStatus.CONNECTING, cordoned=cordoned) == (set(), {"n1"})

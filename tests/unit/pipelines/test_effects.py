@@ -264,7 +264,7 @@ async def test_closing_ends_all_that_is_under_way(tmp_path: Path) -> None:
         assert follow.cancelled == 1
 
 
-async def test_of_thousands_of_jobs_only_some_begin_at_once_and_what_ends_one_waits_for_none(
+async def test_only_some_of_thousands_of_jobs_begin_at_once_and_ends_do_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "LENT_SECONDS", 60.0)

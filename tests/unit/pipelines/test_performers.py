@@ -274,7 +274,7 @@ async def test_the_runners_exit_is_reported_once(node: FakeConnection) -> None:
     assert (exited.reason, exited.exit_code) == (Reason.DONE_BY_RUNNER, 0)
 
 
-async def test_whose_container_is_being_stopped_is_judged_by_its_shims_word(
+async def test_the_shim_judges_an_attempt_whose_container_is_being_stopped(
     node: FakeConnection,
 ) -> None:
     """An engine that ends is no failure of the job; a stop that was asked for has its reason."""

@@ -128,7 +128,7 @@ async def test_its_story_says_once_that_it_waits(database: Kept, clock: ManualCl
         assert [(one.run_id, one.to_status) for one in told] == [(wrong.run.id, "refused")]
 
 
-async def test_who_asks_something_of_a_run_aside_is_answered_by_a_try(
+async def test_a_request_about_a_run_aside_is_answered_by_a_try(
     database: Kept, clock: ManualClock
 ) -> None:
     wrong, _ = two_running(database)

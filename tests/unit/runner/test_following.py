@@ -182,7 +182,7 @@ async def test_the_status_stream_shows_life_while_nothing_happens(tmp_path: Path
     assert first.state is RunnerState.WAITING_FOR_JOB
 
 
-async def test_who_follows_the_status_says_how_often_it_wants_to_hear(tmp_path: Path) -> None:
+async def test_a_follower_of_the_status_chooses_how_often_it_hears(tmp_path: Path) -> None:
     runner = Runner(tmp_path / "task", scope=SessionScope(), children=Children())
     path = tmp_path / "runner.sock"
     async with (

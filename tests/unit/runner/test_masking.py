@@ -40,7 +40,7 @@ def test_what_cannot_be_a_secret_is_shown_at_once() -> None:
     assert masker.feed(b"gry") == b"hungry"
 
 
-def test_of_two_that_begin_alike_the_longer_is_masked() -> None:
+def test_the_longer_of_two_secrets_that_begin_alike_is_masked() -> None:
     pieces = [b"hunter2", b"-lo", b"ng and hunter2", b"-short"]
     assert masked(pieces, "hunter2", "hunter2-long") == b"*** and ***-short"
 

@@ -31,7 +31,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["runner.sock"]
 
 
-def test_who_sees_the_socket_is_never_refused(tmp_path: Path) -> None:
+def test_a_caller_that_sees_the_socket_is_never_refused(tmp_path: Path) -> None:
     path = tmp_path / "runner.sock"
     seen = threading.Event()
     refused: list[int] = []

@@ -46,7 +46,7 @@ HAS = {"zone": "a", "speed": "100", "version": "1.10", "empty": ""}
         ("none", Operator.IN, ("a",), False),
     ],
 )
-def test_each_operator(
+def test_each_operator_compares_as_it_is_named(
     attribute: str, operator: Operator, values: tuple[str, ...], expected: bool
 ) -> None:
     assert holds(Constraint(attribute=attribute, operator=operator, values=values), HAS) is expected
@@ -73,7 +73,7 @@ def test_a_required_constraint_excludes_nodes() -> None:
     assert cluster.waits(other) == "needs zone = c; node n1 has a, and none is better"
 
 
-def test_of_several_constraints_the_node_is_named_that_the_fewest_refuse() -> None:
+def test_the_node_that_the_fewest_constraints_refuse_is_named() -> None:
     nodes = [gpu_node("n1", attributes={"zone": "a"}), gpu_node("n2", attributes={"zone": "b"})]
     cluster = Cluster(*nodes)
     named = Constraint(attribute="node", operator=Operator.EQ, values=("n2",))
@@ -131,7 +131,7 @@ def test_a_job_goes_only_to_the_fleets_that_it_names() -> None:
         ({"unfit": "disk full"}, "unfit"),
     ],
 )
-def test_who_waits_for_a_node_that_takes_no_work_is_told_its_name(
+def test_a_job_that_waits_for_a_node_without_work_is_told_the_nodes_name(
     change: dict[str, Any], word: str
 ) -> None:
     rack = Constraint(attribute="rack", operator=Operator.EQ, values=("r1",))
@@ -181,7 +181,7 @@ def test_nothing_is_placed_on_a_node_that_takes_no_work(
     assert (cluster.places(run), cluster.waits(run)) == ({}, sentence)
 
 
-def test_of_the_nodes_that_take_no_work_the_one_that_could_hold_the_job_is_named() -> None:
+def test_the_closed_node_that_could_hold_the_job_is_named() -> None:
     cluster = Cluster(gpu_node("n1", unfit="disk full"), gpu_node("n2", cordoned=True))
     only = Constraint(attribute="node", operator=Operator.EQ, values=("n2",))
     run = cluster.submit("a", constraints=(only,))

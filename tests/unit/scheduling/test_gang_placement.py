@@ -193,7 +193,7 @@ def test_what_replaces_one_job_is_said_to_wait_for_one_node() -> None:
     assert waits.startswith("needs 1 whole node in one fleet; best fleet default has 0 ")
 
 
-def test_a_value_that_can_never_hold_the_gang_again_is_said_so() -> None:
+def test_a_value_that_can_never_hold_the_gang_again_is_named() -> None:
     nodes = [in_rack(f"a{n}", "r1") for n in range(2)]
     cluster = Cluster(*nodes, fleets=(rack_fleet(),))
     run = cluster.submit("gang", gang(2), whole_node=True)
@@ -281,7 +281,7 @@ def test_the_first_of_a_cluster_waits_while_there_is_no_room_for_all_of_it() -> 
     assert waits.startswith("needs 3 places with 8 GPU in one rack; best rack r2 has 2")
 
 
-def test_who_makes_room_for_the_first_of_a_cluster_makes_room_for_all_of_it() -> None:
+def test_victims_for_the_first_of_a_cluster_make_room_for_all_of_it() -> None:
     nodes = [in_rack("a0", "r1"), *(in_rack(f"b{n}", "r2") for n in range(2))]
     cluster = Cluster(*nodes, fleets=(rack_fleet(),))
     batch = [cluster.submit(f"x{n}", gpus=8, band=Band.BATCH) for n in range(3)]
@@ -415,7 +415,7 @@ def test_the_place_of_the_rank_that_ended_goes_to_nobody_while_the_others_are_st
     assert cluster.nominated(run) == []
 
 
-def test_of_several_freed_places_none_is_given_away_while_there_are_too_few_for_the_gang() -> None:
+def test_freed_places_stay_kept_while_they_are_too_few_for_the_gang() -> None:
     """What is left would do for others."""
     cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
     run = running_gang(cluster, 3, whole_node=True)

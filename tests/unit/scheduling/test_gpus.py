@@ -57,7 +57,7 @@ def test_instances_are_chosen_among_in_bounded_time() -> None:
     assert len(choose(seen, seen, 6)) == 6
 
 
-def test_of_many_that_are_equally_far_none_is_given_twice() -> None:
+def test_no_gpu_of_many_that_are_equally_far_is_given_twice() -> None:
     seen = [NodeGpu(uuid=f"GPU-{n:02}", name="H100", memory=GIB) for n in range(16)]
     assert len({one.uuid for one in choose(seen, seen, 8)}) == 8
 

@@ -120,7 +120,7 @@ def test_a_gpu_of_the_wrong_kind_does_not_fit(need: GpuNeed, words: str) -> None
     assert answer == f"needs {words}; best node n1 has 0 such GPU free of 0"
 
 
-def test_who_needs_other_gpus_is_told_of_a_node_with_gpus_not_of_one_without() -> None:
+def test_a_job_for_other_gpus_is_told_of_a_node_that_has_gpus() -> None:
     nodes = [node("n1"), node("n2", capacity={"gpus": (gpu("g1"), gpu("g2"))})]
     answer = told([run(gpu=GpuNeed(count=1, names=("H100",)))], nodes)
     assert answer == "needs 1 GPU named H100; best node n2 has 0 such GPU free of 0"

@@ -45,7 +45,7 @@ def test_a_higher_band_is_nominated_and_placed_when_its_victim_has_left() -> Non
     assert (held.id, held.state, held.gpus) == (place.id, AllocationState.HELD, place.gpus)
 
 
-def test_who_will_not_wait_for_a_place_evicts_nobody() -> None:
+def test_a_job_that_does_not_wait_evicts_no_other() -> None:
     cluster, (other,) = full("n1")
     run = cluster.submit("a", gpus=8, policy=RunPolicy(scheduling_timeout=0.0))
     cluster.settle()
@@ -299,7 +299,7 @@ def test_the_longer_it_has_waited_the_less_time_is_left(waited: float, ends: Rea
     assert reasons(cluster, other) == [ends]
 
 
-def test_who_has_not_begun_to_run_needs_no_time_to_leave() -> None:
+def test_a_victim_that_does_not_run_yet_gets_no_grace() -> None:
     cluster = Cluster(gpu_node("n1"))
     other = cluster.submit("other", band=Band.BATCH, gpus=8)
     cluster.settle()

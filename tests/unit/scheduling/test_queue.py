@@ -76,7 +76,7 @@ def busy(*users: str) -> Cluster:
     return cluster
 
 
-def test_who_used_least_goes_first_whatever_the_priority() -> None:
+def test_the_user_who_used_least_goes_first_whatever_the_priority() -> None:
     cluster = busy("ada")
     runs = [
         cluster.submit("hers", user="ada", gpus=8, policy=RunPolicy(priority=100)),

@@ -111,7 +111,7 @@ async def test_a_grace_below_nothing_is_no_order_to_stop(client: ShimClient) -> 
     assert (caught.value.status, caught.value.code) == (400, "invalid")
 
 
-async def test_who_claims_a_task_is_the_only_one_to_command_it(client: ShimClient) -> None:
+async def test_only_the_last_to_claim_a_task_commands_it(client: ShimClient) -> None:
     await client.put_task("t1", request(), fence=FENCE)
     newer = Fence(FENCE.epoch, FENCE.token + 1)
     claimed = await client.claim("t1", run_id=RUN, fence=newer)

@@ -126,7 +126,7 @@ async def test_nothing_is_kept_of_containers_that_nobody_waits_for(engine: Docke
     assert not engine.has_news_of("c")
 
 
-async def test_of_one_that_somebody_waits_for_it_is_kept_until_the_end(
+async def test_events_of_an_awaited_container_are_kept_until_its_end(
     api: Api, engine: DockerEngine
 ) -> None:
     waiting = asyncio.create_task(engine.wait("c"))
@@ -138,7 +138,7 @@ async def test_of_one_that_somebody_waits_for_it_is_kept_until_the_end(
     assert not engine.has_news_of("c")
 
 
-async def test_that_it_was_stopped_outlives_an_engine_that_falls_silent_before_it_tells_the_end(
+async def test_a_stop_is_remembered_when_the_engine_falls_silent_before_the_end(
     api: Api, engine: DockerEngine
 ) -> None:
     """An engine that is stopped stops its containers, says so, and is gone."""

@@ -177,7 +177,7 @@ async def test_networks_that_are_being_made_or_lent_are_no_leftovers(world: Worl
     assert names <= world.api.existing
 
 
-async def test_of_two_networks_of_a_run_the_one_that_exists_is_its_own() -> None:
+async def test_a_network_that_exists_is_the_runs_own() -> None:
     """One was pruned from under a container that had ended, and a later task got another one."""
     for used in ([("run", "pruned"), ("run", "later")], [("run", "later"), ("run", "pruned")]):
         world = World()

@@ -181,7 +181,7 @@ async def test_no_image_in_use_is_removed_and_none_that_others_brought(world: Wo
     assert sorted(world.host.local) == ["a", "brought", "c"]
 
 
-async def test_who_looks_for_an_image_while_it_is_removed_is_told_that_it_is_gone(
+async def test_an_image_that_is_being_removed_is_told_to_be_gone(
     world: World,
 ) -> None:
     world.host.image_bytes = 20

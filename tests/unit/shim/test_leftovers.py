@@ -141,7 +141,7 @@ async def test_a_task_whose_first_program_is_killed_with_9_takes_all_its_process
     assert not task.lives()
 
 
-async def test_who_is_never_the_same_process_for_long_does_not_escape(task: Task) -> None:
+async def test_a_process_that_forks_all_the_time_does_not_escape(task: Task) -> None:
     (task.folder / "hop").write_text(HOPPING)
     await task.start("/bin/sh hop; ready; wait_forever")
     await task.kill()

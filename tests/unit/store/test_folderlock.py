@@ -28,7 +28,9 @@ def dead(tmp_path: Path, boot_id: Path) -> Path:
     return tmp_path
 
 
-def test_who_gets_the_lock_knows_that_the_life_before_is_over(dead: Path, boot_id: Path) -> None:
+def test_the_holder_of_the_lock_knows_that_the_life_before_is_over(
+    dead: Path, boot_id: Path
+) -> None:
     lock = FolderLock(dead, boot_id)
     assert lock.take("process 2") is None
     assert lock.past_life == LIFE

@@ -390,7 +390,7 @@ def test_a_kept_place_on_a_lost_node_is_orphaned_until_its_shim_lets_go() -> Non
     assert play.allocation(2).state is AllocationState.RELEASED
 
 
-def test_of_a_place_that_was_taken_over_only_its_shim_can_say_that_it_is_free() -> None:
+def test_only_its_shim_can_free_a_place_that_was_taken_over() -> None:
     """The new attempt's task was not there yet, so its absence says nothing about the place."""
     play = GangPlay().run_all().fail(1).clean_all()
     play.send(play.node_gone("n0", confirmed=True))
