@@ -1,1 +1,1 @@
-"""What Fairlead costs, measured through the real parts: `./dev bench`, or `python -m bench`."""
+"""The cost of Fairlead, measured through the real parts: `./dev bench`, or `python -m bench`."""

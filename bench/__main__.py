@@ -1,4 +1,4 @@
-"""Measures starts, memory and logs in one run and prints them as a Markdown table."""
+"""Measure starts, memory and logs in one run and print them as a Markdown table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller as a program of its own sees it: REST for the run, a WebSocket for its log."""
+"""The controller as another program sees it: REST for the run, a WebSocket for its log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINAL = frozenset({"done", "failed", "terminated"})
 
 
 def submit(parts: Parts, file: Path, name: str) -> str:
-    """The new run's id."""
+    """Submit a run and return its id."""
     body = {"configuration": msgspec.json.decode(file.read_bytes()), "name": name}
     connection = http.client.HTTPConnection("127.0.0.1", parts.controller.port)
     try:
@@ -38,12 +38,12 @@ def first_attempt(parts: Parts, run_id: str) -> str:
 
 
 def wait_final(parts: Parts, run_id: str) -> str:
-    """The status that the run ended with."""
+    """Return the status with which the run ended."""
     return next(str(run["status"]) for run in _watch(parts, run_id) if run["status"] in FINAL)
 
 
 def log_messages(parts: Parts, run_id: str, attempt_id: str) -> Iterator[bytes]:
-    """Whole frames, as they come, to the end of the attempt."""
+    """Yield whole frames as they come, to the end of the attempt."""
     url = f"ws://127.0.0.1:{parts.controller.port}/v1/runs/{run_id}/logs/ws?attempt={attempt_id}"
     options: dict[str, Any] = {"compression": None, "max_size": 64 << 20, "proxy": None}
     with connect(url, additional_headers=_headers(parts), **options) as stream:

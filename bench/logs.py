@@ -1,7 +1,7 @@
-"""How fast a job's output reaches who reads it, beside `docker logs -f` of the same output.
+"""How fast a job's output reaches its readers, compared with `docker logs -f` of the same output.
 
-Each reader follows from the start while the job writes; the time goes from the first byte that it
-gets to the last, so that the start of the container counts for nobody.
+Each reader follows from the start while the job writes. The time runs from its first byte to its
+last, so the start of the container does not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIB = 1 << 20
 LINE = "step 12345: loss 0.123, 6 examples per second, learning rate 3e-4"
 _READ = 1 << 20
 _DOCKERS_SHARE = 8
-"""`docker logs` needs minutes for what we read in seconds: it gets this part of the bytes."""
+"""`docker logs` needs minutes for what we read in seconds, so it gets this part of the bytes."""
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ def _sizes_of_output(argv: Sequence[str], env: dict[str, str]) -> Iterator[int]:
 
 
 def _rate(sizes: Iterable[int], mebibytes: int) -> float:
-    """Raises RuntimeError when not every byte came."""
+    """Return the rate. Raises RuntimeError when some bytes are missing."""
     total, begin = 0, 0.0
     for size in sizes:
         begin = begin or time.perf_counter()

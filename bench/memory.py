@@ -1,4 +1,4 @@
-"""Resident memory of the daemons when nothing happens: what a machine pays for having them."""
+"""Resident memory of the idle daemons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """MiB. `runner` is the one first process of a container (entrypoint and runner) of a job that
+    """MiB. `runner` is the first process of a container (entrypoint and runner) whose job
     sleeps."""
 
     shim: float

@@ -1,6 +1,6 @@
-"""The parts that are measured, started as their users start them: dockerd, sshd, shim, controller.
+"""The measured parts, started as users start them: dockerd, sshd, shim, controller.
 
-Everything lives below one short folder (paths of sockets have 107 bytes) and is ended with it.
+Everything is below one short folder (a socket's path has at most 107 bytes) and ends with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 IMAGE = "busybox:bench"
 NETWORK = "bench"
-"""`docker run` gets a bridge that is there already; each of our runs makes and removes its own."""
+"""`docker run` gets an existing bridge; each of our runs makes and removes its own."""
 _TIDYING_SECONDS = 0.4
 PROGRAMS = Path(sys.executable).parent
 
@@ -44,22 +44,22 @@ class Parts:
 
     @property
     def env(self) -> dict[str, str]:
-        """For the commands: of Docker and of Fairlead."""
+        """The environment of the commands, for Docker and Fairlead."""
         return {**os.environ, **self.docker.env, **self.controller.env}
 
     def docker_run(self, *options: str, argv: Sequence[str]) -> list[str]:
         return ["docker", "run", *options, "--network", NETWORK, IMAGE, *argv]
 
     def write_task(self, name: str, entrypoint: Sequence[str], **fields: Any) -> Path:
-        """JSON is YAML too."""
+        """Write the task's file; JSON is also YAML."""
         file = self.folder / f"{name}.yaml"
         task = {"type": "task", "image": IMAGE, "entrypoint": list(entrypoint), **fields}
         file.write_text(json.dumps(task))
         return file
 
     def wait_until_idle(self) -> None:
-        """Nothing that an earlier measurement left may disturb the next one: no container is there,
-        and Docker works on nothing."""
+        """Wait until nothing of an earlier measurement disturbs the next: no container is left, and
+        Docker is idle."""
         wait_until(lambda: not self.docker.docker("ps", "-aq"), 30, "all containers to be gone")
         time.sleep(_TIDYING_SECONDS)
         wait_until(self._has_one_spare_network, 30, "the networks to be tidied up")

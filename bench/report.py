@@ -25,7 +25,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> str:
-    """Call it before anything is measured: others' load is part of what explains a figure."""
+    """Return the machine's description. Call it before anything is measured: other load is part of
+    what explains a figure."""
     docker = run(["docker", "--version"]).split(",")[0].removeprefix("Docker version ")
     return (
         f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, "

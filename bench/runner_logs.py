@@ -25,7 +25,7 @@ _START_LIMIT = 10.0
 
 @contextlib.asynccontextmanager
 async def entrypoint_client() -> AsyncIterator[RunnerClient]:
-    """A client of a fresh entrypoint without isolation; it is ended with its folder."""
+    """Yield a client of a new entrypoint without isolation; it ends with its folder."""
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="fairlead-bench-"))
     socket = folder / "runner.sock"
     arguments = ("--task", str(folder / "task"), "--socket", str(socket), "--peers", "any")
@@ -67,7 +67,7 @@ def job(command: str) -> SubmitRequest:
 
 
 async def measure(command: str) -> tuple[int, float]:
-    """Bytes of frames, and seconds from run to the last of them, for one job."""
+    """Return the bytes of frames, and the seconds from run to the last of them, for one job."""
     async with entrypoint_client() as client:
         await client.submit(job(command))
         begin = time.perf_counter()

@@ -1,4 +1,6 @@
-"""How long the scheduler decides: `python -m bench.scheduling`. No daemon, no disk, no network."""
+"""How long the scheduler takes to decide: `python -m bench.scheduling`. No daemon, no disk, no
+network.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ class Bench:
             print(f"{'  with the decisions of the runs':<66} {rest * 1000:8.1f} ms  {speed:6.0f}/s")
 
     def settle(self) -> None:
-        """A round whose cost is not of interest."""
+        """Run a turn that is not measured."""
         self._decide(self.pipeline.place(1.0))
 
     def _decide(self, told: Told) -> None:

@@ -1,6 +1,7 @@
-"""How long a user waits for the first byte of output, beside `docker run` of the same command.
+"""How long a user waits for the first byte of output, compared with `docker run` of the same
+command.
 
-Ours and Docker's alternate, so that whatever else the machine does hits both alike.
+Our tries and Docker's alternate, so that other load affects both.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ _ARGV = ["/bin/busybox", "echo", WORDS]
 
 
 class Starts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, one figure for each try. `docker` and `command`: from the start of the process to
-    the first byte on its stdout. `api`: from POST to the first byte at a WebSocket client. `final`:
-    from the start of the process to its end, `docker_final` the same of `docker run --rm`."""
+    """Seconds, one figure for each try.
+
+    `docker` and `command`: from the start of the process to the first byte on its stdout. `api`:
+    from POST to the first byte at a WebSocket client. `final`: from the start of the process to its
+    end; `docker_final`: the same for `docker run --rm`.
+    """
 
     docker: list[float]
     command: list[float]

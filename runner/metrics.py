@@ -1,4 +1,5 @@
-"""Metrics of a job: CPU time, memory, and how many connections it has. Blocking: call in a thread.
+"""Metrics of a job: CPU time, memory, and how many connections it has. Blocking: call it in a
+thread.
 
 In a container the cgroup counts; on a shared machine the runner's own processes and their
 descendants are counted. A connection counts if its peer is outside of the container, which tells
@@ -19,7 +20,7 @@ from runner.schemas import JobMetrics
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory` in bytes: what several of the processes share counts once."""
+    """What processes use. `memory` in bytes: memory that several of them share counts once."""
 
     pids: frozenset[int]
     cpu_seconds: float
@@ -27,8 +28,11 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_own_use() -> Use:
-    """Zombies count, whose time nobody has yet; the time of those that have ended is with whoever
-    waited for them. Another user's process shows only what it shares with everybody."""
+    """Return the use of this process and its descendants.
+
+    Zombies count, because no process has their time yet; the time of ended processes is with the
+    process that waited for them. Another user's process shows only what all users may see.
+    """
     import psutil  # 10 ms of every start otherwise: a container's runner does not need it
 
     def memory_of(process: psutil.Process) -> int:
@@ -57,7 +61,7 @@ _SOCKET = "socket:["
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """Of /proc/net/tcp; the ends are `address:port` in hex, as the kernel writes them."""
+    """A row of /proc/net/tcp; the ends are `address:port` in hex, as the kernel writes them."""
 
     local: str
     remote: str
@@ -70,8 +74,11 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def count_visitors(root: Path = Path("/"), pids: Collection[int] | None = None) -> int:
-    """`pids`: whose sockets count; None: those of all processes that we can see, which are the
-    container's."""
+    """Return the number of connections from outside.
+
+    `pids`: the processes whose sockets count; None: all visible processes, which are the
+    container's.
+    """
     ours = _inodes(root / "proc", pids)
     rows = [row for row in _rows(root / "proc/net") if row.inode in ours]
     ports = {row.port for row in rows if row.state == _LISTENING}
@@ -94,7 +101,7 @@ def _rows(net: Path) -> Iterator[_Row]:
 
 
 def _inodes(proc: Path, pids: Collection[int] | None) -> set[str]:
-    """Of the processes' sockets."""
+    """Return the inodes of the processes' sockets."""
     found: set[str] = set()
     for process in proc.iterdir():
         if not process.name.isdecimal() or (pids is not None and int(process.name) not in pids):
@@ -109,11 +116,11 @@ def _inodes(proc: Path, pids: Collection[int] | None) -> set[str]:
 
 
 _UNLIMITED = 1 << 60
-"""Version 1 says "no limit" by a number near 2⁶³."""
+"""Version 1 writes "no limit" as a number near 2⁶³."""
 
 
 def measure(*, relayed: int = 0, root: Path = Path("/")) -> JobMetrics:
-    """`relayed`: the connections that our own relay holds."""
+    """Return the metrics. `relayed`: the connections of the runner's own relay."""
     cgroup = Cgroup(root)
     used = _first(cgroup, (UNIFIED, "memory.current"), ("memory", "memory.usage_in_bytes"))
     return JobMetrics(
@@ -131,7 +138,8 @@ def measure(*, relayed: int = 0, root: Path = Path("/")) -> JobMetrics:
 
 
 def measure_own_processes(*, relayed: int = 0) -> JobMetrics:
-    """As `measure`, without a container. Nobody limits the job there, nor keeps its peak."""
+    """Return the metrics as `measure` does, without a container: there is no limit and no recorded
+    peak."""
     used = measure_own_use()
     return JobMetrics(
         at=time.time(),
@@ -154,7 +162,7 @@ def _cpu_seconds(cgroup: Cgroup) -> float | None:
 
 
 def _reclaimable(cgroup: Cgroup) -> int:
-    """The file cache that the kernel would give up first."""
+    """Return the bytes of file cache that the kernel would give up first."""
     of_v2 = cgroup.field(UNIFIED, "memory.stat", "inactive_file")
     if of_v2 is not None:
         return of_v2

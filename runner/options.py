@@ -1,4 +1,4 @@
-"""How the runner's programs are called."""
+"""The options of the runner's programs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runner.sockets import Peers
 
 USAGE_ERROR = 2
 UMASK = 0o007
-"""Of the runner itself: what it makes in the task's folder is for the node's group too."""
+"""The runner's own umask: what it makes in the task's folder is also for the node's group."""
 LINGER = 10.0
-"""Seconds that an ended job's log is served for when nobody acknowledges it; the files stay, and
-the shim serves them then."""
+"""Seconds for which an ended job's log is served without an acknowledgement; the files stay, and
+then the shim serves them."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(program: str, argv: Sequence[str] | None = None) -> Options:
-    """Exits with a usage message when the arguments are wrong."""
+    """Return the options. Exits with a usage message when the arguments are wrong."""
     parser = argparse.ArgumentParser(program, description="Runs one job and serves its output.")
     add = parser.add_argument
     add("--task", type=Path, required=True, help="the task's folder: logs/, exit.json, image.json")
@@ -48,7 +48,7 @@ def parse(program: str, argv: Sequence[str] | None = None) -> Options:
 
 
 def complain(program: str, message: str) -> int:
-    """The status to exit with."""
+    """Print the message; return the status to exit with."""
     sys.stderr.write(f"{program}: {message}\n")
     return USAGE_ERROR
 

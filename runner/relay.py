@@ -1,9 +1,8 @@
-"""`CONNECT /v1/ports/{n}`: a way to what the job listens on, although nothing is published.
+"""`CONNECT /v1/ports/{n}`: a way to a port of the job, although no port is published.
 
-A connection that begins with CONNECT becomes, once the job's port has answered on its loopback, a
-pair of sockets whose bytes are handed over unseen, with an end of one direction handed over too. A
-port that nobody listens on is an ordinary error answer. aiohttp has no part in it: it refuses a
-CONNECT to a path.
+Once the job's port has answered on its loopback, the connection becomes a pair of sockets whose
+bytes are passed on unread; the end of one direction is passed on too. A port without a listener
+gets an ordinary error answer. aiohttp has no part in it: it refuses a CONNECT to a path.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ class Relay:
 
 
 class _End(asyncio.Protocol):
-    """One of two sockets. What it reads goes to the other; it reads no faster than that writes."""
+    """One of two sockets. Its input goes to the other, and it reads no faster than that one
+    writes."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -113,7 +113,7 @@ class _End(asyncio.Protocol):
 
 
 class _Near(_End):
-    """The caller's side: says where it wants to go, and waits until it is there."""
+    """The caller's side: names the port, and waits until it is connected."""
 
     def __init__(self, relay: Relay) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class _Near(_End):
 
 
 class _Far(_End):
-    """The job's side. Reads nothing before the caller knows that it is connected."""
+    """The job's side. It reads nothing before the caller knows that it is connected."""
 
     def __init__(self, relay: Relay) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class _Far(_End):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """The job shall see a connection that broke, not one that came to its end."""
+        """Break the connection, so that the job does not see an ordinary end."""
         if self.transport is not None:
             connection = self.transport.get_extra_info("socket")
             with suppress(OSError):
@@ -226,7 +226,7 @@ def _port(head: bytes) -> int:
 
 
 async def _reach(port: int, relay: Relay) -> _Far:
-    """Raises Refused."""
+    """Connect to the port. Raises Refused."""
     loop = asyncio.get_running_loop()
     refused = False
     for host in LOOPBACKS:

@@ -1,8 +1,8 @@
-"""The runner's one straight life: wait for a job, (code,) run it, serve its output, end.
+"""The runner's life: wait for a job (and its code), run it, serve its output, end.
 
-Every call may be repeated. The exit record is on disk before anybody hears that the job has ended,
-and the last output before the record. A runner that finds a record in its folder has run its job
-already: it serves that and runs nothing.
+Every call may be repeated. The last output is on disk before the exit record, and the record before
+the end is reported. A runner that finds a record in its folder has already run its job: it serves
+that record and runs nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from runner.status import Bell, StatusLog
 from runner.validation import check_submission, signal_number, wanted_blobs
 
 HURRIED_LINGER = 2.0
-"""The same when the container is being stopped; then only for followers that are there now."""
+"""The same when the container is being stopped, and only for followers that are connected then."""
 _log = logging.getLogger(__name__)
 
 
 class Runner:
-    """Make it inside a running loop. Raises OSError when `task` cannot be used."""
+    """One runner. Make it inside a running loop. Raises OSError when `task` cannot be used."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Runner:
         )
 
     def submit(self, request: SubmitRequest) -> StatusEvent:
-        """Raises Refused."""
+        """Accept the job. Raises Refused."""
         check_submission(request)
         if self._request is not None:
             if not request.is_the_same_job(self._request):
@@ -131,7 +131,8 @@ class Runner:
         self.log.limit(quota, end if job.fail_on_log_quota else None)
 
     async def receive_code(self, digest: str, pieces: AsyncIterable[bytes]) -> StatusEvent:
-        """The job is ready when all of its blobs have come. Raises Refused, OSError."""
+        """Receive a blob; the job is ready when all of its blobs have come. Raises Refused,
+        OSError."""
         if self.state is RunnerState.WAITING_FOR_CODE or self._request is None:
             await self.code.receive(digest, pieces)
         if self.state is RunnerState.WAITING_FOR_CODE and not self.code.missing:
@@ -139,7 +140,7 @@ class Runner:
         return self.status.latest
 
     def run(self) -> StatusEvent:
-        """Raises Refused while there is nothing that can be run."""
+        """Run the job. Raises Refused while it cannot be run."""
         if self.state is RunnerState.WAITING_FOR_JOB:
             raise Refused(409, "not_ready", "submit a job first")
         if self.state is RunnerState.WAITING_FOR_CODE:
@@ -150,12 +151,13 @@ class Runner:
         return self.status.latest
 
     def start(self) -> StatusEvent:
-        """`run`, but a job whose code has not arrived yet waits for it, and for `run`."""
+        """Run the job; if its code has not arrived, wait for the code and for `run`."""
         waits = self.state is RunnerState.WAITING_FOR_CODE
         return self.status.latest if waits else self.run()
 
     def stop(self, request: StopRequest) -> StatusEvent:
-        """A job that has not been started never will be. Raises Refused for an unknown signal."""
+        """Stop the job; one that was not started never will be. Raises Refused for an unknown
+        signal."""
         number = signal_number(request.signal, "signal") if request.signal else None
         if request.grace < 0:
             raise Refused(400, "invalid", "grace must be 0 or more seconds", "grace")
@@ -163,23 +165,28 @@ class Runner:
         return self.status.latest
 
     def suspend(self, suspended: bool) -> StatusEvent:
-        """The job's run is suspended, or goes on: `max_duration` stands still meanwhile."""
+        """Suspend or resume: `max_duration` stands still while the run is suspended."""
         self._suspended = suspended
         if self._execution is not None:
             self._execution.hold_limit(suspended)
         return self.status.latest
 
     def shut_down(self) -> None:
-        """The container is being stopped: end the job with its own signal, within the grace that
-        was left for it (without any: who stops the container kills it in the end), and do not wait
-        for acknowledgements."""
+        """End the job because the container is being stopped; do not wait for acknowledgements.
+
+        It gets its own signal and the grace that is left for it; without a grace, the stop of the
+        container kills it in the end.
+        """
         self._hurried = True
         self._stop(None, execution.grace_left(self._task, self._now()))
         self._changed.ring()
 
     def ack(self, offset: int) -> int:
-        """What is acknowledged now; the end acknowledged (0 too) lets an ended runner go. Raises
-        Refused for bytes that never were."""
+        """Acknowledge the log and return the acknowledged offset. Raises Refused for bytes that
+        were never written.
+
+        If the end is acknowledged (0 too), an ended runner may exit.
+        """
         if not 0 <= offset <= self.log.end:
             raise Refused(
                 400, "invalid", f"offset {offset} is not within 0..{self.log.end}", "offset"
@@ -190,8 +197,10 @@ class Runner:
         return self._acked
 
     def notice(self, notice_id: str, text: str) -> StatusEvent:
-        """Put a line into the log. The runner is the only one who writes there, so that every
-        reader finds the same bytes at the same offsets. Raises Refused after the job's end."""
+        """Put a line into the log. Raises Refused after the job's end.
+
+        Only the runner writes there, so every reader finds the same bytes at the same offsets.
+        """
         if self._log_ends:
             raise Refused(409, "ended", "the job has ended, and its log with it")
         if notice_id not in self._noticed:
@@ -208,7 +217,7 @@ class Runner:
         self._changed.ring()
 
     async def until_over(self) -> ExitRecord:
-        """When the job has ended and its log was read, or the time for that is over."""
+        """Wait until the job has ended and its log was read, or the time for that is over."""
         while self.state is not RunnerState.SERVING_LOGS:
             await self._changed.wait()
         record = self.status.latest.exit
@@ -226,7 +235,7 @@ class Runner:
         return record
 
     async def close(self) -> None:
-        """Stops a job that still runs, at once; for a runner that is given up."""
+        """Stop a running job at once; for a runner that is given up."""
         self._stop(None, 0.0)
         if self._job is not None:
             await self._job
@@ -267,7 +276,7 @@ class Runner:
         await self._to_the_end(self._now(), partial(execution.run, launch, started))
 
     async def _concluded(self, work: Coroutine[None, None, None]) -> None:
-        """Whatever goes wrong becomes the job's record."""
+        """Run `work`; any error becomes the job's record."""
         try:
             await work
         except CannotStart as error:
@@ -351,7 +360,7 @@ class Runner:
             _log.exception("the exit record could not be written")
 
     async def _with_log_whole(self, record: ExitRecord) -> ExitRecord:
-        """A job that removed its log's files hears of it."""
+        """Return the record; it says so if the job removed files of its log."""
         gone = 0
         try:
             gone = await asyncio.to_thread(self.log.make_whole)
@@ -369,7 +378,7 @@ class Runner:
         await asyncio.to_thread(self.log.sync)
 
     def _retire(self, fd: int) -> None:
-        """A full segment: make it durable beside the loop."""
+        """Make a full segment durable, next to the loop."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(None, partial(sync_and_close, fd))
         self._syncs.add(future)
@@ -381,7 +390,7 @@ class Runner:
             _log.error("a log segment could not be synced: %s", error)
 
     def _resume_ended(self) -> None:
-        """Blocking, once, before anything is served."""
+        """Read the record of an ended job, once, before anything is served. Blocking."""
         try:
             raw = (self._task / EXIT_RECORD_NAME).read_bytes()
             record = msgspec.json.decode(raw, type=ExitRecord)

@@ -1,1 +1,1 @@
-"""Promises that take many tries to believe; each module is one, run as `./dev prove NAME`."""
+"""Promises that need many tries to be believed; each module is one, run as `./dev prove NAME`."""

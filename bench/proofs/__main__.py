@@ -1,4 +1,4 @@
-"""Runs one proof: it prints its figures as a table and fails when the promise is broken."""
+"""Run one proof: it prints its figures as a table and fails when the promise is broken."""
 
 from __future__ import annotations
 

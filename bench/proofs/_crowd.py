@@ -1,7 +1,7 @@
 """Many followers in one process: `python -m bench.proofs._crowd SOCKET FOLLOWERS STALLED`.
 
-Each asks for the whole log; the stalled ones then read nothing. Says a line once all were let in,
-and ends when the others have come to the end.
+Each requests the whole log; the stalled ones then read nothing. The process prints a line once all
+are connected, and ends when the others have reached the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def let_in(path: str) -> socket.socket:
 
 
 def drain(followers: list[socket.socket]) -> int:
-    """Bytes that came until the runner closed all of them."""
+    """Return the bytes that came until the runner closed all of them."""
     buffer = bytearray(1 << 20)
     received, left = 0, len(followers)
     with selectors.DefaultSelector() as selector:
@@ -52,7 +52,7 @@ def drain(followers: list[socket.socket]) -> int:
 
 
 def _is_closing(buffer: bytearray, count: int) -> bool:
-    """Whether what came ends in an ordinary close frame (1000)."""
+    """Return whether the input ends with an ordinary close frame (1000)."""
     return bytes(buffer[max(0, count - 4) : count]) == b"\x88\x02\x03\xe8"
 
 

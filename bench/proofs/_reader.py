@@ -1,7 +1,7 @@
 """A reader that may be killed at any moment: `python -m bench.proofs._reader SOCKET FILE`.
 
-Appends the raw frames that come to FILE and goes on behind the last whole one when it is started
-again. Says a dot for every MiB that it has written.
+It appends raw frames to FILE and, when it is started again, continues after the last whole one. It
+prints a dot for every MiB that it has written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def whole_part(fd: int) -> tuple[int, int]:
-    """Bytes of the file that are whole frames, and the log's offset behind them."""
+    """Return the bytes of the file that are whole frames, and the log's offset after them."""
     size, at, end = os.fstat(fd).st_size, 0, 0
     if not size:
         return 0, 0

@@ -1,4 +1,4 @@
-"""How every proof says what it found."""
+"""How every proof prints its result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def conclude(title: str, figures: Iterable[tuple[str, object]], broken: Iterable[str]) -> None:
-    """Prints the figures. Raises SystemExit(1) when a promise was broken."""
+    """Print the figures. Raises SystemExit(1) when a promise was broken."""
     print(f"| {title} | |\n| --- | ---: |")
     for name, value in figures:
         print(f"| {name} | {value} |")

@@ -1,4 +1,4 @@
-"""A proof that is a set of tests: one command for what is promised together."""
+"""A proof that is a set of tests: one command for one promise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def prove(promise: str | None, *paths: str) -> None:
-    """Runs these tests; what is given besides goes to pytest. Raises SystemExit when one fails."""
+    """Run these tests; further arguments go to pytest. Raises SystemExit when one fails."""
     parser = argparse.ArgumentParser(description=promise, epilog="Options are pytest's.")
     _, given = parser.parse_known_args(sys.argv[1:])
     if status := pytest.main(["-q", *paths, *given]):

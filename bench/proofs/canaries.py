@@ -1,5 +1,6 @@
-"""A secret is where its job needs it and nowhere else: planted, then looked for in records, logs,
-labels, command lines, answers, errors and metrics."""
+"""A secret is where its job needs it and nowhere else: the proof plants secrets, then looks for
+them in records, logs, labels, command lines, answers, errors and metrics.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Cuts of a node's link, on machines with real sshds and shims beside a controller with its default
-limits: no healthy job is restarted before `node_failure.after`, and no byte of a log is lost."""
+"""Cuts of a node's link, on machines with real sshds and shims and a controller with its default
+limits: no healthy job is restarted before `node_failure.after`, and no byte of a log is lost.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ from tests.support.waiting import wait_until
 
 LOST_AFTER = Limits().node_lost_after
 EARLIEST_LOSS = LOST_AFTER - 11.0
-"""A silence begins with the last byte, which may be a heartbeat of before the cut."""
+"""A silence begins with the last byte, which may be a heartbeat from before the cut."""
 LATEST_LOSS = LOST_AFTER + 30.0
-"""It is noticed when the next connection fails, at most 10 s apart and 10 s long."""
+"""The loss is noticed when the next connection fails; tries are at most 10 s apart and 10 s
+long."""
 BACK_WITHIN = 60.0
 _LOOK_SECONDS = 0.5
 _JOB = """\
@@ -36,13 +38,15 @@ while [ ! -e {folder}/end ]; do
   n=$((n+1)); echo "line $n"; echo $n > {folder}/$FAIRLEAD_ATTEMPT_ID; sleep 0.25
 done
 """
-"""It counts: a job that was started again, or a log that lost a byte, shows."""
+"""The job counts, so a job that was started again, or a log that lost a byte, is noticed."""
 
 
 @dataclass
 class Cut:
-    """A machine whose cable is out for `seconds`, and what was seen of it and its job. All times
-    are seconds since the cut or, for `back_after` and `stale_ended_after`, since its end."""
+    """A machine that is cut off for `seconds`, and what was seen of it and its job.
+
+    All times are seconds since the cut; `back_after` and `stale_ended_after` count from its end.
+    """
 
     host: Host
     seconds: float
@@ -73,7 +77,7 @@ class Lab(ControllerLab):
         self.broken: list[str] = []
 
     def begin(self) -> None:
-        """One job on each machine, every one of them running."""
+        """Start one job on each machine and wait until all run."""
         self.controller.start()
         for machine in self._machines:
             machine.join(self.controller)
@@ -127,7 +131,7 @@ class Lab(ControllerLab):
         cut.mended = time.monotonic()
 
     def end(self) -> None:
-        """Every run is let go, and judged by what it left."""
+        """End every run, and judge it by what it left."""
         for cut in self.cuts:
             last = self.wait_for(cut.run, "running")["jobs"][0]["attempts"][-1]
             wait_until((self.folder / last["id"]).exists, what=f"{cut.run} to count")
@@ -161,8 +165,8 @@ class Lab(ControllerLab):
             self._violated(cut, "its stale task was not ended")
 
     def _read_log(self, cut: Cut, attempt: str, *, whole: bool) -> None:
-        """It holds all that the job wrote; `whole`: also when it was not killed between a line and
-        its number."""
+        """Check that the log holds all that the job wrote; `whole`: also when it was not killed
+        between a line and its number."""
         client = ControllerClient(self.controller.url, self.controller.token)
         log, offset = b"", 0
         for frame in client.stored_frames(cut.run, attempt=attempt):

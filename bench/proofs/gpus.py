@@ -1,5 +1,6 @@
-"""GPUs asked for, released, broken and repaired at random: one owner each, exact sums, and nothing
-refused that could have been granted; whole nodes are found wherever one is empty."""
+"""GPUs are requested, released, broken and repaired at random: each has one owner, the sums are
+exact, and no possible request is refused; whole nodes are found wherever one is empty.
+"""
 
 from __future__ import annotations
 

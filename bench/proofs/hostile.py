@@ -1,8 +1,8 @@
-"""Jobs that do their worst, with the shim's health asked for all the time.
+"""Jobs that do their worst, while the shim's health is requested all the time.
 
-A fork bomb, one that fills its memory, one that fills the disk which node and shim live on, one
-that prints as fast as it can: each runs for a while under the real runner in a real container, and
-the shim answers within two seconds throughout; then each is stopped and removed.
+There is a fork bomb, a job that fills its memory, one that fills the disk of node and shim, and one
+that prints as fast as it can. Each runs for a while under the real runner in a real container, and
+the shim answers within two seconds all the time; then each is stopped and removed.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _WORST = {
 
 
 class Health(msgspec.Struct):
-    """Seconds that the shim took to answer; `missed` counts what was no answer."""
+    """Seconds that the shim took to answer; `missed` counts requests without an answer."""
 
     took: list[float] = []
     missed: int = 0
     evidence: str = ""
-    """That the job did what it was to do."""
+    """The evidence that the job did what it was meant to do."""
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def main() -> None:
 
 @contextmanager
 def _small_disk(folder: Path) -> Iterator[Path]:
-    """A filesystem of one GiB, so that a job can fill the node's disk and not this machine's."""
+    """Yield a filesystem of one GiB, so that a job fills the node's disk and not this machine's."""
     image, place = folder / "disk.img", folder / "d"
     place.mkdir()
     with image.open("wb") as file:
@@ -181,7 +181,7 @@ async def _reach(client: ShimClient, task_id: str, status: TaskStatus) -> None:
 
 
 async def _begin(info: TaskInfo, command: str) -> None:
-    """The job, submitted through the runner's door."""
+    """Submit the job through the runner's door."""
     await eventually(Path(info.runner_socket).exists, 60, "the runner")
     connector = aiohttp.UnixConnector(info.runner_socket)
     async with aiohttp.ClientSession(BASE_URL, connector=connector) as session:
@@ -207,7 +207,7 @@ def _job(task_id: str, command: str) -> JobSpec:
 
 
 async def _ask(shim: ShimProcess, health: Health) -> None:
-    """A connection of its own for each question, as a stranger would come."""
+    """Ask with a new connection for each question, as another client would."""
     while True:
         begin = time.perf_counter()
         connector = aiohttp.UnixConnector(str(shim.socket))

@@ -1,5 +1,6 @@
-"""Any image runs a job and takes SSH: busybox, one without a shell, musl, Debian 11 and 12, no
-rights with a read-only root, an environment that would mislead our own programs."""
+"""Any image runs a job and accepts SSH: busybox, one without a shell, musl, Debian 11 and 12, no
+rights with a read-only root, an environment that would mislead our own programs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A job that is root in its container gets nowhere: links, pipes and thousands of files in its
-folders, a forged runner, answers without end, what it says about its own end."""
+"""A job that is root in its container achieves nothing with links, pipes and thousands of files in
+its folders, a forged runner, endless answers, or a forged end.
+"""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 0 lost tasks, 0 containers started twice, 0 GPUs with two owners, 0 leaked mounts, keys, containers;
 then the shim finds many running containers again within two seconds of its start. The containers
-have the real runtime: each job is run once, its log is whole, and its end is kept. Every other task
-has an image that is pulled with a password, which no shim keeps: it has to be given it again. The
-same through a controller, which has to do so by itself: the shim is killed in the middle of pulls.
+have the real runtime: each job is run once, its log is whole, and its end is kept.
+
+Every other task has an image that is pulled with a password. No shim keeps the password, so it must
+be given again. The same is proven through a controller, which must do that by itself: the shim is
+killed during pulls.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _LOGIN = RegistryAuth(username="anna", password="s3cret-of-the-registry")
 
 
 class Runs(ControllerLab):
-    """Of a controller, for tasks that name their image."""
+    """The runs of a controller, for tasks that name their image."""
 
     def __init__(self, controller: ControllerProcess, folder: Path, image: str) -> None:
         self.controller, self.folder, self.image = controller, folder, image
@@ -98,7 +100,7 @@ async def _lives(lab: KillLab, kills: int) -> None:
 
 
 def _pulls(lab: KillLab, registry: DockerRegistry, folder: Path, count: int) -> None:
-    """A controller beside a shim that is killed one to three times during each pull."""
+    """Run a controller with a shim that is killed one to three times during each pull."""
     network = CuttableProxy(registry.port)
     controller = ControllerProcess(folder)
     controller.start()
@@ -147,7 +149,8 @@ def _pull(lab: KillLab, runs: Runs, network: CuttableProxy, name: str, kills: in
 
 
 async def _many(lab: KillLab, count: int) -> list[float]:
-    """Seconds from the start of a killed shim to its first answer, with `count` running tasks."""
+    """Return the seconds from the start of a killed shim to its first answer, with `count` running
+    tasks."""
     took = await lab.readopt(count, tries=3)
     await asyncio.to_thread(lab.check_leaks)
     return took

@@ -1,8 +1,8 @@
-"""Attempts that are stopped, or whose runner is killed, at any moment while they start: when their
-end is told, no process of theirs lives.
+"""Attempts are stopped, or their runner is killed, at any moment of their start: when their end is
+reported, none of their processes lives.
 
-Each job starts a process after the other in a session of its own, without environment, whose parent
-ends at once. A process is known by its working directory, its arguments or its cgroup.
+Each job starts one process after the other in its own session, without environment, whose parent
+ends at once. A process is recognised by its working directory, its arguments or its cgroup.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.support.waiting import eventually
 
 IMAGE = "busybox:bench"
 LATEST = 1.5
-"""Seconds after its PUT at which the last are stopped: their jobs run by then."""
+"""Seconds after its PUT at which the last attempts are stopped: their jobs run by then."""
 _START = "(setsid env -i /bin/sh -c 'sleep 600; :' &)"
 _JOB = f"for i in $(seq 200); do {_START}; sleep 0.02; done; sleep 600"
 _FENCE = Fence(1 << 30, 1)
 _DEADLINE = 120.0
 _KEEPER = "containerd-shim"
-"""The parent of a container's first process, outside."""
+"""The parent of a container's first process, outside of the container."""
 _ENDS = ("aborted", "stopped", "first process killed", "its child killed")
 
 
@@ -176,7 +176,7 @@ def _processes_of(task: TaskInfo) -> dict[int, str]:
 
 
 def _victim(task: TaskInfo, end: str) -> int | None:
-    """The process that is to be killed, if there is one yet."""
+    """Return the process to kill, if there is one yet."""
     if end not in ("first process killed", "its child killed"):
         return None
     mine = {pid for pid, command in _processes_of(task).items() if _KEEPER not in command}

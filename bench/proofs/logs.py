@@ -1,5 +1,6 @@
 """The log survives its readers: 1 GiB with the reader killed 100 times is whole, and a hundred
-followers, some of them stalled, cost the runner little memory and the job little time."""
+followers, some of them stalled, cost the runner little memory and the job little time.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ for n in range({blocks}):
 with open("TOOK", "w") as file:
     file.write(str(time.monotonic() - begin))
 """
-"""Writes MiB blocks of numbers that count up, `kept` different ones and then the first again; last,
-into a file, how many seconds that took."""
+"""Writes MiB blocks of growing numbers, `kept` different ones and then the first again; finally it
+writes the seconds that this took to a file."""
 
 
 class Entrypoint(msgspec.Struct, frozen=True):
@@ -134,7 +135,8 @@ async def with_kills(mebibytes: int, kills: int, seed: int) -> Reading:
 
 
 async def _read(socket: str, path: Path, kill_after: int | None) -> bool:
-    """One life of the reader; whether it was killed, which is after so many MiB."""
+    """Run one life of the reader, which is killed after so many MiB; return whether it was
+    killed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.proofs._reader", socket, str(path)),
         stdout=asyncio.subprocess.PIPE,
@@ -153,7 +155,7 @@ async def _read(socket: str, path: Path, kill_after: int | None) -> bool:
 
 
 def _compare(path: Path, mebibytes: int) -> tuple[int, int, int]:
-    """Bytes lost, doubled and wrong in the file of all frames."""
+    """Return the bytes that are lost, doubled and wrong in the file of all frames."""
     decoder, end, said, lost, doubled, wrong = Decoder(), 0, 0, 0, 0, 0
     counters = array("Q", range(KEPT * _COUNTERS)).tobytes()
     with path.open("rb") as file:
@@ -180,11 +182,11 @@ def _at(repeated: bytes, offset: int, size: int) -> bytes:
 class Crowded(msgspec.Struct, frozen=True):
     job_seconds: float
     rss_mib: float
-    """How much more than before, at its most."""
+    """The largest growth of memory, in MiB."""
 
 
 async def with_followers(command: str, followers: int, stalled: int) -> Crowded:
-    """The time that the job took, until its last write was taken."""
+    """Return the time that the job took until its last write was accepted."""
     async with entrypoint() as runner:
         await runner.client.health()
         before = await asyncio.to_thread(_rss_mib, runner.pid, "VmRSS")
@@ -206,7 +208,7 @@ async def with_followers(command: str, followers: int, stalled: int) -> Crowded:
 
 
 def _rss_mib(pid: int, kind: str) -> float:
-    """`kind` VmRSS: now; VmHWM: at its most."""
+    """Return the memory. `kind` VmRSS: now; VmHWM: the maximum."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) / 1024
@@ -216,8 +218,10 @@ def _rss_mib(pid: int, kind: str) -> float:
 async def slowdown(
     command: str, followers: int, stalled: int, rounds: int
 ) -> tuple[float, float, list[Crowded]]:
-    """Seconds with one follower, and with all, tried in turns, the best of each, since whatever
-    else the machine does can only add to them; the crowded ones."""
+    """Return the seconds with one follower and with all, and the runs with all.
+
+    The tries take turns and the best of each counts, because other load can only add to the time.
+    """
     alone, crowded = [], []
     for _ in range(rounds):
         alone.append((await with_followers(command, 1, 0)).job_seconds)

@@ -1,5 +1,6 @@
-"""A real shim over a stand-in of NVIDIA's library: how soon broken and hanging GPUs are withdrawn,
-and what its API makes of it meanwhile."""
+"""A real shim over a stand-in for NVIDIA's library: how soon broken and hanging GPUs are withdrawn,
+and what its API reports meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SIGNS: dict[str, dict[str, object]] = {
 
 
 class Machine:
-    """The shim, what its driver says, and how long each question took."""
+    """The shim, its driver's state, and how long each question took."""
 
     def __init__(self, standin: StandIn, client: ShimClient) -> None:
         self.standin = standin

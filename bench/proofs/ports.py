@@ -1,4 +1,6 @@
-"""A port of the job, reached through the runner's relay, carries at least 200 MiB/s either way."""
+"""A port of the job, reached through the runner's relay, carries at least 200 MiB/s in each
+direction.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def _drain(connection: socket.socket) -> int:
 
 
 def _connect(path: str | None, port: int) -> socket.socket:
-    """Through the relay at `path`, or directly."""
+    """Connect through the relay at `path`, or directly."""
     if path is None:
         return socket.create_connection(("127.0.0.1", port))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -46,7 +48,7 @@ def _connect(path: str | None, port: int) -> socket.socket:
 
 
 def _rate(path: str | None, mebibytes: int, *, to_job: bool) -> float:
-    """MiB/s from the first byte sent to the end seen on the other side."""
+    """Return MiB/s from the first byte sent to the end seen on the other side."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = _connect(path, server.getsockname()[1])
         theirs, _ = server.accept()

@@ -1,4 +1,6 @@
-"""Records damaged in seeded ways: the right owner for every GPU afterwards, or a clear refusal."""
+"""Records are damaged in seeded ways: afterwards every GPU has the right owner, or there is a clear
+refusal.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What SSH into a job costs and carries: the embedded server beside OpenSSH's, in the same image.
+"""The cost and speed of SSH into a job: the embedded server compared with OpenSSH's, in the same
+image.
 
 Both serve the same container from the same source on its loopback; the client is OpenSSH's, with
-the ciphers of `fairlead ssh`. The tries take turns, so that the machine's moods hit both.
+the ciphers of `fairlead ssh`. The tries take turns, so other load affects both.
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ def _connected(port: int) -> Iterator[socket.socket]:
 
 
 def _server_memory(first: int) -> float:
-    """The children of a container's first process are the job and, once visited, the server."""
+    """Return the server's memory. The children of a container's first process are the job and, once
+    visited, the server."""
     for child in psutil.Process(first).children():
         if "entrypoint.ssh.server" in child.cmdline():
             return _resident(child.pid)

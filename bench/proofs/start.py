@@ -1,8 +1,9 @@
-"""What a container of ours costs beyond Docker's own: to the first byte, twenty at once, in memory.
+"""The cost of a container of ours beyond Docker's own: to the first byte, twenty at once, in
+memory.
 
-Docker alone: create, attach, start, and the first byte that comes, through docker-py. Ours:
-the PUT of a task on the shim's socket until the first byte that its runner gives of the job. Both
-have the same image, limits and kind of network; the tries take turns.
+Docker alone: create, attach, start, and the first byte, through docker-py. Ours: from the PUT of a
+task on the shim's socket to the first byte of the job from its runner. Both have the same image,
+limits and kind of network; the tries take turns.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ class RawDocker:
         self._networks: list[str] = []
 
     async def one(self) -> tuple[float, float]:
-        """Seconds to the end of start, and to the first byte."""
+        """Return the seconds to the end of start, and to the first byte."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._one)
 
     async def many(self, count: int, *, own_networks: bool) -> float:
-        """Seconds until all have said something."""
+        """Return the seconds until all have written something."""
         loop = asyncio.get_running_loop()
         begin = time.perf_counter()
         act: Callable[[], object] = self._in_own_network if own_networks else self._one
@@ -141,14 +142,14 @@ class Ours:
         return self._connection.shim
 
     async def one(self) -> tuple[float, float]:
-        """Seconds to RUNNING, and to the first byte of the job."""
+        """Return the seconds to RUNNING, and to the first byte of the job."""
         name = uuid.uuid4().hex
         figures = await self._start(name, _HELLO)
         await self._end(name)
         return figures
 
     async def many(self, count: int, measure: Callable[[], float]) -> tuple[float, float]:
-        """Seconds until all have said something, and `measure` while they run."""
+        """Return the seconds until all have written something, and `measure` while they run."""
         names = [uuid.uuid4().hex for _ in range(count)]
         begin = time.perf_counter()
         await asyncio.gather(*(self._start(name, _SLEEP) for name in names))
@@ -234,7 +235,7 @@ async def _until_running(events: AsyncIterator[Event], name: str) -> TaskInfo:
 
 
 class Figures:
-    """Seconds: to the end of start (RUNNING), and to the first byte."""
+    """Seconds to the end of start (RUNNING), and to the first byte."""
 
     def __init__(self) -> None:
         self.raw: list[tuple[float, float]] = []

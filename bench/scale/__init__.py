@@ -1,1 +1,1 @@
-"""One controller as a real process, thousands of nodes that only speak the protocol."""
+"""One controller as a real process, and thousands of nodes that only speak the protocol."""

@@ -1,4 +1,4 @@
-"""Measures a controller with thousands of nodes and prints a table of figures and goals."""
+"""Measure a controller with thousands of nodes and print a table of figures and goals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> None:
-    """What a part needs of those before it is done, too."""
+    """Measure the parts; the parts that one needs run before it."""
     base = lab.rss()
     rows += _told(await parts.connect(lab))
     rows += _told(await parts.submit(lab, range(len(lab.node_names))))
@@ -59,8 +59,8 @@ async def _local(lab: ScaleLab, wanted: tuple[str, ...], rows: list[Row]) -> Non
 
 
 async def _ssh(lab: ScaleLab, sshd: SshDaemon, rows: list[Row]) -> None:
-    """What all nodes share, such as caches and threads, is told from what each of them costs by
-    those that were added last."""
+    """Measure SSH. What all nodes share, such as caches and threads, is separated from the cost of
+    each node by the nodes that were added last."""
     count, base = len(lab.node_names), lab.rss()
     half = count // 2
     found = await _ssh_nodes(lab, sshd, range(half))

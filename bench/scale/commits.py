@@ -1,5 +1,6 @@
-"""How fast jobs are decided on, placed and committed: the turn loop, the scheduler and a database
-on this machine's disk, without the API and without nodes that answer."""
+"""How fast jobs are decided, placed and committed: the turn loop, the scheduler and a database on
+this machine's disk, without the API and without nodes that answer.
+"""
 
 from __future__ import annotations
 

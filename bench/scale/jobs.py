@@ -1,4 +1,4 @@
-"""What a simulated node has of a job: the shim's record of its task, and its runner's words."""
+"""A simulated node's part of a job: the shim's record of its task, and its runner's answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE = b"training\n"
 
 
 class NodeJob:
-    """Starts at once, writes one line and goes on until `end`."""
+    """A job that starts at once, writes one line and goes on until `end`."""
 
     def __init__(self, task_id: str, request: TaskRequest, incarnation: int, socket: str) -> None:
         now = time.time()
@@ -62,7 +62,7 @@ class NodeJob:
             await tell(stream, line)
 
     async def end(self) -> float:
-        """When the runner said so, Unix time."""
+        """End the job; return the Unix time at which the runner reported it."""
         at = time.time()
         record = ExitRecord(
             reason="done_by_runner",
@@ -76,7 +76,7 @@ class NodeJob:
         return at
 
     def terminated(self, reason: str | None = None) -> TaskInfo:
-        """The container is gone."""
+        """Return the task's state once the container is gone."""
         last = self.states[-1].exit
         self.info = msgspec.structs.replace(
             self.info,

@@ -59,13 +59,13 @@ class ScaleLab:
         return int(self._process.memory_info().rss)
 
     def count(self, table: str, status: str) -> int:
-        """As committed."""
+        """Return the committed number."""
         column = "state" if table == "allocations" else "status"
         query = f"SELECT count(*) FROM {table} WHERE {column} = ?"
         return int(self._rows.execute(query, (status,)).fetchone()[0])
 
     def restarts(self) -> int:
-        """Attempts beyond the first of each job."""
+        """Return the attempts beyond the first of each job."""
         query = "SELECT (SELECT count(*) FROM attempts) - (SELECT count(*) FROM jobs)"
         return int(self._rows.execute(query).fetchone()[0])
 
@@ -127,7 +127,7 @@ async def all_of(calls: list[Any], at_once: int = AT_ONCE) -> list[Any]:
 
 @contextmanager
 def running(nodes: int, profile: Path | None = None) -> Iterator[ScaleLab]:
-    """The controller with no node yet, and that many nodes that wait for it."""
+    """Yield the controller without nodes, and that many nodes that wait for it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
 """A process that is many nodes: `python -m bench.scale.nodes FOLDER FIRST COUNT`.
 
-Each node has two unix sockets, the shim's `N.s` and that of its runner `N.r`, and speaks their wire
-protocol as the controller's clients know it: nothing is stored and no container made, so that a
-node costs little. `control.FIRST` is for the bench: it ends jobs and cuts connections.
+Each node has two unix sockets, the shim's `N.s` and its runner's `N.r`, and speaks their wire
+protocol as the controller's clients know it. It stores nothing and makes no container, so a node
+costs little. `control.FIRST` is for the bench: it ends jobs and cuts connections.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Node:
             transport.abort()
 
     async def beat(self) -> None:
-        """What shim and runner send when they have nothing to say."""
+        """Send the heartbeats of shim and runner."""
         await self._publish(EventType.HEARTBEAT)
         self._beats += 1
         if self._beats % BEATS_OF_A_RUNNER == 0:

@@ -1,4 +1,4 @@
-"""What is measured, part by part; each gives rows of the table."""
+"""The parts of the measurement; each returns rows of the table."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.waiting import eventually
 
 STEADY_SECONDS = 60.0
 SETTLING_SECONDS = 75.0
-"""What was begun last is over then: a little output is acknowledged a minute after it came."""
+"""After this time the last work is over: a little output is acknowledged a minute after it came."""
 GANG = 200
 PROBE_SECONDS = 0.01
 
 
 class Row(msgspec.Struct, frozen=True):
-    """`met` None: there is no goal."""
+    """One row of the table. `met` None: there is no goal."""
 
     what: str
     figure: str
@@ -59,7 +59,7 @@ async def connect(lab: ScaleLab) -> list[Row]:
 
 
 async def submit(lab: ScaleLab, numbers: range) -> list[Row]:
-    """Jobs of these numbers, where all before them run."""
+    """Submit jobs with these numbers, where all before them run."""
     count = len(numbers)
     watch = Stopwatch(lab)
     async with lab.api() as api:
@@ -90,7 +90,7 @@ async def _until_placed(lab: ScaleLab, count: int, watch: Stopwatch) -> tuple[fl
 
 
 async def steady(lab: ScaleLab, base: int) -> list[Row]:
-    """`base`: the memory before there was a node."""
+    """Measure the idle state. `base`: the memory before there was a node."""
     count = len(lab.node_names)
     await asyncio.sleep(SETTLING_SECONDS)
     watch = Stopwatch(lab)
@@ -109,7 +109,7 @@ async def steady(lab: ScaleLab, base: int) -> list[Row]:
 
 
 def slope(lab: ScaleLab, base: int, at_half: int, half: int) -> list[Row]:
-    """Of the memory with that many nodes and with all."""
+    """Measure the memory for each node: that with half of the nodes and with all."""
     later = len(lab.node_names) - half
     each = (lab.rss() - at_half) / later
     once = at_half - base - half * each
@@ -153,7 +153,7 @@ def _latency(what: str, seconds: Sequence[float], has_goal: bool) -> Row:
 async def _end_and_watch(
     lab: ScaleLab, api: Api, swarm: Swarm, name: str, ended: list[tuple[float, float]]
 ) -> asyncio.Task[None] | None:
-    """None: this run is on a node of another process."""
+    """End a run and watch it; None: it is on a node of another process."""
     ready = asyncio.Event()
     seen: list[float] = []
 
@@ -193,8 +193,11 @@ async def gang(lab: ScaleLab) -> list[Row]:
 
 
 async def reconnect(lab: ScaleLab, count: int = 1000) -> list[Row]:
-    """The lag is measured from outside: how long a request to the API takes that asks for nothing,
-    which is the loop's lag and the request itself."""
+    """Measure a reconnect of all nodes.
+
+    The lag is measured from outside: the time of a trivial API request, which is the loop's lag and
+    the request itself.
+    """
     swarm, total = lab.swarms[0], len(lab.node_names)
     count = min(count, len(swarm.nodes))
     lags: list[float] = []

@@ -15,8 +15,8 @@ GOAL_SECONDS = 0.3
 
 
 def measure() -> list[Row]:
-    """As in a controller, also what concerns garbage. Judged by CPU time: a busy machine says
-    nothing about the scheduler."""
+    """Measure passes with the garbage collector's settings of a controller. CPU time counts: a busy
+    machine tells nothing about the scheduler."""
     prepare_for_many_nodes()
     return [
         _row("alike, all fit", lambda number: new_job(8), full=False),
@@ -30,7 +30,7 @@ def _mixed(number: int) -> RunState:
 
 
 def _row(what: str, make: Callable[[int], RunState], *, full: bool) -> Row:
-    """The best of some tries: what else this machine does is not the scheduler's."""
+    """Return the best of some tries: other load of this machine is not the scheduler's."""
     walls, cpus = [], []
     for _ in range(TRIES):
         bench = Bench()

@@ -296,7 +296,7 @@ def _raw(name: str) -> bytes:
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """Return the records `LENGTH KEY=VALUE\n`, as POSIX defines them for pax."""
+    """Return the records `LENGTH KEY=VALUE\\n`, as POSIX defines them for pax."""
     records: dict[bytes, bytes] = {}
     while content:
         digits, space, _ = content[:12].partition(b" ")

@@ -253,8 +253,8 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line (JSON, `\n`) of `GET /v1/status?after=<seq>&heartbeat=<seconds>`, a stream that ends
-    with the runner.
+    """One line (JSON, `\\n`) of `GET /v1/status?after=<seq>&heartbeat=<seconds>`, a stream that
+    ends with the runner.
 
     `seq` counts from 1; `after=0` (the default) repeats all. A heartbeat repeats the last event
     every so many seconds (default 10, at most 300) when nothing else comes. `exit` comes with
