@@ -12,7 +12,7 @@ from controller.api.documents import EventLine, EventView
 from controller.api.paging import cut, number
 from controller.api.routes import NDJSON, Call, Offset, PositiveInt, Query, Route
 from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
-from controller.api.views import iso
+from controller.api.views import derived
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.store.base import StoredEvent
 
@@ -55,20 +55,7 @@ async def list_events(call: Call) -> EventsAnswer:
 
 
 def event_view(stored: StoredEvent) -> EventView:
-    event = stored.event
-    return EventView(
-        seq=stored.seq,
-        at=iso(event.at),
-        run_id=event.run_id,
-        job_id=event.job_id,
-        attempt_id=event.attempt_id,
-        kind=str(event.kind),
-        from_status=event.from_status,
-        to_status=event.to_status,
-        reason=event.reason,
-        message=event.message,
-        cause=event.cause,
-    )
+    return derived(EventView, stored.event, seq=stored.seq, kind=str(stored.event.kind))
 
 
 async def watch_events(call: Call) -> web.StreamResponse:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from controller.api.documents import FleetView
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Route
+from controller.api.views import derived
 from controller.lifecycle.model import Fleet
 
 
@@ -61,16 +60,7 @@ async def remove_fleet(call: Call) -> FleetView:
 
 
 def _fleet(call: Call, fleet: Fleet) -> FleetView:
-    return fleet_view(fleet, call.service.fleets.nodes_of(fleet.name))
-
-
-def fleet_view(fleet: Fleet, nodes: Iterable[str]) -> FleetView:
-    return FleetView(
-        name=fleet.name,
-        placement=fleet.placement,
-        attributes=fleet.attributes,
-        nodes=tuple(nodes),
-    )
+    return derived(FleetView, fleet, nodes=tuple(call.service.fleets.nodes_of(fleet.name)))
 
 
 ROUTES: tuple[Route, ...] = (

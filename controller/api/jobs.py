@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import asdict
 
 from controller.api.documents import JobUseView, MetricsAnswer, PastAttemptView, RunView, SshTarget
 from controller.api.paging import cut
@@ -16,6 +17,7 @@ from controller.lifecycle.model import Attempt, Job, Node, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from controller.service.errors import Conflict
 from controller.service.job_access import JobUse, find_job
+from runner.schemas import JobMetrics
 
 PORT_NAME = "ssh"
 
@@ -142,7 +144,9 @@ async def run_metrics(call: Call) -> MetricsAnswer:
 
 
 def use_view(use: JobUse, node_names: Mapping[str, str]) -> JobUseView:
-    used = use.used
+    measured = dict.fromkeys(JobMetrics.__struct_fields__)
+    if use.used is not None:
+        measured = {**asdict(use.used), "at": iso(use.used.at)}
     return JobUseView(
         job_id=use.job.id,
         group=use.job.group,
@@ -151,15 +155,8 @@ def use_view(use: JobUse, node_names: Mapping[str, str]) -> JobUseView:
         attempt_id=use.attempt.id,
         node=node_name(use.attempt, node_names),
         message=use.message,
-        at=iso(used.at) if used else None,
-        cpu_seconds=used.cpu_seconds if used else None,
-        memory=used.memory if used else None,
-        memory_working_set=used.memory_working_set if used else None,
-        memory_peak=used.memory_peak if used else None,
-        memory_limit=used.memory_limit if used else None,
-        oom_kills=used.oom_kills if used else None,
-        connections=used.connections if used else None,
         gpus=use.gpus,
+        **measured,
     )
 
 

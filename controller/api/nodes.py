@@ -7,8 +7,8 @@ import msgspec
 from controller.api.documents import GpuView, NodeView, QuarantinedTaskView
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Query, Route
-from controller.api.views import iso, iso_or_none
-from controller.lifecycle.model import Node, QuarantinedTask
+from controller.api.views import derived, iso, iso_or_none
+from controller.lifecycle.model import Node
 from controller.links.ssh import fingerprint
 from controller.service.errors import Unavailable
 from controller.service.nodes import NodeRequest, NodeUse
@@ -163,7 +163,7 @@ async def change_node(call: Call) -> NodeView:
 
 async def list_quarantined(call: Call) -> TasksAnswer:
     tasks = call.service.nodes.quarantine(call.path("node"), call.caller)
-    return TasksAnswer(tasks=tuple(map(quarantined_view, tasks)))
+    return TasksAnswer(tasks=tuple(derived(QuarantinedTaskView, task) for task in tasks))
 
 
 async def stop_quarantined(call: Call) -> NodeView:
@@ -181,21 +181,13 @@ def shown_node(call: Call, node: Node) -> NodeView:
 def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
     capacity = node.capacity
     address = node.address
-    return NodeView(
-        id=node.id,
-        name=node.name,
-        fleet=node.fleet,
+    return derived(
+        NodeView,
+        node,
         address=_address(node),
         host_key_fingerprint=fingerprint(address.host_key) if address.host_key else None,
         status=node.status.value,
-        message=node.message,
-        draining=node.draining,
-        drain_reason=node.drain_reason,
         drain_deadline=iso_or_none(node.drain_deadline),
-        cordoned=node.cordoned,
-        cordon_reason=node.cordon_reason,
-        unfit=node.unfit,
-        attributes=node.attributes,
         engine=capacity.engine,
         isolation=capacity.isolation,
         host_network=capacity.host_network,
@@ -205,21 +197,10 @@ def node_view(node: Node, use: NodeUse, seen_at: float | None) -> NodeView:
         memory_allocated=use.memory,
         disk=capacity.disk,
         disk_allocated=use.disk,
-        gpus=tuple(
-            GpuView(
-                uuid=gpu.uuid,
-                name=gpu.name,
-                memory=gpu.memory,
-                healthy=gpu.healthy,
-                message=gpu.message,
-                in_use=gpu.uuid in use.gpus,
-            )
-            for gpu in capacity.gpus
-        ),
+        gpus=tuple(derived(GpuView, gpu, in_use=gpu.uuid in use.gpus) for gpu in capacity.gpus),
         runs=use.runs,
         ended_runs=use.ended,
         quarantined=len(node.quarantine),
-        created_at=iso(node.created_at),
         last_seen_at=iso_or_none(seen_at),
         register_until=iso(node.registration.expires_at) if node.registration else None,
     )
@@ -233,20 +214,6 @@ def _address(node: Node) -> str:
         return "-"
     port = "" if address.port == 22 else f":{address.port}"
     return f"{address.user}@{address.host}{port}"
-
-
-def quarantined_view(task: QuarantinedTask) -> QuarantinedTaskView:
-    return QuarantinedTaskView(
-        id=task.id,
-        run_id=task.run_id,
-        run_name=task.run_name,
-        status=task.status,
-        cpu=task.cpu,
-        memory=task.memory,
-        gpus=task.gpus,
-        submitted_at=iso(task.submitted_at),
-        stopping=task.stopping,
-    )
 
 
 ROUTES: tuple[Route, ...] = (

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from controller.api.routes import Call, Route
-from controller.api.views import iso_or_none
+from controller.api.views import derived, iso_or_none
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.scheduling.explain import PlannedPlace, Waiting
@@ -70,13 +70,7 @@ async def explain_run(call: Call) -> ExplainView:
 
 
 def _under_way(found: UnderWay) -> UnderWayView:
-    return UnderWayView(
-        jobs=found.jobs,
-        status=found.status,
-        what=found.what,
-        until=iso_or_none(found.until),
-        ends_as=found.ends_as,
-    )
+    return derived(UnderWayView, found, until=iso_or_none(found.until))
 
 
 async def plan_run(call: Call) -> PlanView:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec.structs import asdict
 
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Route
-from controller.api.views import iso, iso_or_none
+from controller.api.views import derived
 from controller.lifecycle.model import Band
 from controller.service.users import NewToken
 from controller.store.base import Role, StoredToken, User
@@ -97,12 +96,12 @@ async def add_user(call: Call) -> NewUserView:
     user, made = await call.service.users.add(
         body.name, role=body.role, bands=body.bands, by=call.caller
     )
-    return NewUserView(**asdict(user_view(user)), token=new_token_view(made))
+    return derived(NewUserView, user, token=new_token_view(made))
 
 
 async def get_me(call: Call) -> CallerView:
     assert call.token is not None
-    return CallerView(**asdict(user_view(call.caller)), token=token_view(call.token))
+    return derived(CallerView, call.caller, token=token_view(call.token))
 
 
 async def get_user(call: Call) -> UserView:
@@ -145,23 +144,15 @@ async def revoke_token(call: Call) -> TokenView:
 
 
 def user_view(user: User) -> UserView:
-    return UserView(
-        name=user.name, role=user.role, bands=user.bands, created_at=iso(user.created_at)
-    )
+    return derived(UserView, user)
 
 
 def token_view(token: StoredToken) -> TokenView:
-    return TokenView(
-        id=token.id,
-        user=token.user,
-        label=token.label,
-        created_at=iso(token.created_at),
-        expires_at=iso_or_none(token.expires_at),
-    )
+    return derived(TokenView, token)
 
 
 def new_token_view(made: NewToken) -> NewTokenView:
-    return NewTokenView(**asdict(token_view(made.token)), token=made.secret)
+    return derived(NewTokenView, made.token, token=made.secret)
 
 
 ROUTES: tuple[Route, ...] = (

