@@ -10,8 +10,9 @@ from pathlib import Path
 import asyncssh
 
 from common.durable import write_beside, write_durably
+from controller.lifecycle.model import Role
 from controller.store import base
-from controller.store.base import Changes, Role, Snapshot, Store, StoredToken, User
+from controller.store.base import Changes, Snapshot, Store, StoredToken, User
 
 IDENTITY_NAME = "id_ed25519"
 ADMIN_TOKEN_NAME = "admin-token"

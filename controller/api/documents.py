@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle.model import Band, RunType
+from controller.lifecycle.model import Band, Role, RunType
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, IrisState, RunStatus
+from controller.scheduling.answers import PlannedPlace, Waiting
 from shim.schemas import GpuMetrics, PullProgress
 
 
@@ -342,3 +343,70 @@ class WatchLine(_View, frozen=True):
 
     run: RunView | None
     progress: dict[str, PullProgress] = {}
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    """`bands`: those granted beyond the bands that every user may use."""
+
+    name: str
+    role: Role
+    bands: tuple[Band, ...]
+    created_at: str
+
+
+class TokenView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    user: str
+    label: str
+    created_at: str
+    expires_at: str | None
+
+
+class NewTokenView(TokenView, frozen=True, kw_only=True):
+    """`token` is the secret itself; no other answer has it."""
+
+    token: str
+
+
+class NewUserView(UserView, frozen=True, kw_only=True):
+    token: NewTokenView
+
+
+class CallerView(UserView, frozen=True, kw_only=True):
+    """`token`: the one that the request was made with."""
+
+    token: TokenView
+
+
+class UnderWayView(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that wait for something other than an allocation.
+
+    `until`: when the first of them ends as `ends_as`, unless what it waits for comes before;
+    without `ends_as`: when it goes on.
+    """
+
+    jobs: tuple[str, ...]
+    status: AttemptStatus
+    what: str
+    until: str | None
+    ends_as: Reason | None
+
+
+class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
+    """`about`: what the run waits for besides allocations; always set when `waiting` is empty."""
+
+    run: str
+    name: str
+    status: RunStatus
+    about: str | None
+    waiting: tuple[Waiting, ...]
+    under_way: tuple[UnderWayView, ...] = ()
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`refused`: why a submit would be refused, and `field` the field; then `jobs` is empty."""
+
+    jobs: tuple[PlannedPlace, ...]
+    refused: str | None
+    field: str | None
+    warning: str | None

@@ -6,11 +6,9 @@ from typing import Any
 
 import msgspec
 
+from controller.api.documents import ExplainView, PlanView, UnderWayView
 from controller.api.routes import Call, Route
 from controller.api.views import derived, iso_or_none
-from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
-from controller.scheduling.explain import PlannedPlace, Waiting
 from controller.service.runs import UnderWay
 from controller.service.submissions import Submission
 
@@ -20,40 +18,6 @@ class PlanBody(msgspec.Struct, frozen=True, kw_only=True):
 
     configuration: dict[str, Any]
     name: str | None = None
-
-
-class UnderWayView(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that wait for something other than an allocation.
-
-    `until`: when the first of them ends as `ends_as`, unless what it waits for comes before;
-    without `ends_as`: when it goes on.
-    """
-
-    jobs: tuple[str, ...]
-    status: AttemptStatus
-    what: str
-    until: str | None
-    ends_as: Reason | None
-
-
-class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
-    """`about`: what the run waits for besides allocations; always set when `waiting` is empty."""
-
-    run: str
-    name: str
-    status: RunStatus
-    about: str | None
-    waiting: tuple[Waiting, ...]
-    under_way: tuple[UnderWayView, ...] = ()
-
-
-class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """`refused`: why a submit would be refused, and `field` the field; then `jobs` is empty."""
-
-    jobs: tuple[PlannedPlace, ...]
-    refused: str | None
-    field: str | None
-    warning: str | None
 
 
 async def explain_run(call: Call) -> ExplainView:

@@ -4,45 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from controller.api.documents import CallerView, NewTokenView, NewUserView, TokenView, UserView
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Route
 from controller.api.views import derived
-from controller.lifecycle.model import Band
+from controller.lifecycle.model import Band, Role
 from controller.service.users import NewToken
-from controller.store.base import Role, StoredToken, User
-
-
-class UserView(msgspec.Struct, frozen=True, kw_only=True):
-    """`bands`: those granted beyond the bands that every user may use."""
-
-    name: str
-    role: Role
-    bands: tuple[Band, ...]
-    created_at: str
-
-
-class TokenView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    user: str
-    label: str
-    created_at: str
-    expires_at: str | None
-
-
-class NewTokenView(TokenView, frozen=True, kw_only=True):
-    """`token` is the secret itself; no other answer has it."""
-
-    token: str
-
-
-class NewUserView(UserView, frozen=True, kw_only=True):
-    token: NewTokenView
-
-
-class CallerView(UserView, frozen=True, kw_only=True):
-    """`token`: the one that the request was made with."""
-
-    token: TokenView
+from controller.store.base import StoredToken, User
 
 
 class UserBody(msgspec.Struct, frozen=True, kw_only=True):

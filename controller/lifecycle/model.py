@@ -48,6 +48,13 @@ class OnParentEnd(StrEnum):
     KEEP = "keep"
 
 
+class Role(StrEnum):
+    """What a user may change: an admin everything."""
+
+    ADMIN = "admin"
+    USER = "user"
+
+
 class Band(StrEnum):
     PRODUCTION = "production"
     INTERACTIVE = "interactive"

@@ -38,7 +38,8 @@ from controller.pipelines.live_state import (
     there,
 )
 from controller.pipelines.refused_runs import RefusedRuns
-from controller.scheduling.explain import NameOf, PlannedPlace, Waiting
+from controller.scheduling.answers import PlannedPlace, Waiting
+from controller.scheduling.explain import NameOf
 from controller.store.base import (
     Changes,
     LeaseLost,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle import limits
 from controller.lifecycle.model import Job, Node, Run, RunState
 from controller.lifecycle.pending_reasons import RanksFirst, VictimsLeave, constraint_words
 from controller.lifecycle.reports import Nominated, NotPlaced, Placed, Preempted
+from controller.scheduling.answers import NodeAnswer, PlannedPlace, Waiting
 from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import attributes_of, unmet
 from controller.scheduling.diagnosis import unusable, why_all_wait, why_one_waits
@@ -28,44 +28,6 @@ NameOf = Callable[[Run], str]
 """Returns the name of a run as the asking user may see it."""
 MOST_AHEAD = 10
 NO_REASON = "a node has room: the next turn places it"
-
-
-class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`why`: each reason why the job does not fit on this node now; empty: it fits."""
-
-    node: str
-    why: tuple[str, ...]
-
-
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that wait for the same thing.
-
-    `position` is that of the first of them, counted from 1 over all waiting units. `ahead` has the
-    runs before it, the nearest last, at most MOST_AHEAD.
-    """
-
-    jobs: tuple[str, ...]
-    together: bool
-    why: str
-    position: int
-    ahead: tuple[str, ...]
-    nominated: tuple[str, ...]
-    victims: int
-    nodes: tuple[NodeAnswer, ...]
-
-
-class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job of a preview would go.
-
-    `node` None: it would wait, and `why` says for what. `victims`: runs whose jobs it would evict
-    first.
-    """
-
-    job: str
-    node: str | None
-    gpus: tuple[str, ...] = ()
-    why: str | None = None
-    victims: tuple[str, ...] = ()
 
 
 def explain(index: CapacityIndex, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:

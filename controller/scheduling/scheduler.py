@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 
 from controller.lifecycle.model import Fleet, Node, RunState, Use
-from controller.scheduling.explain import NameOf, PlannedPlace, Waiting, explain, preview
+from controller.scheduling.answers import PlannedPlace, Waiting
+from controller.scheduling.explain import NameOf, explain, preview
 from controller.scheduling.feasibility import Feasibility
 from controller.scheduling.index import CapacityIndex
 from controller.scheduling.placement import SchedulingPass, Told

@@ -20,7 +20,7 @@ from controller.lifecycle.schedules import waits_for_trigger
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
 from controller.pipelines.live_state import Watch
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.scheduling.explain import PlannedPlace, Waiting
+from controller.scheduling.answers import PlannedPlace, Waiting
 from controller.scheduling.feasibility import as_begun, why_queued
 from controller.service.errors import Invalid, NotFound
 from controller.service.job_access import find_attempt, find_job

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import msgspec
 
 from controller.clock import Clock
-from controller.lifecycle.model import Band, Run, RunState
+from controller.lifecycle.model import Band, Role, Run, RunState
 from controller.service.errors import (
     Conflict,
     Forbidden,
@@ -25,16 +25,7 @@ from controller.service.errors import (
     Unauthenticated,
     Unprocessable,
 )
-from controller.store.base import (
-    Changes,
-    Role,
-    Store,
-    StoredToken,
-    User,
-    digest,
-    matching,
-    new_token,
-)
+from controller.store.base import Changes, Store, StoredToken, User, digest, matching, new_token
 
 _HINT = (
     "log in with `fairlead login`, or set FAIRLEAD_TOKEN, or FAIRLEAD_TOKEN_FILE to the file "

@@ -5,19 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.events import Event
-from controller.lifecycle.model import Allocation, Attempt, Band, Fleet, Node, RunState, Use
-
-
-class Role(StrEnum):
-    ADMIN = "admin"
-    USER = "user"
+from controller.lifecycle.model import Allocation, Attempt, Band, Fleet, Node, Role, RunState, Use
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):

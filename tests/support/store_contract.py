@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import pytest
 
-from controller.lifecycle.model import Band, Fleet, Use
+from controller.lifecycle.model import Band, Fleet, Role, Use
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import (
     Changes,
     LeaseHeld,
-    Role,
     Store,
     StoredToken,
     StoreRefused,

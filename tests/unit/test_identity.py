@@ -11,8 +11,9 @@ import pytest
 
 from controller import identity
 from controller.identity import IdentityUnusable
+from controller.lifecycle.model import Role
 from controller.store import base
-from controller.store.base import Changes, Role, Snapshot, StoreUnavailable, User
+from controller.store.base import Changes, Snapshot, StoreUnavailable, User
 from tests.doubles.failing_stores import DiskFull
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from cyclopts import Parameter
 
-from controller.api.users import CallerView
+from controller.api.documents import CallerView
 from controller.cli import output, settings
 from controller.cli.client import ControllerClient, decode
 from controller.cli.commands.options import Json

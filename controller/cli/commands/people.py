@@ -8,14 +8,13 @@ from urllib.parse import quote
 import msgspec
 from cyclopts import Parameter
 
-from controller.api.users import NewTokenView, NewUserView, TokenView, UserView
+from controller.api.documents import NewTokenView, NewUserView, TokenView, UserView
 from controller.cli import output, settings
 from controller.cli.client import decode
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.units import parse_duration
-from controller.lifecycle.model import Band
-from controller.store.base import Role
+from controller.lifecycle.model import Band, Role
 
 Bands = Annotated[tuple[Band, ...], Parameter(name="--band", negative=())]
 

@@ -16,7 +16,7 @@ from controller.api.app import make_app
 from controller.blobs import BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.configuration.plan import Defaults
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Role, RunState
 from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reports import NotPlaced
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
@@ -29,7 +29,7 @@ from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
 from controller.service.progress import PullBoard
 from controller.service.users import Gate
-from controller.store.base import Changes, Role, StoredToken, User, digest
+from controller.store.base import Changes, StoredToken, User, digest
 from tests.doubles.memory_store import MemoryStore
 from tests.support.ssh_daemon import free_port
 

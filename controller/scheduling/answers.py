@@ -1,0 +1,43 @@
+"""What `explain` and `plan` answer. The command reads these types, so they import no scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`why`: each reason why the job does not fit on this node now; empty: it fits."""
+
+    node: str
+    why: tuple[str, ...]
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that wait for the same thing.
+
+    `position` is that of the first of them, counted from 1 over all waiting units. `ahead` has the
+    runs before it, the nearest last, at most MOST_AHEAD.
+    """
+
+    jobs: tuple[str, ...]
+    together: bool
+    why: str
+    position: int
+    ahead: tuple[str, ...]
+    nominated: tuple[str, ...]
+    victims: int
+    nodes: tuple[NodeAnswer, ...]
+
+
+class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job of a preview would go.
+
+    `node` None: it would wait, and `why` says for what. `victims`: runs whose jobs it would evict
+    first.
+    """
+
+    job: str
+    node: str | None
+    gpus: tuple[str, ...] = ()
+    why: str | None = None
+    victims: tuple[str, ...] = ()
