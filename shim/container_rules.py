@@ -20,6 +20,7 @@ from shim.schemas import (
     ContainerOptions,
     HostNetwork,
     NetworkMode,
+    RefusalCode,
     TaskReason,
     TaskRequest,
     VolumeKind,
@@ -166,7 +167,7 @@ def check_network(request: TaskRequest, settings: Settings) -> None:
     if request.needs_host_network and settings.host_network is HostNetwork.NEVER:
         raise Refused(
             409,
-            "no_host_network",
+            RefusalCode.NO_HOST_NETWORK,
             "the job's peers reach it at its node's address, and this node gives no job its "
             "network (--host-network never)",
             "needs_host_network",

@@ -7,6 +7,7 @@ must act, and the wrong field. The app turns it into the project's one error sha
 from __future__ import annotations
 
 from common.errors import Refused
+from shim.schemas import RefusalCode
 
 
 def invalid(message: str, field: str) -> Refused:
@@ -14,7 +15,7 @@ def invalid(message: str, field: str) -> Refused:
 
 
 def not_found(message: str) -> Refused:
-    return Refused(404, "not_found", message)
+    return Refused(404, RefusalCode.NOT_FOUND, message)
 
 
 def conflict(message: str, field: str | None = None) -> Refused:

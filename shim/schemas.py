@@ -236,6 +236,16 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class RefusalCode(StrEnum):
+    """The codes of a refusal by which a controller decides what to do next."""
+
+    NOT_FOUND = "not_found"
+    NO_CAPACITY = "no_capacity"
+    DRAINING = "draining"
+    FENCED = "fenced"
+    NO_HOST_NETWORK = "no_host_network"
+
+
 class TaskReason(StrEnum):
     """Why a task ended, if the shim itself says so; the names are those of docs/rules.md."""
 

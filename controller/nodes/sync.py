@@ -25,7 +25,16 @@ from controller.pipelines import from_node, to_node
 from controller.pipelines.run_pipeline import RunPipeline
 from runner.client import RunnerError, RunnerUnavailable
 from shim.client import ShimError
-from shim.schemas import Event, EventType, Fence, Health, Notice, TaskInfo, TaskStatus
+from shim.schemas import (
+    Event,
+    EventType,
+    Fence,
+    Health,
+    Notice,
+    RefusalCode,
+    TaskInfo,
+    TaskStatus,
+)
 
 log = logging.getLogger(__name__)
 PAUSES = (0.2, 1.0, 5.0, 30.0)
@@ -190,7 +199,7 @@ class NodeSync:
                 incarnation=view.spoken_incarnation,
             )
         except ShimError as error:
-            if error.code != "not_found":
+            if error.code != RefusalCode.NOT_FOUND:
                 raise
 
     async def _found(self, info: TaskInfo) -> None:
@@ -274,7 +283,7 @@ class NodeSync:
             try:
                 info = await self._connection.shim.task(task_id)
             except ShimError as error:
-                if error.code != "not_found":
+                if error.code != RefusalCode.NOT_FOUND:
                     raise
             else:
                 await self._found(info)

@@ -25,13 +25,13 @@ from controller.pipelines.to_node import AttemptContext, Clusters, RetryLater
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import RunnerState, StatusEvent
 from shim.client import ShimError
-from shim.schemas import Fence
+from shim.schemas import Fence, RefusalCode
 
 log = logging.getLogger(__name__)
 START_TRIES = 100
 START_PAUSE_SECONDS = 0.015
 """A runner listens 0.1 to 0.2 s after its container started; a refused try costs little."""
-PASSING_REFUSALS = frozenset({"no_capacity", "draining", "fenced"})
+PASSING_REFUSALS = frozenset({RefusalCode.NO_CAPACITY, RefusalCode.DRAINING, RefusalCode.FENCED})
 
 
 class CodeGone(Exception):
@@ -84,12 +84,12 @@ class TaskSubmitter:
         broke or was split again. A refusal can pass when the shim has not heard yet that it may
         work again, or while a GPU's memory is being freed. Raises ShimUnavailable, RetryLater.
         """
-        if error.code == "no_host_network":
+        if error.code == RefusalCode.NO_HOST_NETWORK:
             return Reason.INSTANCE_UNREACHABLE
-        if error.code == "draining":
+        if error.code == RefusalCode.DRAINING:
             node = self._turns.nodes.get(attempt.node_id or "")
             return Reason.NODE_DRAINED if node is not None and node.draining else None
-        if error.code != "no_capacity" or not attempt.gpus:
+        if error.code != RefusalCode.NO_CAPACITY or not attempt.gpus:
             return None
         try:
             gpus = (await connection.shim.node()).gpus

@@ -18,7 +18,14 @@ import msgspec
 from common.errors import Refused
 from shim.errors import StartError, conflict, invalid
 from shim.gpus.selection import choose, is_instance, is_named
-from shim.schemas import AllocationInfo, GpuInfo, GpuRequest, TaskRequest, TaskResources
+from shim.schemas import (
+    AllocationInfo,
+    GpuInfo,
+    GpuRequest,
+    RefusalCode,
+    TaskRequest,
+    TaskResources,
+)
 
 AUTO: Literal["auto"] = "auto"
 """As many blocks as there are GPUs, also with a driver that is loaded late."""
@@ -295,4 +302,4 @@ def _size(dimension: str, amount: float) -> str:
 
 
 def _no_capacity(message: str, field: str) -> Refused:
-    return Refused(409, "no_capacity", message, field)
+    return Refused(409, RefusalCode.NO_CAPACITY, message, field)

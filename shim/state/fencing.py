@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from common.errors import Refused
-from shim.schemas import Fence
+from shim.schemas import Fence, RefusalCode
 from shim.state.records import FenceRecord, Records
 
 KEPT_AFTER_LAST_TASK = 7 * 24 * 3600.0
@@ -107,7 +107,9 @@ class FenceBook:
 
 
 def _fenced(message: str) -> Refused:
-    return Refused(409, "fenced", f"{message}: another controller speaks for this run now")
+    return Refused(
+        409, RefusalCode.FENCED, f"{message}: another controller speaks for this run now"
+    )
 
 
 log = logging.getLogger(__name__)

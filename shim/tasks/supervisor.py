@@ -33,6 +33,7 @@ from shim.schemas import (
     GpuInfo,
     NetworkMode,
     Notice,
+    RefusalCode,
     TaskInfo,
     TaskRequest,
     TaskStatus,
@@ -284,7 +285,7 @@ class Supervisor:
     async def _accept(self, task_id: str, request: TaskRequest, speaker: Caller) -> TaskInfo:
         held = self.ledger.get(request.allocation_id)
         if self.draining and held is None:
-            raise Refused(409, "draining", "the node is draining and takes nothing new")
+            raise Refused(409, RefusalCode.DRAINING, "the node is draining and takes nothing new")
         self._check_idle(request.allocation_id)
         if held is not None:
             await self.gpus.look(held.gpus)
