@@ -5,8 +5,6 @@ SIGTERM ends the shim, never a task. A second shim on the same data folder or so
 
 from __future__ import annotations
 
-from shim import lean  # isort: skip  (before anything that would load TLS)
-
 import argparse
 import asyncio
 import contextlib
@@ -106,7 +104,6 @@ def make_data_folder(path: Path) -> None:
         raise StartError(f"--data {path}: cannot be made: {error.strerror}") from None
 
 
-lean.settle()
 log = logging.getLogger("shim")
 _SHUTDOWN_SECONDS = 2.0
 _DEFAULT_GROUP = "fairlead"
