@@ -1,4 +1,4 @@
-"""Helpers for asyncio: small events, waits between tries, slots, and work in stretches."""
+"""Helpers for asyncio: waits between tries, slots, and work in stretches."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar, cast
-
-
-class Flag(asyncio.Event):
-    """An `asyncio.Event` that is small while few tasks wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        make_small(self)
-
-
-def make_small(event: asyncio.Event) -> None:
-    """Make the event small; no effect while a task waits for it."""
-    inside = cast(Any, event)
-    if not inside._waiters:
-        inside._waiters = []
+from typing import TypeVar
 
 
 class Backoff:

@@ -8,7 +8,7 @@ or a channel of an SSH connection). A refusal raises `ShimError`, a lost connect
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -25,7 +25,6 @@ from shim.schemas import (
     AllocationInfo,
     DrainRequest,
     Event,
-    EventType,
     Fence,
     Health,
     NodeInfo,
@@ -72,12 +71,7 @@ class LogStream:
 
 
 class ShimClient:
-    """The client.
-
-    `silence`: seconds without a byte that end the event stream; None: no limit. `known` is called
-    with each heartbeat that came alone and with its response: the same bytes need not be delivered
-    there again.
-    """
+    """The client. `silence`: seconds without a byte that end the event stream; None: no limit."""
 
     def __init__(
         self,
@@ -85,11 +79,9 @@ class ShimClient:
         base_url: str = BASE_URL,
         timeout: float = 30.0,
         silence: float | None = _SILENCE,
-        known: Callable[[aiohttp.ClientResponse, bytes], None] = lambda response, line: None,
     ) -> None:
         self._session = session
         self._silence = silence
-        self._known = known
         self._base = base_url
         self._timeout = aiohttp.ClientTimeout(total=timeout)
 
@@ -176,10 +168,7 @@ class ShimClient:
                 while piece := await response.content.readany():
                     *lines, buffer = (buffer + piece).split(b"\n")
                     for line in lines:
-                        event = _event(decoder, line)
-                        if event.type is EventType.HEARTBEAT and piece == line + b"\n":
-                            self._known(response, piece)
-                        yield event
+                        yield _event(decoder, line)
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogStream]:

@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 import runner.client
-from controller.links import heartbeats
 from controller.links.base import LinkError
-from controller.links.heartbeats import use_heartbeat_handlers
 from runner.client import RunnerClient, StreamReader, StreamWriter
 from shim.client import ShimClient
 
@@ -39,7 +37,7 @@ class SocketClients:
         self._stream = stream
         self._closed = False
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self.shim = ShimClient(self._session(shim_socket), silence=None, known=heartbeats.expect)
+        self.shim = ShimClient(self._session(shim_socket), silence=None)
         self._runners: dict[str, RunnerClient] = {}
 
     def runner(self, socket_path: str) -> RunnerClient:
@@ -85,8 +83,6 @@ class LocalConnection:
     stream ends."""
 
     def __init__(self, shim_socket: str) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._heard_at = float("-inf")
         self._clients = SocketClients(shim_socket, self._connector, asyncio.open_unix_connection)
         self._closed = asyncio.Event()
 
@@ -101,17 +97,11 @@ class LocalConnection:
         await self._clients.forget_runner(socket_path)
 
     def heard_at(self) -> float:
-        """Return the time of the last heartbeat that was kept back; other bytes reach their
-        readers."""
-        return self._heard_at
+        """Return a time before all others: every byte reaches its reader."""
+        return float("-inf")
 
     def _connector(self, path: str) -> aiohttp.UnixConnector:
-        connector = aiohttp.UnixConnector(path, keepalive_timeout=IDLE_SECONDS)
-        use_heartbeat_handlers(connector, self._heard)
-        return connector
-
-    def _heard(self) -> None:
-        self._heard_at = self._loop.time()
+        return aiohttp.UnixConnector(path, keepalive_timeout=IDLE_SECONDS)
 
     async def wait_closed(self) -> None:
         await self._closed.wait()

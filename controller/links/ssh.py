@@ -6,14 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 import asyncssh
-from asyncssh.constants import MSG_IGNORE
-from asyncssh.packet import SSHPacketLogger
 
-from controller.aio import make_small
 from controller.lifecycle.model import NodeAddress
 from controller.links.base import HostKeyRefused, LinkError, why_unreachable
 from controller.links.clients import SocketClients
@@ -137,86 +133,36 @@ _FAST_CIPHERS = (
     "aes128-ctr",
     "aes256-ctr",
 )
-_NOTHING: Any = frozenset()
 
 
-class _Connection(asyncssh.SSHClientConnection):
-    """asyncssh's connection without the empty packet before each packet.
+async def _connect(
+    address: NodeAddress,
+    pinned: asyncssh.SSHKey,
+    identity: asyncssh.SSHKey,
+    client: asyncssh.SSHClient,
+) -> asyncssh.SSHClientConnection:
+    """Log in. `pinned` is the only host key that is trusted without asking `client`.
 
-    That packet protects ciphers in CBC mode, which are not used here. Without it, half as many
-    packets are encrypted and sent.
+    The connection rekeys after as many bytes as in OpenSSH, not after a time: connections made
+    together would all rekey at the same moment. Raises OSError, asyncssh.Error.
     """
-
-    def send_packet(
-        self, pkttype: int, *args: bytes, handler: SSHPacketLogger | None = None
-    ) -> None:
-        if pkttype != MSG_IGNORE:
-            super().send_packet(pkttype, *args, handler=handler)
-
-
-class Login:
-    """Logs in with one identity.
-
-    A connection rekeys after as many bytes as in OpenSSH, not after a time: connections made
-    together would all rekey at the same moment.
-    """
-
-    def __init__(self, identity: asyncssh.SSHKey) -> None:
-        self._identity = identity
-        self._options = asyncssh.SSHClientConnectionOptions(
-            client_keys=[identity],
-            config=None,
-            compression_algs=None,
-            encryption_algs=_FAST_CIPHERS,
-            preferred_auth="publickey",
-            keepalive_interval=KEEPALIVE_SECONDS,
-            keepalive_count_max=KEEPALIVE_COUNT,
-            rekey_seconds=0,
-            login_timeout=0,
-        )
-        self._options.agent_path = None
-
-    async def connect(
-        self, host: str, port: int, user: str, pinned: asyncssh.SSHKey, client: asyncssh.SSHClient
-    ) -> asyncssh.SSHClientConnection:
-        """Log in. `pinned` is the only host key that is trusted without asking `client`. Raises
-        OSError, asyncssh.Error."""
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-
-        def begin() -> asyncssh.SSHClientConnection:
-            options = self._options
-            options.host, options.port, options.username = host, port, user
-            options.known_hosts = ([pinned], [], [], [], [], [], [])
-            options.client_keys = asyncssh.load_keypairs([self._identity])
-            options.protocol_factory = lambda: client
-            options.waiter = ready
-            return _Connection(loop, options, wait="auth")
-
-        _, ssh = await loop.create_connection(begin, host, port)
-        try:
-            await ready
-        except BaseException:
-            ssh.abort()
-            await ssh.wait_closed()
-            raise
-        _let_go_of_login(ssh)
-        return ssh
-
-
-@lru_cache(maxsize=4)
-def login_of(identity: asyncssh.SSHKey) -> Login:
-    return Login(identity)
-
-
-def _let_go_of_login(ssh: asyncssh.SSHClientConnection) -> None:
-    """Drop what only the login needed. A rekey makes its parts again; the pinned key stays and is
-    compared."""
-    ssh._client_kexinit = ssh._server_kexinit = b""
-    ssh._server_sig_algs = ssh._trusted_ca_keys = ssh._revoked_host_keys = _NOTHING
-    ssh._extra.clear()
-    make_small(ssh._close_event)
-    ssh._waiter = None
+    return await asyncssh.connect(
+        address.host,
+        address.port,
+        username=address.user,
+        known_hosts=([pinned], [], [], [], [], [], []),
+        client_keys=[identity],
+        client_factory=lambda: client,
+        agent_path=None,
+        config=None,
+        compression_algs=None,
+        encryption_algs=_FAST_CIPHERS,
+        preferred_auth="publickey",
+        keepalive_interval=KEEPALIVE_SECONDS,
+        keepalive_count_max=KEEPALIVE_COUNT,
+        rekey_seconds=0,
+        login_timeout=0,
+    )
 
 
 CONNECT_SECONDS = 20.0
@@ -289,16 +235,14 @@ class SshLink:
         self._address = address
         self._host, self._port = address.host, address.port
         self._pinned = parse(address.host_key)
-        self._login = login_of(identity)
+        self._identity = identity
 
     async def connect(self) -> SshConnection:
         client = _PinnedClient()
         where = f"{self._address.user}@{self._host}:{self._port}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                ssh = await self._login.connect(
-                    self._host, self._port, self._address.user, self._pinned, client
-                )
+                ssh = await _connect(self._address, self._pinned, self._identity, client)
         except TimeoutError as error:
             raise LinkError(f"{where} did not answer in {CONNECT_SECONDS:.0f} s") from error
         except (*_PERHAPS_ANOTHER_KEY, ConnectionError) as error:

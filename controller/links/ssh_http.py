@@ -1,7 +1,8 @@
 """HTTP and byte streams over channels of an SSH connection to unix sockets on the node.
 
 aiohttp gets a connector that opens one channel for each connection. A lost SSH connection raises
-the errors that aiohttp's callers expect.
+the errors that aiohttp's callers expect. aiohttp has no public hook for such a connector, so
+`pyproject.toml` pins its minor version.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.tracing import Trace
 
-from controller.aio import make_small
 from controller.links.clients import IDLE_SECONDS
-from controller.links.heartbeats import use_heartbeat_handlers
 
 _WINDOW_BYTES = 4 << 20
 _SMALL_BYTES = 4096
@@ -79,8 +78,7 @@ class ChannelTransport(asyncio.Transport):
             self._channel.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume reading; aiohttp may call this on a lost channel, of which it learns a few rounds
-        later."""
+        """Resume reading; aiohttp may call this on a lost channel."""
         if not self._lost:
             self._channel.resume_reading()
 
@@ -125,7 +123,6 @@ class _ChannelSession(asyncssh.SSHUNIXSession[bytes]):
 
     def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
         self._transport = ChannelTransport(chan, self._first_protocol)
-        make_small(chan._close_event)
 
     def session_started(self) -> None:
         assert self._transport is not None
@@ -173,7 +170,6 @@ class SshUnixConnector(aiohttp.BaseConnector):
         heard: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(keepalive_timeout=IDLE_SECONDS)
-        use_heartbeat_handlers(self, lambda: None)  # `heard` is called by the channel
         self._ssh = ssh
         self._path = path
         self._heard = heard

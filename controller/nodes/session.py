@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from controller.aio import Backoff, Flag, Slots
+from controller.aio import Backoff, Slots
 from controller.clock import Chance, Clock
 from controller.lifecycle import reports
 from controller.lifecycle.inventory import NodeFailure
@@ -103,7 +103,7 @@ class NodeSession:
         )
         self._told_disconnected: bool | None = None
         self.connection: NodeConnection | None = None
-        self.up = Flag()
+        self.up = asyncio.Event()
 
     async def run(self) -> None:
         """Keep the node connected until it is removed.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from controller.aio import Backoff, Flag, Slots
+from controller.aio import Backoff, Slots
 from controller.clock import Chance, Clock
 from controller.lifecycle.effects import Effect, EffectKind, releases, wanted
 from controller.lifecycle.model import RunState
@@ -152,7 +152,7 @@ class EffectRunner:
     def _start(self, effect: Effect) -> None:
         key = (effect.attempt_id, effect.kind)
         self._keys_of.setdefault(effect.attempt_id, set()).add(key)
-        kick = self._kicks[key] = Flag()
+        kick = self._kicks[key] = asyncio.Event()
         task = asyncio.create_task(self._keep(effect, kick), name=f"{key[1].value}-{key[0]}")
         self._under_way[key] = task
         task.add_done_callback(lambda _: self._ended(key, task))

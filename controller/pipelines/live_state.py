@@ -13,7 +13,6 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from controller.aio import Flag
 from controller.clock import next_trigger
 from controller.lifecycle.allocations import OCCUPIED
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext
@@ -61,7 +60,7 @@ class Watch:
     def __init__(self, watchers: Watchers, key: Key) -> None:
         self._watchers = watchers
         self._key = key
-        self._event = Flag()
+        self._event = asyncio.Event()
 
     async def __aenter__(self) -> asyncio.Event:
         self._watchers.add(self._key, self._event)

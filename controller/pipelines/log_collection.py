@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from controller.aio import Flag
 from controller.lifecycle import reports
 from controller.links.base import NodeConnection, RunnerApi
 from controller.logs.store import LogStore, LogWriter
@@ -38,7 +37,7 @@ class Acknowledging:
         self._writer = writer
         self._acknowledged = writer.end
         self._task: asyncio.Task[None] | None = None
-        self._much = Flag()
+        self._much = asyncio.Event()
 
     def came(self) -> None:
         """Note that the writer has taken data. Raises the error of the last acknowledgement, from
