@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 
@@ -38,10 +38,9 @@ class Backoff:
 
 
 class Slots:
-    """Limits how many tasks work at once. `at_once` is called for each slot and never returns less
-    than 1."""
+    """Lets `at_once` tasks work at once."""
 
-    def __init__(self, at_once: Callable[[], int]) -> None:
+    def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -82,7 +81,7 @@ class Slots:
         self._give_out()
 
     def _give_out(self) -> None:
-        while self._waiting and self._taken < self._at_once():
+        while self._waiting and self._taken < self._at_once:
             given = self._waiting.popleft()
             if not given.done():
                 self._taken += 1
@@ -100,26 +99,3 @@ async def in_stretches(items: Iterable[T]) -> AsyncIterator[T]:
         if number and number % MOST_AT_A_STRETCH == 0:
             await asyncio.sleep(0)
         yield item
-
-
-ANSWERING_SECONDS = 0.03
-"""Seconds that a caller still counts after its commit: its response, and often its next request,
-cost loop time."""
-
-
-class Callers:
-    """Counts the callers that wait for a commit, or got theirs a moment ago."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        self.count += 1
-        try:
-            yield
-        finally:
-            asyncio.get_running_loop().call_later(ANSWERING_SECONDS, self._leave)
-
-    def _leave(self) -> None:
-        self.count -= 1

@@ -37,7 +37,7 @@ class Handshakes:
     """Limits the handshakes at one time."""
 
     def __init__(self, at_once: int = AT_ONCE, lent: float = LENT_SECONDS) -> None:
-        self._slots = Slots(lambda: at_once)
+        self._slots = Slots(at_once)
         self._lent = lent
 
     def slot(self) -> AbstractAsyncContextManager[None]:

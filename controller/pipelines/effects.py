@@ -50,10 +50,6 @@ LENT_SECONDS = 0.05
 LASTING = frozenset({EffectKind.FOLLOW_RUNNER, EffectKind.COLLECT_LOGS})
 LENT_TO_LASTING_SECONDS = 0.01
 """These effects last as long as their jobs; only their first request costs time."""
-RUSH = 8
-"""With this many callers waiting for decisions, fewer effects begin at once: submissions are
-answered and placed first."""
-BEGUN_IN_A_RUSH = 2
 Key = tuple[str, EffectKind]
 
 
@@ -92,7 +88,7 @@ class EffectRunner:
         self._performers = performers
         self._clock = clock
         self._chance = chance
-        self._slots = Slots(self._most_at_once)
+        self._slots = Slots(BEGUN_AT_ONCE)
         self._under_way: dict[Key, asyncio.Task[None]] = {}
         self._kicks: dict[Key, asyncio.Event] = {}
         self._done: set[Key] = set()
@@ -210,9 +206,6 @@ class EffectRunner:
             except Exception:
                 log.exception("%s of attempt %s failed", effect.kind, effect.attempt_id)
             await backoff.wait(kick)
-
-    def _most_at_once(self) -> int:
-        return BEGUN_IN_A_RUSH if self._turns.callers.count >= RUSH else BEGUN_AT_ONCE
 
     def _slot(self, kind: EffectKind) -> AbstractAsyncContextManager[None]:
         if kind not in BEGINNINGS:

@@ -14,7 +14,7 @@ from collections import ChainMap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from controller.aio import Callers, in_stretches
+from controller.aio import in_stretches
 from controller.clock import Chance, Clock
 from controller.lifecycle.compaction import recent
 from controller.lifecycle.decide import decide
@@ -219,7 +219,6 @@ class RunPipeline:
         self._aside = RefusedRuns()
         self._brake = Brake()
         self._waiters: list[_Waiter] = []
-        self.callers = Callers()
         self._deadlines: list[tuple[float, str]] = []
         self._wake_at: dict[str, float] = {}
         self._reschedule = False
@@ -599,8 +598,7 @@ class RunPipeline:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), of)
         self._waiters.append(waiter)
         self._wake.set()
-        with self.callers.one():
-            await waiter.done
+        await waiter.done
 
     def _take_waiters(self) -> list[_Waiter]:
         waiters, self._waiters = self._waiters, []

@@ -294,25 +294,6 @@ async def test_a_beginning_that_takes_long_keeps_nobody_else_from_his(
         assert submit.finished == 0
 
 
-async def test_while_many_callers_wait_for_decisions_few_beginnings_share_the_loop_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(effects, "LENT_SECONDS", 60.0)
-    many = [placed(AttemptStatus.PROVISIONING) for _ in range(5 * effects.BEGUN_AT_ONCE)]
-    async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
-        submit = it.scripts[EffectKind.SUBMIT_TASK]
-        it.turns.runs.update({state.run.id: state for state in many})
-        it.turns.callers.count = effects.RUSH
-        ending = placed(AttemptStatus.TERMINATING)
-        it.turns.runs[ending.run.id] = ending
-        it.runner.committed([*many, ending])
-        await eventually(lambda: it.begun(EffectKind.TERMINATE_TASK))
-        assert len(submit.begun) == effects.BEGUN_IN_A_RUSH
-        it.turns.callers.count = 0
-        submit.go_on.set()
-        await eventually(lambda: submit.finished == len(many))
-
-
 async def test_what_lasts_as_long_as_its_job_keeps_others_from_beginning_only_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
