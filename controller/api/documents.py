@@ -7,6 +7,8 @@ documents; the CLI reads them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from controller.lifecycle.model import Band, Role, RunType
@@ -149,7 +151,8 @@ class RunView(_View, frozen=True):
     their parent, `occurrences` the latest finished ones of a scheduled run.
 
     `triggered_at`: when the present occurrence began; `next_triggered_at`: null while nothing
-    triggers it, for example while it is suspended. `gathering`: what a gang that holds allocations
+    triggers it, for example while it is suspended. `configuration`: as it was submitted, with its
+    secrets and the values of its variables hidden. `gathering`: what a gang that holds allocations
     and is not whole waits for; at `gives_up_at` it releases them unless a pull or a placement makes
     progress.
     """
@@ -181,6 +184,7 @@ class RunView(_View, frozen=True):
     band: Band
     submitted_at: str
     finished_at: str | None
+    configuration: dict[str, Any]
 
 
 class RunSummary(_View, frozen=True):

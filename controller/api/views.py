@@ -23,6 +23,7 @@ from controller.api.documents import (
     RunView,
     SwitchView,
 )
+from controller.configuration.plan import without_uploads
 from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import (
     Allocation,
@@ -102,6 +103,7 @@ def run_view(
         children=tuple(derived(ChildView, child.run) for child in children),
         priority=run.policy.priority,
         band=run.policy.band,
+        configuration=without_uploads(run.configuration),
     )
 
 

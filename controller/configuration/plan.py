@@ -124,6 +124,21 @@ def public(written: Mapping[str, object]) -> dict[str, object]:
     return shown
 
 
+def without_uploads(configuration: Mapping[str, object]) -> dict[str, object]:
+    """Return what the user wrote, without what `fairlead apply` filled in."""
+    return {
+        name: [
+            {key: value for key, value in one.items() if key != "uploaded"}
+            if isinstance(one, Mapping)
+            else one
+            for one in content
+        ]
+        if name in ("repos", "files") and isinstance(content, list | tuple)
+        else content
+        for name, content in configuration.items()
+    }
+
+
 def _public_repo(repo: object) -> object:
     if not isinstance(repo, Mapping) or not isinstance(repo.get("uploaded"), Mapping):
         return repo

@@ -87,6 +87,7 @@ def inspect(
     *,
     occurrence: int | None = None,
     incarnation: str | None = None,
+    configuration: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
     """Show a run (id or name) in full, with the recent attempts of each job.
@@ -97,9 +98,14 @@ def inspect(
         Show all attempts of this occurrence instead; a run without schedule has occurrence 1.
     incarnation
         Show all attempts of this incarnation of a gang (its number or id) instead.
+    configuration
+        Show the YAML that was submitted instead; secrets and the values of variables are hidden.
     """
     client = settings.client()
     data = client.get(run_path(run))
+    if configuration:
+        _show_configuration(decode(data, RunView), json)
+        return 0
     recent = occurrence is None and incarnation is None
     if json and recent:
         output.emit_json(data)
@@ -115,6 +121,15 @@ def inspect(
         which = "--occurrence N" if found.incarnation is None else "--incarnation N"
         output.emit(f"earlier attempts: `fairlead inspect {found.name} {which}`")
     return 0
+
+
+def _show_configuration(run: RunView, json: bool) -> None:
+    if json:
+        output.emit_json(msgspec.json.encode(run.configuration))
+        return
+    import yaml
+
+    output.emit(yaml.safe_dump(run.configuration, sort_keys=False, allow_unicode=True).rstrip())
 
 
 def _status(run: RunSummary) -> str:

@@ -31,6 +31,10 @@ FULL = RunState(
         name="wise-otter-1",
         type=RunType.TASK,
         user="ada",
+        configuration={
+            "commands": ["train"],
+            "repos": [{"local_path": ".", "uploaded": {"archive": "a" * 64}}],
+        },
         status=RunStatus.FAILED,
         reason=RunReason.JOB_FAILED,
         message="a sentence",
@@ -213,6 +217,7 @@ GOLDEN: dict[str, Any] = {
     "band": "interactive",
     "submitted_at": "1970-01-01T00:00:00.000Z",
     "finished_at": "1970-01-01T00:01:40.000Z",
+    "configuration": {"commands": ["train"], "repos": [{"local_path": "."}]},
 }
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from controller.cli import main
 from controller.cli.commands.serve import parse_listen
@@ -86,6 +87,30 @@ async def test_inspect_json_is_the_apis_document(
     shown = json.loads(result.out)
     assert list(shown)[:5] == ["id", "name", "type", "user", "status"]
     assert shown["jobs"][0]["pending_reason"] == "no node is connected"
+
+
+async def test_inspect_shows_the_configuration_without_its_secrets(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("hello")
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "type: task\nname: secret\ncommands: [echo hi]\nenv: {TOKEN: canary-1}\n"
+        f"secrets: {{KEY: canary-2}}\nfiles: ['{tmp_path}/notes:/notes']\n"
+    )
+    assert (await of(start, "apply", "-f", str(job), "-d")).status == 0
+    shown = (await of(start, "inspect", "secret", "--configuration")).out.decode()
+    assert yaml.safe_load(shown) == {
+        "type": "task",
+        "name": "secret",
+        "commands": ["echo hi"],
+        "env": {"TOKEN": "***"},
+        "secrets": {"KEY": "***"},
+        "files": [{"local_path": f"{tmp_path}/notes", "path": "/notes"}],
+    }
+    document = (await of(start, "inspect", "secret", "--json")).out
+    assert json.loads(document)["configuration"] == yaml.safe_load(shown)
+    assert b"canary" not in document
 
 
 async def test_ps_lists_what_lives_and_with_all_what_has_ended(start: Fairlead, task: str) -> None:
