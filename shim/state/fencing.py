@@ -47,6 +47,15 @@ class FenceBook:
                 f"incarnation {incarnation} of run {run_id} is older than {known.incarnation}"
             )
 
+    def check_for_task(self, run_id: str, fence: Fence, incarnation: int, own: int | None) -> None:
+        """Check a request about a task: its `own` incarnation and each later one may command it. An
+        unknown task (None) accepts any."""
+        if own is not None and incarnation < own:
+            self.check(run_id, fence, incarnation)
+        else:
+            known = self._records.get(run_id)
+            self.check(run_id, fence, incarnation if known is None else known.incarnation)
+
     def check_revival(self, run_id: str, task_id: str, now: float) -> None:
         """Raise Refused (409 `terminated`) for the id of a removed task."""
         known = self._records.get(run_id)
@@ -136,12 +145,8 @@ class Fences:
         self._book.check(speaker.run_id, speaker.fence, speaker.incarnation)
 
     def check_for_task(self, speaker: Caller, own: int | None) -> None:
-        """Check a request about a task: its `own` incarnation and each later one may command it. An
-        unknown task (None) accepts any."""
-        newest = self._book.get(speaker.run_id)
-        latest = newest.incarnation if newest else speaker.incarnation
-        fits = latest if own is None or speaker.incarnation >= own else speaker.incarnation
-        self._book.check(speaker.run_id, speaker.fence, fits)
+        """Check a request about a task of the incarnation `own`."""
+        self._book.check_for_task(speaker.run_id, speaker.fence, speaker.incarnation, own)
 
     def check_revival(self, task_id: str, speaker: Caller) -> None:
         self._book.check_revival(speaker.run_id, task_id, time.time())

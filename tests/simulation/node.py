@@ -382,10 +382,12 @@ class SimulatedNode:
         self, task_id: str, run_id: str, fence: Fence, incarnation: int
     ) -> SimulatedTask:
         self._answer(fence)
+        task = self.tasks.get(task_id)
+        own = None if task is None else task.info.incarnation
         with _refusals():
-            self._fences.check(run_id, fence, incarnation)
+            self._fences.check_for_task(run_id, fence, incarnation, own)
             self._fences.raise_to(run_id, fence, incarnation)
-            if task_id not in self.tasks:
+            if task is None:
                 now = self._clock.now()
                 self._fences.forget(run_id, task_id, now + UNKNOWN_REMEMBERED, now)
         return self._known(task_id)

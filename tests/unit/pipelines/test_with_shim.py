@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from controller.blobs import BlobStore
 from controller.clock import SystemClock
@@ -19,14 +18,13 @@ from controller.lifecycle.statuses import AttemptStatus
 from controller.links.clients import LocalLink
 from controller.logs.store import LogStore
 from controller.nodes import session
-from shim.api.app import make_app
-from shim.daemon import Daemon
 from shim.engines.base import ImageInfo
 from shim.schemas import RegistryAuth, TaskStatus
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import a_node, attempt_of, steady_chance, submitted
 from tests.unit.shim.parts import Node
+from tests.unit.shim.serving import served
 
 LOGIN = RegistryAuth(username="anna", password="s3cret")
 
@@ -46,20 +44,6 @@ def node(tmp_path: Path) -> Node:
     made.host.registry["private"] = (ImageInfo(id="sha256:p"), LOGIN.password)
     made.host.pull_gate.clear()
     return made
-
-
-@contextlib.asynccontextmanager
-async def life(node: Node) -> AsyncIterator[Daemon]:
-    """Of the shim: it ends like a killed one, with nothing but records left of it."""
-    async with node.shim() as service:
-        runner = web.AppRunner(make_app(service), access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.UnixSite(runner, str(node.settings.socket)).start()
-        try:
-            yield service
-        finally:
-            service.events.close()
-            await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
@@ -107,14 +91,14 @@ async def test_a_shim_restarted_during_a_private_pull_is_given_the_password_agai
     node: Node, tmp_path: Path
 ) -> None:
     async with controller(node, tmp_path, MemoryDatabase()) as it:
-        async with life(node):
+        async with served(node):
             run_id, task_id = await submitted_to(it, node)
         for lives in (2, 3):
-            async with life(node) as shim:
+            async with served(node) as shim:
                 await pulled(node, times=lives)
                 assert shim.supervisor.info(task_id).status is TaskStatus.PULLING
         node.host.pull_gate.set()
-        async with life(node):
+        async with served(node):
             await eventually(lambda: attempt_of(it.turns.runs[run_id]).container_started)
             attempt = attempt_of(it.turns.runs[run_id])
             assert (attempt.status, attempt.credentials_asked) == (AttemptStatus.PULLING, None)
@@ -124,10 +108,10 @@ async def test_a_controller_that_starts_after_the_shim_asked_brings_the_password
     node: Node, tmp_path: Path
 ) -> None:
     database = MemoryDatabase()
-    async with controller(node, tmp_path, database) as it, life(node):
+    async with controller(node, tmp_path, database) as it, served(node):
         run_id, task_id = await submitted_to(it, node)
     node.host.pull_gate.set()
-    async with life(node) as shim:
+    async with served(node) as shim:
         await eventually(lambda: shim.supervisor.info(task_id).needs_credentials)
         async with controller(node, tmp_path, database) as again:
             await eventually(lambda: attempt_of(again.turns.runs[run_id]).container_started)
