@@ -34,7 +34,7 @@ CODE_PIECE = 1 << 20
 MAX_WAIT = 60.0
 MAX_HEARTBEAT = 300.0
 
-_FAILED = "the runner failed at this request; runner.log says why"
+_FAILED = "the runner failed on this request; see runner.log"
 _KNOWN: dict[type[Exception], Refused] = {
     BadFrame: Refused(500, "log_damaged", "the log's files in the task's folder were changed"),
 }
@@ -155,7 +155,7 @@ class _Api:
     async def follow(self, request: web.Request) -> web.StreamResponse:
         offset = self._offset(request)
         if not web.WebSocketResponse().can_prepare(request):
-            raise Refused(400, "not_a_websocket", "this is a WebSocket: ask for an upgrade")
+            raise Refused(400, "not_a_websocket", "this is a WebSocket: request an upgrade")
         self._runner.follower_came()
         try:
             return await LogFollower(self._runner.log, offset, self._patience).serve(request)

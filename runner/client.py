@@ -282,7 +282,7 @@ class RunnerClient:
         """Connect to a port on the job's loopback; the caller closes it. Raises RunnerError
         `port_refused` when nothing listens there."""
         if self._dial is None:
-            raise RunnerUnavailable("this connection has no way to the ports of a job")
+            raise RunnerUnavailable("this connection cannot reach the ports of a job")
         with self._transport():
             reader, writer = await self._dial()
             try:
@@ -359,7 +359,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
 
 def _raise_for_close(code: int | None) -> None:
     if code == WS_TOO_SLOW:
-        raise RunnerError("too_slow", "nothing was taken for too long", WS_TOO_SLOW)
+        raise RunnerError("too_slow", "the reader read nothing for too long", WS_TOO_SLOW)
     if code == aiohttp.WSCloseCode.INTERNAL_ERROR:
         raise RunnerError("log_damaged", "the log's files were changed", 500)
     if code != aiohttp.WSCloseCode.OK:

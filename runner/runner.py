@@ -109,7 +109,7 @@ class Runner:
         check_submission(request)
         if self._request is not None:
             if not request.is_the_same_job(self._request):
-                raise Refused(409, "conflict", "another job was submitted to this runner before")
+                raise Refused(409, "conflict", "another job was already submitted to this runner")
             return self.status.latest
         if self.state is not RunnerState.WAITING_FOR_JOB:
             raise Refused(409, "ended", "this runner's job has ended")
@@ -202,7 +202,7 @@ class Runner:
         Only the runner writes there, so every reader finds the same bytes at the same offsets.
         """
         if self._log_ends:
-            raise Refused(409, "ended", "the job has ended, and its log with it")
+            raise Refused(409, "ended", "the job has ended, and so has its log")
         if notice_id not in self._noticed:
             self._noticed.add(notice_id)
             lead = b"" if self.log.at_line_start else b"\n"
@@ -284,7 +284,7 @@ class Runner:
         except Exception:
             _log.exception("the runner failed")
             verdict = Verdict(
-                ExitReason.EXECUTOR_ERROR, "the runner failed; its own log (runner.log) says why"
+                ExitReason.EXECUTOR_ERROR, "the runner failed; see its own log (runner.log)"
             )
             await self._conclude_unstarted(verdict)
 
@@ -365,7 +365,7 @@ class Runner:
         try:
             gone = await asyncio.to_thread(self.log.make_whole)
         except OSError:
-            _log.exception("the log's newest segment is not put back")
+            _log.exception("the log's newest segment was not restored")
         if not gone:
             return record
         told = f"{gone} bytes of its log are gone: the job removed their files"

@@ -92,7 +92,7 @@ def _check_text(request: SubmitRequest) -> None:
         if any("\0" in value for value in values):
             raise Refused(400, "invalid", "a NUL character is not possible here", field)
     if any(not name or "=" in name for name in job.env):
-        raise Refused(400, "invalid", "the name of a variable is empty or has a `=`", "job.env")
+        raise Refused(400, "invalid", "the name of a variable is empty or contains `=`", "job.env")
 
 
 def _check_code(job: JobSpec) -> None:
@@ -104,7 +104,7 @@ def _check_code(job: JobSpec) -> None:
             field = f"job.repos[{number}]"
             raise Refused(400, "invalid", "give either `url` or `archive`", field)
         if repo.diff is not None and repo.url is None:
-            message = "changes what was fetched from `url`; an archive is taken as it is"
+            message = "changes what was fetched from `url`; an archive is used as it is"
             raise Refused(400, "invalid", message, f"job.repos[{number}].diff")
         for name in ("url", "branch", "commit"):
             if (getattr(repo, name) or "").startswith("-"):

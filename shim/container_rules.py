@@ -58,7 +58,7 @@ def check_volumes(volumes: Sequence[VolumeMount]) -> None:
     for volume in volumes:
         target = _target(volume)
         if target in seen:
-            raise VolumeError(f"two volumes are to be mounted at {target}")
+            raise VolumeError(f"two volumes have the target {target}")
         seen.add(target)
         if volume.kind is VolumeKind.NAMED and not _NAME.fullmatch(volume.source):
             raise VolumeError(
@@ -94,7 +94,7 @@ def _target(volume: VolumeMount) -> PurePosixPath:
     target = PurePosixPath(re.sub("^/+", "/", volume.target))  # "//proc" is "/proc" to an engine
     is_path = target.is_absolute() and ".." not in target.parts and "\0" not in volume.target
     if not is_path or len(target.parts) < 2:
-        raise VolumeError(f"{volume.target!r} is no absolute path below / in the container")
+        raise VolumeError(f"{volume.target!r} is not an absolute path below / in the container")
     hidden = any(target.is_relative_to(folder) for folder in _NOT_FOR_VOLUMES)
     if hidden and not target.is_relative_to(_SHARED_MEMORY):
         raise VolumeError(f"no volume can be mounted at {target}")
@@ -108,7 +108,7 @@ def _target(volume: VolumeMount) -> PurePosixPath:
 
 def _check_source(source: str) -> None:
     if not source.startswith("/") or ".." in PurePosixPath(source).parts or "\0" in source:
-        raise VolumeError(f"{source!r} is no absolute path without '..' on the node")
+        raise VolumeError(f"{source!r} is not an absolute path without '..' on the node")
 
 
 HARMLESS = frozenset(
@@ -213,7 +213,9 @@ def _check_ulimit(name: str, soft: int, hard: int) -> None:
     if max(soft, hard) > _MOST_LIMIT:
         raise invalid(f"{name}: at most {_MOST_LIMIT}, or -1: unlimited", "container.ulimits")
     if soft < -1 or hard < -1 or (hard != -1 and not -1 < soft <= hard):
-        raise invalid(f"{name}: the soft limit must be at most the hard one", "container.ulimits")
+        raise invalid(
+            f"{name}: the soft limit must not be greater than the hard limit", "container.ulimits"
+        )
 
 
 def _forbidden(what: str, field: str) -> Refused:

@@ -89,7 +89,9 @@ def proxy_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if not value:
             continue
         if urlsplit(value).password is not None:
-            raise StartError(f"--container-proxy: {name} holds a password, which tasks would see")
+            raise StartError(
+                f"--container-proxy: {name} contains a password, which tasks would see"
+            )
         found |= {name: value, name.lower(): value}
     return found
 
@@ -99,7 +101,7 @@ def make_data_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (FileExistsError, NotADirectoryError):
-        raise StartError(f"--data {path}: it, or what it lies in, is not a folder") from None
+        raise StartError(f"--data {path}: it, or a folder above it, is not a folder") from None
     except OSError as error:
         raise StartError(f"--data {path}: cannot be made: {error.strerror}") from None
 
@@ -392,7 +394,7 @@ def _refuse_taken(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_socket():
-        raise StartError(f"--socket {path}: something that is no socket lies there")
+        raise StartError(f"--socket {path}: a file that is not a socket exists there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise StartError(f"--socket {path}: another process listens there")

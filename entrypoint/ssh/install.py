@@ -89,5 +89,5 @@ def _last_line(log: Path) -> str:
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         lines = file.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
     return "its log cannot be read"

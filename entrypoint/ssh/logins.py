@@ -46,7 +46,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
             name = os.path.basename(self.shell)
             return self.shell, [f"-{name}"] if command is None else [name, "-c", command]
         if command is None:
-            raise NothingToRun("this image has no shell; give a program to run")
+            raise NothingToRun("this image has no shell; name a program to run")
         try:
             words = shlex.split(command)
         except ValueError as error:

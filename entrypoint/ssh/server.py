@@ -157,8 +157,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--task", type=Path, required=True, help="the task's folder")
     add("--listener", type=int, required=True, help="descriptor of a listening socket")
-    add("--idle", type=float, default=IDLE_SECONDS, help="seconds without visitors to end after")
-    add("--notice", help="shown to everybody who logs in")
+    add(
+        "--idle",
+        type=float,
+        default=IDLE_SECONDS,
+        help="seconds without visitors until the server ends",
+    )
+    add("--notice", help="shown to every user who logs in")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with socket.socket(fileno=given.listener) as listener:

@@ -45,7 +45,7 @@ def unpacked(file: BinaryIO) -> BinaryIO:
         raise BadArchive("zstd archives are not supported: use gzip, bzip2 or xz")
     if start[_TAR_MAGIC_AT:] == b"ustar" or not any(start):
         return file
-    raise BadArchive("it is no tar archive, plain or packed with gzip, bzip2 or xz")
+    raise BadArchive("it is not a tar archive, plain or packed with gzip, bzip2 or xz")
 
 
 class _Xz(io.RawIOBase):
@@ -209,7 +209,7 @@ class TarReader:
             self._expect_content(raw, size)
             return Entry(self._named(parts, raw), Kind.FILE, mode, when, size=size)
         if size:
-            raise BadArchive(f"{shown(raw)} is no file but has content")
+            raise BadArchive(f"{shown(raw)} has content but is not a file")
         if header.type == tarfile.DIRTYPE:
             return Entry(parts, Kind.FOLDER, mode, when) if parts else None
         named = self._named(parts, raw)
@@ -239,9 +239,9 @@ class TarReader:
     def _check_length(self, raw: bytes, parts: Parts) -> None:
         limits = self._limits
         if b"\0" in raw:
-            raise BadArchive(f"{shown(raw)} holds a NUL character")
+            raise BadArchive(f"{shown(raw)} contains a NUL character")
         if len(raw) > limits.path or any(len(part) > limits.name for part in parts):
-            raise BadArchive(f"{shown(raw)} is too long a name")
+            raise BadArchive(f"{shown(raw)} is a name that is too long")
         if len(parts) > limits.depth:
             raise BadArchive(f"{shown(raw)} is nested deeper than {limits.depth} folders")
 

@@ -92,12 +92,12 @@ class Patching:
         """Return the file's new content, as git stores it."""
         before = b"" if entry is None else self._repo.object_store[entry.sha].as_raw_string()
         if entry and patch.old_mode and stat.S_ISLNK(entry.mode) != stat.S_ISLNK(patch.old_mode):
-            raise DoesNotApply(f"{_shown(path)} is of another kind in the repository")
+            raise DoesNotApply(f"{_shown(path)} has another type in the repository")
         if patch.binary:
             return _binary(patch, before, path)
         after = apply_patch_hunks(patch, _lines(before))
         if after is None:
-            raise DoesNotApply(f"{_shown(path)} is another one in the repository")
+            raise DoesNotApply(f"{_shown(path)} has other content in the repository")
         return b"".join(after)
 
     def _remove(self, path: bytes) -> None:
@@ -112,7 +112,7 @@ class Patching:
         place = os.path.join(self._root, file.path)
         self._check_place(file.path)
         if file.is_new and os.path.lexists(place):
-            raise DoesNotApply(f"{_shown(file.path)} is in the repository already")
+            raise DoesNotApply(f"{_shown(file.path)} is already in the repository")
         os.makedirs(os.path.dirname(place), exist_ok=True)
         blob = Blob.from_string(file.content)
         if not stat.S_ISLNK(file.mode):
@@ -137,7 +137,7 @@ def _paths(patch: FilePatch) -> tuple[bytes | None, bytes | None]:
     if patch.copy_from is not None:
         return patch.copy_from, patch.copy_to
     if patch.old_path is None and patch.new_path is None:
-        raise DoesNotApply("a part of the diff names no file")
+        raise DoesNotApply("a part of the diff has no file name")
     return _stripped(patch.old_path), _stripped(patch.new_path)
 
 

@@ -49,14 +49,16 @@ class CodeStore:
     async def receive(self, digest: str, pieces: AsyncIterable[bytes]) -> None:
         """Receive a blob; the same blob may come again. Raises Refused, and OSError."""
         if digest not in self._wanted:
-            raise Refused(409, "no_code_expected", "the submitted job has no such code", "digest")
+            raise Refused(
+                409, "no_code_expected", "the submitted job does not need this code", "digest"
+            )
         self._arrivals += 1
         arriving = self._folder / f".{digest}.{self._arrivals}"
         await asyncio.to_thread(self._folder.mkdir, mode=0o700, exist_ok=True)
         try:
             found = await _store(arriving, pieces)
             if found != digest:
-                raise Refused(400, "damaged", "the code is not what its digest says", "digest")
+                raise Refused(400, "damaged", "the code does not match its digest", "digest")
             await asyncio.to_thread(os.replace, arriving, self.path(digest))
         except BaseException:
             arriving.unlink(missing_ok=True)

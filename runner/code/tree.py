@@ -109,10 +109,10 @@ class TreeWriter:
         try:
             os.unlink(entry.parts[-1], dir_fd=folder)
         except (IsADirectoryError, PermissionError):
-            raise BadArchive(f"{entry.name} is a folder there already") from None
+            raise BadArchive(f"{entry.name} is already a folder there") from None
 
     def _exists(self, name: str) -> NoReturn:
-        raise BadArchive(f"{name} exists already (or differs from another name only by case)")
+        raise BadArchive(f"{name} already exists (or differs from another name only by case)")
 
     def _enter(self, parts: Parts) -> int:
         """Return a descriptor of the folder, which this writer owns; missing folders are made."""

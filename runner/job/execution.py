@@ -74,7 +74,7 @@ def grace_left(task: Path, now: float) -> float | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        _log.error("how long the job may take to end cannot be read: %s", error)
+        _log.error("the grace of the stop cannot be read: %s", error)
         return None
     return max(0.0, order.kill_at - now)
 

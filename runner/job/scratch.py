@@ -92,7 +92,7 @@ class Scratch:
                 os.chown(folder, self._owner.uid, self._owner.gid)
             return folder
         raise CannotStart(
-            "the job has secrets, but nowhere to keep them in memory: "
+            "the job has secrets, but no folder in memory for them: "
             + ", ".join(map(str, PLACES))
             + " are no writable tmpfs"
         )

@@ -55,8 +55,8 @@ class LogFollower:
             with self._log.pacing.seat() as seat:
                 return await self._send_pieces(ws, seat)
         except TimeoutError:
-            _log.warning("a follower is dropped: it took nothing for %g s", self._patience)
-            return WS_TOO_SLOW, b"nothing was taken for too long"
+            _log.warning("a follower is dropped: it read nothing for %g s", self._patience)
+            return WS_TOO_SLOW, b"the reader read nothing for too long"
         except (BadFrame, OSError) as error:
             if isinstance(error, ConnectionError):
                 raise

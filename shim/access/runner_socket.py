@@ -95,7 +95,7 @@ def _link(folder: Path, door: Path) -> None:
     fd = os.open(folder / RUNNER_SOCKET_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            raise OSError(f"{folder / RUNNER_SOCKET_NAME} is no socket")
+            raise OSError(f"{folder / RUNNER_SOCKET_NAME} is not a socket")
         with contextlib.suppress(FileExistsError):
             # Only with a folder's descriptor, here unused, does it follow to what `fd` is.
             os.link(f"/proc/self/fd/{fd}", door, src_dir_fd=fd, follow_symlinks=True)

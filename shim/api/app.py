@@ -100,7 +100,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MOST_BODY = 1 << 20
-_FAILED = "the shim failed at this request; its log says why"
+_FAILED = "the shim failed on this request; see its log"
 
 
 class Routes:

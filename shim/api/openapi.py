@@ -27,20 +27,20 @@ _REF = "#/components/schemas/{name}"
 _TASK, _ALLOCATION = "/v1/tasks/{id}", "/v1/allocations/{id}"
 _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
     ("get", "/v1/health", "Version, boot, install and this life of the shim", None, Health, False),
-    ("get", "/v1/node", "What the node has and what of it is taken", None, NodeInfo, False),
-    ("get", "/v1/node/metrics", "How busy node, tasks and GPUs are", None, NodeMetrics, False),
+    ("get", "/v1/node", "What the node has, and what is allocated", None, NodeInfo, False),
+    ("get", "/v1/node/metrics", "Figures of node, tasks and GPUs", None, NodeMetrics, False),
     ("get", "/metrics", "The same as Prometheus text", None, str, False),
-    ("post", "/v1/node/drain", "Take nothing new, or again", DrainRequest, NodeInfo, False),
+    ("post", "/v1/node/drain", "Start or end a drain", DrainRequest, NodeInfo, False),
     (
         "post",
         "/v1/node/gpus/{id}/clear",
-        "Offer a GPU again that was cordoned for a fault (404 when it is not)",
+        "Offer a GPU again that was cordoned because of a fault (404 when it is not cordoned)",
         None,
         NodeInfo,
         False,
     ),
     ("get", "/v1/allocations", "All allocations", None, list[AllocationInfo], False),
-    ("delete", _ALLOCATION, "Give an allocation back (409 while in use)", None, None, True),
+    ("delete", _ALLOCATION, "Release an allocation (409 while it is in use)", None, None, True),
     ("get", "/v1/tasks", "All tasks", None, list[TaskInfo], False),
     ("get", _TASK, "One task", None, TaskInfo, False),
     (
@@ -58,8 +58,8 @@ _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
     ("get", "/v1/events", "NDJSON stream of changes after ?after=", None, Event, False),
 )
 _QUERIES = {
-    _TASK + "/logs": ("offset", "integer", "Of the first byte wanted; 0 without it"),
-    "/v1/events": ("after", "string", "A cursor; without it the stream begins now"),
+    _TASK + "/logs": ("offset", "integer", "The offset of the first byte; default 0"),
+    "/v1/events": ("after", "string", "A cursor; by default the stream begins now"),
 }
 
 

@@ -63,10 +63,10 @@ class PrivateMemory:
             folder.mkdir(exist_ok=True)
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-                raise FileExistsError(f"{folder} is somebody else's")
+                raise FileExistsError(f"{folder} belongs to another user")
             folder.chmod(_PASSED_THROUGH)
         except OSError as error:
-            log.warning("task %s has no memory of its own: %s", task_id, error)
+            log.warning("task %s has no private folder in memory: %s", task_id, error)
             return None
         return folder
 

@@ -170,7 +170,7 @@ def _devices_of(path: Path, kind: str | None) -> list[str]:
             return []
         return [str(device["name"]) for device in spec["devices"]]
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        log.warning("the CDI spec %s is not understood: %s", path, error)
+        log.warning("the CDI spec %s cannot be read: %s", path, error)
         return []
 
 

@@ -15,7 +15,7 @@ from shim.schemas import GpuInfo
 HELD_BYTES = 512 << 20
 """The memory that drivers use on an idle GPU is less than this."""
 
-_DAMAGED = "the record of its fault was damaged; have it looked at, then `fairlead node clear-gpu`"
+_DAMAGED = "the record of its fault was damaged; check it, then `fairlead node clear-gpu`"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ def lost() -> Finding:
 
 
 def gone() -> Finding:
-    words = "the GPU is lost: the driver does not have it any more"
+    words = "the GPU is lost: the driver no longer has it"
     return Finding(key="lost", words=words, cordon=True)
 
 

@@ -101,7 +101,7 @@ class Roll:
             self._kept[board] = entry
 
     async def _drop(self, board: str) -> None:
-        log.warning("GPU %s is forgotten: another one sits in its place", board)
+        log.warning("GPU %s is forgotten: another one is in its place", board)
         try:
             await self.forget(board)
         except OSError as error:

@@ -131,7 +131,7 @@ _RECOVERIES = {
     6: Recovery("a reset of the bus"),
     7: Recovery("a reboot of the system"),
 }
-_UNKNOWN = Recovery("an action that this version does not know")
+_UNKNOWN = Recovery("an action unknown to this version")
 _LINKS = {
     0: GpuLink.SAME_BOARD,
     10: GpuLink.ONE_SWITCH,
@@ -291,7 +291,7 @@ class NvmlGpus:
         """Warn about each exclusion that matches no GPU: a typing error would offer a GPU that
         should be kept."""
         for one in self._in_vain:
-            log.warning("--exclude-gpu %s: no GPU that answers here is that one", one.text)
+            log.warning("--exclude-gpu %s: no GPU on this node matches", one.text)
         self._in_vain.clear()
 
     def _read_units(self, index: int) -> Sequence[_Unit]:

@@ -42,7 +42,7 @@ CONFIRM_AFTER = 1.0
 """Seconds until a missing GPU is looked for again: a machine that boots may not be ready."""
 
 _SILENT = "the driver does not answer for it"
-_GONE = "the driver does not have it any more"
+_GONE = "the driver no longer has it"
 
 Told = Callable[[GpuInfo, Finding, str], Awaitable[None]]
 """Gets a GPU, a finding about it, and the line for the logs of jobs that have it."""
@@ -55,7 +55,7 @@ class _Known:
         self.info = info
         self.vitals: Vitals | None = None
         self.problem: str | None = None
-        self.held: str | None = "its memory was not looked at yet"
+        self.held: str | None = "its memory was not checked yet"
 
 
 class GpuWatch:
@@ -137,7 +137,7 @@ class GpuWatch:
         """Hold these GPUs, whose container is gone, until a reading shows that their memory is
         free."""
         for known in self._of(uuids):
-            known.held = "its memory was not looked at since its last job"
+            known.held = "its memory was not checked since its last job"
         self.changed()
 
     async def look(self, uuids: Iterable[str]) -> None:

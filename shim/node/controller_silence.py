@@ -112,14 +112,14 @@ class ControllerSilence:
         try:
             await self._records.save(_KEY, HeardRecord(boot_id=self._boot_id, at=kept))
         except OSError as error:
-            log.warning("cannot keep when a controller was heard: %s", error)
+            log.warning("cannot store when a controller was last heard: %s", error)
         else:
             self._kept_at = kept
 
     async def _stop(self, task: TaskState, patience: float) -> None:
-        message = f"its node had not heard of a controller for {patience:g} s (on_disconnect)"
+        message = f"its node had no contact to a controller for {patience:g} s (on_disconnect)"
         log.warning("task %s is stopped: %s", task.info.id, message)
         try:
             await task.order_stop(GRACE_SECONDS, TaskReason.INSTANCE_UNREACHABLE, message)
         except OSError as error:
-            log.error("task %s: its stop could not be kept: %s", task.info.id, error)
+            log.error("task %s: its stop could not be stored: %s", task.info.id, error)

@@ -78,7 +78,7 @@ def parse(text: str) -> Asked:
     if text == AUTO:
         return AUTO
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise StartError(f"--blocks {text!r}: expected a number from 1 on, or 'auto'")
+        raise StartError(f"--blocks {text!r}: expected a number of 1 or more, or 'auto'")
     return int(text)
 
 
@@ -208,7 +208,7 @@ class Ledger:
             )
         if resources.whole_node and others:
             raise _no_capacity(
-                f"the whole node was asked for, but {len(others)} other allocation(s) hold parts",
+                f"the whole node was requested, but {len(others)} other allocation(s) hold parts",
                 "resources.whole_node",
             )
 
@@ -253,7 +253,7 @@ class Ledger:
     def _check_named(self, uuids: tuple[str, ...], free: set[str], taken: set[str]) -> None:
         known = {gpu.uuid: gpu for gpu in self._gpus}
         if len(set(uuids)) < len(uuids):
-            raise invalid("a GPU is named twice", "resources.gpu.uuids")
+            raise invalid("a GPU is listed twice", "resources.gpu.uuids")
         wrong = []
         for uuid in (uuid for uuid in uuids if uuid not in free):
             gpu = known.get(uuid)

@@ -158,7 +158,7 @@ _NODE_GAUGES = (
     ("disk_allocated", "fairlead_node_disk_allocated_bytes", "Disk that allocations hold"),
     ("disk_total", "fairlead_node_data_disk_bytes", "Size of the data folder's filesystem"),
     ("disk_free", "fairlead_node_data_disk_free_bytes", "Free space of that filesystem"),
-    ("draining", "fairlead_node_draining", "1 while the node takes nothing new"),
+    ("draining", "fairlead_node_draining", "1 while the node takes no new tasks"),
     ("shim_memory", "fairlead_shim_resident_memory_bytes", "Memory of the shim itself"),
 )
 _NODE_COUNTERS = (

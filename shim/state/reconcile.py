@@ -61,7 +61,7 @@ def settle(
         claim = _claim_of_container(found)
         claims.setdefault(claim.id, claim)
     complaints = [
-        f"allocation {name}: its record is damaged and no task tells what it held"
+        f"allocation {name}: its record is damaged and no task knows what it held"
         for name in kept.damaged
         if name not in claims
     ]
@@ -225,7 +225,7 @@ def _say_damaged(
     tasks: Loaded[TaskRecord], fences: Loaded[FenceRecord], records: dict[str, TaskRecord]
 ) -> None:
     for task_id in tasks.damaged:
-        fate = "rebuilt" if task_id in records else "lost; the same PUT starts the task anew"
+        fate = "rebuilt" if task_id in records else "lost; the same PUT starts the task again"
         log.error("the record of task %s was damaged: set aside, %s", task_id, fate)
     for run_id in fences.damaged:
         log.error("the fence of run %s was damaged: set aside, taken from its tasks", run_id)

@@ -76,7 +76,7 @@ async def _wait_for_the_runner(ctx: StepContext, came: asyncio.Event) -> None:
     try:
         await runner_socket.until_it_listens(ctx)
     except OSError as error:
-        log.warning("task %s: its stop may go unheard: %s", ctx.task.info.id, error)
+        log.warning("task %s: the runner may not hear of its stop: %s", ctx.task.info.id, error)
         return
     came.set()
     ctx.task.stop_hurried.set()
@@ -102,7 +102,7 @@ async def _signal(ctx: StepContext, kill_at: float) -> None:
             ctx.executor, safe_files.replace_file, folder, STOP_ORDER_NAME, content
         )
     except OSError as error:
-        log.warning("task %s: its grace cannot be told: %s", ctx.task.info.id, error)
+        log.warning("task %s: its grace cannot be sent: %s", ctx.task.info.id, error)
     await insist(ctx, lambda: ctx.engine.signal_stop(ctx.task.info.container_id or ""))
 
 
@@ -316,12 +316,12 @@ def _why(ended: Exit, exit_record: str | None) -> tuple[TaskReason | None, str |
     if ended.oom_killed:
         return TaskReason.OUT_OF_MEMORY, "the container used more memory than its resources allow"
     if ended.gone:
-        message = "the container was removed by someone else"
+        message = "the container was removed by another program"
         return TaskReason.CONTAINER_EXITED_WITH_ERROR, message
     code = "unknown" if ended.exit_code is None else ended.exit_code
     return (
         TaskReason.CONTAINER_EXITED_WITH_ERROR,
-        f"the container ended (exit code {code}) before the runner could say how the job did",
+        f"the container ended (exit code {code}) before the runner could report how the job ended",
     )
 
 

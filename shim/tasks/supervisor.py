@@ -276,7 +276,7 @@ class Supervisor:
         self, known: TaskState, request: TaskRequest, speaker: Caller
     ) -> TaskInfo:
         if not is_same_body(known.record, request):
-            raise conflict(f"task {known.info.id} exists already, with another body")
+            raise conflict(f"task {known.info.id} already exists with another body")
         await kept(self.fences.hear(speaker))
         if request.registry_auth is not None:
             known.give_credentials(request.registry_auth)

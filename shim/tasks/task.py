@@ -92,7 +92,7 @@ class TaskState:
             await self.enter(status, **changes)
         except OSError as error:
             self._log_status()
-            log.error("cannot keep that task %s is %s: %s", self.info.id, status, error)
+            log.error("cannot store that task %s is %s: %s", self.info.id, status, error)
             self._events.task_changed(self.info)
             return False
         return True

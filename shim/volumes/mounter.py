@@ -105,7 +105,7 @@ class KernelMounter:
         real = Path(os.readlink(f"/proc/self/fd/{fd}"))
         data = self._ours.parent.resolve()
         if real.is_relative_to(data) or data.is_relative_to(real):
-            raise VolumeError(f"{shown} holds the node's own records")
+            raise VolumeError(f"{shown} contains the node's own records")
 
     def _refuse_used(self, path: Path, number: int) -> None:
         """Refuse a device that the operator has mounted; one that a shim mounted may serve several
@@ -153,9 +153,9 @@ def _filesystem_of(path: Path) -> str:
     done = _command(["blkid", "-p", "-o", "value", "-s", "TYPE", "--", str(path)], path)
     found = done.stdout.strip()
     if not found:
-        raise VolumeError(f"{path} holds no filesystem; make one on it first")
+        raise VolumeError(f"{path} has no filesystem; make one on it first")
     if found not in _FILESYSTEMS:
-        raise VolumeError(f"{path} holds {found}, not one of {', '.join(_FILESYSTEMS)}")
+        raise VolumeError(f"{path} has {found}, not one of {', '.join(_FILESYSTEMS)}")
     return found
 
 

@@ -41,7 +41,7 @@ class Hearing:
             if left > 0:
                 await asyncio.sleep(left)
                 continue
-            message = f"its node had not heard of a controller for {patience:g} s"
+            message = f"its node had no contact to a controller for {patience:g} s"
             order = TerminateRequest(
                 grace=GRACE_SECONDS, reason=TaskReason.INSTANCE_UNREACHABLE, message=message
             )

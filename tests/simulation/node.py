@@ -272,7 +272,7 @@ class SimulatedNode:
             known = self.tasks.get(task_id)
             if known is not None:
                 if known.request != request:
-                    raise conflict(f"task {task_id} exists already, with another body")
+                    raise conflict(f"task {task_id} already exists with another body")
                 self._fences.raise_to(request.run_id, fence, incarnation)
                 known.give_credentials()
                 return known.info

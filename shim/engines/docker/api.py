@@ -55,7 +55,7 @@ def unreachable(url: str, error: Exception) -> EngineUnavailable:
     what_to_do = (
         "the shim needs root, or the group of this socket"
         if why == _DENIED
-        else "is Docker installed and running there? (DOCKER_HOST says where it is)"
+        else "is Docker installed and running there? (DOCKER_HOST is its address)"
     )
     return EngineUnavailable(f"the Docker engine at {url} does not answer: {why}; {what_to_do}")
 

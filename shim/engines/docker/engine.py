@@ -194,7 +194,9 @@ class DockerEngine:
             found = await self._call(lambda: self._api.inspect_container(name))
             labels = found["Config"].get("Labels") or {}
             if labels.get(_INSTALL) != self._install_id or labels.get(_TASK) != spec.task_id:
-                raise NodeFault(f"a container named {name} exists that is not ours") from conflict
+                raise NodeFault(
+                    f"a container named {name} exists that this shim did not make"
+                ) from conflict
             return str(found["Id"])
         except EngineError as error:
             raise faults.of_create(error) from None

@@ -105,7 +105,7 @@ class Pull:
             self._note(message)
             report(self._progress())
         if not (self._complete or self._cancelled):
-            raise EngineUnavailable("the Docker engine broke the pull off")
+            raise EngineUnavailable("the Docker engine aborted the pull")
 
     def _cancel(self) -> None:
         """Cancel the pull, from any thread at any time."""
@@ -286,7 +286,7 @@ class DockerImages:
             raise explain(reference, auth, str(error)) from None
         image = await self.local(reference)
         if image is None:
-            raise explain(reference, auth, "it is gone again right after the pull")
+            raise explain(reference, auth, "it was removed right after the pull")
         return image
 
     async def ask(self, reference: str, digest: str | None, auth: RegistryAuth | None) -> None:

@@ -83,7 +83,7 @@ class Published:
         except EngineUnavailable:
             raise
         except EngineError as error:
-            log.warning("task %s: nobody knows its SSH port: %s", info.id, error)
+            log.warning("task %s: its SSH port is unknown: %s", info.id, error)
             return
         if port is not None and info.ports.get(PORT_NAME) != port:
             ctx.task.show(ports={**info.ports, PORT_NAME: port})
@@ -127,7 +127,7 @@ def _generate(path: Path) -> None:
     except FileNotFoundError:
         raise _NoKeygen(
             "this node has no ssh-keygen, so there is no SSH into its tasks: install "
-            "openssh-client, or say `ssh: off`"
+            "openssh-client, or set `ssh: off`"
         ) from None
     except subprocess.TimeoutExpired:
         raise NodeFault(f"ssh-keygen did not end in {_SECONDS:.0f} s") from None

@@ -150,7 +150,7 @@ def test_a_gpu_that_is_lost_while_the_shim_is_down_ends_its_job_and_may_be_taken
     assert (first["termination_reason"], second["gpus"]) == ("gpu_unhealthy", [uuid(1 - index)])
     errors = gpu_lab.cli("logs", "job", "--attempt", "0").succeeded().errors
     assert errors.splitlines() == [first["message"]]
-    assert "the GPU is lost: the driver does not have it any more; no new job" in errors
+    assert "the GPU is lost: the driver no longer has it; no new job" in errors
     node = gpu_lab.node()
     assert node["unfit"] is None
     assert [gpu["uuid"] for gpu in node["gpus"] if not gpu["healthy"]] == [uuid(index)]

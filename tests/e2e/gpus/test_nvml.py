@@ -129,8 +129,8 @@ async def test_an_exclusion_that_keeps_nothing_is_said_once(
             assert [one.uuid for one in await gpus.list()] == [uuid(1)]
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert sorted(said) == [
-        "--exclude-gpu 7: no GPU that answers here is that one",
-        f"--exclude-gpu {uuid(9)}: no GPU that answers here is that one",
+        "--exclude-gpu 7: no GPU on this node matches",
+        f"--exclude-gpu {uuid(9)}: no GPU on this node matches",
     ]
 
 
@@ -343,7 +343,7 @@ async def test_a_gpu_that_is_gone_after_a_restart_is_lost(
         machine.tell()
     async with open_gpus() as gpus, watching(gpus, seen) as watch:
         by_uuid = {one.uuid: one.message for one in watch.infos()}
-        words = "cordoned: the GPU is lost: the driver does not have it any more"
+        words = "cordoned: the GPU is lost: the driver no longer has it"
         assert by_uuid == {uuid(0): words, uuid(1): None}
 
 

@@ -141,6 +141,6 @@ def test_a_proxys_password_keeps_the_shim_from_starting(
     shim_process: ShimFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2@127.0.0.1:1")
-    with pytest.raises(AssertionError, match="HTTPS_PROXY holds a password") as caught:
+    with pytest.raises(AssertionError, match="HTTPS_PROXY contains a password") as caught:
         shim_process("process", "--container-proxy")
     assert "hunter2" not in str(caught.value)

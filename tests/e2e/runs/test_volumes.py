@@ -206,7 +206,7 @@ def test_a_device_is_mounted_while_the_job_is_there_and_keeps_what_it_wrote(
 
 def test_a_device_without_a_filesystem_is_a_volume_error(lab: RunLab, empty_disk: Disk) -> None:
     reason, message = failure(lab, "empty", {"device": empty_disk.path, "path": "/data"})
-    assert (reason, "holds no filesystem" in message) == ("volume_error", True)
+    assert (reason, "has no filesystem" in message) == ("volume_error", True)
 
 
 def test_a_device_that_the_node_itself_has_mounted_is_not_handed_out(

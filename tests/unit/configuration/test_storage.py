@@ -70,11 +70,11 @@ def test_a_volume_is_written_in_one_line_or_in_full(written: Any, mount: VolumeM
         ({"name": "a", "tmpfs": "1GB", "path": "/data"}, "needs exactly one of"),
         ({"tmpfs": "1GB", "path": "/data", "read_only": True}, "do not apply to it"),
         ({"name": "a", "path": "/data", "optional": True}, "so it cannot be optional"),
-        ({"tmpfs": "1GB", "path": "/a/../proc"}, "no absolute path below / in the container"),
+        ({"tmpfs": "1GB", "path": "/a/../proc"}, "not an absolute path below / in the container"),
         ("data:/proc", "no volume can be mounted at /proc"),
         ("data://opt/fairlead", "no volume can be mounted at /opt/fairlead"),
         ("data:/opt:ro", "must not be read only"),
-        ("data:/ok/", "two volumes are to be mounted at /ok"),
+        ("data:/ok/", "two volumes have the target /ok"),
         (7, "is not a volume"),
     ],
 )

@@ -116,7 +116,7 @@ async def test_a_cut_log_goes_on_where_it_stopped(node: FakeConnection, logs: Lo
 
 
 @pytest.mark.parametrize(
-    "failure", [RunnerError("too_slow", "nothing was taken", 4008), b"\0" * 64]
+    "failure", [RunnerError("too_slow", "the reader read nothing", 4008), b"\0" * 64]
 )
 async def test_a_runner_whose_stream_goes_wrong_is_followed_again(
     node: FakeConnection, logs: LogStore, failure: RunnerError | bytes

@@ -166,7 +166,7 @@ def test_a_folder_in_memory_that_was_given_is_the_only_place(
 
 
 def test_secrets_without_memory_to_keep_them_are_refused() -> None:
-    with pytest.raises(CannotStart, match="nowhere to keep them in memory"):
+    with pytest.raises(CannotStart, match="no folder in memory for them"):
         Scratch("a1", None, ()).secret_file("s", "x")
 
 

@@ -221,7 +221,7 @@ async def test_http_goes_through(tmp_path: Path) -> None:
 
 async def test_without_a_way_to_the_socket_there_are_no_ports(tmp_path: Path) -> None:
     async with a_session(tmp_path / "runner.sock") as session:
-        with pytest.raises(RunnerUnavailable, match="no way to the ports"):
+        with pytest.raises(RunnerUnavailable, match="cannot reach the ports"):
             await RunnerClient(session).connect_port(80)
 
 

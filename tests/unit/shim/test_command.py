@@ -118,7 +118,7 @@ def test_a_second_shim_on_the_same_socket_is_refused(folder: Path, start: Start)
 
 def test_a_file_at_the_sockets_place_is_refused(folder: Path, start: Start) -> None:
     (folder / "precious").write_text("data")
-    assert "no socket lies there" in refusal(start(socket="precious"))
+    assert "not a socket exists there" in refusal(start(socket="precious"))
     assert (folder / "precious").read_text() == "data"
 
 
@@ -179,7 +179,7 @@ def test_an_engine_that_does_not_answer_is_named_with_what_to_do(folder: Path) -
     assert refusal(process) == (
         f"fairlead-shim: the Docker engine at unix://{folder}/none.sock does not answer: "
         "No such file or directory; is Docker installed and running there? "
-        "(DOCKER_HOST says where it is)"
+        "(DOCKER_HOST is its address)"
     )
 
 

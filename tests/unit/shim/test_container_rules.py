@@ -91,7 +91,7 @@ def test_proxies_are_handed_on_in_both_spellings() -> None:
 
 
 def test_a_proxys_password_is_handed_to_nobody() -> None:
-    with pytest.raises(StartError, match="HTTPS_PROXY holds a password") as caught:
+    with pytest.raises(StartError, match="HTTPS_PROXY contains a password") as caught:
         main.proxy_variables({"HTTPS_PROXY": "http://me:hunter2@p:1"})
     assert "hunter2" not in str(caught.value)
 

@@ -21,17 +21,17 @@ READ_ONLY_OPT = VolumeMount(kind=VolumeKind.HOST, target="/opt", source="/m", re
 @pytest.mark.parametrize(
     ("volume", "sentence"),
     [
-        (host("/mnt/d", "data"), "no absolute path"),
-        (host("/mnt/d", "/"), "no absolute path"),
-        (host("/mnt/d", "/data/../etc"), "no absolute path"),
+        (host("/mnt/d", "data"), "not an absolute path"),
+        (host("/mnt/d", "/"), "not an absolute path"),
+        (host("/mnt/d", "/data/../etc"), "not an absolute path"),
         (host("/mnt/d", "/opt/fairlead/runtime"), "no volume can be mounted at"),
         (host("/mnt/d", "/proc/sys"), "no volume can be mounted at"),
         (host("/mnt/d", "//proc"), "no volume can be mounted at /proc"),
         (host("/mnt/d", "//opt//fairlead"), "no volume can be mounted at /opt/fairlead"),
-        (host("/mnt/d", "/da\0ta"), "no absolute path"),
+        (host("/mnt/d", "/da\0ta"), "not an absolute path"),
         (READ_ONLY_OPT, "must not be read only.* such as /opt/NAME"),
-        (host("mnt/d"), "no absolute path without '..' on the node"),
-        (host("/mnt/../etc"), "no absolute path without '..' on the node"),
+        (host("mnt/d"), "not an absolute path without '..' on the node"),
+        (host("/mnt/../etc"), "not an absolute path without '..' on the node"),
         (host("../x", kind=VolumeKind.NAMED), "is no name of a volume"),
         (host("", kind=VolumeKind.NAMED), "is no name of a volume"),
         (VolumeMount(kind=VolumeKind.TMPFS, target="/t", size=0), "cannot have the size 0"),
@@ -44,9 +44,9 @@ def test_what_no_node_would_mount_is_refused(volume: VolumeMount, sentence: str)
 
 
 def test_two_volumes_at_one_place_are_refused() -> None:
-    with pytest.raises(VolumeError, match="two volumes are to be mounted at /data"):
+    with pytest.raises(VolumeError, match="two volumes have the target /data"):
         container_rules.check_volumes([host("/mnt/a"), host("/mnt/b", "/data/")])
-    with pytest.raises(VolumeError, match="two volumes are to be mounted at /data"):
+    with pytest.raises(VolumeError, match="two volumes have the target /data"):
         container_rules.check_volumes([host("/mnt/a"), host("/mnt/b", "//data")])
 
 

@@ -242,7 +242,7 @@ KINDS: dict[str, tuple[Callable[[], bytes], str]] = {
 
 DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "ends early"),
-    "no archive": (lambda: b"#!/bin/sh\necho hello\n" * 100, "no tar archive"),
+    "no archive": (lambda: b"#!/bin/sh\necho hello\n" * 100, "not a tar archive"),
     "a zstd archive": (lambda: b"\x28\xb5\x2f\xfd" + bytes(600), "zstd"),
     "gzip in gzip in gzip": (nested_gzip, "ends early"),
     "a bad checksum": (lambda: tar(file("f")).replace(b"f", b"g", 1), "damaged"),

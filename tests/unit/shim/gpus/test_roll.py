@@ -22,7 +22,7 @@ from tests.unit.shim.gpus.parts import gpu, mig
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-LOST = "cordoned: the GPU is lost: the driver does not have it any more"
+LOST = "cordoned: the GPU is lost: the driver no longer has it"
 
 
 class Machine:

@@ -153,7 +153,7 @@ async def test_a_damaged_record_of_a_fault_is_a_fault(tmp_path: Path) -> None:
         for _ in range(2):
             async with world(gpus, faults) as it:
                 assert it.offered() == ["GPU-1"]
-                words = "cordoned: the record of its fault was damaged; have it looked at"
+                words = "cordoned: the record of its fault was damaged; check it"
                 assert (it.message("GPU-0") or "").startswith(words)
 
 
