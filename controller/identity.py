@@ -1,4 +1,4 @@
-"""What the controller makes once, on its first start: its SSH key and the admin's token."""
+"""The controller's SSH key and the admin's token, which it makes once, on its first start."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Forget(Protocol):
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """How long ended things are kept: seconds after the end of a run, and after the last byte of a
-    log."""
+    """The times for which ended things are kept: seconds after the end of a run, and after the last
+    byte of a log."""
 
     runs: float = 90 * DAY
     logs: float = 30 * DAY

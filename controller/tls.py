@@ -1,4 +1,4 @@
-"""The certificate of the API, which its operator renews while the controller runs."""
+"""The certificate of the API; the operator may renew it while the controller runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerCertificate:
-    """What a TLS listener shows. New connections get the files' newest content."""
+    """The certificate of a TLS listener. New connections get the files' newest content."""
 
     def __init__(self, files: CertificateFiles) -> None:
         """Read both files. Raises CertificateUnusable."""
@@ -49,9 +49,9 @@ class ServerCertificate:
             self.renew()
 
     def renew(self) -> bool:
-        """Take the files if they have changed and fit together, and tell whether that was so.
+        """Load the files if they have changed and match; return whether they were loaded.
 
-        A file that is only half written is left for the next look: the old certificate goes on.
+        A half-written file is left for the next look: the old certificate stays.
         """
         try:
             stamp = _stamp(self._files)
@@ -90,7 +90,7 @@ def own_certificate(data: Path) -> tuple[ssl.SSLContext, str]:
 
 
 def _self_signed() -> bytes:
-    """Key and certificate."""
+    """Return key and certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fairlead controller")])
     now = datetime.datetime.now(datetime.UTC)

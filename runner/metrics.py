@@ -20,7 +20,7 @@ from runner.schemas import JobMetrics
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """What processes use. `memory` in bytes: memory that several of them share counts once."""
+    """The use of processes. `memory` in bytes: memory that several of them share counts once."""
 
     pids: frozenset[int]
     cpu_seconds: float

@@ -60,7 +60,7 @@ class NetworkMode(StrEnum):
 
 
 class HostNetwork(StrEnum):
-    """Which tasks get the node's network, by decision of the node's operator."""
+    """The tasks that get the node's network, by decision of the node's operator."""
 
     NEVER = "never"
     WHOLE_NODE = "whole-node"
@@ -94,8 +94,10 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What the allocation takes from the node. `whole_node` also means host networking if the
-    node's operator allows it."""
+    """The resources that the allocation takes from the node.
+
+    `whole_node` also means host networking if the node's operator allows it.
+    """
 
     cpu: float
     memory: int
@@ -140,7 +142,7 @@ class Ulimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a container may do beyond, or less than, an ordinary one.
+    """A container's options beyond, or less than, those of an ordinary one.
 
     `user` is the job's: a container without the right to change users starts as that user. `init`:
     the engine's own init is the first process and the entrypoint its child; the entrypoint reaps
@@ -300,7 +302,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How to end a task. `grace`: seconds between the stop signal and the kill of the job; 0 kills
+    """The end of a task. `grace`: seconds between the stop signal and the kill of the job; 0 kills
     all at once.
 
     The container follows within 5 s, so that the runner can record how the job ended.
@@ -312,7 +314,7 @@ class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocationInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an allocation holds; it can outlive its tasks and is released only by its owner."""
+    """The content of an allocation; it can outlive its tasks and is released only by its owner."""
 
     id: str
     run_id: str
@@ -328,7 +330,7 @@ class AllocationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuLink(StrEnum):
-    """How near two GPUs are to each other, as in `nvidia-smi topo`."""
+    """The nearness of two GPUs, as in `nvidia-smi topo`."""
 
     NVLINK = "NV"
     SAME_BOARD = "INT"

@@ -1,4 +1,4 @@
-"""How every proof prints its result."""
+"""Prints a proof's result in the form that all proofs share."""
 
 from __future__ import annotations
 

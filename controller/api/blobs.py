@@ -1,4 +1,4 @@
-"""Uploads as REST: what a run needs and no node could fetch, named by its sha256."""
+"""Uploads as REST: files of a run that no node can fetch, named by their sha256."""
 
 from __future__ import annotations
 

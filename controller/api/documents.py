@@ -50,8 +50,8 @@ class GroupView(_View, frozen=True):
 
 
 class AllocationView(_View, frozen=True):
-    """What a job holds on a node: CPU in cores, sizes in bytes. `placement`: the node's value of
-    the fleet's placement attribute."""
+    """An allocation: CPU in cores, sizes in bytes. `placement`: the node's value of the fleet's
+    placement attribute."""
 
     id: str
     job_id: str
@@ -210,8 +210,8 @@ class RunSummary(_View, frozen=True):
 
 
 class SshTarget(_View, frozen=True):
-    """How a user's ssh reaches a job. `port` is on the node's loopback. `node_host` None: the node
-    is the controller's own machine, and no jump host is needed."""
+    """The way of a user's ssh to a job. `port` is on the node's loopback. `node_host` None: the
+    node is the controller's own machine, and no jump host is needed."""
 
     run_name: str
     attempt_id: str
@@ -316,7 +316,7 @@ class EventLine(_View, frozen=True):
 
 
 class JobUseView(_View, frozen=True):
-    """What a job uses, in seconds and bytes; null where the node does not count it. `message`: why
+    """A job's use, in seconds and bytes; null where the node does not count it. `message`: why
     there are no values. `memory` includes the file cache, `memory_working_set` only what the job
     needs."""
 

@@ -1,7 +1,7 @@
-"""A listener of its own, over which a booted node tells its address and nothing else.
+"""A separate listener at which a booted node gives its address, and nothing else.
 
-It has one path. Any refusal looks the same, so that no stranger learns which nodes are expected,
-and who asks often has to wait.
+It has one path. All refusals look the same, so a stranger does not learn which nodes are expected,
+and a peer with many requests must wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_PEERS = 10_000
 
 
 class JoinBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node tells: its name, its one-time token, and the address of its sshd."""
+    """A node's name, its one-time token, and the address of its sshd."""
 
     name: str
     token: str
@@ -37,7 +37,7 @@ class JoinBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RateLimit:
-    """So many requests at once from each peer, then one every few seconds."""
+    """Allows each peer so many requests at once, then one every few seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -45,7 +45,8 @@ class RateLimit:
         """When the peer may send a whole burst again."""
 
     def wait_of(self, peer: str) -> float:
-        """Count a request. 0: it may be served; else the seconds after which the next one may."""
+        """Count a request. Return 0 if it may be served, else the seconds until the next one
+        may."""
         now = self._now()
         if len(self._full_at) >= _MOST_PEERS:
             self._full_at = {peer: at for peer, at in self._full_at.items() if at > now}
@@ -62,7 +63,7 @@ class RateLimit:
 def make_join_runner(
     registrations: RegistrationService, now: Callable[[], float], *, shutdown_timeout: float
 ) -> web.AppRunner:
-    """`now`: seconds that only grow."""
+    """Make the listener's runner. `now`: seconds that only grow."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     limit = RateLimit(now)
 
@@ -79,7 +80,7 @@ def make_join_runner(
 
 
 async def _join(registrations: RegistrationService, request: web.Request) -> int:
-    """The status of the answer."""
+    """Register the node; return the status of the answer."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = msgspec.json.decode(await request.read(), type=JoinBody)

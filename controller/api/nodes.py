@@ -1,4 +1,4 @@
-"""Nodes as REST: add, show, drain, cordon and remove them, and what runs there unknown."""
+"""Nodes as REST: add, show, drain, cordon and remove them, and list their unknown tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests that stay open have in common: a stopping controller ends them at once.
+"""Common parts of requests that stay open: a stopping controller ends them at once.
 
 Each is registered in the application. Its reader reconnects and continues at its offset.
 """

@@ -1,4 +1,4 @@
-"""Which database a controller uses: a file in its data folder, or a PostgreSQL server."""
+"""Finds the controller's database: a file in its data folder, or a PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command fails: one sentence on stderr and an exit status, never a traceback."""
+"""The errors of commands: one sentence on stderr and an exit status, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands write: results on stdout, messages about them on stderr.
+"""The output of commands: results on stdout, messages about them on stderr.
 
 A log's bytes go to the descriptors unchanged, so nothing is lost by decoding or buffering.
 """
@@ -146,9 +146,9 @@ def table_lines(
 ) -> list[str]:
     """Return the lines of a table; without `width` each row is one line.
 
-    With `width` (characters) the last column, which has sentences, is wrapped between words: beside
-    the others, or below them where they leave too little room. If the others are too wide, their
-    longest cells are cut with a mark.
+    With `width` (characters) the last column, which has sentences, is wrapped between words: next
+    to the other columns, or below them if they leave too little room. If the others are too wide,
+    their longest cells are cut with a mark.
     """
     lines = [tuple(_one_line(cell) for cell in row) for row in rows]
     if any(columns):

@@ -43,12 +43,12 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "on_disconnect": schema.DisconnectFields,
     "groups": schema.GroupFields,
 }
-"""Where a mapping stands, by the type of its fields."""
+"""The path of each mapping, by the type of its fields."""
 _FILLED_IN_BY_THE_COMMAND = "uploaded"
 
 
 def document() -> dict[str, Any]:
-    """The schema of a whole file."""
+    """Return the schema of a whole file."""
     types = (schema.TaskConfiguration, *_PARTS.values())
     _, components = msgspec.json.schema_components(
         types, schema_hook=_schema_of, ref_template="#/$defs/{name}"
@@ -62,7 +62,7 @@ def document() -> dict[str, Any]:
 
 
 def _describe(component: dict[str, Any], prefix: str) -> None:
-    """A group has fields of the whole file, which are described there."""
+    """Add the descriptions. A group has fields of the whole file, which are described there."""
     component.pop("description", None)
     properties = component["properties"]
     properties.pop(_FILLED_IN_BY_THE_COMMAND, None)
@@ -81,7 +81,7 @@ def _mapping(part: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _schema_of(type_: type) -> dict[str, Any]:
-    """Raises KeyError for a type of value that has no schema yet."""
+    """Return the schema of a type. Raises KeyError for a type that has none yet."""
     return dict(_SCHEMAS[type_])
 
 

@@ -59,12 +59,12 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     retry_true_duration: float = 3600.0
     """Seconds for which `retry: true` tries again."""
     gang_max_failures: int = 10
-    """How many failures of an explicit `gang` are retried if the user sets no number."""
+    """The number of retried failures of an explicit `gang` if the user sets none."""
     limits: Limits = Limits()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a configuration asks for. `name` None: the run gets a generated one."""
+    """The planned run. `name` None: the run gets a generated one."""
 
     type: RunType
     name: str | None

@@ -195,7 +195,7 @@ class RegistryAuthFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class UploadedRepo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `fairlead apply` found out and uploaded; blobs are named by their sha256."""
+    """The results and uploads of `fairlead apply`; blobs are named by their sha256."""
 
     url: str | None = None
     hash: str | None = None

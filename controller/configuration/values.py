@@ -1,4 +1,4 @@
-"""How the YAML's values become each type of `schema`.
+"""Makes each type of `schema` from the YAML's values.
 
 A ValueError holds the sentence for the user; the caller adds the field's path.
 """

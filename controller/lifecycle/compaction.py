@@ -21,7 +21,7 @@ from controller.lifecycle.retry import charged_to, past_of
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState
 
 KEPT_ATTEMPTS = 20
-"""How many attempts of each job a state keeps."""
+"""The number of attempts of each job that a state keeps."""
 
 
 def recent(state: RunState) -> RunState:

@@ -40,7 +40,7 @@ class NodeStatus(StrEnum):
 
 
 class NodeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """How the controller judges a node's silence, in seconds.
+    """The limits by which the controller judges a node's silence, in seconds.
 
     It probes the node when it heard nothing for `probe_every`. The node is UNREACHABLE after
     `unreachable_after`, LOST after `lost_after`.
@@ -55,8 +55,11 @@ DEFAULT_NODE_FAILURE: Final = NodeFailure()
 
 
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """How the controller reaches a node: `local_socket` (same machine), or SSH to `host` with the
-    pinned `host_key`. Only an EXPECTED node has the key and no host yet."""
+    """The way to a node: `local_socket` (same machine), or SSH to `host` with the pinned
+    `host_key`.
+
+    Only an EXPECTED node has the key and no host yet.
+    """
 
     shim_socket: str
     local_socket: bool = False
@@ -70,7 +73,7 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """What an EXPECTED node waits for: its address, until `expires_at`."""
+    """An EXPECTED node waits for its address, until `expires_at`."""
 
     expires_at: float
     token_digest: str | None = None
@@ -94,7 +97,7 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     mig_parent: str | None = None
     """The UUID of the GPU in MIG mode of which this is an instance; None: it is no instance."""
     near: dict[str, int] = {}
-    """How near other GPUs of its node are, by UUID; a greater number is nearer."""
+    """The nearness of other GPUs of its node, by UUID; a greater number is nearer."""
 
     @property
     def board(self) -> str:
@@ -103,7 +106,7 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node's shim last reported as allocatable."""
+    """The capacity that the node's shim last reported as allocatable."""
 
     cpu: float = 0.0
     memory: int = 0

@@ -148,9 +148,9 @@ class JobRepo(Repo, frozen=True, kw_only=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job executes; it is the same for all jobs of a group.
+    """A job's specification; it is the same for all jobs of a group.
 
-    What an agent carries out as it stands here is the agent's own wire type.
+    Parts that an agent carries out unchanged are the agent's own wire types.
     """
 
     image: str
@@ -232,7 +232,7 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job holds on a node: CPU, memory, GPUs, ports."""
+    """The resources that a job holds on a node: CPU, memory, GPUs, ports."""
 
     id: str
     run_id: str
@@ -335,7 +335,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """What decisions need to know of a job's older attempts of one occurrence.
+    """A digest of a job's older attempts of one occurrence, as decisions need it.
 
     It is derived from their rows when a state is read, and updated as attempts leave the state. It
     is never stored.
@@ -351,8 +351,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRunning(msgspec.Struct, frozen=True, kw_only=True):
-    """How long older attempts of one occurrence were RUNNING, before any attempt that the state
-    has.
+    """The time for which older attempts of one occurrence were RUNNING, before any attempt that the
+    state has.
 
     It is derived, as `Past` is.
     """
@@ -385,7 +385,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user submitted from one configuration."""
+    """A run: a user submits it from one configuration."""
 
     id: str
     name: str
@@ -407,7 +407,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     occurrences: tuple[Occurrence, ...] = ()
     """The latest finished occurrences of a scheduled run."""
     ends_as: RunReason | None = None
-    """How a user ended a scheduled run; it applies when the present occurrence is over."""
+    """The way in which a user ended a scheduled run; it applies when the present occurrence is
+    over."""
     suspended: bool = False
     resumed_at: float | None = None
     """When its last suspension ended."""
@@ -433,8 +434,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """What one allocation of a user took from `start` to `end` (None: still). The scheduler derives
-    fair shares from it."""
+    """The use of one allocation of a user from `start` to `end` (None: still). The scheduler
+    derives fair shares from it."""
 
     user: str
     gpus: int

@@ -1,4 +1,4 @@
-"""What a job needs before it can start: resources, a node that meets its constraints, its turn."""
+"""A job's needs before it can start: resources, a node that meets its constraints, its turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Operator(StrEnum):
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's attribute must be, or should be when not `required` (docs/rules.md 6).
+    """A condition on a node's attribute; a preference when not `required` (docs/rules.md 6).
 
     `values` is empty for EXISTS and NOT_EXISTS; all others but IN have one value.
     """

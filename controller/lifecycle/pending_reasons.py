@@ -1,8 +1,9 @@
-"""Why an attempt has no allocation yet, as values: they are decided, compared and stored.
+"""Pending reasons say why an attempt has no allocation yet. They are values: decided, compared and
+stored.
 
-A new pending reason is a class here, and the rule that finds it. `sentence` is what a person reads:
-views, explanations and messages call it, and nothing is decided by its words. The tags are stored
-with the attempts, so they stay when a class gets another name.
+A new pending reason is a class here, and the rule that finds it. `sentence` is the text for people:
+views, explanations and messages call it, and no decision depends on its words. The tags are stored
+with the attempts, so they stay when a class is renamed.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_d
 
 class _Lack(_Value, frozen=True):
     def words(self) -> tuple[str, str]:
-        """What the job needs, and what the node has."""
+        """Return the job's need and the node's offer, in words."""
         raise NotImplementedError
 
 
 class LacksCpu(_Lack, frozen=True, kw_only=True, tag="cpu"):
-    """In cores. `free` is rounded to what a person is shown, so that errors of its sum are no
-    news."""
+    """Too few cores. `free` is rounded as shown, so that rounding errors of its sum change
+    nothing."""
 
     need: float
     free: float
@@ -41,7 +42,7 @@ class LacksCpu(_Lack, frozen=True, kw_only=True, tag="cpu"):
 
 
 class Measure(StrEnum):
-    """What is counted in bytes."""
+    """The resources that are counted in bytes."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -59,8 +60,10 @@ class LacksBytes(_Lack, frozen=True, kw_only=True, tag="bytes"):
 
 
 class LacksGpus(_Lack, frozen=True, kw_only=True, tag="gpus"):
-    """`free` and `total` count GPUs of the asked kind. `instance`: the short name of a part of a
-    GPU that is there, but is given only to a job that names it."""
+    """Too few GPUs. `free` and `total` count GPUs of the requested kind.
+
+    `instance`: the short name of a MIG instance on the node, which only a job that names it gets.
+    """
 
     need: GpuNeed
     free: int
@@ -88,7 +91,7 @@ class HasOtherJobs(_Lack, frozen=True, kw_only=True, tag="other_jobs"):
 
 
 class StartsTooMany(_Lack, frozen=True, kw_only=True, tag="starts"):
-    """`starting`: jobs that are being set up there already."""
+    """Too many jobs start there. `starting`: their number."""
 
     starting: int
 
@@ -112,7 +115,7 @@ class Obstacle(StrEnum):
 
 
 class Unusable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that takes no work; `detail`: what its link, its health or a user says about it."""
+    """A node that takes no work; `detail`: the message of its link, its health or a user."""
 
     node: str
     obstacle: Obstacle
@@ -176,7 +179,7 @@ _WHOLE = "a gang is placed as a whole or not at all"
 
 
 class GangInPart(_Reason, frozen=True, kw_only=True, tag="gang_in_part"):
-    """Allocations were found for some of the ranks that wait."""
+    """Room was found only for some of the waiting ranks."""
 
     found: int
     waiting: int
@@ -195,7 +198,7 @@ class GangApart(_Reason, frozen=True, kw_only=True, tag="gang_apart"):
 
 
 class DoesNotFit(_Reason, frozen=True, kw_only=True, tag="does_not_fit"):
-    """`node`: the one that is closest to fitting. `away`: one that could hold it."""
+    """No node fits. `node`: the closest one. `away`: one that could hold it but takes no work."""
 
     node: str
     lacks: tuple[Lack, ...]
@@ -209,7 +212,8 @@ class DoesNotFit(_Reason, frozen=True, kw_only=True, tag="does_not_fit"):
 
 
 class ConstraintUnmet(_Reason, frozen=True, kw_only=True, tag="constraint_unmet"):
-    """`node`: the one that the fewest constraints refuse. `has`: its value of the attribute."""
+    """A constraint refuses every node. `node`: the one that the fewest constraints refuse. `has`:
+    its value of the attribute."""
 
     constraint: Constraint
     node: str
@@ -239,7 +243,7 @@ class NoSuchFleet(_Reason, frozen=True, kw_only=True, tag="no_such_fleet"):
 
 
 class OtherFleetsOnly(_Reason, frozen=True, kw_only=True, tag="other_fleets_only"):
-    """Its gang is in none of the fleets that it may go to."""
+    """The gang is in none of the fleets that the job may use."""
 
     fleets: tuple[str, ...]
 
@@ -248,7 +252,7 @@ class OtherFleetsOnly(_Reason, frozen=True, kw_only=True, tag="other_fleets_only
 
 
 class NoNodeInDomain(_Reason, frozen=True, kw_only=True, tag="no_node_in_domain"):
-    """`value` None: the whole fleet."""
+    """No node of the gang's domain takes work. `value` None: the whole fleet."""
 
     fleet: str
     value: str | None = None
@@ -268,7 +272,7 @@ class AllDraining(_Reason, frozen=True, tag="all_draining"):
 
 
 class NoNodeUsable(_Reason, frozen=True, kw_only=True, tag="no_node_usable"):
-    """`example`: one of them."""
+    """No connected node takes work. `example`: one of them."""
 
     example: Unusable
 
@@ -295,7 +299,8 @@ class NoPlacementValue(_Reason, frozen=True, tag="no_placement_value"):
 
 
 class BoundToGang(_Reason, frozen=True, kw_only=True, tag="bound_to_gang"):
-    """Its gang is in this value of the attribute `placement`. `why`: why it waits there."""
+    """The job must go to the gang's value of the attribute `placement`. `why`: why it waits
+    there."""
 
     placement: str
     value: str
@@ -307,8 +312,11 @@ class BoundToGang(_Reason, frozen=True, kw_only=True, tag="bound_to_gang"):
 
 
 class GangDoesNotFit(_Reason, frozen=True, kw_only=True, tag="gang_does_not_fit"):
-    """`best`: the value of `placement`, or the fleet, in which the most allocations were `found`.
-    `each`: what most of its jobs need. `why`: what the nodes there lack; None: they are too few."""
+    """No domain has room for the gang.
+
+    `best`: the value of `placement`, or the fleet, with room for the most jobs (`found`). `each`:
+    the need of most of its jobs. `why`: what the nodes there lack; None: they are too few.
+    """
 
     count: int
     each: Resources
@@ -318,7 +326,7 @@ class GangDoesNotFit(_Reason, frozen=True, kw_only=True, tag="gang_does_not_fit"
     why: PendingReason | None = None
 
     def sentence(self) -> str:
-        """Such as: needs 4 places with 8 GPU in one rack; best rack r2 has 3."""
+        """Return, for example: needs 4 places with 8 GPU in one rack; best rack r2 has 3."""
         asked = f"{_places(self.count, self.each)} in one {self.placement}"
         lacks = "" if self.why is None else f" ({self.why.sentence()})"
         return f"needs {asked}; best {self.placement} {self.best} has {self.found}{lacks}"
@@ -358,7 +366,8 @@ def _could_hold(away: Unusable) -> str:
 
 
 def _places(count: int, need: Resources) -> str:
-    """One only, where a gang lacks one in the allocations that survived."""
+    """Return the request in words; it is one job when a gang lacks one in the allocations that
+    survived."""
     gpus = [gpu_words(need.gpu)] if need.gpu.count else []
     if need.whole_node:
         return " ".join([f"{count} whole node{_s(count)}", *(f"with {one}" for one in gpus)])
@@ -390,7 +399,8 @@ _SIGNS = {
 
 
 def constraint_words(constraint: Constraint) -> str:
-    """As a person says it: `zone = a`, `rack exists`, `gpu.name in H100 or H200`."""
+    """Return the constraint as a user reads it: `zone = a`, `rack exists`, `gpu.name in H100 or
+    H200`."""
     if constraint.operator is Operator.EXISTS:
         return f"{constraint.attribute} exists"
     if constraint.operator is Operator.NOT_EXISTS:

@@ -74,7 +74,7 @@ class RunReason(StrEnum):
 
 
 class RetryEvent(StrEnum):
-    """What a user can list in `retry.on_events`."""
+    """The events that a user can list in `retry.on_events`."""
 
     ERROR = "error"
     INTERRUPTION = "interruption"
@@ -127,7 +127,7 @@ class Limit(StrEnum):
 
 
 class GraceClass(StrEnum):
-    """How long a job that was RUNNING may go on after its reason is set."""
+    """The time for which a job that was RUNNING may go on after its reason is set."""
 
     NONE = "none"
     SHORT = "short"
@@ -139,7 +139,7 @@ SHORT_GRACE: Final = 10.0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from one reason.
+    """The consequences of one reason.
 
     `sentence` is for people. `run` is why the run ends when a job ends for good with this reason
     and no limit of the retry policy ended it.

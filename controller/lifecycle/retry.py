@@ -54,7 +54,7 @@ def jittered(draft: Draft, wait: float) -> float:
 
 
 class Verdict(StrEnum):
-    """What happens to a job, judged by its last attempt."""
+    """The fate of a job, judged by its last attempt."""
 
     OPEN = "open"
     """It has not ended."""

@@ -19,7 +19,7 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from controller.lifecycle.submission import first_rank
 
 KEPT: Final = 100
-"""How many past occurrences a run keeps; its history has all of them."""
+"""The number of past occurrences that a run keeps; its history has all of them."""
 
 
 class Phase(StrEnum):

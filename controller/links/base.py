@@ -56,7 +56,7 @@ class LogPieces(Protocol):
 
 
 class ShimApi(Protocol):
-    """What the controller requests from a shim (see `shim.client.ShimClient`)."""
+    """The requests of the controller to a shim (see `shim.client.ShimClient`)."""
 
     async def health(self, *, fence: Fence | None = None) -> Health:
         """Return the shim's health. With a fence, tasks with `on_disconnect: stop` hear from their
@@ -95,7 +95,7 @@ class ShimApi(Protocol):
 
 
 class RunnerApi(Protocol):
-    """What the controller requests from a runner (see `runner.client.RunnerClient`)."""
+    """The requests of the controller to a runner (see `runner.client.RunnerClient`)."""
 
     async def health(self) -> RunnerHealth: ...
     async def start(self, request: SubmitRequest) -> StatusEvent: ...

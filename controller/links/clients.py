@@ -14,7 +14,7 @@ from shim.client import ShimClient
 
 CONNECT_SECONDS = 15.0
 IDLE_SECONDS = 2.0
-"""How long an unused connection is kept: each costs a file here and a process on the node."""
+"""An unused connection is kept for this time: each costs a file here and a process on the node."""
 SILENCE_SECONDS = 30.0
 """Streams send a heartbeat every 10 s; a socket that is silent for longer is gone. The shim's event
 stream is judged by the node's session, which sees the whole connection."""

@@ -33,8 +33,7 @@ READ_BYTES = 1 << 20
 COMPLETE_NAME = "complete"
 
 _WALK_BYTES = 16 << 10
-"""How much is read at once while only headers matter: many short frames, or a part of a long
-one."""
+"""Bytes read at once while only headers matter: many short frames, or a part of a long one."""
 
 
 class Position(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ MISSING = "the node no longer reports it"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's shim reported. `asked_at` and `answered_at` are Unix seconds around the answer,
+    """A report of a node's shim. `asked_at` and `answered_at` are Unix seconds around the answer,
     to judge the node's clock."""
 
     health: Health
@@ -102,7 +102,7 @@ _ON_ITS_WAY = 0.1
 
 
 class Silence:
-    """How long a node has been silent.
+    """The time for which a node has been silent.
 
     `before`: seconds of silence before this controller began to listen. They count towards LOST,
     but they do not replace failed probes: a controller that was away must probe the node before it

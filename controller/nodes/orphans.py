@@ -177,7 +177,7 @@ class OrphanTasks:
         return state is None or (self._restored and to_node.find(state, info.id) is None)
 
     def _quarantine(self, node_id: str, info: TaskInfo, place: AllocationInfo | None) -> bool:
-        """Whether the task shall end after all."""
+        """List the task in the node's quarantine; return whether it must end after all."""
         node = self._turns.nodes.get(node_id)
         if node is None:
             return False
@@ -204,8 +204,10 @@ async def _place_of(connection: NodeConnection, info: TaskInfo) -> AllocationInf
 
 
 def _as_heard(info: TaskInfo, place: AllocationInfo | None) -> TaskInfo:
-    """With the newest incarnation of an unknown run that the shim knows. A task's own may be an
-    older one, for which the shim would let the task end and keep its place."""
+    """Return the task with the newest incarnation of its unknown run that the shim knows.
+
+    The task's own may be older; with that, the shim would end the task and keep its allocation.
+    """
     heard = 0 if place is None else place.incarnation
     return msgspec.structs.replace(info, incarnation=max(info.incarnation, heard))
 

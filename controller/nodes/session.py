@@ -51,7 +51,7 @@ MOST_WAIT_SECONDS = 10.0
 SHORTEST_LOOK_SECONDS = 1.0
 LOOK_AGAIN_SECONDS = 30.0
 GREETINGS_PER_PATIENCE = 4
-"""How often a task with `on_disconnect: stop` hears from its controller within its limit."""
+"""The number of greetings to a task with `on_disconnect: stop` within its limit."""
 
 
 class Readdressed(Exception):

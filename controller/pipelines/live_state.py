@@ -209,7 +209,7 @@ class Inventory(msgspec.Struct):
     fleets: dict[str, Fleet | None] = {}
     stored_nodes: dict[str, Node | None] = {}
     stored_fleets: dict[str, Fleet | None] = {}
-    """What the store has of the changed fleets; `stored_nodes`: of the changed nodes."""
+    """The store's version of the changed fleets; `stored_nodes`: of the changed nodes."""
 
     def over(self, older: Inventory) -> Inventory:
         """Return both; `older` could not be committed."""

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class Placer(Protocol):
-    """What a turn needs of the scheduler."""
+    """The part of the scheduler that a turn needs."""
 
     def run_changed(self, run_id: str, state: RunState | None) -> None: ...
 
@@ -66,7 +66,7 @@ class Placer(Protocol):
 
 
 class TurnInProgress:
-    """What one turn has decided so far. `aside`: runs that must stay as they are."""
+    """The decisions of one turn so far. `aside`: runs that must stay as they are."""
 
     def __init__(
         self,
@@ -566,7 +566,7 @@ class RunPipeline:
 
     @property
     def deadlines(self) -> int:
-        """How many entries the heap of deadlines has, skipped ones included."""
+        """The number of entries in the heap of deadlines, skipped ones included."""
         return len(self._deadlines)
 
     def _set_deadline(self, run_id: str, at: float | None) -> None:

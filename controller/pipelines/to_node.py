@@ -200,7 +200,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Clusters:
-    """What multi-node jobs learn about their peers.
+    """Knows what multi-node jobs must learn about their peers.
 
     `nodes` by id, as they are now. `secret`: what the runs' keys are derived from. `networks`:
     preferred networks for the jobs' addresses, the best first.

@@ -1,4 +1,4 @@
-"""Which nodes can hold which jobs: jobs are grouped by their needs, nodes by their free capacity.
+"""Capacity groups jobs by their needs and nodes by their free capacity.
 
 Jobs with equal needs share one `Need`, and nodes with equal free capacity share one shape. So one
 comparison answers for thousands of them.
@@ -26,8 +26,8 @@ _MOST_SHAPES = 20_000
 
 
 class Need:
-    """What a job needs: resources and scope. It is compared by identity, because `Needs` makes
-    equal needs one object."""
+    """A job's needs: resources and scope. It is compared by identity, because `Needs` makes equal
+    needs one object."""
 
     def __init__(self, resources: Resources, scope: Scope) -> None:
         self.resources = resources

@@ -34,7 +34,7 @@ from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, is_
 from controller.scheduling.queue import Unit
 
 MOST_AWAY = 500
-"""How many nodes are looked at. If this many are away, naming one helps no user."""
+"""The number of nodes to look at. If this many are away, naming one helps no user."""
 
 
 def why_one_waits(board: TrialCapacity, need: Need, where: Where = None) -> PendingReason:
@@ -56,8 +56,11 @@ def _why_one_waits(board: TrialCapacity, need: Need, where: Where) -> PendingRea
 
 
 def _away(index: CapacityIndex, need: Need, where: Where) -> Unusable | None:
-    """Return a node that could hold the job, without the node's message: that changes with each
-    attempt to reach it, and each change would be news for all waiting jobs."""
+    """Return a node that could hold the job, without the node's message.
+
+    The message changes with each attempt to reach the node, and each change would change the reason
+    of all waiting jobs.
+    """
     node = _able_but_away(index, need, where)
     return None if node is None else replace(_obstacle(node), detail=None)
 

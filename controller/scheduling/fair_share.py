@@ -1,4 +1,4 @@
-"""How much each user has used recently: GPU-seconds, else CPU-seconds, with a half-life of a day.
+"""Each user's recent use: GPU-seconds, else CPU-seconds, with a half-life of a day.
 
 Every second is weighted from one fixed moment, so spans can be added and removed in any order and
 need no update later.

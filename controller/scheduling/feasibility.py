@@ -18,7 +18,7 @@ from controller.scheduling.queue import Kind, waiting_units
 
 
 class Feasibility:
-    """What the nodes could hold if they were free.
+    """The capacity of the nodes if they were free.
 
     It is updated with every change of a node or fleet, so that a submission does not look at
     thousands of nodes.

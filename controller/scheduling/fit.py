@@ -174,7 +174,7 @@ _OTHER_JOBS = Shortfall(lack=HasOtherJobs())
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has free now."""
+    """The free capacity of a node."""
 
     node: Node
     cpu: float

@@ -21,7 +21,7 @@ from controller.scheduling.fit import OCCUPYING, Room, room
 from controller.scheduling.queue import Kind, Unit, is_starting, waiting_units
 
 _MOST_SCOPES = 64
-"""How many scopes are kept sorted; one more clears them all."""
+"""The number of scopes that are kept sorted; one more clears them all."""
 Where: TypeAlias = Domain | None
 """A domain; None: everywhere."""
 
@@ -48,7 +48,7 @@ def why_given_up(node: Node | None) -> str | None:
 
 
 class CapacityIndex:
-    """What all nodes have free and what waits, kept up to date by changes."""
+    """The free capacity of all nodes and the waiting units, kept up to date by changes."""
 
     def __init__(self, past_use: Iterable[Use] = ()) -> None:
         self.nodes: dict[str, Node] = {}
@@ -71,7 +71,7 @@ class CapacityIndex:
         """Grows whenever a place may have come free that was not there before."""
         self.states: dict[str, RunState] = {}
         self.taken: dict[str, dict[str, Allocation]] = {}
-        """What occupies each node, by allocation."""
+        """The allocations that occupy each node, by id."""
         self._starts: dict[str, int] = {}
         self._domain_of: dict[str, Domain] = {}
         self._dirty: dict[str, None] = {}

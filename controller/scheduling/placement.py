@@ -40,8 +40,8 @@ from controller.scheduling.preemption import Nomination, Preemption, orphans, re
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
 MOST_NEWS = 100
-"""How many waiting jobs get a changed pending reason in one pass; `explain` always computes the
-present one."""
+"""The number of waiting jobs that get a changed pending reason in one pass; `explain` always
+computes the present one."""
 Told = dict[str, list[Report]]
 """The reports of a pass by run. Victims come after the runs that they make room for."""
 
@@ -62,7 +62,7 @@ class SchedulingPass:
         self._in_vain: set[tuple[object, ...]] = set()
         self._reasons: dict[tuple[object, ...], PendingReason] = {}
         self._incomplete: set[str] = set()
-        """Runs whose ranked jobs have no places."""
+        """Runs whose ranked jobs have no allocations."""
         self._went_to: dict[str, Where] = {}
         self._news = 0
         self.left_over: dict[str, None] = {}

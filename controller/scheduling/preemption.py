@@ -136,9 +136,9 @@ def _told(unit: Unit, why: PendingReason) -> Iterator[NotPlaced]:
 
 
 MOST_SEARCHES = 50
-"""How many searches one pass makes; the next pass makes the rest."""
+"""The number of searches in one pass; the next pass makes the rest."""
 _MOST_GANGS = 8
-"""How many gangs are tried as victims in each domain."""
+"""The number of gangs that are tried as victims in each domain."""
 
 
 class Nomination(msgspec.Struct, frozen=True):

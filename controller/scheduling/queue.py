@@ -33,12 +33,12 @@ from controller.scheduling.capacity import Need, Needs
 from controller.scheduling.fair_share import UseMeter
 
 _MOST_PASSED_OVER = 8
-"""How many nodes one job avoids."""
+"""The number of nodes that one job avoids."""
 BANDS = {Band.PRODUCTION: 0, Band.INTERACTIVE: 1, Band.BATCH: 2}
 
 
 class Kind(IntEnum):
-    """How the members of a unit are placed."""
+    """The way in which the members of a unit are placed."""
 
     TOGETHER = 0
     """All or nothing, in one placement value."""
@@ -87,7 +87,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def view(self) -> tuple[object, ...]:
-        """What only this unit sees; units with equal views get equal results."""
+        """The part of the capacity that only this unit sees; units with equal views get equal
+        results."""
         return (self.starting, tuple(place.id for place in self.freed))
 
 

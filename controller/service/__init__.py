@@ -1,4 +1,4 @@
-"""What users can request, independent of the way they request it: rules, refusals and answers.
+"""The requests of users, independent of the way they make them: rules, refusals and answers.
 
 Nothing here knows HTTP; the REST API shows what these methods return and raise.
 """

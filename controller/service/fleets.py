@@ -1,4 +1,4 @@
-"""What an admin can do with fleets, and which attributes nodes and fleets may have."""
+"""An admin's requests about fleets, and the attributes that nodes and fleets may have."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ calendar."""
 
 
 class JobUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one job uses. `used` None: its runner gave no answer, and `message` says why."""
+    """The use of one job. `used` None: its runner gave no answer, and `message` says why."""
 
     job: Job
     attempt: Attempt

@@ -1,4 +1,4 @@
-"""What an admin can do with nodes and their GPUs. Links and jobs belong to `controller.nodes`."""
+"""An admin's requests about nodes and their GPUs. Links and jobs belong to `controller.nodes`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What allocations hold on a node: cores, bytes, bytes, GPU UUIDs.
+    """The resources that allocations hold on a node: cores, bytes, bytes, GPU UUIDs.
 
     `runs` are the live runs that hold them, `ended` the ended ones that may have something left
     there.

@@ -36,7 +36,8 @@ _LEAST_EXPIRY = 60.0
 _MOST_ENTRIES = 32
 _MOST_LENGTH = 512
 _UNSAFE = frozenset(" \t\"'\\$")
-"""The bundle's `install` refuses these, which would be at the first boot."""
+"""The bundle's `install` refuses these characters, which would be noticed only at the first
+boot."""
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +133,11 @@ class RegistrationService:
         return await self._register(self._nodes.get(key), host, port)
 
     async def join(self, name: str, token: str, *, host: str, port: int) -> Node:
-        """The node tells its address itself, by the token of its user-data, which works once.
+        """Register a node that gives its address itself, with the token of its user-data, which
+        works once.
 
-        Raises Forbidden, Invalid."""
+        Raises Forbidden, Invalid.
+        """
         node = self._nodes.named(name)
         registration = None if node is None else node.registration
         known = "" if registration is None else registration.token_digest or ""

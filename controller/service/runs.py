@@ -1,4 +1,4 @@
-"""What a user can ask about runs: their state, why they wait, and where a run would go now.
+"""Questions of users about runs: their state, why they wait, and where a run would go now.
 
 Every answer that reports a change is given after the change is committed.
 """
@@ -137,8 +137,8 @@ def _why_jobs_wait(state: RunState) -> str | None:
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run would go. `refused`: why a submit would be refused, and `field` the field; then
-    nothing is planned."""
+    """The planned placement of a run. `refused`: why a submit would be refused, and `field` the
+    field; then nothing is planned."""
 
     state: RunState
     places: tuple[PlannedPlace, ...] = ()
@@ -168,7 +168,7 @@ class PlanService:
 
 
 MOST_CHILDREN = 1000
-"""How many stored children are listed, the latest first; live ones come in addition."""
+"""The number of stored children that are listed, the latest first; live ones come in addition."""
 
 
 class RunWatch:

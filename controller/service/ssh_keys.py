@@ -1,4 +1,4 @@
-"""Which host key a node is pinned to, and which public keys a user may send.
+"""Chooses the host key to which a node is pinned, and checks the public keys that a user sends.
 
 A host key is trusted because the admin gave it, or gave the fingerprint of a key that the host has
 now. No key is trusted because it was seen first.

@@ -121,7 +121,7 @@ def _check(digest: str) -> None:
 
 
 class IfExists(StrEnum):
-    """What to do when a live run already has the name."""
+    """The reaction to a live run that already has the name."""
 
     ERROR = "error"
     KEEP = "keep"
@@ -129,7 +129,7 @@ class IfExists(StrEnum):
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user submits. `configuration` is the YAML's content; `parent` is the id or name of a
+    """A user's submission. `configuration` is the YAML's content; `parent` is the id or name of a
     run."""
 
     configuration: object

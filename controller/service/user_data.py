@@ -16,7 +16,7 @@ import yaml
 from controller.service.errors import Invalid
 
 INSTALL = "/opt/fairlead/current/install"
-"""Where `./dev bundle`'s content lies on an image; installing it again changes only what
+"""The place of `./dev bundle`'s content on an image; installing it again changes only what
 differs."""
 
 
@@ -43,7 +43,7 @@ _START_JOIN = ["systemctl", "enable", "--now", "--no-block", "fairlead-join.serv
 
 
 class Provider(StrEnum):
-    """Where the machine boots; each accepts a different size of user-data."""
+    """The provider of the machine; each accepts a different size of user-data."""
 
     AWS = "aws"
     AZURE = "azure"
@@ -62,7 +62,8 @@ MOST_BYTES = {
 
 
 class JoinPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node tells its address. `certificate`: hex SHA-256 of its DER, which is compared."""
+    """The place where a node gives its address. `certificate`: hex SHA-256 of its DER, which is
+    compared."""
 
     host: str
     port: int
@@ -81,7 +82,7 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
     registry_mirror: str | None = None
     join: JoinPoint | None = None
     token: str | None = None
-    """With `join`: what the node says once."""
+    """With `join`: the node's one-time token."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -145,7 +146,7 @@ def document(data: UserData) -> dict[str, Any]:
 
 
 def _join_files(data: UserData) -> list[dict[str, str]]:
-    """A unit that tells the node's address until it is known, also after a reboot."""
+    """Return a unit that sends the node's address until it is known, also after a reboot."""
     if data.join is None:
         return []
     told = {**msgspec.structs.asdict(data.join), "name": data.name, "token": data.token}

@@ -35,7 +35,8 @@ from controller.store.scrubbing import Scrubber
 
 
 class Database(Protocol):
-    """What differs by vendor. The store calls it in its own threads, so every method may block."""
+    """The differences between vendors. The store calls it in its own threads, so every method may
+    block."""
 
     def enter(self, holder: str) -> None:
         """Prepare the database for this holder. Raises LeaseHeld, StoreUnusable."""

@@ -79,7 +79,7 @@ class Children:
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a process ended. `code` is 128 + n when signal n ended it."""
+    """The end of a process. `code` is 128 + n when signal n ended it."""
 
     code: int
     signal: str | None = None

@@ -41,7 +41,7 @@ class Groundwork:
         self.scratch = Scratch(request.job.attempt_id, self.place.identity)
         self._in_cluster = False
         self.troubles: list[str] = []
-        """What is missing and not essential to the job, for the runner's own log."""
+        """Missing parts that are not essential to the job, for the runner's own log."""
 
     def launch(self) -> Launch:
         """Return what to execute, once the code is in its place. Raises CannotStart."""

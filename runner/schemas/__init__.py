@@ -13,7 +13,7 @@ import msgspec
 
 
 class IfExists(StrEnum):
-    """What happens when a repository's folder exists and is not empty."""
+    """The reaction to a repository's folder that exists and is not empty."""
 
     ERROR = "error"
     SKIP = "skip"
@@ -130,7 +130,7 @@ class RunnerState(StrEnum):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run.
+    """The job to run.
 
     `entrypoint` (an argv, no shell) and `commands` (joined, run by `shell`) exclude each other;
     without either, the image's own entrypoint and cmd run. `env` overrides the image's. `user` is a
@@ -232,7 +232,7 @@ class ExitReason(StrEnum):
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended: `exit.json` in the task's folder, fsynced before it is reported.
+    """The end of the job: `exit.json` in the task's folder, fsynced before it is reported.
 
     `reason` is an ExitReason; a job that forges its record, or a newer runner, may give another
     one. `exit_code` is None when the commands could not be started, and 128 + n when signal n ended
@@ -343,8 +343,8 @@ class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     offset: int
-    """Where the frames begin: as requested, or later when older bytes are gone (a marker says
-    so)."""
+    """The offset of the first frame: as requested, or later when older bytes are gone (a marker
+    says so)."""
 
 
 WS_TOO_SLOW = 4008

@@ -84,7 +84,7 @@ def frame_size(header: bytes | bytearray | memoryview) -> int:
 
 
 class Span(msgspec.Struct, frozen=True):
-    """What a header alone tells: the offsets that its frame covers, and its whole size in bytes."""
+    """The content of a header: the offsets that its frame covers, and its whole size in bytes."""
 
     start: int
     end: int

@@ -113,7 +113,8 @@ class GpuHook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How a vendor's GPUs get into containers and processes, beside their own device files."""
+    """The way in which a vendor's GPUs get into containers and processes, besides their own device
+    files."""
 
     cdi_kind: str | None = None
     """The kind of their devices in CDI specs, such as `nvidia.com/gpu`."""
@@ -145,7 +146,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A port of the container that gets an ephemeral one on the node's 127.0.0.1."""
     gpus: tuple[str, ...] = ()
     gpu_units: tuple[GpuInfo, ...] = ()
-    """What is known of those of `gpus` that are there."""
+    """The known facts about those of `gpus` that are there."""
     gpu_delivery: GpuDelivery = GpuDelivery()
     infiniband: bool = False
     mounts: tuple[MountSpec, ...] = ()
@@ -176,7 +177,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a container ended.
+    """The end of a container.
 
     `exit_code` None: unknown. `gone`: it was removed. `stopped`: the engine was told to stop it, or
     stopped itself. `unseen`: it ended before the engine's present life, perhaps together with the

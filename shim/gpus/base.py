@@ -59,7 +59,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Blame(StrEnum):
-    """Whose fault an error is, as far as the kind of the error tells."""
+    """The cause of an error, as far as the kind of the error tells."""
 
     APPLICATION = "application"
     GPU = "gpu"

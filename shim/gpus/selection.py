@@ -31,7 +31,8 @@ _SAME_GPU = 8
 _WORD = re.compile(r"[a-z0-9]+")
 _MIG = "mig"
 _MOST_COMBINATIONS = 5_000
-"""With more, a choice grows from each GPU by its nearest ones, instead of comparing all choices."""
+"""If there are more, a choice grows from each GPU by its nearest ones, instead of comparing all
+choices."""
 Nearness = Callable[[GpuInfo, GpuInfo], int]
 
 

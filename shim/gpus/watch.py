@@ -49,7 +49,7 @@ Told = Callable[[GpuInfo, Finding, str], Awaitable[None]]
 
 
 class _Known:
-    """What is known about one GPU."""
+    """The known state of one GPU."""
 
     def __init__(self, info: GpuInfo) -> None:
         self.info = info

@@ -1,4 +1,4 @@
-"""What NVIDIA's error events (XIDs) mean, and a thread that waits for them."""
+"""The meaning of NVIDIA's error events (XIDs), and a thread that waits for them."""
 
 from __future__ import annotations
 

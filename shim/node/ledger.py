@@ -101,7 +101,7 @@ def _gpus(resources: TaskResources) -> int:
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be allocated: cores, bytes, bytes."""
+    """The amounts that may be allocated: cores, bytes, bytes."""
 
     cpu: float
     memory: int

@@ -1,1 +1,1 @@
-"""Which parts of the node's storage a job sees, and which it must never reach."""
+"""The parts of the node's storage that a job sees, and those that it must never reach."""

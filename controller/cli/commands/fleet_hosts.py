@@ -1,4 +1,6 @@
-"""`apply -f fleet.yaml`: the hosts of a fleet become its nodes; again: only what differs."""
+"""`apply -f fleet.yaml`: make the hosts of a fleet its nodes; a repetition changes only what
+differs.
+"""
 
 from __future__ import annotations
 

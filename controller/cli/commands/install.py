@@ -1,4 +1,4 @@
-"""`node install`: a host that exists becomes a node, or is none any more, over SSH."""
+"""`node install`: make an existing host a node, or remove it again, over SSH."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _uninstall(
 
 
 def parse_target(text: str, identity: Path | None, jump: str | None) -> Target:
-    """Raises CliError."""
+    """Return the target. Raises CliError."""
     match = _TARGET.fullmatch(text)
     if match is None:
         raise CliError(f"{text!r} is not USER@HOST or USER@HOST:PORT", EXIT_USAGE)
@@ -162,7 +162,7 @@ def parse_target(text: str, identity: Path | None, jump: str | None) -> Target:
 
 
 def find_bundle(file: Path | None) -> Bundle:
-    """Raises CliError."""
+    """Return the bundle. Raises CliError."""
     named = file or (Path(path) if (path := os.environ.get("FAIRLEAD_BUNDLE")) else None)
     if named is None:
         raise CliError(
@@ -172,7 +172,7 @@ def find_bundle(file: Path | None) -> Bundle:
 
 
 class Terminal:
-    """Shows one host's way on stderr, and asks there."""
+    """Shows one host's progress on stderr, and asks the operator there."""
 
     def __init__(self, *, asks: bool) -> None:
         self._asks = asks
@@ -180,7 +180,8 @@ class Terminal:
 
     @property
     def can_ask(self) -> bool:
-        """A key is trusted by the operator's word alone: `--yes` is no word about a key."""
+        """Return whether questions are possible. Only the operator can trust a key: `--yes` does
+        not trust one."""
         return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
     def stage(self, text: str) -> None:
@@ -203,7 +204,7 @@ class Terminal:
             output.note(f"uploaded {tenth * 10} % of {output.size(whole)}")
 
     def confirms(self, question: str) -> bool:
-        """Raises CliError where nobody can answer."""
+        """Ask the question. Raises CliError if no user can answer."""
         if not self._asks:
             return True
         if not self.can_ask:
@@ -212,7 +213,7 @@ class Terminal:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def asks_for_key(self, error: UnknownHostKey) -> str:
-        """Raises CliError unless the operator says that it is the right one."""
+        """Raise CliError unless the operator confirms the key."""
         if not self.can_ask:
             raise CliError(str(error))
         output.note(f"{error.host} has the host key {error.shown}")

@@ -1,4 +1,4 @@
-"""Commands that save which controller is meant: `login`, `logout`, `use`, `whoami`."""
+"""Commands that save which controller to use: `login`, `logout`, `use`, `whoami`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`schema`: what a task's YAML may hold, for editors."""
+"""`schema`: the JSON Schema of a task's YAML, for editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`node upgrade`: a version is rolled through nodes, and stops where it does no good."""
+"""`node upgrade`: roll a version through nodes, and stop when a node does not come back healthy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from controller.cli.hosts.upgrade import End, Upgrade, is_upgradable, roll, upgr
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """How the operator gets into all of the nodes."""
+    """The operator's login to all of the nodes."""
 
     user: str
     identity: Path | None
@@ -95,7 +95,7 @@ async def _roll(
 
 
 async def _plan(node: NodeView, bundle: Bundle, login: Login) -> Plan:
-    """By the address and the host key that the controller has. Raises HostError."""
+    """Plan one node, with the address and host key that the controller has. Raises HostError."""
     host, port = parse_address(node.address.partition("@")[2])
     target = Target(host=host, port=port, user=login.user, identity=login.identity, jump=login.jump)
     pinned = node.host_key_fingerprint

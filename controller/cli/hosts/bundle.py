@@ -1,4 +1,4 @@
-"""The file that `./dev bundle` makes, as the operator has it."""
+"""The operator's copy of the file that `./dev bundle` makes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """What all of it is below."""
+        """The top folder in the bundle."""
         return f"fairlead-node-{self.version}"
 
 
 def read_bundle(file: Path) -> Bundle:
-    """Compared with the checksum beside it, if there is one. Raises CliError."""
+    """Read the bundle and check it against the checksum file next to it, if there is one. Raises
+    CliError."""
     named = _NAME.fullmatch(file.name)
     if named is None:
         raise CliError(

@@ -1,4 +1,4 @@
-"""A host as its operator reaches it: by SSH with a pinned host key, as root or by sudo."""
+"""A host as its operator reaches it: by SSH with a pinned host key, as root or with sudo."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ALGORITHMS = (("ssh-ed25519",), ("ecdsa-sha2-nistp256",), ("rsa-sha2-512", "rsa
 
 
 class HostError(Exception):
-    """The sentence is for the operator; it names the host."""
+    """The host failed; the message is for the operator and names the host."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a host is and as whom the operator logs in. `jump`: USER@HOST[:PORT], whose key the
-    operator's known_hosts has."""
+    """A host's address and the operator's login. `jump`: USER@HOST[:PORT], whose key is in the
+    operator's known_hosts."""
 
     host: str
     port: int = 22
@@ -66,7 +66,7 @@ class Host:
             self.is_root = self._sudo
 
     async def run(self, *words: str, root: bool = False, stdin: str = "") -> Done:
-        """Raises HostError when the connection is lost."""
+        """Run a command. Raises HostError when the connection is lost."""
         prefix = ("sudo", "-n") if root and self._sudo else ()
         command = shlex.join((*prefix, *words))
         try:
@@ -82,7 +82,7 @@ class Host:
         return Done(status, str(done.stdout or ""), str(done.stderr or ""))
 
     async def must(self, *words: str, root: bool = False, stdin: str = "") -> str:
-        """Raises HostError with the command's last words when it fails."""
+        """Run a command. Raises HostError with its last output when it fails."""
         done = await self.run(*words, root=root, stdin=stdin)
         if done.status != 0:
             said = (done.err.strip() or done.out.strip() or "it said nothing").splitlines()
@@ -93,7 +93,7 @@ class Host:
         return done.out
 
     async def upload(self, file: Path, there: str, moved: Callable[[int], None]) -> None:
-        """Checked by its sha256. `moved` hears bytes. Raises HostError."""
+        """Upload a file and check its sha256. `moved` gets the bytes. Raises HostError."""
         digest = hashlib.sha256()
         try:
             async with self._ssh.create_process(
@@ -120,7 +120,7 @@ class Host:
 
 @asynccontextmanager
 async def tunnel(target: Target) -> AsyncIterator[asyncssh.SSHClientConnection | None]:
-    """The connection to the jump host, if there is one. Raises HostError."""
+    """Yield the connection to the jump host, if there is one. Raises HostError."""
     if target.jump is None:
         yield None
         return
@@ -142,7 +142,7 @@ async def tunnel(target: Target) -> AsyncIterator[asyncssh.SSHClientConnection |
 
 @asynccontextmanager
 async def connect(target: Target, host_key: str) -> AsyncIterator[Host]:
-    """`host_key`: the only one that is trusted. Raises HostError."""
+    """Connect. `host_key` is the only trusted key. Raises HostError."""
     async with AsyncExitStack() as stack:
         through = await stack.enter_async_context(tunnel(target))
         try:
@@ -171,14 +171,14 @@ async def connect(target: Target, host_key: str) -> AsyncIterator[Host]:
 
 
 def _login(identity: Path | None) -> dict[str, Any]:
-    """By the file alone, or by what ssh would try: the agent and ~/.ssh/id_*."""
+    """Return the login: with the given file, or with the agent and ~/.ssh/id_* as ssh does."""
     if identity is None:
         return {}
     return {"client_keys": [str(identity)], "agent_path": None}
 
 
 async def host_keys(target: Target) -> tuple[str, ...]:
-    """The public key lines that the host has, the preferred one first. Raises HostError."""
+    """Return the host's public key lines, the preferred one first. Raises HostError."""
     async with tunnel(target) as through:
         answers = [await _ask(target, names, through) for names in _ALGORITHMS]
     found = tuple(answer for answer in answers if isinstance(answer, str))
@@ -206,7 +206,8 @@ async def _ask(
 
 
 def known_key(target: Target, found: Sequence[str]) -> str | None:
-    """The one of these keys that the operator's own known_hosts has for the host. It blocks."""
+    """Return the one of these keys that is in the operator's known_hosts for this host.
+    Blocking."""
     file = Path(os.environ.get("HOME", "/")) / ".ssh/known_hosts"
     try:
         trusted = asyncssh.match_known_hosts(str(file), target.host, "", target.port)[0]

@@ -1,4 +1,4 @@
-"""Makes many hosts nodes at once, and shows how far each is."""
+"""Makes many hosts nodes at once, and shows the progress of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE = 8
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`error`: why the host is no node now, or not as it should be."""
+    """The result for one host. `error`: why it is no node now, or not as it should be."""
 
     name: str
     changed: list[str] = []
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Board:
-    """A live table on a terminal, else a line for each stage."""
+    """A live table on a terminal, else one line for each stage."""
 
     def __init__(self, names: Sequence[str], confirms: Callable[[str], bool]) -> None:
         self._rows = {name: Text("waiting") for name in names}
@@ -58,7 +58,7 @@ class Board:
             self._live.update(self._table())
 
     def agrees(self, question: str) -> bool:
-        """Asked once for all hosts, and only when one of them would change."""
+        """Ask once for all hosts, and only when one of them would change."""
         with self._lock:
             if self._answer is None:
                 if self._live is not None:
@@ -106,8 +106,8 @@ class HostRow:
 async def host_keys_of(
     hosts: Sequence[FleetHost], pinned: dict[str, str]
 ) -> dict[str, str | HostError]:
-    """By the node's name: the trusted key, or why there is none. `pinned`: fingerprints that the
-    controller has."""
+    """Return, by the node's name, the trusted key or the error. `pinned`: the controller's
+    fingerprints."""
 
     async def one(host: FleetHost) -> str | HostError:
         try:
@@ -124,8 +124,8 @@ async def host_keys_of(
 def accept_keys(
     keys: dict[str, str | HostError], confirms: Callable[[str], bool], *, can_ask: bool
 ) -> dict[str, str | HostError]:
-    """Shows all unknown keys, and asks about them together. Raises CliError where nobody answers,
-    naming each host with its key."""
+    """Show all unknown keys and ask about them together. Raises CliError with each host and key if
+    no user can answer."""
     unknown = {name: key for name, key in keys.items() if isinstance(key, UnknownHostKey)}
     if not unknown:
         return keys
@@ -142,7 +142,7 @@ def accept_keys(
 
 
 async def make_nodes(plans: Sequence[Plan], api: NodesApi, board: Board) -> list[Outcome]:
-    """A few at a time; one that fails holds up no other."""
+    """Make a few nodes at a time; one that fails does not delay the others."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(plan: Plan) -> Outcome:

@@ -1,4 +1,4 @@
-"""`type: fleet`: which hosts shall be nodes of a fleet, and how their operator reaches them."""
+"""`type: fleet`: the hosts that are to be a fleet's nodes, and how their operator reaches them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Blocks = Annotated[int, msgspec.Meta(ge=1, le=1024)] | Literal["auto"]
 
 
 class _Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the whole fleet, or one host, may say."""
+    """Fields that the whole fleet, or one host, may have."""
 
     user: str | None = None
     port: Port | None = None
@@ -72,7 +72,7 @@ class FleetFields(_Shared, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
-    """One host, with what it says over what its fleet says."""
+    """One host, with its own fields and those of its fleet."""
 
     target: Target
     name: str
@@ -100,7 +100,8 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
-    """`attributes` are the fleet's own; they hold for its nodes that say nothing else."""
+    """The wanted fleet. `attributes` are its own; they hold for each node that does not set
+    them."""
 
     name: str
     placement: str | None
@@ -109,7 +110,7 @@ class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fleet(data: object, folder: Path) -> FleetWish:
-    """`folder`: what relative paths in the file start from. Raises ConfigurationError."""
+    """Read the file. `folder`: the start of relative paths in it. Raises ConfigurationError."""
     fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED)
     hosts: list[FleetHost] = []
     for number, entry in enumerate(fields.hosts):
@@ -129,7 +130,7 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
 
 
 def _host(given: HostFields, fleet: FleetFields, folder: Path) -> FleetHost:
-    """What the host does not say, its fleet does."""
+    """Return the host, with the fleet's values for fields that it leaves out."""
     identity = given.identity_file or fleet.identity_file
     port = given.port or fleet.port or 22
     prefixes = fleet.volume_prefixes if given.volume_prefixes is None else given.volume_prefixes
@@ -154,7 +155,7 @@ def _host(given: HostFields, fleet: FleetFields, folder: Path) -> FleetHost:
 
 
 def install_options(prefixes: tuple[str, ...], mirror: str | None) -> tuple[str, ...]:
-    """Words for the bundle's `install`."""
+    """Return arguments for the bundle's `install`."""
     words = [word for prefix in prefixes for word in ("--volume-prefix", prefix)]
     return (*words, *(() if mirror is None else ("--registry-mirror", mirror)))
 

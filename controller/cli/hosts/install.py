@@ -1,6 +1,6 @@
-"""Makes a host a node: asks what it is, installs the bundle, pins its key, waits until it is ready.
+"""Makes a host a node: read its facts, install the bundle, pin its key, wait until it is ready.
 
-Each step looks first and changes only what differs, so that the same again changes nothing.
+Each step looks first and changes only what differs, so a repetition changes nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _FOLDER = "/var/tmp/fairlead.XXXXXXXX"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one host shall become. `address`: where the controller finds its sshd; `host_key`: the
-    trusted key line; `options`: further words for the bundle's `install`."""
+    """The plan for one host. `address`: at which the controller reaches its sshd; `host_key`: the
+    trusted key line; `options`: further arguments of the bundle's `install`."""
 
     target: Target
     name: str
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """`changed`: one sentence for each thing that was not so before."""
+    """The result. `changed`: one sentence for each change."""
 
     name: str
     changed: list[str]
@@ -72,26 +72,26 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 class Progress(Protocol):
     def stage(self, text: str) -> None:
-        """What begins now."""
+        """Show the stage that begins now."""
 
     def found(self, findings: Sequence[Finding]) -> None: ...
 
     def agrees(self, findings: Sequence[Finding]) -> bool:
-        """Whether the operator wants it; may block."""
+        """Return whether the operator agrees; may block."""
 
     def uploaded(self, size: int, whole: int) -> None:
-        """`size` of `whole` bytes are there."""
+        """Show that `size` of `whole` bytes are uploaded."""
 
 
 class _Change(msgspec.Struct):
-    """As the bundle's `install --json` lists it."""
+    """A change, as the bundle's `install --json` lists it."""
 
     name: str
     change: str
 
 
 class Declined(HostError):
-    """The operator said no; nothing was changed."""
+    """The operator declined; nothing was changed."""
 
 
 class _Fleets(msgspec.Struct):
@@ -103,7 +103,7 @@ class _Nodes(msgspec.Struct):
 
 
 class NodesApi:
-    """What the controller is asked for, by the API. Its methods block; raise CliError."""
+    """The requests to the controller's API. The methods block and raise CliError."""
 
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
@@ -120,7 +120,7 @@ class NodesApi:
             raise
 
     def join(self, plan: Plan) -> list[str]:
-        """What had to be changed."""
+        """Make the host a node of the controller; return the changes."""
         node = self.find(plan.name)
         if node is None:
             self._add(plan)
@@ -137,7 +137,7 @@ class NodesApi:
         return self._change(node, plan)
 
     def make_fleet(self, name: str, placement: str | None, attributes: dict[str, str]) -> list[str]:
-        """What had to be changed; attributes that are not named stay."""
+        """Make or change the fleet and return the changes; attributes that are not named stay."""
         fleets = decode(self._client.get("/v1/fleets", limit=1000), _Fleets).fleets
         before = next((fleet for fleet in fleets if fleet.name == name), None)
         if before is None:
@@ -153,7 +153,7 @@ class NodesApi:
         return [f"changed fleet {name}"]
 
     def nodes(self, fleet: str | None = None) -> list[NodeView]:
-        """Of one fleet, or all."""
+        """Return the nodes of one fleet, or all."""
         found = decode(self._client.get("/v1/nodes", limit=1000), _Nodes).nodes
         return [node for node in found if fleet in (None, node.fleet)]
 
@@ -194,12 +194,12 @@ class NodesApi:
 
 
 def shown_address(host: str, port: int) -> str:
-    """As the API shows the address of a node with Fairlead's own tunnel user."""
+    """Return the address as the API shows it for a node with Fairlead's own tunnel user."""
     return f"fairlead@{host}" + ("" if port == 22 else f":{port}")
 
 
 async def make_node(plan: Plan, api: NodesApi, progress: Progress) -> Result:
-    """Raises HostError, CliError."""
+    """Make the host a node. Raises HostError, CliError."""
     progress.stage("connecting")
     async with connect(plan.target, plan.host_key) as host:
         facts, findings = await examine(host, plan)
@@ -224,7 +224,7 @@ async def make_node(plan: Plan, api: NodesApi, progress: Progress) -> Result:
 
 
 async def examine(host: Host, plan: Plan) -> tuple[Facts, list[Finding]]:
-    """Raises HostError."""
+    """Read the host's facts and judge them. Raises HostError."""
     before = time.time()
     said = await host.must("sh", root=True, stdin=FACTS_SCRIPT)
     try:
@@ -249,7 +249,8 @@ def wish_of(plan: Plan, now: float = 0.0, has_root: bool = True) -> Wish:
 async def install(
     host: Host, plan: Plan, facts: Facts, options: Sequence[str], progress: Progress
 ) -> list[str]:
-    """What changed. A host that has this very bundle gets nothing uploaded. Raises HostError."""
+    """Install the bundle and return the changes. Nothing is uploaded to a host that already has it.
+    Raises HostError."""
     if is_installed(facts, wish_of(plan)):
         progress.stage("comparing")
         return await run_install(host, INSTALLED, options)
@@ -259,7 +260,7 @@ async def install(
 
 
 async def run_install(host: Host, program: str, options: Sequence[str]) -> list[str]:
-    """Raises HostError."""
+    """Run the bundle's `install` and return the changes. Raises HostError."""
     said = await host.must(program, "--json", *options, root=True)
     try:
         changes = msgspec.json.decode(said, type=list[_Change])
@@ -269,7 +270,7 @@ async def run_install(host: Host, program: str, options: Sequence[str]) -> list[
 
 
 async def set_blocks(host: Host, blocks: str | None) -> list[str]:
-    """The operator's other options of the shim stay. Raises HostError."""
+    """Set the shim's `--blocks`; the operator's other options stay. Raises HostError."""
     if blocks is None:
         return []
     before = await host.must("sh", "-c", f"cat {SHIM_OPTIONS} 2>/dev/null || true", root=True)
@@ -282,7 +283,7 @@ async def set_blocks(host: Host, blocks: str | None) -> list[str]:
 
 
 def with_blocks(text: str, blocks: str) -> str:
-    """The file of the shim's options with this one in it, and all else as it was."""
+    """Return the file of the shim's options with this option, and all else unchanged."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         name, equals, value = line.partition("=")
@@ -297,7 +298,7 @@ def with_blocks(text: str, blocks: str) -> str:
 
 @asynccontextmanager
 async def unpacked(host: Host, bundle: Bundle, progress: Progress) -> AsyncIterator[str]:
-    """The path of the bundle's `install` on the host, for as long as it is needed."""
+    """Yield the path of the bundle's `install` on the host, for the length of the block."""
     progress.stage("uploading")
     folder = (await host.must("mktemp", "-d", _FOLDER)).strip()
     whole, there = bundle.file.stat().st_size, 0
@@ -316,12 +317,12 @@ async def unpacked(host: Host, bundle: Bundle, progress: Progress) -> AsyncItera
 
 
 def is_ready(node: NodeView) -> bool:
-    """Connected, and fit for work."""
+    """Return whether the node is connected and fit for work."""
     return node.status == "connected" and node.unfit is None
 
 
 async def wait_ready(api: NodesApi, name: str) -> NodeView:
-    """Connected, and fit for work. Raises HostError with the last that was said of it."""
+    """Wait until the node is connected and fit for work. Raises HostError with its last state."""
     deadline = time.monotonic() + READY_SECONDS
     while True:
         node = await asyncio.to_thread(api.find, name)
@@ -343,8 +344,11 @@ async def remove_node(
     api: NodesApi,
     progress: Progress,
 ) -> list[str]:
-    """The controller forgets the node, which it refuses while jobs are there; then the host loses
-    all that `install` brought. What changed. Raises HostError, CliError."""
+    """Remove the node from the controller, then everything that `install` brought from the host;
+    return the changes.
+
+    The controller refuses while jobs are there. Raises HostError, CliError.
+    """
     progress.stage("connecting")
     async with connect(target, host_key) as host:
         if not host.is_root:

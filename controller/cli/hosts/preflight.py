@@ -1,6 +1,6 @@
-"""Judges, from facts about a host alone, whether it can become a node and what that changes.
+"""Judges, from a host's facts alone, whether it can become a node and what would change.
 
-`facts.sh` finds the facts out; nothing here touches a host.
+`facts.sh` collects the facts; nothing here touches a host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAMILIES = ("debian", "ubuntu", "rhel", "fedora", "centos")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in KiB; an empty string says that there is none."""
+    """The host's facts. Sizes are in KiB; an empty string means that there is none."""
 
     clock: float
     uid: int
@@ -63,11 +63,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BadFacts(ValueError):
-    """The script did not run to its end on the host."""
+    """The script did not reach its end on the host."""
 
 
 def read_facts(text: str) -> Facts:
-    """Raises BadFacts."""
+    """Return the facts. Raises BadFacts."""
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     if found.pop("facts", None) != "complete":
         raise BadFacts("the host did not answer what it was asked; is /bin/sh there?")
@@ -81,10 +81,10 @@ def read_facts(text: str) -> Facts:
 class Level(StrEnum):
     OK = "ok"
     CHANGE = "change"
-    """What an installation will do."""
+    """A change that an installation will make."""
     WARNING = "warning"
     ERROR = "error"
-    """It must be repaired first."""
+    """A fault that must be repaired first."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +95,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host shall become. `version` names the bundle's content; `now` is the Unix time when
-    the host's clock was read."""
+    """The wanted state of the host. `version` names the bundle's content; `now` is the Unix time
+    when the host's clock was read."""
 
     version: str
     arch: str
@@ -107,7 +107,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preflight(facts: Facts, wish: Wish) -> list[Finding]:
-    """One finding for each subject, in the order in which a person reads them."""
+    """Return one finding for each subject, in reading order."""
     return [
         _system(facts),
         _architecture(facts, wish),
@@ -123,7 +123,7 @@ def preflight(facts: Facts, wish: Wish) -> list[Finding]:
 
 
 def is_installed(facts: Facts, wish: Wish) -> bool:
-    """This very bundle: its version names its content."""
+    """Return whether this very bundle is installed: its version names its content."""
     return facts.installed == wish.version
 
 

@@ -1,4 +1,4 @@
-"""Which host key an installation trusts. Nothing is trusted because it was seen first."""
+"""Chooses the host key that an installation trusts. No key is trusted because it was seen first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controller.links.ssh import BadHostKey, fingerprint, normalise
 
 
 class UnknownHostKey(HostError):
-    """Only the operator can say whether the host has the right key."""
+    """Only the operator can decide whether the host's key is right."""
 
     def __init__(self, host: str, found: Sequence[str]) -> None:
         self.host = host
@@ -26,10 +26,11 @@ class UnknownHostKey(HostError):
 async def trusted_key(
     target: Target, *, host_key: str | None, accepted: str | None, pinned: str | None
 ) -> str:
-    """The key line that was given; or of those that the host has now the one whose fingerprint was
-    accepted, or is pinned by the controller, or is in the operator's known_hosts.
+    """Return the trusted key line: the given one, or the host's present key whose fingerprint the
+    operator accepted, the controller has pinned, or known_hosts has.
 
-    Raises HostError, UnknownHostKey."""
+    Raises HostError, UnknownHostKey.
+    """
     if host_key is not None and accepted is not None:
         raise HostError("give either --host-key or --accept-host-key")
     if host_key is not None:

@@ -1,8 +1,8 @@
 """Rolls a version through nodes, a few at a time, and stops at the first that does not come back.
 
 A node counts as back when its shim runs the new version without restarting, and the controller has
-it connected and fit for work, all through a settling time. One that is not gets its former version
-again.
+it connected and fit for work, all during a settling time. A node that does not come back gets its
+former version again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _VERSION = "/opt/fairlead/{version}/install"
 class End(StrEnum):
     UPGRADED = "upgraded"
     UNCHANGED = "unchanged"
-    """It had the version."""
+    """It already had the version."""
     ROLLED_BACK = "rolled back"
     """It did not come back healthy, and has its former version again."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It was not looked at: an earlier one did not come back, or it is away."""
+    """It was left alone: an earlier one did not come back, or it is away."""
 
 
 class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,8 @@ _GOOD = frozenset({End.UPGRADED, End.UNCHANGED})
 async def roll(
     names: Sequence[str], batch: int, upgrade: Callable[[str], Awaitable[Upgrade]]
 ) -> list[Upgrade]:
-    """What became of each, in their order. After a batch with a bad end none begins."""
+    """Upgrade the nodes in their order and return the results. After a batch with a failure no
+    further one begins."""
     ends: list[Upgrade] = []
     for start in range(0, len(names), batch):
         part = names[start : start + batch]
@@ -72,7 +73,7 @@ async def roll(
 
 
 def is_upgradable(node: NodeView) -> str | None:
-    """Why not; None: it is."""
+    """Return why the node cannot be upgraded; None: it can."""
     if node.address.startswith("/"):
         return "it is the controller's own machine: run the bundle's install there"
     if not is_ready(node):
@@ -81,7 +82,7 @@ def is_upgradable(node: NodeView) -> str | None:
 
 
 async def upgrade_node(plan: Plan, api: NodesApi, progress: Progress) -> Upgrade:
-    """Raises nothing but what is no fault of the node."""
+    """Upgrade one node. A failure of the node is in the result; only other errors are raised."""
     try:
         progress.stage("connecting")
         async with connect(plan.target, plan.host_key) as host:
@@ -114,7 +115,8 @@ async def _upgrade(host: Host, plan: Plan, api: NodesApi, progress: Progress) ->
 async def _roll_back(
     host: Host, plan: Plan, before: str, why: str, api: NodesApi, progress: Progress
 ) -> Upgrade:
-    """Raises HostError when it does not come back with its former version either."""
+    """Install the former version. Raises HostError when the node does not come back with that
+    either."""
     progress.stage(f"rolling back: {why}")
     await run_install(host, _VERSION.format(version=before), ())
     await _back(host, plan.name, before, api)
@@ -123,7 +125,7 @@ async def _roll_back(
 
 
 async def _back(host: Host, name: str, version: str, api: NodesApi) -> None:
-    """Raises HostError with what is missing."""
+    """Wait until the node is back. Raises HostError with what is missing."""
     deadline = time.monotonic() + BACK_SECONDS
     since, restarts = time.monotonic(), ""
     while True:
@@ -138,8 +140,8 @@ async def _back(host: Host, name: str, version: str, api: NodesApi) -> None:
 
 
 async def _missing(host: Host, name: str, version: str, api: NodesApi) -> tuple[str | None, str]:
-    """What is missing, and how often the shim was restarted. Raises HostError when nothing can
-    come any more."""
+    """Return what is missing, and how often the shim was restarted. Raises HostError when waiting
+    cannot help."""
     state = (await host.run("systemctl", "is-active", "fairlead-shim")).out.strip()
     shown = ("systemctl", "show", "--property=NRestarts", "--value", "fairlead-shim")
     restarts = (await host.run(*shown)).out.strip()

@@ -26,7 +26,7 @@ from controller.lifecycle.statuses import AttemptStatus
 
 _SWITCHABLE: Final = (Phase.GATHERING, Phase.WHOLE)
 _KEPT: Final = 100
-"""How many past switches a run keeps; its events have all of them."""
+"""The number of past switches that a run keeps; its events have all of them."""
 SWITCHES: Final = (
     (SwitchReason.JOB_FAILED, False, "a rank ended with an error that is tried again"),
     (SwitchReason.JOB_ABORTED, False, "a rank lost its allocation, was preempted or aborted"),

@@ -1,1 +1,1 @@
-"""What runs on a node when it boots with our user-data; its Python is the node's own."""
+"""Programs that run on a node when it boots with our user-data; they use the node's own Python."""

@@ -1,7 +1,7 @@
-"""Tells the controller this node's address, once, and nothing else.
+"""Gives the controller this node's address, once, and nothing else.
 
-Runs on a node by its own Python (3.6 or newer), from the user-data that the node booted with. Exit
-status 2: the controller wants nothing of it, and trying again would not help.
+It runs on a node with the node's own Python (3.6 or newer), from the user-data with which the node
+booted. Exit status 2: the controller refuses, and another try would not help.
 """
 
 import hashlib

@@ -26,7 +26,7 @@ from shim.container_rules import VolumeError
 from shim.engines.base import EngineError, EngineUnavailable, NodeFault
 
 _SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
-"""How requests quotes the system's error inside its own message."""
+"""The pattern by which requests quotes the system's error inside its own message."""
 _DENIED = "Permission denied"
 
 

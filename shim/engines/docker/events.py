@@ -26,7 +26,7 @@ REMEMBERED = 256
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine remembers of a container's end.
+    """The engine's memory of a container's end.
 
     `stopped`: the container got a signal to end. `unseen`: it ended before the engine's present
     life, perhaps together with the previous one.
