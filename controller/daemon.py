@@ -137,7 +137,7 @@ class Assembly:
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         await self._strays.settle(node_id, connection, info)
 
-    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+    async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
         await self._strays.release_idle(connection)
 
 

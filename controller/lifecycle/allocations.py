@@ -2,7 +2,7 @@
 
 An allocation is released only when its shim has let go of it. If the shim removed it together with
 the task, that is known at once. If it was kept beyond its task, it is `releasing` until the shim
-confirms it (PlaceReleased), or orphaned when its node is gone.
+confirms it (AllocationReleased), or orphaned when its node is gone.
 
 A nomination keeps an allocation for a waiting attempt until the victims have left (docs/rules.md
 6.6). It becomes the attempt's allocation when the attempt is `Placed`, and ends with the attempt.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.gangs.membership import keeps_place
+from controller.lifecycle.gangs.membership import keeps_allocation
 from controller.lifecycle.gangs.queries import is_gang_run
 from controller.lifecycle.model import Allocation, Attempt, Job, Run, Use
 from controller.lifecycle.reasons import Reason
@@ -38,7 +38,7 @@ def is_kept(run: Run, attempt: Attempt) -> bool:
     """
     if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
         return False
-    return attempt.reason is Reason.SIBLING_FAILED or keeps_place(run, attempt)
+    return attempt.reason is Reason.SIBLING_FAILED or keeps_allocation(run, attempt)
 
 
 def holders(jobs: list[Job] | tuple[Job, ...]) -> dict[str, Attempt]:
@@ -89,7 +89,7 @@ def released_by_shim(draft: Draft, allocation_id: str) -> None:
     """Release an allocation that the shim no longer holds."""
     for place, attempt in _idle(draft):
         if place.id == allocation_id and place.releasing:
-            draft.move_allocation(attempt, AllocationState.RELEASED, "PlaceReleased")
+            draft.move_allocation(attempt, AllocationState.RELEASED, "AllocationReleased")
 
 
 def lose(draft: Draft, report: NodeGone) -> None:

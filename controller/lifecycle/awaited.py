@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from controller.lifecycle import limits
-from controller.lifecycle.gangs.queries import is_gang_run, ranked_hold_places
+from controller.lifecycle.gangs.queries import is_gang_run, ranked_hold_allocations
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
@@ -73,7 +73,7 @@ def _container(attempt: Attempt) -> str:
 def _start(state: RunState, attempt: Attempt) -> str:
     if not limits.waits_for_its_turn(state.run, state.jobs, attempt):
         return f"waits for its runner on node {_node(attempt)} to start the job"
-    if is_gang_run(state.run) and not ranked_hold_places(state.run, state.jobs):
+    if is_gang_run(state.run) and not ranked_hold_allocations(state.run, state.jobs):
         return "waits until every rank has an allocation"
     return limits.its_turn(state.run).sentence()
 

@@ -44,7 +44,7 @@ def recent(state: RunState) -> RunState:
     return RunState(
         run=_with_running(state.run, ran),
         jobs=jobs,
-        allocations=_places_of(state, jobs),
+        allocations=_allocations_of(state, jobs),
     )
 
 
@@ -133,7 +133,7 @@ def _folded(run: Run, past: Past, own: Sequence[Attempt]) -> Past:
     )
 
 
-def _places_of(state: RunState, jobs: Sequence[Job]) -> tuple[Allocation, ...]:
+def _allocations_of(state: RunState, jobs: Sequence[Job]) -> tuple[Allocation, ...]:
     needed = {attempt.allocation_id for job in jobs for attempt in job.attempts}
     return tuple(
         place

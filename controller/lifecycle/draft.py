@@ -39,7 +39,7 @@ class DecisionContext(msgspec.Struct, frozen=True, kw_only=True):
     undecided_nodes: frozenset[str] = frozenset()
     """Nodes of this run's allocations whose link is being made: it is not known yet whether they
     are usable."""
-    broken_places: frozenset[str] = frozenset()
+    broken_allocations: frozenset[str] = frozenset()
     """Allocations of this run that have a broken GPU."""
     nominated: frozenset[str] = frozenset()
     """Allocations of this run that another run has nominated."""
@@ -296,14 +296,14 @@ class Draft:
         """Release an allocation that is nominated for the run, not for an attempt."""
         state = move_allocation(place.state, AllocationState.RELEASED)
         self._allocations[place.id] = replace(place, state=state, released_at=self.now)
-        self._note_of_place(place, cause, from_status=place.state, to_status=state)
+        self._note_of_allocation(place, cause, from_status=place.state, to_status=state)
 
     def nominate(self, place: Allocation, cause: str) -> None:
         """Keep an allocation for the run, not for an attempt."""
         self._allocations[place.id] = place
-        self._note_of_place(place, cause, from_status=None, to_status=place.state)
+        self._note_of_allocation(place, cause, from_status=None, to_status=place.state)
 
-    def _note_of_place(
+    def _note_of_allocation(
         self, place: Allocation, cause: str, *, from_status: str | None, to_status: str
     ) -> None:
         self.events.append(

@@ -41,8 +41,8 @@ class EffectKind(StrEnum):
     """Make the shim end the container; its event stream then reports `terminated`."""
     REMOVE_TASK = "remove_task"
     """Delete the task on the shim, and its allocation unless that is kept → TaskRemoved."""
-    RELEASE_PLACE = "release_place"
-    """Release an allocation whose task is already gone → PlaceReleased."""
+    RELEASE_ALLOCATION = "release_allocation"
+    """Release an allocation whose task is already gone → AllocationReleased."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ def releases(state: RunState) -> dict[str, Effect]:
     last = holders(state.jobs)
     return {
         last[place.id].id: Effect(
-            kind=EffectKind.RELEASE_PLACE,
+            kind=EffectKind.RELEASE_ALLOCATION,
             run_id=state.run.id,
             attempt_id=last[place.id].id,
             node_id=place.node_id,

@@ -17,14 +17,14 @@ from controller.lifecycle.gangs import freed
 from controller.lifecycle.gangs.incarnation import with_descriptor
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reports import (
-    FreedPlaceLost,
+    AllocationReleased,
+    FreedAllocationLost,
     LogsComplete,
     NodeDisconnected,
     Nominated,
     NominationEnded,
     NotPlaced,
     Placed,
-    PlaceReleased,
     Report,
     RunnerExited,
     RunnerStarted,
@@ -46,8 +46,8 @@ _ORDER: dict[type, int] = {
     TaskSeen: 7,
     LogsComplete: 8,
     TaskRemoved: 9,
-    PlaceReleased: 10,
-    FreedPlaceLost: 10,
+    AllocationReleased: 10,
+    FreedAllocationLost: 10,
     NominationEnded: 11,
     Nominated: 12,
 }
@@ -93,9 +93,9 @@ def _apply_one(draft: Draft, report: Report) -> None:
             _placed_attempt_fact(draft, report)
         case TaskSeen() | LogsComplete() | TaskRemoved():
             _placed_attempt_fact(draft, report)
-        case PlaceReleased():
+        case AllocationReleased():
             allocations.released_by_shim(draft, report.allocation_id)
-        case FreedPlaceLost():
+        case FreedAllocationLost():
             freed.give_up(draft, report.allocation_id, report.cause)
         case _:
             pass

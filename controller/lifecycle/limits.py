@@ -19,7 +19,7 @@ from controller.lifecycle.gangs.queries import (
     is_current,
     is_gang_run,
     is_reserved,
-    ranked_hold_places,
+    ranked_hold_allocations,
 )
 from controller.lifecycle.model import Attempt, Job, Run, StartupOrder
 from controller.lifecycle.pending_reasons import (
@@ -54,7 +54,7 @@ def may_start(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
     A gang's jobs start once every rank has its allocation, because each job is told the others'
     addresses.
     """
-    if is_gang_run(run) and not ranked_hold_places(run, jobs):
+    if is_gang_run(run) and not ranked_hold_allocations(run, jobs):
         return False
     order = run.policy.startup_order
     if order is StartupOrder.ANY:
@@ -69,7 +69,7 @@ def may_start(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
     return not is_master or all(_has_started(run, job) for job in counted if job is not master)
 
 
-def may_take_place(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
+def may_take_allocation(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
     return is_gang_run(run) or may_start(run, jobs, attempt)
 
 
@@ -77,7 +77,7 @@ def waits_for_its_turn(run: Run, jobs: Sequence[Job], attempt: Attempt) -> bool:
     """Return whether this attempt waits for other jobs of its run and for nothing else."""
     match attempt.status:
         case AttemptStatus.SUBMITTED:
-            return not may_take_place(run, jobs, attempt)
+            return not may_take_allocation(run, jobs, attempt)
         case AttemptStatus.PULLING:
             return attempt.container_started and not may_start(run, jobs, attempt)
         case _:
@@ -88,7 +88,7 @@ def why_not_queued(run: Run, jobs: Sequence[Job], attempt: Attempt) -> PendingRe
     """Return why the scheduler does not look for an allocation for this attempt; None: it does."""
     if run.suspended:
         return RunSuspended()
-    if not may_take_place(run, jobs, attempt):
+    if not may_take_allocation(run, jobs, attempt):
         return its_turn(run)
     if is_reserved(attempt) and a_rank_comes_back(run, jobs):
         return RankComesBack()

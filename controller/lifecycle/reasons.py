@@ -324,7 +324,7 @@ ROWS: Mapping[Reason, Row] = {
     ),
 }
 
-PLACE_LOST: Final = frozenset(
+ALLOCATION_LOST: Final = frozenset(
     {
         Reason.INSTANCE_UNREACHABLE,
         Reason.INTERRUPTED_BY_NO_CAPACITY,

@@ -130,7 +130,7 @@ class Placed(_AttemptReport, frozen=True, kw_only=True):
     """The allocations freed by a switch that this one uses up."""
 
 
-class FreedPlaceLost(_Report, frozen=True, kw_only=True):
+class FreedAllocationLost(_Report, frozen=True, kw_only=True):
     """The node of an allocation that a switch had freed takes no more work."""
 
     allocation_id: str
@@ -212,7 +212,7 @@ class TaskRemoved(_AttemptReport, frozen=True, kw_only=True):
     place_released: bool = True
 
 
-class PlaceReleased(_Report, frozen=True, kw_only=True):
+class AllocationReleased(_Report, frozen=True, kw_only=True):
     """The shim no longer holds this allocation, whose task was already gone."""
 
     allocation_id: str
@@ -263,7 +263,7 @@ Report = (
     | GangTooLarge
     | Placed
     | NotPlaced
-    | FreedPlaceLost
+    | FreedAllocationLost
     | TaskAccepted
     | TaskRefused
     | TaskSeen
@@ -273,7 +273,7 @@ Report = (
     | RunnerSilent
     | LogsComplete
     | TaskRemoved
-    | PlaceReleased
+    | AllocationReleased
     | NodeDisconnected
     | NodeGone
     | Tick

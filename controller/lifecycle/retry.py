@@ -22,7 +22,7 @@ from controller.lifecycle.gangs.queries import (
 )
 from controller.lifecycle.model import Allocation, Attempt, Job, Limits, Past, Run
 from controller.lifecycle.reasons import (
-    PLACE_LOST,
+    ALLOCATION_LOST,
     ROWS,
     Budget,
     ComesBack,
@@ -83,7 +83,7 @@ ENDED_FOR_GOOD = frozenset({Verdict.ENDED, *LIMITS})
 def lost_before_start(attempt: Attempt) -> bool:
     """Return whether the attempt lost its allocation before the container ran: charged to no
     budget, always tried again."""
-    return attempt.reason in PLACE_LOST and not attempt.container_started
+    return attempt.reason in ALLOCATION_LOST and not attempt.container_started
 
 
 def charged_to(attempt: Attempt) -> Budget | None:
@@ -353,4 +353,4 @@ def _can_be_reused(draft: Draft, place: Allocation) -> bool:
     around = draft.context
     if place.node_id in around.unusable_nodes | around.undecided_nodes:
         return False
-    return is_held(place) and place.id not in around.nominated | around.broken_places
+    return is_held(place) and place.id not in around.nominated | around.broken_allocations

@@ -121,7 +121,7 @@ class OrphanTasks:
         told = _as_now(state, info)
         kept = _is_held(state, info.allocation_id)
         try:
-            await end_task(connection, told, self._fence, why, keeps_place=kept)
+            await end_task(connection, told, self._fence, why, keeps_allocation=kept)
         except (ShimError, RetryLater) as error:
             log.warning("stray task %s could not be cleared: %s", info.id, error)
             return
@@ -273,7 +273,7 @@ def quarantined(
 
 
 async def end_task(
-    connection: NodeConnection, info: TaskInfo, fence: Fence, why: str, *, keeps_place: bool
+    connection: NodeConnection, info: TaskInfo, fence: Fence, why: str, *, keeps_allocation: bool
 ) -> None:
     """Stop the task, or remove it if it has ended; called again with each event about it.
 
@@ -292,7 +292,7 @@ async def end_task(
     await remove_from_node(
         connection,
         task_id=info.id,
-        allocation_id=None if keeps_place else info.allocation_id,
+        allocation_id=None if keeps_allocation else info.allocation_id,
         run_id=info.run_id,
         fence=fence,
         incarnation=info.incarnation,

@@ -99,7 +99,7 @@ class SessionListener(Protocol):
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         """Handle a task on the node that no live attempt has."""
 
-    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+    async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
         """Release allocations without tasks that no run holds: the node's tasks were read."""
 
 
@@ -152,7 +152,7 @@ class NodeSync:
                 reports.TaskMissing(run_id=expected[attempt_id], attempt_id=attempt_id)
             )
         self._let_go_of_quarantined(listed)
-        await self._listener.idle_places(self._node_id, self._connection)
+        await self._listener.idle_allocations(self._node_id, self._connection)
         await self._read_node(health, asked_at)
 
     async def handle(self, event: Event) -> None:
@@ -287,7 +287,7 @@ class NodeSync:
                     raise
             else:
                 await self._found(info)
-        await self._listener.idle_places(self._node_id, self._connection)
+        await self._listener.idle_allocations(self._node_id, self._connection)
 
     # -- the node itself --------------------------------------------------------------------
 

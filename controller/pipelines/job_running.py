@@ -58,7 +58,7 @@ class TaskSubmitter:
                 incarnation=view.incarnation_number,
             )
         except ShimError as error:
-            lost = await self._lost_place(error, attempt, connection)
+            lost = await self._lost_allocation(error, attempt, connection)
             passing = error.code in PASSING_REFUSALS and lost is None
             if passing or error.status >= 500:
                 raise RetryLater(str(error)) from error
@@ -75,7 +75,7 @@ class TaskSubmitter:
         for report in from_node.task_reports(supplied):
             self._turns.post(report)
 
-    async def _lost_place(
+    async def _lost_allocation(
         self, error: ShimError, attempt: Attempt, connection: NodeConnection
     ) -> Reason | None:
         """Return why the attempt needs another allocation; None: the refusal can pass.

@@ -111,7 +111,7 @@ class TaskRemover:
         self._turns.post(removed)
 
 
-class PlaceReleaser:
+class AllocationReleaser:
     """Release an allocation that outlived its task."""
 
     def __init__(self, turns: RunPipeline, fence: Fence) -> None:
@@ -130,7 +130,7 @@ class PlaceReleaser:
                 incarnation=view.spoken_incarnation,
             )
         )
-        self._turns.post(reports.PlaceReleased(run_id=run_id, allocation_id=allocation_id))
+        self._turns.post(reports.AllocationReleased(run_id=run_id, allocation_id=allocation_id))
 
 
 async def remove_from_node(
@@ -174,5 +174,5 @@ class JobTerminatingPipeline:
             EffectKind.STOP_JOB: JobStopper(clock),
             EffectKind.TERMINATE_TASK: TaskTerminator(turns, fence),
             EffectKind.REMOVE_TASK: TaskRemover(turns, fence),
-            EffectKind.RELEASE_PLACE: PlaceReleaser(turns, fence),
+            EffectKind.RELEASE_ALLOCATION: AllocationReleaser(turns, fence),
         }

@@ -26,7 +26,7 @@ from controller.lifecycle.statuses import (
     AllocationState,
     RunStatus,
 )
-from controller.scheduling.index import keeps_its_places
+from controller.scheduling.index import keeps_its_allocations
 
 Key = str | None
 """The id of a run or a node; None: any."""
@@ -250,7 +250,7 @@ class World:
             unusable_nodes=frozenset(unusable - undecided),
             draining_nodes=frozenset(draining),
             undecided_nodes=frozenset(undecided),
-            broken_places=frozenset(broken),
+            broken_allocations=frozenset(broken),
             nominated=nominated,
             next_trigger=at,
         )
@@ -264,7 +264,7 @@ class World:
         node = self._nodes.get(node_id)
         if node is None or node.status is not NodeStatus.CONNECTING:
             return False
-        return keeps_its_places(replace(node, status=NodeStatus.CONNECTED))
+        return keeps_its_allocations(replace(node, status=NodeStatus.CONNECTED))
 
     def _is_broken(self, place: Allocation) -> bool:
         node = self._nodes.get(place.node_id)
@@ -273,4 +273,4 @@ class World:
 
     def _is_unusable(self, node_id: str) -> bool:
         node = self._nodes.get(node_id)
-        return node is None or not keeps_its_places(node)
+        return node is None or not keeps_its_allocations(node)

@@ -28,10 +28,10 @@ Where: TypeAlias = Domain | None
 
 def is_usable(node: Node) -> bool:
     """Return whether a new job may be placed there now."""
-    return not node.cordoned and keeps_its_places(node)
+    return not node.cordoned and keeps_its_allocations(node)
 
 
-def keeps_its_places(node: Node) -> bool:
+def keeps_its_allocations(node: Node) -> bool:
     """Return whether a gang may start again in the allocation it held there. A cordon concerns only
     new jobs."""
     return not node.draining and node.unfit is None and node.status is NodeStatus.CONNECTED

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from controller.lifecycle.model import Allocation, Node
-from controller.lifecycle.reports import FreedPlaceLost
+from controller.lifecycle.reports import FreedAllocationLost
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.fit import Room, room
 from controller.scheduling.index import CapacityIndex, why_given_up
@@ -65,9 +65,9 @@ def is_overdrawn(free: Room) -> bool:
     return free.cpu < -1e-6 or free.memory < 0 or free.disk < 0
 
 
-def lost(index: CapacityIndex) -> Iterator[FreedPlaceLost]:
+def lost(index: CapacityIndex) -> Iterator[FreedAllocationLost]:
     """Yield the kept allocations on nodes that take no more work."""
     for place in index.nominations.values():
         cause = why_given_up(index.nodes.get(place.node_id)) if place.freed else None
         if cause is not None:
-            yield FreedPlaceLost(run_id=place.run_id, allocation_id=place.id, cause=cause)
+            yield FreedAllocationLost(run_id=place.run_id, allocation_id=place.id, cause=cause)

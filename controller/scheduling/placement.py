@@ -34,7 +34,7 @@ from controller.scheduling.gang_placement import (
     whole_of,
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
-from controller.scheduling.kept import lost as lost_places
+from controller.scheduling.kept import lost as lost_allocations
 from controller.scheduling.kept import used_up
 from controller.scheduling.preemption import Nomination, Preemption, orphans, review
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
@@ -77,7 +77,7 @@ class SchedulingPass:
         """
         for ended in orphans(self._index):
             self._tell(ended)
-        for lost in lost_places(self._index):
+        for lost in lost_allocations(self._index):
             self._tell(lost)
             self.left_over[lost.run_id] = None
         if units is None:

@@ -107,7 +107,7 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
     waiting = {
         member.attempt.id: member
         for member in submitted
-        if limits.may_take_place(state.run, state.jobs, member.attempt)
+        if limits.may_take_allocation(state.run, state.jobs, member.attempt)
     }
     if not waiting or not is_placeable(state.run):
         return ()
@@ -115,7 +115,7 @@ def waiting_units(state: RunState, needs: Needs) -> tuple[Unit, ...]:
         return tuple(_of_gang(state, waiting))
     members = tuple(waiting.values())
     if state.run.policy.same_placement and len(state.jobs) > 1:
-        together = _unit(state, Kind.TOGETHER, members, tuple(_held_places(state)))
+        together = _unit(state, Kind.TOGETHER, members, tuple(_held_allocations(state)))
         later = tuple(one for one in submitted if one.attempt.id not in waiting)
         return (replace(together, later=later),)
     return tuple(_unit(state, Kind.SOLO, (member,)) for member in members)
@@ -184,7 +184,7 @@ def _starting(state: RunState) -> tuple[tuple[str, int], ...]:
     return tuple(Counter(a.node_id for a in lasts if a.node_id and is_starting(a)).items())
 
 
-def _held_places(state: RunState) -> Iterator[Allocation]:
+def _held_allocations(state: RunState) -> Iterator[Allocation]:
     live = {job.attempts[-1].allocation_id for job in state.jobs if job.attempts}
     return (a for a in state.allocations if a.id in live and gangs.queries.is_held(a))
 

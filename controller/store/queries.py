@@ -159,8 +159,8 @@ def _assemble(
     places = defaultdict(list)
     order = (schema.allocations.c.created_at, schema.allocations.c.id)
     for chunk in _chunks(ids):
-        recent_places = select_recent_allocations(chunk, present=present)
-        for row in _rows(connection, recent_places.order_by(*order)):
+        recent_allocations = select_recent_allocations(chunk, present=present)
+        for row in _rows(connection, recent_allocations.order_by(*order)):
             places[row["run_id"]].append(ALLOCATION.value(row))
     jobs = _jobs(connection, ids, present=present)
     return [

@@ -191,12 +191,12 @@ def forget_attempts(connection: sa.Connection, finished_before: float, limit: in
     found = connection.execute(query).all()
     old, runs = [row.id for row in found], list({row.run_id for row in found})
     delete(connection, attempt.id, old)
-    _delete_places_without_attempt(connection, runs, finished_before)
+    _delete_allocations_without_attempt(connection, runs, finished_before)
     _delete_events(connection, runs, old, finished_before)
     return old
 
 
-def _delete_places_without_attempt(
+def _delete_allocations_without_attempt(
     connection: sa.Connection, runs: list[str], released_before: float
 ) -> None:
     place, attempt = schema.allocations.c, schema.attempts.c

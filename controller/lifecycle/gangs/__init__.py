@@ -16,7 +16,7 @@ from controller.lifecycle.gangs.queries import (
     is_whole,
     kept,
     ranked_attempts,
-    ranked_hold_places,
+    ranked_hold_allocations,
     waiting_ranked,
     waiting_reserved,
 )
@@ -32,7 +32,7 @@ __all__ = [
     "is_whole",
     "kept",
     "ranked_attempts",
-    "ranked_hold_places",
+    "ranked_hold_allocations",
     "waiting_ranked",
     "waiting_reserved",
 ]

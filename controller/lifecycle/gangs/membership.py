@@ -21,7 +21,7 @@ from controller.lifecycle.reports import Nominated, Placed, Report
 from controller.lifecycle.statuses import AttemptStatus
 
 
-def keeps_place(run: Run, attempt: Attempt) -> bool:
+def keeps_allocation(run: Run, attempt: Attempt) -> bool:
     """Return whether the allocation of this ended attempt is kept for its job's next one."""
     own, now = attempt.incarnation, run.incarnation
     if own is None or now is None or attempt.occurrence != run.occurrence:
@@ -40,10 +40,10 @@ def survivors(draft: Draft) -> Mapping[str, Allocation]:
     around = draft.context
     found: dict[str, Allocation] = {}
     for job in draft.jobs:
-        place = _kept_place(draft, job)
+        place = _kept_allocation(draft, job)
         if place is None or place.node_id in around.unusable_nodes:
             continue
-        if place.id not in around.nominated | around.broken_places:
+        if place.id not in around.nominated | around.broken_allocations:
             found[job.id] = place
     return found
 
@@ -51,7 +51,7 @@ def survivors(draft: Draft) -> Mapping[str, Allocation]:
 def may_survive(draft: Draft) -> bool:
     """Return whether an allocation of the old incarnation is left in which the new one could
     begin."""
-    return any(_kept_place(draft, job) is not None for job in draft.jobs)
+    return any(_kept_allocation(draft, job) is not None for job in draft.jobs)
 
 
 def are_undecided(draft: Draft) -> bool:
@@ -59,12 +59,12 @@ def are_undecided(draft: Draft) -> bool:
     nodes = draft.context.undecided_nodes
     if not nodes:
         return False
-    places = (_kept_place(draft, job) for job in draft.jobs)
+    places = (_kept_allocation(draft, job) for job in draft.jobs)
     return any(place is not None and place.node_id in nodes for place in places)
 
 
-def _kept_place(draft: Draft, job: Job) -> Allocation | None:
-    if not job.attempts or job.abandoned or not keeps_place(draft.run, job.attempts[-1]):
+def _kept_allocation(draft: Draft, job: Job) -> Allocation | None:
+    if not job.attempts or job.abandoned or not keeps_allocation(draft.run, job.attempts[-1]):
         return None
     place = draft.allocation_of(job.attempts[-1])
     return place if place is not None and is_held(place) else None

@@ -4,7 +4,7 @@ A run is a gang run when one of its groups has a `gang_size`. All its jobs then 
 incarnations: each attempt carries one, and an attempt of an older one is history. A *ranked*
 attempt has a rank (all jobs of a plain group next to a gang have one); a *reserved* attempt has
 none. The scheduler uses `waiting_ranked`, `anchors` and `waiting_reserved`; the code that starts
-jobs uses `ranked_hold_places`.
+jobs uses `ranked_hold_allocations`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def a_rank_comes_back(run: Run, jobs: Iterable[Job]) -> bool:
     return any(one.reason not in over for one in ranked_attempts(run, jobs))
 
 
-def ranked_hold_places(run: Run, jobs: Iterable[Job]) -> bool:
+def ranked_hold_allocations(run: Run, jobs: Iterable[Job]) -> bool:
     """Return whether every rank of the present incarnation has an allocation, or had it and has
     ended.
 

@@ -88,7 +88,7 @@ def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
     if not draft.run.suspended or phase not in _SWITCHABLE:
         return
     cause = _an_end_that_switches(draft.run, draft.jobs)
-    if cause is None and not (phase is Phase.GATHERING and _waits_beside_places(draft)):
+    if cause is None and not (phase is Phase.GATHERING and _waits_beside_allocations(draft)):
         return
     message = _told(cause) if cause else "suspended before the gang was whole"
     for attempt in draft.live():
@@ -96,7 +96,7 @@ def stop_survivors_of_a_suspended_gang(draft: Draft) -> None:
             termination.end(draft, attempt, Reason.SUSPENDED, "suspended gang", message)
 
 
-def _waits_beside_places(draft: Draft) -> bool:
+def _waits_beside_allocations(draft: Draft) -> bool:
     """Return whether some ranks have allocations and cannot begin before the others have theirs."""
     statuses = {one.status for one in ranked_attempts(draft.run, draft.jobs)}
     starting = {AttemptStatus.PROVISIONING, AttemptStatus.PULLING}

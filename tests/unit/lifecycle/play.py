@@ -28,11 +28,11 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
+    AllocationReleased,
     LogsComplete,
     NodeDisconnected,
     NodeGone,
     Placed,
-    PlaceReleased,
     Report,
     RunnerExited,
     RunnerStarted,
@@ -206,7 +206,7 @@ class Play:
         """The nodes let go of what has outlived its task and is needed no more."""
         going = [place for place in self.state.allocations if place.releasing]
         return self.send(
-            *(PlaceReleased(run_id=self.run_id, allocation_id=place.id) for place in going)
+            *(AllocationReleased(run_id=self.run_id, allocation_id=place.id) for place in going)
         )
 
     def stop(self, *, abort: bool = False) -> StopRequested:

@@ -17,11 +17,11 @@ from controller.lifecycle.model import RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
+    AllocationReleased,
     LogsComplete,
     NodeDisconnected,
     NotPlaced,
     Placed,
-    PlaceReleased,
     Report,
     RunnerExited,
     RunnerSilent,
@@ -67,7 +67,7 @@ MAKERS: Sequence[Maker] = (
     lambda play, n: RunnerSilent(run_id=play.run_id, attempt_id=play.attempt(n).id),
     lambda play, n: LogsComplete(run_id=play.run_id, attempt_id=play.attempt(n).id),
     lambda play, n: play.removed(n),
-    lambda play, n: PlaceReleased(
+    lambda play, n: AllocationReleased(
         run_id=play.run_id, allocation_id=play.attempt(n, 0).allocation_id or "none"
     ),
     lambda play, n: play.link(down=True, node=f"n{n}"),

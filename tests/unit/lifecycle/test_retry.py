@@ -6,7 +6,7 @@ import pytest
 
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import RetryEvent, RetryPolicy
-from controller.lifecycle.reasons import PLACE_LOST, Reason
+from controller.lifecycle.reasons import ALLOCATION_LOST, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.play import START, Play, planned
@@ -89,7 +89,7 @@ def test_an_end_without_a_budget_is_never_charged(reason: Reason) -> None:
     assert attempts(play) == 4
 
 
-@pytest.mark.parametrize("reason", sorted(PLACE_LOST))
+@pytest.mark.parametrize("reason", sorted(ALLOCATION_LOST))
 def test_a_place_lost_before_the_container_ran_charges_nothing_and_is_always_replaced(
     reason: Reason,
 ) -> None:

@@ -47,7 +47,7 @@ class Deaf:
     async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
         raise AssertionError("there is no task")
 
-    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+    async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
         assert not await connection.shim.allocations()
 
 

@@ -46,7 +46,7 @@ class Listener:
         self.strays.append(info.id)
         await self._strays.settle(node_id, connection, info)
 
-    async def idle_places(self, node_id: str, connection: NodeConnection) -> None:
+    async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
         await self._strays.release_idle(connection)
 
 

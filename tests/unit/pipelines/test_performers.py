@@ -16,8 +16,8 @@ from controller.pipelines import from_node, job_running, to_node
 from controller.pipelines.job_running import JobStarter, RunnerFollower, TaskSubmitter
 from controller.pipelines.job_terminating import (
     LAST_MOMENT,
+    AllocationReleaser,
     JobStopper,
-    PlaceReleaser,
     TaskRemover,
     TaskTerminator,
 )
@@ -481,10 +481,10 @@ async def test_a_place_that_is_kept_outlives_its_task(node: FakeConnection) -> N
 async def test_a_place_without_a_task_is_released_by_itself(node: FakeConnection) -> None:
     state = placed(AttemptStatus.FAILED)
     turns = NotedTurns()
-    await PlaceReleaser(turns, FENCE)(view_of(state), node)
+    await AllocationReleaser(turns, FENCE)(view_of(state), node)
     assert node.shim.asked == [("release", state.allocations[0].id)]
     assert turns.posted == [
-        reports.PlaceReleased(run_id=state.run.id, allocation_id=state.allocations[0].id)
+        reports.AllocationReleased(run_id=state.run.id, allocation_id=state.allocations[0].id)
     ]
 
 

@@ -59,14 +59,14 @@ class GangPlay(Play):
         self,
         *nodes: str,
         undecided_nodes: tuple[str, ...] = (),
-        broken_places: tuple[str, ...] = (),
+        broken_allocations: tuple[str, ...] = (),
         nominated: tuple[str, ...] = (),
     ) -> None:
         """`nodes` are the unusable ones."""
         self.around = DecisionContext(
             unusable_nodes=frozenset(nodes),
             undecided_nodes=frozenset(undecided_nodes),
-            broken_places=frozenset(broken_places),
+            broken_allocations=frozenset(broken_allocations),
             nominated=frozenset(nominated),
         )
 

@@ -12,7 +12,7 @@ from controller.lifecycle.gangs import freed
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Allocation, Group, RetryPolicy
 from controller.lifecycle.reasons import Reason, SwitchReason
-from controller.lifecycle.reports import FreedPlaceLost, GangTooLarge, Placed
+from controller.lifecycle.reports import FreedAllocationLost, GangTooLarge, Placed
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
 from tests.unit.lifecycle.gangs.stage import FAILED, GangPlay, gang
@@ -210,7 +210,7 @@ def test_a_kept_place_is_lost_with_its_node_alone() -> None:
     play = switching(1, 2).clean_all()
     (lost,) = (one for one in kept(play) if one.node_id == "n1")
     cause = "node n1 takes no more work"
-    report = FreedPlaceLost(run_id=play.run_id, allocation_id=lost.id, cause=cause)
+    report = FreedAllocationLost(run_id=play.run_id, allocation_id=lost.id, cause=cause)
     play.send(report)
     assert nodes(play) == ["n2"]
     before = play.state
@@ -220,7 +220,9 @@ def test_a_kept_place_is_lost_with_its_node_alone() -> None:
 def test_a_kept_place_s_loss_says_nothing_about_one_that_is_held() -> None:
     play = GangPlay().run_all()
     before = play.state
-    play.send(FreedPlaceLost(run_id=play.run_id, allocation_id=play.allocation(1).id, cause="no"))
+    play.send(
+        FreedAllocationLost(run_id=play.run_id, allocation_id=play.allocation(1).id, cause="no")
+    )
     assert play.state is before
 
 

@@ -16,9 +16,9 @@ from controller.lifecycle.gangs.queries import is_current, is_held
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
+    AllocationReleased,
     GangTooLarge,
     NodeDisconnected,
-    PlaceReleased,
     Preempted,
     Report,
     TaskMissing,
@@ -109,7 +109,7 @@ def _report(play: GangPlay, kind: str, n: int) -> Report:
         case "released":
             going = sorted(a.id for a in play.state.allocations if a.releasing)
             named = going[n % len(going)] if going else "none"
-            return PlaceReleased(run_id=play.run_id, allocation_id=named)
+            return AllocationReleased(run_id=play.run_id, allocation_id=named)
         case "down" | "up":
             return play.link(down=kind == "down", node=f"n{n}")
         case "node_gone" | "node_clean":

@@ -11,7 +11,7 @@ from controller.lifecycle.effects import EffectKind, releases
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, RunState
 from controller.lifecycle.reasons import Reason, SwitchReason
-from controller.lifecycle.reports import GangTooLarge, PlaceReleased
+from controller.lifecycle.reports import AllocationReleased, GangTooLarge
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.gangs.stage import FAILED, GangPlay, gang
 from tests.unit.lifecycle.play import START
@@ -39,7 +39,7 @@ def test_the_scheduler_is_told_who_waits_and_where_the_survivors_are() -> None:
     play = GangPlay(gang(4, 3))
     assert len(gangs.waiting_ranked(play.state)) == 3
     assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(3).id]
-    assert not gangs.ranked_hold_places(play.run, play.state.jobs)
+    assert not gangs.ranked_hold_allocations(play.run, play.state.jobs)
     assert gangs.anchors(play.state) == []
     play.run_all().fail(1).clean_all()
     assert gangs.waiting_ranked(play.state) == []
@@ -48,7 +48,7 @@ def test_the_scheduler_is_told_who_waits_and_where_the_survivors_are() -> None:
     play.surround("n3")
     play.clean_all().wait(15)
     assert [a.rank for a in gangs.waiting_ranked(play.state)] == [1]
-    assert not gangs.ranked_hold_places(play.run, play.state.jobs)
+    assert not gangs.ranked_hold_allocations(play.run, play.state.jobs)
     assert [a.placement for a in gangs.anchors(play.state)] == ["rack"] * 2
 
 
@@ -74,7 +74,7 @@ def test_a_place_with_a_nomination_on_it_does_not_survive() -> None:
 
 def test_a_place_whose_gpu_is_broken_does_not_survive() -> None:
     play = GangPlay().run_all().fail(1)
-    play.surround(broken_places=(play.allocation(2).id,))
+    play.surround(broken_allocations=(play.allocation(2).id,))
     play.clean_all()
     assert play.attempt(2).status is AttemptStatus.SUBMITTED
 
@@ -134,7 +134,7 @@ def test_lost_ranks_go_to_reserved_survivors_by_cookie() -> None:
     assert play.ranks() == [0, None, 2, 1, None]
     assert play.attempt(3).status is AttemptStatus.PROVISIONING
     assert play.attempt(1).status is AttemptStatus.SUBMITTED
-    assert gangs.ranked_hold_places(play.run, play.state.jobs)
+    assert gangs.ranked_hold_allocations(play.run, play.state.jobs)
     assert [a.id for a in gangs.waiting_reserved(play.state)] == [play.attempt(1).id]
 
 
@@ -158,7 +158,7 @@ def test_an_abandoned_rank_stays_with_its_job_and_is_counted(
     assert play.number == 2
     assert play.ranks() == ranks
     assert len(play.job(1).attempts) == 1
-    assert gangs.ranked_hold_places(play.run, play.state.jobs)
+    assert gangs.ranked_hold_allocations(play.run, play.state.jobs)
 
 
 # -- not whole in time ----------------------------------------------------------------------
@@ -372,10 +372,10 @@ def test_a_kept_place_is_released_by_an_effect_of_its_own_and_the_run_waits_for_
         play.run_all().fail(1).clean_all()
     play.send(play.stop())
     wanted = releases(play.state)
-    assert [effect.kind for effect in wanted.values()] == [EffectKind.RELEASE_PLACE] * 2
+    assert [effect.kind for effect in wanted.values()] == [EffectKind.RELEASE_ALLOCATION] * 2
     assert {effect.node_id for effect in wanted.values()} == {"n0", "n2"}
     going = [a for a in play.state.allocations if a.releasing]
-    first = PlaceReleased(run_id=play.run_id, allocation_id=going[0].id)
+    first = AllocationReleased(run_id=play.run_id, allocation_id=going[0].id)
     assert play.send(first).run.finished_at is None
     play.release_places()
     assert play.run.status is RunStatus.TERMINATED
@@ -423,7 +423,7 @@ def test_an_admin_who_gives_a_node_up_frees_the_places_that_were_kept_there() ->
 def test_a_word_about_a_place_that_is_needed_changes_nothing() -> None:
     play = GangPlay().run_all()
     before = play.state
-    play.send(PlaceReleased(run_id=play.run_id, allocation_id=play.allocation(0).id))
+    play.send(AllocationReleased(run_id=play.run_id, allocation_id=play.allocation(0).id))
     assert play.state is before
 
 
@@ -433,7 +433,7 @@ def test_an_orphaned_kept_place_of_an_ended_run_is_still_asked_for() -> None:
         play.run_all().fail(1).clean_all()
     play.send(play.node_gone("n0")).send(play.stop())
     going = [a for a in play.state.allocations if a.releasing and a.node_id == "n2"]
-    play.send(*(PlaceReleased(run_id=play.run_id, allocation_id=a.id) for a in going))
+    play.send(*(AllocationReleased(run_id=play.run_id, allocation_id=a.id) for a in going))
     assert play.run.status is RunStatus.TERMINATED
     assert play.allocation(0).state is AllocationState.ORPHANED
     assert [effect.node_id for effect in releases(play.state).values()] == ["n0"]

@@ -8,7 +8,7 @@ from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.incarnation import Phase
 from controller.lifecycle.model import Group, RetryEvent, RetryPolicy, StopCriteria
 from controller.lifecycle.pending_reasons import NoNodeConnected
-from controller.lifecycle.reasons import PLACE_LOST, ROWS, Reason, RunReason, SwitchReason
+from controller.lifecycle.reasons import ALLOCATION_LOST, ROWS, Reason, RunReason, SwitchReason
 from controller.lifecycle.reports import (
     NotPlaced,
     Preempted,
@@ -231,7 +231,7 @@ def test_preemptions_are_counted_per_job() -> None:
     assert play.run.reason is RunReason.WORKER_FAILED
 
 
-@pytest.mark.parametrize("reason", sorted(PLACE_LOST))
+@pytest.mark.parametrize("reason", sorted(ALLOCATION_LOST))
 def test_a_place_lost_before_running_is_a_new_incarnation_uncharged(reason: Reason) -> None:
     never = RetryPolicy(on_events=frozenset(), max_preemptions=0, max_failures=0)
     play = GangPlay(retry=never).place_waiting()
