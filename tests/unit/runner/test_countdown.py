@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from runner.countdown import Countdown
+from runner.job.execution import Countdown
 from tests.simulation.virtual import VirtualLoop
 
 Story = Callable[[Countdown], Awaitable[None]]
