@@ -30,8 +30,12 @@ After=network-online.target fairlead-shim.service
 StartLimitIntervalSec=0
 
 [Service]
-Type=exec
+Type=simple
 ExecStart=/usr/bin/python3 -I /etc/fairlead/join.py
+# Once the address is told, nothing of this stays.
+ExecStopPost=/bin/sh -c 'test -e /etc/fairlead/join.json || { \\
+    systemctl disable fairlead-join.service; \\
+    rm -f /etc/systemd/system/fairlead-join.service /etc/fairlead/join.py; }'
 Restart=on-failure
 RestartSec=15
 RestartPreventExitStatus=2

@@ -120,12 +120,12 @@ class BootedMachine:
         return state in ("running", "degraded")
 
 
-def booted_image(images: Path) -> Path:
-    """The machine's root as a folder that is only read."""
-    archive = debian_archive(images, "bookworm", *_PACKAGES)
-    root = images / "booted"
+def booted_image(images: Path, *more: str) -> Path:
+    """The machine's root, with more packages, as a folder that is only read."""
+    archive = debian_archive(images, "bookworm", *_PACKAGES, *more)
+    root = images / "-".join(("booted", *more))
     if not root.exists():
-        fresh = images / ".booted"
+        fresh = images / f".{root.name}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         run(["tar", "-x", "--numeric-owner", "-C", fresh, "-f", archive])
