@@ -40,6 +40,21 @@ class Refused(Exception):
         return msgspec.json.encode(ErrorBody(error=detail))
 
 
+class AgentError(Exception):
+    """An agent refused a request of the controller's: what `Refused` was on its side.
+
+    `code` is stable and for programs, `message` is for people; `field` names the wrong field, if
+    there is one.
+    """
+
+    def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        self.field = field
+
+
 def read_error(body: bytes) -> ErrorDetail | None:
     """Return what an answer of 4xx or 5xx says; None when it has another shape."""
     try:

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.http_exceptions import HttpProcessingError
 
-from common.errors import read_error
+from common.errors import AgentError, read_error
 from runner.schemas import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
@@ -118,15 +118,8 @@ _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _T = TypeVar("_T")
 
 
-class RunnerError(Exception):
-    """The runner refused; `code` is for programs, `message` for people."""
-
-    def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.status = status
-        self.field = field
+class RunnerError(AgentError):
+    """The runner refused the request."""
 
 
 class RunnerUnavailable(Exception):

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp.client_exceptions import UnixClientConnectorError
 
-from common.errors import read_error
+from common.errors import AgentError, read_error
 from shim.schemas import (
     FENCE_HEADER,
     INCARNATION_HEADER,
@@ -41,16 +41,8 @@ _SILENCE = 30.0
 """Seconds without a byte that end an event stream; the shim's heartbeat comes every 10."""
 
 
-class ShimError(Exception):
-    """The shim refused the request. `code` is stable; `field` names the wrong field, if there is
-    one."""
-
-    def __init__(self, code: str, message: str, status: int, field: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.status = status
-        self.field = field
+class ShimError(AgentError):
+    """The shim refused the request."""
 
 
 class ShimUnavailable(Exception):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import asdict
 
 from controller.api.documents import RunSummary, RunView, WatchLine
 from controller.api.paging import cut
@@ -70,14 +71,7 @@ class RunsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def submit_run(call: Call) -> Instead | RunView:
     body: SubmitBody = call.body
-    submission = Submission(
-        configuration=body.configuration,
-        name=body.name,
-        client_key=body.client_key,
-        ssh_keys=body.ssh_keys,
-        if_exists=body.if_exists,
-        parent=body.parent,
-    )
+    submission = Submission(**asdict(body))
     submitted = await call.service.submissions.submit(submission, user=call.caller)
     view = shown_run(call, submitted.state)
     if submitted.kept or submitted.ending:

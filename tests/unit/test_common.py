@@ -1,0 +1,73 @@
+"""What all programs share, where no program's own tests look at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.durable import write_beside, write_durably
+from common.errors import ErrorDetail, Refused, read_error
+from common.units import is_count, size_of
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GB", 16e9),
+        ("16GiB", 16 * 2**30),
+        ("1.5 tb", 1.5e12),
+        ("512B", 512),
+        ("16", None),
+        ("16G", None),
+        ("GB", None),
+        ("-1GB", None),
+    ],
+)
+def test_a_size_has_a_unit_of_a_thousand_or_of_1024(text: str, size: float | None) -> None:
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("0", True), ("9" * 18, True), ("9" * 19, False), ("-1", False), ("²", False)],
+)
+def test_a_count_is_what_every_program_can_hold(text: str, counts: bool) -> None:
+    assert is_count(text) is counts
+
+
+def test_a_refusal_is_read_as_it_was_written() -> None:
+    body = Refused(409, "conflict", "it is there already", "name").body()
+    assert read_error(body) == ErrorDetail(
+        code="conflict", message="it is there already", field="name"
+    )
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b"{}", b'{"error": {}}', b"\xff", b"[" * 9999]
+)
+def test_an_answer_of_another_shape_is_no_refusal(body: bytes) -> None:
+    assert read_error(body) is None
+
+
+def test_a_file_is_replaced_whole_and_what_was_left_unfinished_is_reused(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(b"old")
+    unfinished = write_beside(path, b"half", 0o600)
+    assert path.read_bytes() == b"old"
+
+    write_durably(path, b"new", 0o600)
+
+    assert path.read_bytes() == b"new"
+    assert not unfinished.exists()
+
+
+def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"kept")
+    (tmp_path / ".record.json.new").symlink_to(target)
+
+    with pytest.raises(OSError, match="symbolic links"):
+        write_durably(tmp_path / "record.json", b"new")
+
+    assert target.read_bytes() == b"kept"
