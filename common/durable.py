@@ -1,4 +1,5 @@
-"""Writing that survives a power cut: file and folder are synced, a reader sees old or new.
+"""Writes that survive a power cut: file and folder are synced, and a reader sees the old or the new
+content.
 
 Everything here blocks; call it in a thread.
 """
@@ -16,8 +17,8 @@ def write_durably(path: Path, data: bytes, mode: int = 0o660) -> None:
 
 
 def write_beside(path: Path, data: bytes, mode: int) -> Path:
-    """Write `data` next to `path` and sync it; return the file, which is to be renamed over `path`.
-    Raises OSError."""
+    """Write `data` next to `path` and sync it; return the file, which the caller renames over
+    `path`. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(unfinished, flags, mode)
@@ -30,14 +31,14 @@ def write_beside(path: Path, data: bytes, mode: int) -> Path:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """`os.write` until all is written. Raises OSError (some bytes may be written then)."""
+    """Write all bytes with `os.write`. Raises OSError; some bytes may be written then."""
     written = os.write(fd, data)
     while written < len(data):
         written += os.write(fd, memoryview(data)[written:])
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync what was made, renamed or removed in `folder`. Raises OSError."""
+    """Sync the folder's new, renamed and removed entries. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -46,7 +47,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_and_close(fd: int) -> None:
-    """Sync the file and close it, whatever the sync says. Raises OSError."""
+    """Sync the file and close it, also if the sync fails. Raises OSError."""
     try:
         os.fsync(fd)
     finally:

@@ -1,11 +1,11 @@
-"""The one shape of every refusal and failure, as it is raised and as it travels."""
+"""The one shape of every refusal and failure, when it is raised and when it is sent."""
 
 from __future__ import annotations
 
 import msgspec
 
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised by msgspec for bytes that are not what they should be."""
+"""The errors of msgspec for malformed bytes."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,8 +23,8 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 class Refused(Exception):
     """A request is refused with an HTTP status.
 
-    `code` is stable and for programs. `message` is for the person who has to do something about it.
-    `field` names the input at fault.
+    `code` is stable and for programs. `message` is for the person who must act. `field` names the
+    wrong input.
     """
 
     def __init__(self, status: int, code: str, message: str, field: str | None = None) -> None:
@@ -56,7 +56,7 @@ class AgentError(Exception):
 
 
 def read_error(body: bytes) -> ErrorDetail | None:
-    """Return what an answer of 4xx or 5xx says; None when it has another shape."""
+    """Return the error in a 4xx or 5xx answer; None when it has another shape."""
     try:
         return msgspec.json.decode(body, type=ErrorBody).error
     except MALFORMED:

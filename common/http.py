@@ -30,7 +30,7 @@ def error_response(refused: Refused) -> web.Response:
 async def read_body(request: web.Request, kind: type[_T], whole: str | None = None) -> _T:
     """Return the request's JSON body; no body is an empty object.
 
-    Raises Refused (400) naming the field, or `whole` when no single one is wrong.
+    Raises Refused (400) with the field, or with `whole` when no single field is wrong.
     """
     try:
         return msgspec.json.decode(await request.read() or b"{}", type=kind)
@@ -51,8 +51,8 @@ def errors_as_json(
 ) -> Middleware:
     """Return a middleware that answers every refusal and failure in the one shape.
 
-    `known` says which exceptions are which refusals. Any other is logged with its traceback and
-    answered with `failed`. A lost connection goes through: nobody is left to answer.
+    `known` maps exceptions to refusals. Any other exception is logged with its traceback and
+    answered with `failed`. A lost connection passes through: no client is left to answer.
     """
     foreseen = known or {}
 

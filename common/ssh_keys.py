@@ -1,4 +1,4 @@
-"""Lines of OpenSSH public keys, told apart from everything else without a library for keys."""
+"""Recognises lines of OpenSSH public keys, without a library for keys."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ KINDS = frozenset(
         "sk-ecdsa-sha2-nistp256@openssh.com",
     }
 )
-"""The kinds of keys that Fairlead lets in. Certificates are none of them."""
+"""The kinds of keys that Fairlead accepts; certificates are not among them."""
 _MOST_LENGTH = 4096
 
 
 def public_key(line: str) -> str | None:
-    """Return `KIND BASE64` of a public key line, without its comment; None when it is no such line,
-    or has options before the key."""
+    """Return `KIND BASE64` of a public key line, without its comment; None for any other line, or
+    one with options before the key."""
     words = line.split(" ", 2)
     if len(line) > _MOST_LENGTH or not line.isprintable() or len(words) < 2:
         return None

@@ -1,7 +1,7 @@
 """The files of a task's folder through which shim and runner work together.
 
 The shim makes the folder and writes `image.json` and `stop.json`; the runner writes its logs and
-its exit record. The job may change any of them, so what is read there is a claim.
+its exit record. The job may change any of them, so their content is only a claim.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOGS_FOLDER_NAME = "logs"
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`image.json`: what the image itself would have run. An empty or missing file means all
+    """`image.json`: the image's own command and settings. An empty or missing file means all
     defaults."""
 
     entrypoint: tuple[str, ...] = ()
@@ -26,9 +26,11 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """`stop.json`, written before SIGTERM by who stops the container, so that
-    the job ends in time for its exit record. Without it the job has no limit but the container's
-    end."""
+    """`stop.json`, written before SIGTERM by the program that stops the container, so that the job
+    ends in time for its exit record.
+
+    Without it, only the container's end limits the job.
+    """
 
     kill_at: float
-    """When what is left of the job is killed."""
+    """The Unix time at which the rest of the job is killed."""

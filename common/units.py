@@ -15,12 +15,12 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]{1,3})", re.ASCII)
 
 
 def is_count(text: str) -> bool:
-    """Return whether it is a whole number, 0 or more, that every part of Fairlead can hold."""
+    """Return whether it is a whole number, 0 or more, that every part of Fairlead can store."""
     return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def size_of(text: str) -> float | None:
-    """Return bytes, not rounded; None when the text is no size with a unit.
+    """Return bytes, not rounded; None when the string is not a size with a unit.
 
     `GB` is 10⁹ bytes and `GiB` is 2³⁰. Vendors name the memory of machines and GPUs in this way, so
     `memory: 80GB` fits on a GPU that is sold with 80 GB.

@@ -36,9 +36,13 @@ def apply(
     env: Annotated[tuple[str, ...], Parameter(name=["-e", "--env"], negative=())] = (),
     if_exists: Literal["error", "keep", "replace"] = "error",
     parent: str | None = None,
-    bundle: Annotated[Path | None, Parameter(help="Of a fleet: what ./dev bundle made.")] = None,
-    yes: Annotated[bool, Parameter(negative=(), help="Of a fleet: ask nothing.")] = False,
-    upgrade: Annotated[bool, Parameter(negative=(), help="Of a fleet: replace versions.")] = False,
+    bundle: Annotated[
+        Path | None, Parameter(help="For a fleet: the file that ./dev bundle made.")
+    ] = None,
+    yes: Annotated[bool, Parameter(negative=(), help="For a fleet: ask no questions.")] = False,
+    upgrade: Annotated[
+        bool, Parameter(negative=(), help="For a fleet: replace other versions.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Submit a run and follow it; the exit status is the job's exit code.

@@ -58,22 +58,22 @@ def install(
     uninstall: Annotated[bool, Flag] = False,
     json: Json = False,
 ) -> int:
-    """Make a host that you reach by SSH a node; the same again changes only what differs.
+    """Make a host that you reach by SSH a node; a repetition changes only what differs.
 
     Parameters
     ----------
     target
         USER@HOST[:PORT]: root, or a user who may use sudo without a password.
     name
-        The node's; default: HOST.
+        The node's name; default: HOST.
     fleet
         The node's fleet.
     docker
         Install Docker where it is missing, use the one that is there, or run jobs without it.
     address
-        HOST[:PORT] at which the controller finds it; default: the same.
+        HOST[:PORT] at which the controller reaches it; default: the same.
     yes
-        Ask nothing. An unknown host key is refused all the same.
+        Ask no questions. An unknown host key is still refused.
     upgrade
         Replace another version; running jobs go on.
     uninstall

@@ -36,7 +36,7 @@ def login(
     url
         The controller, such as https://fairlead.example.com.
     name
-        What to call it here; default: the host's name.
+        The name for it here; default: the host's name.
     token_file
         Take the token from this file; - reads standard input.
     """

@@ -130,7 +130,7 @@ def add_token(
     label
         A text that helps to tell it from others.
     expires
-        How long it holds, such as 8h or 30d; default: until it is revoked.
+        How long it is valid, such as 8h or 30d; default: until it is revoked.
     """
     body = {"user": user, "label": label, "expires_in": _seconds(expires)}
     data = settings.client().post("/v1/tokens", body)

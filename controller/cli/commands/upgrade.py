@@ -50,7 +50,7 @@ def upgrade(
     fleet
         The nodes of this fleet; default: all.
     yes
-        Ask nothing.
+        Ask no questions.
     """
     if batch < 1:
         raise CliError("--batch: give a number from 1 on", EXIT_USAGE)

@@ -43,7 +43,7 @@ def read_bundle(file: Path) -> Bundle:
         raise CliError(f"--bundle {file}: {why}", EXIT_USAGE) from None
     if expected != [digest]:
         raise CliError(
-            f"--bundle {file}: it is not what {beside.name} says; copy or build it again",
+            f"--bundle {file}: it does not match {beside.name}; copy or build it again",
             EXIT_USAGE,
         )
     return Bundle(file=file, version=named["version"], arch=named["arch"])

@@ -85,7 +85,7 @@ class Host:
         """Run a command. Raises HostError with its last output when it fails."""
         done = await self.run(*words, root=root, stdin=stdin)
         if done.status != 0:
-            said = (done.err.strip() or done.out.strip() or "it said nothing").splitlines()
+            said = (done.err.strip() or done.out.strip() or "it printed nothing").splitlines()
             last = " | ".join(said[-_LAST_LINES:])
             raise HostError(
                 f"{self._target.shown}: `{shlex.join(words)[:99]}` ended with {done.status}: {last}"
@@ -114,7 +114,7 @@ class Host:
         said = (await self.must("sha256sum", there)).split()
         if said[:1] != [digest.hexdigest()]:
             raise HostError(
-                f"{self._target.shown}: {file.name} arrived damaged; is the disk there full?"
+                f"{self._target.shown}: {file.name} arrived damaged; is the disk of the host full?"
             )
 
 
@@ -159,7 +159,7 @@ async def connect(target: Target, host_key: str) -> AsyncIterator[Host]:
                 )
         except asyncssh.PermissionDenied:
             raise HostError(
-                f"{target.shown} lets no key of yours in: give --identity FILE, or add the key to "
+                f"{target.shown} accepts none of your keys: give --identity FILE, or add one to "
                 f"ssh-agent"
             ) from None
         except (OSError, asyncssh.Error) as error:

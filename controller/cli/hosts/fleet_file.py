@@ -35,7 +35,7 @@ ALLOWED = {
     "hosts.host": "a host name or address",
     "hosts.name": "the node's name",
     "hosts.host_key": "a public host key, as in /etc/ssh/ssh_host_ed25519_key.pub",
-    "hosts.address": "where the controller finds the host",
+    "hosts.address": "where the controller reaches the host",
     **_HOST,
     **{f"hosts.{name}": said for name, said in _HOST.items()},
 }

@@ -132,7 +132,7 @@ class NodesApi:
             )
         if node.address != shown_address(*plan.address):
             raise HostError(
-                f"there is a node {plan.name} already, at {node.address}: give another --name"
+                f"there is already a node {plan.name}, at {node.address}: give another --name"
             )
         return self._change(node, plan)
 
@@ -265,7 +265,7 @@ async def run_install(host: Host, program: str, options: Sequence[str]) -> list[
     try:
         changes = msgspec.json.decode(said, type=list[_Change])
     except msgspec.MsgspecError:
-        raise HostError(f"{program} answered strangely: {said[:200]!r}") from None
+        raise HostError(f"{program} gave an unexpected answer: {said[:200]!r}") from None
     return [f"{change.name}: {change.change}" for change in changes]
 
 

@@ -70,12 +70,12 @@ def read_facts(text: str) -> Facts:
     """Return the facts. Raises BadFacts."""
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     if found.pop("facts", None) != "complete":
-        raise BadFacts("the host did not answer what it was asked; is /bin/sh there?")
+        raise BadFacts("the host gave no answer to the questions; does it have /bin/sh?")
     filled = {name: value.strip() for name, value in found.items() if value.strip()}
     try:
         return msgspec.convert(filled, Facts, strict=False)
     except msgspec.ValidationError as error:
-        raise BadFacts(f"the host answered strangely: {error}") from None
+        raise BadFacts(f"the host gave an unexpected answer: {error}") from None
 
 
 class Level(StrEnum):
@@ -164,7 +164,7 @@ def _system(facts: Facts) -> Finding:
     if not {facts.os_id, *facts.os_like.split()} & set(_FAMILIES):
         return _warning(
             "system",
-            f"{name} is neither Debian, Ubuntu nor like RHEL; it may work",
+            f"{name} is not Debian, Ubuntu or similar to RHEL; it may work",
             "try it with one host first",
         )
     return _ok("system", f"{name}, kernel {facts.kernel}")
@@ -202,17 +202,17 @@ def _docker(facts: Facts, wish: Wish) -> Finding:
         if wish.docker == "install" and not {facts.os_id, *facts.os_like.split()} & _WITH_APT:
             return _error(
                 "docker",
-                "only Debian's and Ubuntu's Docker is installed by itself",
+                "Docker is installed automatically only on Debian and Ubuntu",
                 "install docker-ce, then give --docker use",
             )
         if wish.docker == "install":
             return _change("docker", "installs Docker from the system's packages")
-        return _error("docker", "Docker is not there", "install it, or give --docker install")
+        return _error("docker", "Docker is not installed", "install it, or give --docker install")
     if facts.docker == "not running":
         return _error("docker", "Docker does not answer", "start it: systemctl start docker")
     if _version(facts.docker) < _LEAST_DOCKER:
         return _warning(
-            "docker", f"Docker {facts.docker} gives GPUs by its old hook alone", "use Docker 25"
+            "docker", f"Docker {facts.docker} gives GPUs only by its old hook", "use Docker 25"
         )
     return _ok("docker", f"Docker {facts.docker}")
 
@@ -252,7 +252,7 @@ def _gpus(facts: Facts) -> list[Finding]:
         found.append(
             _warning(
                 "toolkit",
-                "the NVIDIA container toolkit is not there: images must bring the driver's files",
+                "the NVIDIA container toolkit is missing: images must have the driver's files",
                 f"install nvidia-container-toolkit {_dotted(_LEAST_TOOLKIT)} or newer",
             )
         )
@@ -288,13 +288,13 @@ def _sshd(facts: Facts) -> Finding:
     if facts.allow_users and "fairlead" not in facts.allow_users.split():
         return _error(
             "sshd",
-            f"AllowUsers ({facts.allow_users}) shuts the controller out",
+            f"AllowUsers ({facts.allow_users}) excludes the controller",
             "add fairlead and fairlead-jump to AllowUsers",
         )
     if facts.allow_groups and "fairlead" not in facts.allow_groups.split():
         return _error(
             "sshd",
-            f"AllowGroups ({facts.allow_groups}) shuts the controller out",
+            f"AllowGroups ({facts.allow_groups}) excludes the controller",
             "add fairlead to AllowGroups",
         )
     if facts.tunnel_group and facts.tunnel_group != "fairlead":
@@ -309,10 +309,10 @@ def _sshd(facts: Facts) -> Finding:
 
 def _firewall(facts: Facts) -> Finding:
     if facts.nft:
-        return _ok("firewall", "nftables is there")
+        return _ok("firewall", "nftables is installed")
     return _error(
         "firewall",
-        "nft is not there, so the tunnel user could open network connections",
+        "nft is not installed, so the tunnel user could open network connections",
         "install the package nftables",
     )
 

@@ -77,7 +77,7 @@ def is_upgradable(node: NodeView) -> str | None:
     if node.address.startswith("/"):
         return "it is the controller's own machine: run the bundle's install there"
     if not is_ready(node):
-        return f"it is {node.status}: {node.unfit or node.message or 'no reason was told'}"
+        return f"it is {node.status}: {node.unfit or node.message or 'no reason was given'}"
     return None
 
 
@@ -99,7 +99,9 @@ async def _upgrade(host: Host, plan: Plan, api: NodesApi, progress: Progress) ->
         progress.stage(f"has {wanted} already")
         return Upgrade(name=plan.name, end=End.UNCHANGED)
     if not before:
-        raise HostError("it was not made by `node install` or an image, so nothing leads back")
+        raise HostError(
+            "it was not made by `node install` or an image, so a rollback is impossible"
+        )
     if bad := errors(findings):
         raise HostError("; ".join(f"{finding.message} ({finding.fix})" for finding in bad))
     try:

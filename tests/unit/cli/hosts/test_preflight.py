@@ -89,10 +89,10 @@ def test_what_keeps_a_host_from_being_a_node_has_a_fix(
 @pytest.mark.parametrize(
     ("facts", "subject", "message"),
     [
-        ({"os_id": "arch"}, "system", "neither Debian"),
+        ({"os_id": "arch"}, "system", "not Debian"),
         ({"cgroup": ""}, "system", "version 1"),
         ({"gpus": 8}, "GPU", "8 NVIDIA GPUs without a driver"),
-        ({"gpus": 1, "driver": "550.1"}, "toolkit", "is not there"),
+        ({"gpus": 1, "driver": "550.1"}, "toolkit", "is missing"),
         ({"gpus": 1, "driver": "550.1", "toolkit": "1.17.4"}, "toolkit", "CVE-2025-23266"),
         ({"clock": 1010.0}, "clock", "10 s off"),
         ({"disk_data": 5 * GIB}, "disk", "5.0 GiB free"),
