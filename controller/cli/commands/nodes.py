@@ -117,12 +117,17 @@ def _to_be_empty(deadline: str) -> str:
     return f"passed its drain deadline at {deadline}" if is_over else f"until {deadline}"
 
 
+def _until(time: str) -> str:
+    is_over = datetime.fromisoformat(time) <= output.utc_now()
+    return f"its user-data expired at {time}" if is_over else f"until {time}"
+
+
 def _cells(node: NodeView) -> tuple[str, ...]:
     in_use = sum(gpu.in_use for gpu in node.gpus)
     memory = f"{output.size(node.memory_allocated)} / {output.size(node.memory)}"
     about = [
         node.message or "",
-        f"until {node.register_until}" if node.register_until else "",
+        _until(node.register_until) if node.register_until else "",
         _reasoned("draining", node.drain_reason) if node.draining else "",
         _to_be_empty(node.drain_deadline) if node.drain_deadline else "",
         _reasoned("cordoned", node.cordon_reason) if node.cordoned else "",

@@ -171,10 +171,21 @@ async def connect(target: Target, host_key: str) -> AsyncIterator[Host]:
 
 
 def _login(identity: Path | None) -> dict[str, Any]:
-    """Return the login: with the given file, or with the agent and ~/.ssh/id_* as ssh does."""
+    """Use the file alone, or what ssh would try: the agent and ~/.ssh/id_*. Raises HostError."""
     if identity is None:
         return {}
-    return {"client_keys": [str(identity)], "agent_path": None}
+    try:
+        key = asyncssh.read_private_key(identity)
+    except OSError as error:
+        raise HostError(f"--identity {identity}: {error.strerror}") from None
+    except asyncssh.KeyImportError as error:
+        if "passphrase" not in str(error).lower():
+            raise HostError(f"--identity {identity} is not a private key") from None
+        raise HostError(
+            f"--identity {identity} has a passphrase: add it to ssh-agent (`ssh-add {identity}`) "
+            f"and leave --identity out"
+        ) from None
+    return {"client_keys": [key], "agent_path": None}
 
 
 async def host_keys(target: Target) -> tuple[str, ...]:

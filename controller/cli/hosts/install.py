@@ -100,6 +100,7 @@ class _Fleets(msgspec.Struct):
 
 class _Nodes(msgspec.Struct):
     nodes: list[NodeView]
+    next_cursor: str | None
 
 
 class NodesApi:
@@ -154,8 +155,13 @@ class NodesApi:
 
     def nodes(self, fleet: str | None = None) -> list[NodeView]:
         """Return the nodes of one fleet, or all."""
-        found = decode(self._client.get("/v1/nodes", limit=1000), _Nodes).nodes
-        return [node for node in found if fleet in (None, node.fleet)]
+        found: list[NodeView] = []
+        cursor: str | None = None
+        while True:
+            page = decode(self._client.get("/v1/nodes", limit=1000, cursor=cursor), _Nodes)
+            found += [node for node in page.nodes if fleet in (None, node.fleet)]
+            if (cursor := page.next_cursor) is None:
+                return found
 
     def remove(self, name: str) -> None:
         self._client.delete(node_path(name))

@@ -1,0 +1,63 @@
+"""An operator's key that cannot be used is told before a host is asked for anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from controller.cli.hosts.connection import HostError, Target, connect
+from controller.links.ssh import public_line
+from tests.unit.links.sshd import CLIENT_KEY, HOST_KEYS, sshd
+
+HOST_KEY = public_line(HOST_KEYS["ed25519"])
+
+
+def write(folder: Path, content: bytes) -> Path:
+    file = folder / "identity"
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"not a key\n", "is not a private key"),
+        (CLIENT_KEY.export_private_key("pkcs8-pem", passphrase="secret"), "ssh-add"),
+    ],
+)
+async def test_an_identity_that_is_no_use_is_named_with_the_fix(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    target = Target(host="127.0.0.1", port=1, identity=write(tmp_path, content))
+    with pytest.raises(HostError, match=why) as caught:
+        async with connect(target, HOST_KEY):
+            pass
+    assert "identity" in str(caught.value)
+
+
+async def test_an_identity_that_is_missing_is_named(tmp_path: Path) -> None:
+    target = Target(host="127.0.0.1", port=1, identity=tmp_path / "none")
+    with pytest.raises(HostError, match="none: No such file"):
+        async with connect(target, HOST_KEY):
+            pass
+
+
+async def test_a_key_that_the_host_does_not_let_in_is_told(tmp_path: Path) -> None:
+    stranger = asyncssh.generate_private_key("ssh-ed25519").export_private_key()
+    async with sshd() as server:
+        target = Target(host="127.0.0.1", port=server.port, identity=write(tmp_path, stranger))
+        with pytest.raises(HostError, match="lets no key of yours in"):
+            async with connect(target, HOST_KEY):
+                pass
+
+
+async def test_another_host_key_than_the_trusted_one_is_refused(tmp_path: Path) -> None:
+    identity = write(tmp_path, CLIENT_KEY.export_private_key())
+    async with sshd(HOST_KEYS["ed25519"]) as server:
+        target = Target(host="127.0.0.1", port=server.port, identity=identity)
+        wrong = public_line(asyncssh.generate_private_key("ssh-ed25519"))
+        with pytest.raises(HostError, match="cannot connect to root@"):
+            async with connect(target, wrong):
+                pass
