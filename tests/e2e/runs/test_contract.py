@@ -54,7 +54,7 @@ def test_a_failed_run_has_its_exit_code_in_its_attempt(lab: RunLab) -> None:
     assert run["jobs"][0]["attempts"][0]["exit_code"] == 9
 
 
-def test_a_run_that_never_had_a_container(lab: RunLab) -> None:
+def test_a_run_that_never_had_a_container_has_no_exit_code(lab: RunLab) -> None:
     lab.apply("unpulled", image="127.0.0.1:1/nothing:1", commands=["true"])
     attempt = shown(lab, "unpulled")["jobs"][0]["attempts"][0]
     assert (attempt["running_at"], attempt["exit_code"]) == (None, None)

@@ -123,7 +123,7 @@ def _is_running(lab: RunLab, container: str) -> bool:
     return container in lab.dockerd.docker("ps", "-q", "--no-trunc")
 
 
-def test_kill_nine_of_the_shim(lab: RunLab) -> None:
+def test_a_run_goes_on_when_its_shim_is_killed(lab: RunLab) -> None:
     with _followed(lab, "shimless") as ended:
         container = lab.container("shimless")
         for _ in range(3):
@@ -133,7 +133,7 @@ def test_kill_nine_of_the_shim(lab: RunLab) -> None:
         _assert_ended_well(lab, "shimless", ended)
 
 
-def test_a_job_that_ends_while_its_shim_is_dead(lab: RunLab) -> None:
+def test_a_job_that_ends_while_its_shim_is_dead_ends_well(lab: RunLab) -> None:
     with _followed(lab, "orphan") as ended:
         lab.shim.kill9()
         lab.let_go("orphan")
@@ -142,7 +142,7 @@ def test_a_job_that_ends_while_its_shim_is_dead(lab: RunLab) -> None:
         _assert_ended_well(lab, "orphan", ended)
 
 
-def test_kill_nine_of_the_controller(lab: RunLab) -> None:
+def test_a_run_goes_on_when_its_controller_is_killed(lab: RunLab) -> None:
     with _followed(lab, "headless") as ended:
         container = lab.container("headless")
         for _ in range(2):
@@ -152,7 +152,7 @@ def test_kill_nine_of_the_controller(lab: RunLab) -> None:
         _assert_ended_well(lab, "headless", ended)
 
 
-def test_kill_nine_of_both_at_once(lab: RunLab) -> None:
+def test_a_run_goes_on_when_both_are_killed_at_once(lab: RunLab) -> None:
     with _followed(lab, "alone") as ended:
         container = lab.container("alone")
         lab.controller.kill9()
@@ -164,7 +164,7 @@ def test_kill_nine_of_both_at_once(lab: RunLab) -> None:
         _assert_ended_well(lab, "alone", ended)
 
 
-def test_a_container_that_ends_while_both_are_dead(lab: RunLab) -> None:
+def test_a_container_that_ends_while_both_are_dead_ends_well(lab: RunLab) -> None:
     with _followed(lab, "last-words") as ended:
         container = lab.container("last-words")
         lab.controller.kill9()
