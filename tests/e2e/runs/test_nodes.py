@@ -117,7 +117,7 @@ def _ends_unheard(lab: RunLab, network: CuttableProxy) -> None:
     assert other in _containers(lab)
     network.restore()
     assert _first_reason(lab, "alone") == "instance_unreachable"
-    assert "had not heard of a controller for 30 s" in lab.attempts("alone")[0]["message"]
+    assert "had no contact to a controller for 30 s" in lab.attempts("alone")[0]["message"]
     assert len(lab.attempts("other")) == 1
     for name in ("alone", "other"):
         lab.cli("stop", "--abort", name).succeeded()
