@@ -53,15 +53,15 @@ def holders(jobs: list[Job] | tuple[Job, ...]) -> dict[str, Attempt]:
 
 def settle(draft: Draft) -> None:
     """Give back every allocation that is held, not needed, and not being given back yet."""
-    for place, attempt in _idle(draft):
+    for allocation, attempt in _idle(draft):
         if attempt.cleanup_unknown:
             continue
         if attempt.place_released:
             draft.move_allocation(attempt, AllocationState.RELEASED, "cleanup confirmed")
-        elif place.state is not AllocationState.HELD or place.releasing:
+        elif allocation.state is not AllocationState.HELD or allocation.releasing:
             continue
-        elif not _stays(draft, place, attempt):
-            draft.change_allocation(place, releasing=True)
+        elif not _stays(draft, allocation, attempt):
+            draft.change_allocation(allocation, releasing=True)
 
 
 def goes_with_its_task(draft: Draft, attempt: Attempt) -> bool:
@@ -69,8 +69,8 @@ def goes_with_its_task(draft: Draft, attempt: Attempt) -> bool:
 
     It does for the attempt that took the allocation, not for a successor that took it over.
     """
-    place = draft.allocation_of(attempt)
-    return place is None or not place.taken_over
+    allocation = draft.allocation_of(attempt)
+    return allocation is None or not allocation.taken_over
 
 
 def free_orphaned(draft: Draft, attempt: Attempt, cause: str) -> None:
@@ -87,8 +87,8 @@ def free_orphaned(draft: Draft, attempt: Attempt, cause: str) -> None:
 
 def released_by_shim(draft: Draft, allocation_id: str) -> None:
     """Release an allocation that the shim no longer holds."""
-    for place, attempt in _idle(draft):
-        if place.id == allocation_id and place.releasing:
+    for allocation, attempt in _idle(draft):
+        if allocation.id == allocation_id and allocation.releasing:
             draft.move_allocation(attempt, AllocationState.RELEASED, "AllocationReleased")
 
 
@@ -98,40 +98,44 @@ def lose(draft: Draft, report: NodeGone) -> None:
     They become orphaned, because the shim may come back with them. If the node was removed, they
     are released.
     """
-    for place, attempt in _idle(draft):
-        if place.node_id != report.node_id or attempt.cleanup_unknown or attempt.place_released:
+    for allocation, attempt in _idle(draft):
+        if (
+            allocation.node_id != report.node_id
+            or attempt.cleanup_unknown
+            or attempt.place_released
+        ):
             continue
         if report.removed:
             draft.move_allocation(attempt, AllocationState.RELEASED, "NodeGone")
-        elif place.state is AllocationState.HELD:
-            draft.change_allocation(place, releasing=True)
+        elif allocation.state is AllocationState.HELD:
+            draft.change_allocation(allocation, releasing=True)
             draft.move_allocation(attempt, AllocationState.ORPHANED, "NodeGone")
 
 
 def all_given_back(draft: Draft) -> bool:
     """Return whether no allocation is held: what is left belongs to lost nodes."""
-    return all(place.state is not AllocationState.HELD for place in draft.allocations())
+    return all(allocation.state is not AllocationState.HELD for allocation in draft.allocations())
 
 
 def _idle(draft: Draft) -> Iterator[tuple[Allocation, Attempt]]:
     """Yield the occupied allocations that no live attempt has, each with its last attempt."""
-    occupied = [place for place in draft.allocations() if place.state in OCCUPIED]
+    occupied = [allocation for allocation in draft.allocations() if allocation.state in OCCUPIED]
     if not occupied:
         return
     last = holders(draft.jobs)
-    for place in occupied:
-        attempt = last.get(place.id)
+    for allocation in occupied:
+        attempt = last.get(allocation.id)
         if attempt is not None and attempt.status in FINAL_ATTEMPT_STATUSES:
-            yield place, attempt
+            yield allocation, attempt
 
 
-def _stays(draft: Draft, place: Allocation, attempt: Attempt) -> bool:
+def _stays(draft: Draft, allocation: Allocation, attempt: Attempt) -> bool:
     """Return whether the allocation is kept for the job's next attempt.
 
     It is not kept on a draining node, which must become empty, or for a suspended run, which may
     stay suspended for any time.
     """
-    if place.node_id in draft.context.draining_nodes or _lies_still(draft):
+    if allocation.node_id in draft.context.draining_nodes or _lies_still(draft):
         return False
     return is_kept(draft.run, attempt) and _is_waited_for(draft, attempt)
 
@@ -159,12 +163,12 @@ def nominate(draft: Draft, report: Nominated) -> None:
         return
     if attempt.allocation_id is not None:
         return
-    place = report.allocation
-    draft.add_allocation(place)
+    allocation = report.allocation
+    draft.add_allocation(allocation)
     attempt = draft.change_attempt(
-        attempt, allocation_id=place.id, pending_reason=report.pending_reason
+        attempt, allocation_id=allocation.id, pending_reason=report.pending_reason
     )
-    draft.note(EventKind.ALLOCATION, attempt, "Nominated", to_status=place.state)
+    draft.note(EventKind.ALLOCATION, attempt, "Nominated", to_status=allocation.state)
 
 
 def end_nomination(draft: Draft, report: NominationEnded) -> None:
@@ -175,30 +179,30 @@ def end_nomination(draft: Draft, report: NominationEnded) -> None:
 
 def settle_nominations(draft: Draft) -> None:
     """End the nominations of attempts that no longer wait."""
-    for place in draft.allocations():
-        if place.state is AllocationState.NOMINATED:
-            job = draft.job(place.job_id)
+    for allocation in draft.allocations():
+        if allocation.state is AllocationState.NOMINATED:
+            job = draft.job(allocation.job_id)
             for attempt in () if job is None else job.attempts:
-                if attempt.allocation_id == place.id and attempt.reason is not None:
+                if attempt.allocation_id == allocation.id and attempt.reason is not None:
                     draft.move_allocation(attempt, AllocationState.RELEASED, "the attempt ended")
 
 
 def give_up_nomination(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
     """End the attempt's nomination, if it has one; the attempt is in the queue again."""
-    place = draft.allocation_of(attempt)
-    if place is None or place.state is not AllocationState.NOMINATED:
+    allocation = draft.allocation_of(attempt)
+    if allocation is None or allocation.state is not AllocationState.NOMINATED:
         return attempt
     draft.move_allocation(attempt, AllocationState.RELEASED, cause)
     return draft.change_attempt(attempt, allocation_id=None)
 
 
-def use_of(place: Allocation, user: str) -> Use:
+def use_of(allocation: Allocation, user: str) -> Use:
     """Return what the user used with this allocation. A nominated allocation counts for nobody yet:
     do not pass one."""
     return Use(
         user=user,
-        gpus=len(place.gpus),
-        cpu=place.resources.cpu,
-        start=place.created_at,
-        end=place.released_at,
+        gpus=len(allocation.gpus),
+        cpu=allocation.resources.cpu,
+        start=allocation.created_at,
+        end=allocation.released_at,
     )

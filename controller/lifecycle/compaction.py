@@ -136,7 +136,7 @@ def _folded(run: Run, past: Past, own: Sequence[Attempt]) -> Past:
 def _allocations_of(state: RunState, jobs: Sequence[Job]) -> tuple[Allocation, ...]:
     needed = {attempt.allocation_id for job in jobs for attempt in job.attempts}
     return tuple(
-        place
-        for place in state.allocations
-        if place.state is not AllocationState.RELEASED or place.id in needed
+        allocation
+        for allocation in state.allocations
+        if allocation.state is not AllocationState.RELEASED or allocation.id in needed
     )

@@ -257,28 +257,28 @@ class Draft:
     def add_allocation(self, allocation: Allocation) -> None:
         self._allocations[allocation.id] = allocation
 
-    def take_over(self, attempt: Attempt, place: Allocation, cause: str) -> Attempt:
+    def take_over(self, attempt: Attempt, allocation: Allocation, cause: str) -> Attempt:
         """Give a SUBMITTED attempt an allocation that is held already."""
-        place = self.change_allocation(place, taken_over=True)
+        allocation = self.change_allocation(allocation, taken_over=True)
         return self.move_attempt(
             attempt,
             AttemptStatus.PROVISIONING,
             cause,
-            allocation_id=place.id,
-            node_id=place.node_id,
-            node_name=place.node_name,
-            gpus=place.gpus,
+            allocation_id=allocation.id,
+            node_id=allocation.node_id,
+            node_name=allocation.node_name,
+            gpus=allocation.gpus,
             pending_reason=None,
             provisioned_at=self.now,
         )
 
-    def change_allocation(self, place: Allocation, **changes: Any) -> Allocation:
-        """Change fields of an allocation other than its state. `place` must be the draft's current
-        one; the result is the new one."""
-        if all(getattr(place, name) == value for name, value in changes.items()):
-            return place
-        self._allocations[place.id] = replace(place, **changes)
-        return self._allocations[place.id]
+    def change_allocation(self, allocation: Allocation, **changes: Any) -> Allocation:
+        """Change fields of an allocation other than its state. `allocation` must be the draft's
+        current one; the result is the new one."""
+        if all(getattr(allocation, name) == value for name, value in changes.items()):
+            return allocation
+        self._allocations[allocation.id] = replace(allocation, **changes)
+        return self._allocations[allocation.id]
 
     def move_allocation(self, attempt: Attempt, target: AllocationState, cause: str) -> None:
         """Move this attempt's allocation to `target`, if it has one in another state."""
@@ -292,29 +292,29 @@ class Draft:
             EventKind.ALLOCATION, attempt, cause, from_status=allocation.state, to_status=state
         )
 
-    def end_nomination(self, place: Allocation, cause: str) -> None:
+    def end_nomination(self, allocation: Allocation, cause: str) -> None:
         """Release an allocation that is nominated for the run, not for an attempt."""
-        state = move_allocation(place.state, AllocationState.RELEASED)
-        self._allocations[place.id] = replace(place, state=state, released_at=self.now)
-        self._note_of_allocation(place, cause, from_status=place.state, to_status=state)
+        state = move_allocation(allocation.state, AllocationState.RELEASED)
+        self._allocations[allocation.id] = replace(allocation, state=state, released_at=self.now)
+        self._note_of_allocation(allocation, cause, from_status=allocation.state, to_status=state)
 
-    def nominate(self, place: Allocation, cause: str) -> None:
+    def nominate(self, allocation: Allocation, cause: str) -> None:
         """Keep an allocation for the run, not for an attempt."""
-        self._allocations[place.id] = place
-        self._note_of_allocation(place, cause, from_status=None, to_status=place.state)
+        self._allocations[allocation.id] = allocation
+        self._note_of_allocation(allocation, cause, from_status=None, to_status=allocation.state)
 
     def _note_of_allocation(
-        self, place: Allocation, cause: str, *, from_status: str | None, to_status: str
+        self, allocation: Allocation, cause: str, *, from_status: str | None, to_status: str
     ) -> None:
         self.events.append(
             Event(
                 run_id=self.run.id,
-                job_id=place.job_id,
+                job_id=allocation.job_id,
                 at=self.now,
                 kind=EventKind.ALLOCATION,
                 from_status=from_status,
                 to_status=to_status,
-                message=f"on node {place.node_name or place.node_id}",
+                message=f"on node {allocation.node_name or allocation.node_id}",
                 cause=cause,
             )
         )

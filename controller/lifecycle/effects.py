@@ -135,16 +135,20 @@ def _cleaning_kinds(attempt: Attempt) -> tuple[EffectKind, ...]:
 def releases(state: RunState) -> dict[str, Effect]:
     """Return the allocations to release on a shim although their tasks are gone, by the id of the
     last attempt that had them."""
-    idle = [place for place in state.allocations if place.releasing and place.state in OCCUPIED]
+    idle = [
+        allocation
+        for allocation in state.allocations
+        if allocation.releasing and allocation.state in OCCUPIED
+    ]
     if not idle:
         return {}
     last = holders(state.jobs)
     return {
-        last[place.id].id: Effect(
+        last[allocation.id].id: Effect(
             kind=EffectKind.RELEASE_ALLOCATION,
             run_id=state.run.id,
-            attempt_id=last[place.id].id,
-            node_id=place.node_id,
+            attempt_id=last[allocation.id].id,
+            node_id=allocation.node_id,
         )
-        for place in idle
+        for allocation in idle
     }

@@ -349,8 +349,8 @@ def _make_successor(draft: Draft, job: Job) -> None:
         draft.take_over(attempt, kept, "retry in place")
 
 
-def _can_be_reused(draft: Draft, place: Allocation) -> bool:
+def _can_be_reused(draft: Draft, allocation: Allocation) -> bool:
     around = draft.context
-    if place.node_id in around.unusable_nodes | around.undecided_nodes:
+    if allocation.node_id in around.unusable_nodes | around.undecided_nodes:
         return False
-    return is_held(place) and place.id not in around.nominated | around.broken_allocations
+    return is_held(allocation) and allocation.id not in around.nominated | around.broken_allocations

@@ -137,24 +137,26 @@ class OrphanTasks:
         A gang may have kept one beyond its task and given it up while the node was away. A restored
         database does not know some. Raises ShimUnavailable, ShimError.
         """
-        for place in await connection.shim.allocations():
-            if place.task_ids:
+        for allocation in await connection.shim.allocations():
+            if allocation.task_ids:
                 continue
-            state = await self._run_of(place)
-            if not (self._restored if state is None else _is_given_up(state, place.id)):
+            state = await self._run_of(allocation)
+            if not (self._restored if state is None else _is_given_up(state, allocation.id)):
                 continue
             try:
                 await connection.shim.release_allocation(
-                    place.id,
-                    run_id=place.run_id,
+                    allocation.id,
+                    run_id=allocation.run_id,
                     fence=self._fence,
-                    incarnation=_incarnation_of(state, place),
+                    incarnation=_incarnation_of(state, allocation),
                 )
             except ShimError as error:
-                log.warning("idle place %s could not be released: %s", place.id, error)
+                log.warning("idle place %s could not be released: %s", allocation.id, error)
 
-    async def _run_of(self, place: AllocationInfo) -> RunState | None:
-        return self._turns.known.get(place.run_id) or await self._store.find_run(place.run_id)
+    async def _run_of(self, allocation: AllocationInfo) -> RunState | None:
+        return self._turns.known.get(allocation.run_id) or await self._store.find_run(
+            allocation.run_id
+        )
 
     async def _claim(self, connection: NodeConnection, info: TaskInfo) -> None:
         """Claim an unknown task after a restore: from now on only this controller may end it.
@@ -176,7 +178,7 @@ class OrphanTasks:
     def _is_unknown(self, state: RunState | None, info: TaskInfo) -> bool:
         return state is None or (self._restored and to_node.find(state, info.id) is None)
 
-    def _quarantine(self, node_id: str, info: TaskInfo, place: AllocationInfo | None) -> bool:
+    def _quarantine(self, node_id: str, info: TaskInfo, allocation: AllocationInfo | None) -> bool:
         """List the task in the node's quarantine; return whether it must end after all."""
         node = self._turns.nodes.get(node_id)
         if node is None:
@@ -190,7 +192,7 @@ class OrphanTasks:
                 info.run_name,
                 node.name,
             )
-        task = quarantined(info, place, before)
+        task = quarantined(info, allocation, before)
         if task != before:
             others = tuple(one for one in node.quarantine if one.id != task.id)
             changed = msgspec.structs.replace(node, quarantine=(*others, task))
@@ -200,15 +202,15 @@ class OrphanTasks:
 
 async def _place_of(connection: NodeConnection, info: TaskInfo) -> AllocationInfo | None:
     places = await connection.shim.allocations()
-    return next((place for place in places if place.id == info.allocation_id), None)
+    return next((allocation for allocation in places if allocation.id == info.allocation_id), None)
 
 
-def _as_heard(info: TaskInfo, place: AllocationInfo | None) -> TaskInfo:
+def _as_heard(info: TaskInfo, allocation: AllocationInfo | None) -> TaskInfo:
     """Return the task with the newest incarnation of its unknown run that the shim knows.
 
     The task's own may be older; with that, the shim would end the task and keep its allocation.
     """
-    heard = 0 if place is None else place.incarnation
+    heard = 0 if allocation is None else allocation.incarnation
     return msgspec.structs.replace(info, incarnation=max(info.incarnation, heard))
 
 
@@ -222,10 +224,10 @@ def _as_now(state: RunState | None, info: TaskInfo) -> TaskInfo:
     return msgspec.structs.replace(info, incarnation=present)
 
 
-def _incarnation_of(state: RunState | None, place: AllocationInfo) -> int:
+def _incarnation_of(state: RunState | None, allocation: AllocationInfo) -> int:
     """As which its run is spoken for. An unknown run's is the one that the shim knows: the claim of
     a task of it has told the shim that."""
-    return place.incarnation if state is None else _present_incarnation(state)
+    return allocation.incarnation if state is None else _present_incarnation(state)
 
 
 def _present_incarnation(state: RunState) -> int:
@@ -235,9 +237,9 @@ def _present_incarnation(state: RunState) -> int:
 
 def _is_given_up(state: RunState, allocation_id: str) -> bool:
     return all(
-        place.state is AllocationState.RELEASED
-        for place in state.allocations
-        if place.id == allocation_id
+        allocation.state is AllocationState.RELEASED
+        for allocation in state.allocations
+        if allocation.id == allocation_id
     )
 
 
@@ -247,13 +249,13 @@ def _is_held(state: RunState | None, allocation_id: str) -> bool:
     if state is None or state.run.status in FINAL_RUN_STATUSES:
         return False
     return any(
-        place.id == allocation_id and place.state is AllocationState.HELD
-        for place in state.allocations
+        allocation.id == allocation_id and allocation.state is AllocationState.HELD
+        for allocation in state.allocations
     )
 
 
 def quarantined(
-    info: TaskInfo, place: AllocationInfo | None, before: QuarantinedTask | None
+    info: TaskInfo, allocation: AllocationInfo | None, before: QuarantinedTask | None
 ) -> QuarantinedTask:
     """Return what the shim alone reports about the task."""
     return QuarantinedTask(
@@ -262,11 +264,11 @@ def quarantined(
         run_name=info.run_name,
         allocation_id=info.allocation_id,
         status=info.status.value,
-        cpu=0.0 if place is None else place.cpu,
-        memory=0 if place is None else place.memory,
-        disk=0 if place is None else place.disk,
-        gpus=() if place is None else place.gpus,
-        whole_node=place is not None and place.whole_node,
+        cpu=0.0 if allocation is None else allocation.cpu,
+        memory=0 if allocation is None else allocation.memory,
+        disk=0 if allocation is None else allocation.disk,
+        gpus=() if allocation is None else allocation.gpus,
+        whole_node=allocation is not None and allocation.whole_node,
         submitted_at=info.times.submitted_at,
         stopping=before is not None and before.stopping,
     )

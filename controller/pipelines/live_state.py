@@ -149,7 +149,9 @@ class RunsByNode:
 def nodes_of(state: RunState) -> set[str]:
     """Return the nodes where the run has an attempt, or an allocation that is kept or not released
     yet."""
-    places = {place.node_id for place in state.allocations if place.state in OCCUPIED}
+    places = {
+        allocation.node_id for allocation in state.allocations if allocation.state in OCCUPIED
+    }
     return places | {
         attempt.node_id
         for job in state.jobs
@@ -266,10 +268,10 @@ class World:
             return False
         return keeps_its_allocations(replace(node, status=NodeStatus.CONNECTED))
 
-    def _is_broken(self, place: Allocation) -> bool:
-        node = self._nodes.get(place.node_id)
+    def _is_broken(self, allocation: Allocation) -> bool:
+        node = self._nodes.get(allocation.node_id)
         gpus = () if node is None else node.capacity.gpus
-        return any(gpu.uuid in place.gpus and not gpu.healthy for gpu in gpus)
+        return any(gpu.uuid in allocation.gpus and not gpu.healthy for gpu in gpus)
 
     def _is_unusable(self, node_id: str) -> bool:
         node = self._nodes.get(node_id)

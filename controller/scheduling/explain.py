@@ -58,10 +58,10 @@ class _Answers:
         self._board = board
         self._nodes = sorted(board.index.nodes.values(), key=lambda node: node.name)
         self._kept: dict[str, list[str]] = {}
-        for place in board.index.nominations.values():
-            if place.freed and place.run_id != run_id:
-                name = name_of(board.index.states[place.run_id].run)
-                self._kept.setdefault(place.node_id, []).append(
+        for allocation in board.index.nominations.values():
+            if allocation.freed and allocation.run_id != run_id:
+                name = name_of(board.index.states[allocation.run_id].run)
+                self._kept.setdefault(allocation.node_id, []).append(
                     f"an allocation there is kept for {name}, whose gang starts again"
                 )
         self._known: dict[tuple[Need, Where, Kind], tuple[NodeAnswer, ...]] = {}
@@ -89,7 +89,7 @@ def _of_unit(
     index = board.index
     where = _bound_to(index, unit)
     victims = len(victims_of(index, unit))
-    nominated = tuple(index.nodes[place.node_id].name for place in unit.nominated)
+    nominated = tuple(index.nodes[allocation.node_id].name for allocation in unit.nominated)
     for need, members in by_need.items():
         waiting = Waiting(
             jobs=tuple(job_label(member) for member in members),
@@ -199,14 +199,16 @@ def _planned(
     label = f"{job.group}/{job.cookie}"
     match report:
         case Placed():
-            place = report.allocation
-            return PlannedPlace(job=label, node=index.nodes[place.node_id].name, gpus=place.gpus)
+            allocation = report.allocation
+            return PlannedPlace(
+                job=label, node=index.nodes[allocation.node_id].name, gpus=allocation.gpus
+            )
         case Nominated():
-            place = report.allocation
+            allocation = report.allocation
             return PlannedPlace(
                 job=label,
-                node=index.nodes[place.node_id].name,
-                gpus=place.gpus,
+                node=index.nodes[allocation.node_id].name,
+                gpus=allocation.gpus,
                 why=report.pending_reason.sentence(),
                 victims=tuple(sorted(victims.values())),
             )

@@ -195,7 +195,7 @@ def room(node: Node, allocations: Iterable[Allocation], starts: int = 0) -> Room
     capacity, foreign = node.capacity, node.quarantine
     if any(a.resources.whole_node for a in taken) or any(task.whole_node for task in foreign):
         return Room(node=node, cpu=0.0, memory=0, disk=0, gpus=(), starts=starts, empty=False)
-    held_gpus = {uuid for place in taken for uuid in place.gpus}
+    held_gpus = {uuid for allocation in taken for uuid in allocation.gpus}
     held_gpus |= {uuid for task in foreign for uuid in task.gpus}
     return Room(
         node=node,

@@ -95,8 +95,8 @@ def best_kept(board: TrialCapacity, unit: Unit, member: Member, where: Where) ->
     best = board.best(member.need, where)
     least = None if best is None else board.index.tier(best.node, scope)
     allowed = board.sorted(scope, where)
-    for place in in_order_for(member, unit):
-        free = board.rooms.get(place.node_id) if place.node_id in allowed else None
+    for allocation in in_order_for(member, unit):
+        free = board.rooms.get(allocation.node_id) if allocation.node_id in allowed else None
         if free is None or shortfalls(member.need.resources, free):
             continue
         if board.index.tier(free.node, scope) == least:
@@ -234,7 +234,7 @@ def could_ever_hold(
     A silent node counts as able. A node that is lost, unfit, cordoned or draining does not: it is
     not expected back in time. A cordoned node that already has jobs of the run counts.
     """
-    had = {place.node_id for place in unit.anchors}
+    had = {allocation.node_id for allocation in unit.anchors}
 
     def counts(node: Node) -> bool:
         if node.fleet != domain.fleet or node.draining or node.unfit is not None:

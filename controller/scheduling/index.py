@@ -346,8 +346,8 @@ class TrialCapacity:
         """
         own = dict(unit.starting)
         self._seen_by = unit if unit.kind is Kind.TOGETHER else None
-        self._hidden = frozenset(place.id for place in unit.freed)
-        touched = dict.fromkeys((*own, *(place.node_id for place in unit.freed)))
+        self._hidden = frozenset(allocation.id for allocation in unit.freed)
+        touched = dict.fromkeys((*own, *(allocation.node_id for allocation in unit.freed)))
         for node_id in touched:
             self._refresh(node_id, own.get(node_id, 0))
         given = len(self._given)

@@ -20,7 +20,7 @@ TakenOn = Callable[[str], Sequence[Allocation]]
 
 def in_order_for(member: Member, unit: Unit) -> list[Allocation]:
     """Return the kept allocations, the job's own former one first."""
-    return sorted(unit.freed, key=lambda place: place.job_id != member.job.id)
+    return sorted(unit.freed, key=lambda allocation: allocation.job_id != member.job.id)
 
 
 def used_up(
@@ -34,30 +34,30 @@ def used_up(
     """
     left = list(unit.freed)
     used: dict[str, tuple[str, ...]] = {}
-    for place in placed:
-        here = [one for one in left if one.node_id == place.node_id]
-        alike = [one for one in here if one.resources == place.resources]
-        for one in sorted(alike, key=lambda one: one.job_id != place.job_id)[:1]:
+    for allocation in placed:
+        here = [one for one in left if one.node_id == allocation.node_id]
+        alike = [one for one in here if one.resources == allocation.resources]
+        for one in sorted(alike, key=lambda one: one.job_id != allocation.job_id)[:1]:
             left.remove(one)
-            used[place.id] = (one.id,)
-    new = {place.id for place in placed}
-    for place in placed:
+            used[allocation.id] = (one.id,)
+    new = {allocation.id for allocation in placed}
+    for allocation in placed:
         held = [
             one
-            for one in taken_on(place.node_id)
+            for one in taken_on(allocation.node_id)
             if one.id in new or (one.state is not AllocationState.NOMINATED)
         ]
-        for one in [one for one in left if one.node_id == place.node_id]:
-            if not _has_room(index.nodes[place.node_id], [*held, one]):
+        for one in [one for one in left if one.node_id == allocation.node_id]:
+            if not _has_room(index.nodes[allocation.node_id], [*held, one]):
                 left.remove(one)
-                used[place.id] = (*used.get(place.id, ()), one.id)
+                used[allocation.id] = (*used.get(allocation.id, ()), one.id)
     return used
 
 
 def _has_room(node: Node, places: Sequence[Allocation]) -> bool:
-    if any(place.resources.whole_node for place in places):
+    if any(allocation.resources.whole_node for allocation in places):
         return len(places) == 1
-    gpus = [uuid for place in places for uuid in place.gpus]
+    gpus = [uuid for allocation in places for uuid in allocation.gpus]
     return len(gpus) == len(set(gpus)) and not is_overdrawn(room(node, places))
 
 
@@ -67,7 +67,9 @@ def is_overdrawn(free: Room) -> bool:
 
 def lost(index: CapacityIndex) -> Iterator[FreedAllocationLost]:
     """Yield the kept allocations on nodes that take no more work."""
-    for place in index.nominations.values():
-        cause = why_given_up(index.nodes.get(place.node_id)) if place.freed else None
+    for allocation in index.nominations.values():
+        cause = why_given_up(index.nodes.get(allocation.node_id)) if allocation.freed else None
         if cause is not None:
-            yield FreedAllocationLost(run_id=place.run_id, allocation_id=place.id, cause=cause)
+            yield FreedAllocationLost(
+                run_id=allocation.run_id, allocation_id=allocation.id, cause=cause
+            )

@@ -48,15 +48,15 @@ def review(
     left = _victims_left(index, unit)
     if left:
         return list(_told(unit, VictimsLeave(count=left)))
-    nodes = [index.nodes[place.node_id] for place in unit.nominated]
+    nodes = [index.nodes[allocation.node_id] for allocation in unit.nominated]
     away = next((node for node in nodes if node.status is not NodeStatus.CONNECTED), None)
     if away is not None:
         return list(_told(unit, NominatedNodeSilent(node=away.name)))
     if not all(_fits(index, node, unit.nominated) for node in nodes):
         return list(_ended(unit, "a nominated allocation no longer fits"))
     held = {
-        place.id: replace(place, state=AllocationState.HELD, victims=(), created_at=now)
-        for place in unit.nominated
+        allocation.id: replace(allocation, state=AllocationState.HELD, victims=(), created_at=now)
+        for allocation in unit.nominated
     }
     used = used_up(index, unit, list(held.values()), lambda node_id: _beside(index, node_id, held))
     places = [(member, held[member.attempt.allocation_id or ""]) for member in unit.members]
@@ -64,10 +64,10 @@ def review(
         Placed(
             run_id=unit.run.id,
             attempt_id=member.attempt.id,
-            allocation=place,
-            instead_of=used.get(place.id, ()),
+            allocation=allocation,
+            instead_of=used.get(allocation.id, ()),
         )
-        for member, place in places
+        for member, allocation in places
     ]
 
 
@@ -78,12 +78,12 @@ def _beside(index: CapacityIndex, node_id: str, held: Mapping[str, Allocation]) 
 
 def orphans(index: CapacityIndex) -> Iterator[NominationEnded]:
     """Yield the end of nominations whose run no longer waits, because it is suspended."""
-    for place in index.nominations.values():
-        if place.run_id not in index.units:
-            attempt = index.attempt_with(place)
+    for allocation in index.nominations.values():
+        if allocation.run_id not in index.units:
+            attempt = index.attempt_with(allocation)
             if attempt is not None:
                 yield NominationEnded(
-                    run_id=place.run_id, attempt_id=attempt.id, cause="the run no longer waits"
+                    run_id=allocation.run_id, attempt_id=attempt.id, cause="the run no longer waits"
                 )
 
 
@@ -91,9 +91,9 @@ def victims_of(index: CapacityIndex, unit: Unit) -> set[str]:
     """Return the allocations that must still leave."""
     return {
         victim
-        for place in unit.nominated
-        for victim in place.victims
-        if victim in index.taken.get(place.node_id, {})
+        for allocation in unit.nominated
+        for victim in allocation.victims
+        if victim in index.taken.get(allocation.node_id, {})
     }
 
 
@@ -104,7 +104,7 @@ def _victims_left(index: CapacityIndex, unit: Unit) -> int:
 def _broken(index: CapacityIndex, unit: Unit) -> str | None:
     if len(unit.nominated) < len(unit.members):
         return "one of its nominations is gone"
-    nodes = (index.nodes.get(place.node_id) for place in unit.nominated)
+    nodes = (index.nodes.get(allocation.node_id) for allocation in unit.nominated)
     return next((why for node in nodes if (why := why_given_up(node)) is not None), None)
 
 
@@ -123,7 +123,7 @@ def _fits(index: CapacityIndex, node: Node, own: tuple[Allocation, ...]) -> bool
 
 
 def _ended(unit: Unit, cause: str) -> Iterator[NominationEnded]:
-    ids = {place.id for place in unit.nominated}
+    ids = {allocation.id for allocation in unit.nominated}
     for member in unit.members:
         if member.attempt.allocation_id in ids:
             yield NominationEnded(run_id=unit.run.id, attempt_id=member.attempt.id, cause=cause)

@@ -89,7 +89,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     def view(self) -> tuple[object, ...]:
         """The part of the capacity that only this unit sees; units with equal views get equal
         results."""
-        return (self.starting, tuple(place.id for place in self.freed))
+        return (self.starting, tuple(allocation.id for allocation in self.freed))
 
 
 def is_placeable(run: Run) -> bool:

@@ -87,4 +87,6 @@ class JobSubmittedPipeline:
     def nominated(self, state: RunState) -> frozenset[str]:
         """Return the allocations of this run that another run has nominated."""
         claims = self.index.claims
-        return frozenset(place.id for place in state.allocations if place.id in claims)
+        return frozenset(
+            allocation.id for allocation in state.allocations if allocation.id in claims
+        )

@@ -380,9 +380,9 @@ def node_uses(states: Iterable[RunState], name_of: Callable[[Run], str]) -> dict
     tallies: dict[str, _Tally] = {}
     for state in states:
         name = name_of(state.run)
-        for place in state.allocations:
-            if place.state not in (AllocationState.RELEASED, AllocationState.NOMINATED):
-                tallies.setdefault(place.node_id, _Tally()).add(place, state, name)
+        for allocation in state.allocations:
+            if allocation.state not in (AllocationState.RELEASED, AllocationState.NOMINATED):
+                tallies.setdefault(allocation.node_id, _Tally()).add(allocation, state, name)
         for job in state.jobs:
             for attempt in job.attempts:
                 over = attempt.status in FINAL_ATTEMPT_STATUSES and not attempt.cleanup_unknown
@@ -398,8 +398,8 @@ class _Tally:
         """Names by id."""
         self._ended: dict[str, str] = {}
 
-    def add(self, place: Allocation, state: RunState, name: str) -> None:
-        self._places.append(place)
+    def add(self, allocation: Allocation, state: RunState, name: str) -> None:
+        self._places.append(allocation)
         self.name(state, name)
 
     def name(self, state: RunState, name: str) -> None:
@@ -408,10 +408,10 @@ class _Tally:
 
     def sum(self) -> NodeUse:
         return NodeUse(
-            cpu=sum(place.resources.cpu for place in self._places),
-            memory=sum(place.resources.memory for place in self._places),
-            disk=sum(place.resources.disk for place in self._places),
-            gpus=tuple(gpu for place in self._places for gpu in place.gpus),
+            cpu=sum(allocation.resources.cpu for allocation in self._places),
+            memory=sum(allocation.resources.memory for allocation in self._places),
+            disk=sum(allocation.resources.disk for allocation in self._places),
+            gpus=tuple(gpu for allocation in self._places for gpu in allocation.gpus),
             runs=tuple(self._runs.values()),
             ended=tuple(self._ended.values()),
         )

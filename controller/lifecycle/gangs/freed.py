@@ -43,9 +43,9 @@ def settle(draft: Draft) -> None:
 
 def give_up(draft: Draft, allocation_id: str, cause: str) -> None:
     """End the nomination of this freed allocation."""
-    for place in kept(draft.allocations()):
-        if place.id == allocation_id:
-            draft.end_nomination(place, cause)
+    for allocation in kept(draft.allocations()):
+        if allocation.id == allocation_id:
+            draft.end_nomination(allocation, cause)
 
 
 def _is_waited_for(draft: Draft) -> bool:
@@ -66,17 +66,20 @@ def _is_waited_for(draft: Draft) -> bool:
 
 
 def _keep(draft: Draft) -> None:
-    released = {place.id: place for place in draft.released_in_this_turn()}
+    released = {allocation.id: allocation for allocation in draft.released_in_this_turn()}
     if not released:
         return
     around = draft.context
     for job in draft.jobs:
         last = _last_of_old_incarnation(draft, job.attempts)
-        place = None if last is None else released.get(last.allocation_id or "")
-        if place is None or job.abandoned:
+        allocation = None if last is None else released.get(last.allocation_id or "")
+        if allocation is None or job.abandoned:
             continue
-        if place.id not in around.nominated and place.node_id not in around.draining_nodes:
-            draft.nominate(_nomination(draft, place), "freed by a switch")
+        if (
+            allocation.id not in around.nominated
+            and allocation.node_id not in around.draining_nodes
+        ):
+            draft.nominate(_nomination(draft, allocation), "freed by a switch")
 
 
 def _last_of_old_incarnation(draft: Draft, attempts: tuple[Attempt, ...]) -> Attempt | None:
@@ -92,9 +95,9 @@ def _last_of_old_incarnation(draft: Draft, attempts: tuple[Attempt, ...]) -> Att
     return None
 
 
-def _nomination(draft: Draft, place: Allocation) -> Allocation:
+def _nomination(draft: Draft, allocation: Allocation) -> Allocation:
     return replace(
-        place,
+        allocation,
         id=draft.new_id(),
         state=AllocationState.NOMINATED,
         created_at=draft.now,
@@ -102,6 +105,6 @@ def _nomination(draft: Draft, place: Allocation) -> Allocation:
         monitoring_descriptor=None,
         releasing=False,
         taken_over=False,
-        victims=(place.id,),
+        victims=(allocation.id,),
         freed=True,
     )

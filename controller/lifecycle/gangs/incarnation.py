@@ -217,13 +217,15 @@ def _restart(draft: Draft) -> None:
             _start_again(draft, job, surviving.get(job.id))
 
 
-def _start_again(draft: Draft, job: Job, place: Allocation | None) -> None:
+def _start_again(draft: Draft, job: Job, allocation: Allocation | None) -> None:
     attempt = draft.fresh_attempt(job, "new incarnation")
-    if place is None:
+    if allocation is None:
         return
-    named = with_descriptor(draft.run, job, attempt.rank, place, draft.new_id)
-    place = draft.change_allocation(place, monitoring_descriptor=named.monitoring_descriptor)
-    draft.take_over(attempt, place, "new incarnation")
+    named = with_descriptor(draft.run, job, attempt.rank, allocation, draft.new_id)
+    allocation = draft.change_allocation(
+        allocation, monitoring_descriptor=named.monitoring_descriptor
+    )
+    draft.take_over(attempt, allocation, "new incarnation")
 
 
 def by_rank(run: Run, job: Job, rank: int | None) -> str | None:

@@ -40,11 +40,11 @@ def survivors(draft: Draft) -> Mapping[str, Allocation]:
     around = draft.context
     found: dict[str, Allocation] = {}
     for job in draft.jobs:
-        place = _kept_allocation(draft, job)
-        if place is None or place.node_id in around.unusable_nodes:
+        allocation = _kept_allocation(draft, job)
+        if allocation is None or allocation.node_id in around.unusable_nodes:
             continue
-        if place.id not in around.nominated | around.broken_allocations:
-            found[job.id] = place
+        if allocation.id not in around.nominated | around.broken_allocations:
+            found[job.id] = allocation
     return found
 
 
@@ -60,7 +60,7 @@ def are_undecided(draft: Draft) -> bool:
     if not nodes:
         return False
     places = (_kept_allocation(draft, job) for job in draft.jobs)
-    return any(place is not None and place.node_id in nodes for place in places)
+    return any(allocation is not None and allocation.node_id in nodes for allocation in places)
 
 
 def _kept_allocation(draft: Draft, job: Job) -> Allocation | None:
@@ -152,7 +152,11 @@ def _why_refused(
     if offered != waiting.keys():
         return GangInPart(found=len(offered), waiting=len(waiting))
     held = (draft.allocation_of(one) for one in ranked if one.id not in waiting)
-    values = {place.placement for place in held if place is not None and queries.is_held(place)}
+    values = {
+        allocation.placement
+        for allocation in held
+        if allocation is not None and queries.is_held(allocation)
+    }
     values |= {one.allocation.placement for one in offers}
     if len(values) > 1:
         return GangApart(values=len(values))
