@@ -49,7 +49,7 @@ class OnParentEnd(StrEnum):
 
 
 class Role(StrEnum):
-    """What a user may change: an admin everything."""
+    """The rights of a user. An admin may change everything."""
 
     ADMIN = "admin"
     USER = "user"

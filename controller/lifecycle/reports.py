@@ -79,7 +79,7 @@ class ParentEnded(_Report, frozen=True, kw_only=True):
 
     parent_id: str
     message: str
-    """How it ended, as a sentence."""
+    """A sentence that says how the parent ended."""
 
 
 class ServerFault(_Report, frozen=True, kw_only=True):

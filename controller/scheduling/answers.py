@@ -1,4 +1,7 @@
-"""What `explain` and `plan` answer. The command reads these types, so they import no scheduler."""
+"""The types of the answers to `explain` and `plan`.
+
+The command reads these types, so they import no scheduler.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job of a preview would go.
+    """The node that a job of a preview would get.
 
-    `node` None: it would wait, and `why` says for what. `victims`: runs whose jobs it would evict
-    first.
+    `node` is None when the job would wait; `why` then says for what. `victims` are the runs whose
+    jobs it would evict first.
     """
 
     job: str

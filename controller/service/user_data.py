@@ -86,7 +86,7 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
     registry_mirror: str | None = None
     join: JoinPoint | None = None
     token: str | None = None
-    """With `join`: the node's one-time token."""
+    """The node's one-time token, needed when `join` is set."""
 
 
 class _Dumper(yaml.SafeDumper):

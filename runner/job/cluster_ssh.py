@@ -20,7 +20,7 @@ from runner.schemas import ClusterInfo, ClusterKey
 
 _KEY, _CONFIG, _LOCK = "cluster_key", "ssh_config", ".fairlead.lock"
 _TRIES, _PAUSE = 50, 0.1
-"""How often, and every how many seconds, it is looked whether the others are ready."""
+"""The number of checks whether the other members are ready, and the seconds between two."""
 
 
 def configuration(cluster: ClusterInfo, key: Path) -> str:
