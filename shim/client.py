@@ -26,6 +26,7 @@ from shim.schemas import (
     DrainRequest,
     Event,
     Fence,
+    Finding,
     Health,
     NodeInfo,
     NodeMetrics,
@@ -86,6 +87,10 @@ class ShimClient:
 
     async def node_metrics(self) -> NodeMetrics:
         return await self._ask("GET", "/v1/node/metrics", NodeMetrics)
+
+    async def doctor(self) -> tuple[Finding, ...]:
+        """Takes seconds: the node starts a container."""
+        return await self._ask("GET", "/v1/node/doctor", tuple[Finding, ...])
 
     async def drain(self, request: DrainRequest) -> NodeInfo:
         return await self._ask("POST", "/v1/node/drain", NodeInfo, request)

@@ -31,7 +31,7 @@ from shim.node.controller_silence import ControllerSilence
 from shim.node.ledger import Asked, Capacity, Ledger
 from shim.node.ledger import check as check_blocks
 from shim.node.watchdog import Systemd, Upkeep
-from shim.schemas import DrainRequest, Fence, Health, NodeInfo, NodeMetrics, TaskStatus
+from shim.schemas import DrainRequest, Fence, Finding, Health, NodeInfo, NodeMetrics, TaskStatus
 from shim.settings import Settings
 from shim.state.events import EventLog
 from shim.state.fencing import FenceBook, Fences
@@ -141,6 +141,7 @@ class Daemon:
         self._boot_id = machine.boot_id()
         self._jump_keys: JumpKeys | None = None
         self._hearing: ControllerSilence | None = None
+        self._examining = asyncio.Lock()
         self._upkeep = Upkeep(supervisor, systemd)
 
     @classmethod
@@ -269,6 +270,18 @@ class Daemon:
         from shim.node import metrics
 
         return await metrics.collect(self.supervisor, self.executor)
+
+    async def examine(self) -> list[Finding]:
+        """In a thread of its own: a container is started, which may take a while."""
+        from shim import doctor
+
+        engine = self.supervisor.engine.kind
+        settings = self.settings
+        node = doctor.Node(
+            data=settings.data, socket=settings.socket, runtime=settings.runtime, engine=engine
+        )
+        async with self._examining:
+            return await asyncio.to_thread(doctor.examine, node)
 
     async def drain(self, request: DrainRequest) -> None:
         """Start or end a drain. Raises Refused (507)."""

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,7 +34,7 @@ from shim.node import ledger, machine
 from shim.node.ledger import Capacity
 from shim.node.watchdog import READY, STOPPING, Systemd
 from shim.schemas import EngineKind, HostNetwork
-from shim.settings import Settings
+from shim.settings import RUNTIME, Settings, check_runtime
 from shim.tasks.steps.folders import make_shared
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -112,7 +113,12 @@ _DEFAULT_GROUP = "fairlead"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["doctor"]:
+        from shim import doctor
+
+        raise SystemExit(doctor.main(words[1:]))
+    arguments = _parser().parse_args(words)
     try:
         asked = "debug" if arguments.verbose else arguments.log_level
         logging.basicConfig(
@@ -130,7 +136,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="fairlead-shim", description="Runs tasks on this machine for a Fairlead controller."
+        prog="fairlead-shim",
+        description="Runs tasks on this machine for a Fairlead controller. `fairlead-shim "
+        "doctor` looks at all that a job needs here.",
     )
     add = parser.add_argument
     add("--data", type=Path, required=True, metavar="DIR", help="records and logs")
@@ -145,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--runtime",
         type=Path,
-        default=Path("/opt/fairlead/runtimes/current"),
+        default=RUNTIME,
         metavar="DIR",
         help="the hermetic runtime that containers get (default: %(default)s)",
     )
@@ -302,6 +310,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         proxy_variables=proxy_variables(os.environ) if arguments.container_proxy else {},
     )
     settings.check_paths()
+    if arguments.engine == EngineKind.DOCKER:
+        check_runtime(settings.runtime)
     if not safe_files.is_supported():
         raise StartError("the kernel has no openat2 (Linux 5.6 or newer is needed)")
     make_data_folder(settings.data)

@@ -402,6 +402,21 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Leftovers that the shim found and did not touch."""
 
 
+class FindingLevel(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing of `GET /v1/node/doctor`: what was found, and how to repair it."""
+
+    check: str
+    level: FindingLevel
+    message: str
+    fix: str = ""
+
+
 class TaskMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """A task's container as the kernel accounts for it; None where that cannot be read."""
 

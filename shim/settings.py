@@ -10,9 +10,12 @@ import msgspec
 from shim.errors import StartError, invalid
 from shim.schemas import HostNetwork
 
+RUNTIME = Path("/opt/fairlead/current/runtime")
+_LAUNCHER = "bin/fairlead-entrypoint"
 _MOST_SOCKET_PATH = 107
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _UUID_LENGTH = 36
+_FOR_EVERYBODY = 0o005
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data: Path
     socket: Path
     gid: int
-    runtime: Path = Path("/opt/fairlead/runtimes/current")
+    runtime: Path = RUNTIME
     pull_stall: float = 300.0
     image_gc: tuple[float, float] | None = None
     """Above the first share (0 to 1) of the images' disk, unused images are removed until the
@@ -91,6 +94,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         check_name(task_id, "id")
         if len(self.runner_socket(task_id).encode()) > _MOST_SOCKET_PATH:
             raise invalid("the id is too long for the path of its socket on this node", "id")
+
+
+def check_runtime(runtime: Path) -> None:
+    """Raises StartError when containers could not start with it, under any user."""
+    launcher = runtime / _LAUNCHER
+    if not launcher.is_file():
+        raise StartError(
+            f"--runtime {runtime}: there is no {_LAUNCHER} in it, so no job could start; a node's "
+            f"bundle brings one ({RUNTIME}), and ./dev runtime builds one"
+        )
+    paths = (runtime.resolve(), launcher.parent, launcher)
+    if not all(path.stat().st_mode & _FOR_EVERYBODY == _FOR_EVERYBODY for path in paths):
+        raise StartError(
+            f"--runtime {runtime}: jobs run as any user, and others may not read and run what is in "
+            f"it: chmod -R o+rX {runtime}"
+        )
 
 
 def check_name(text: str, field: str) -> None:

@@ -13,6 +13,7 @@ from controller.links.ssh import fingerprint
 from controller.service.errors import Unavailable
 from controller.service.nodes import NodeRequest, NodeUse
 from controller.service.registrations import Announcement
+from shim.schemas import Finding
 
 
 class DrainBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,10 @@ class NodeKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's OpenSSH public key line, for the nodes' `authorized_keys`."""
 
     public_key: str
+
+
+class FindingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    findings: tuple[Finding, ...]
 
 
 class TasksAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +164,11 @@ async def change_node(call: Call) -> NodeView:
         user=call.caller,
     )
     return shown_node(call, node)
+
+
+async def examine_node(call: Call) -> FindingsAnswer:
+    found = await call.service.doctor.examine(call.path("node"), user=call.caller)
+    return FindingsAnswer(findings=found)
 
 
 async def list_quarantined(call: Call) -> TasksAnswer:
@@ -317,6 +327,13 @@ ROUTES: tuple[Route, ...] = (
         handler=change_node,
         body=NodeBody,
         answer=NodeView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/nodes/{node}/doctor",
+        summary="What a job needs of the node, looked at now, with a fix for what is wrong",
+        handler=examine_node,
+        answer=FindingsAnswer,
     ),
     Route(
         method="GET",

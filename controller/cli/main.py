@@ -127,6 +127,7 @@ def _node_app() -> App:
     node.command(f"{nodes}:uncordon", name="uncordon", help="End a cordon.")
     node.command(f"{nodes}:tasks", name="tasks", help="List a node's unknown tasks.")
     node.command(f"{nodes}:stop_task", name="stop-task", help="Stop an unknown task.")
+    node.command(f"{nodes}:doctor", name="doctor", help="Look at all that a job needs there.")
     node.command(f"{nodes}:clear_gpu", name="clear-gpu", help="Offer a broken GPU again.")
     node.command(f"{nodes}:remove", name="remove", help="Remove a node that has no jobs.")
     node.command(f"{nodes}:key", name="key", help="Show the controller's public SSH key.")

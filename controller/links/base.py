@@ -20,6 +20,7 @@ from shim.schemas import (
     DrainRequest,
     Event,
     Fence,
+    Finding,
     Health,
     NodeInfo,
     NodeMetrics,
@@ -64,6 +65,7 @@ class ShimApi(Protocol):
 
     async def node(self) -> NodeInfo: ...
     async def node_metrics(self) -> NodeMetrics: ...
+    async def doctor(self) -> Sequence[Finding]: ...
     async def put_task(
         self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
     ) -> TaskInfo: ...

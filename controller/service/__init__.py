@@ -14,7 +14,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
 from controller.service.fleets import FleetService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
-from controller.service.nodes import GpuService, NodeService
+from controller.service.nodes import DoctorService, GpuService, NodeService
 from controller.service.progress import PullBoard
 from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
@@ -74,6 +74,7 @@ class ControllerService:
         self.nodes = NodeService(turns, clock, chance, host_keys)
         self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key, join)
         self.fleets = FleetService(turns, clock)
+        self.doctor = DoctorService(self.nodes, connect)
         self.gpus = GpuService(self.nodes, turns, connect)
         self.users = UserService(
             store=store, gate=gate, clock=clock, live_runs=lambda: turns.runs.values()

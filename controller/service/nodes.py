@@ -39,6 +39,7 @@ from controller.service.ssh_keys import HostKeys, trusted_key
 from controller.service.users import names_for, require_admin
 from controller.store.base import User
 from shim.client import ShimError, ShimUnavailable
+from shim.schemas import Finding
 
 
 class GpuService:
@@ -70,6 +71,29 @@ class GpuService:
         changed = after_health_check(without_gpu(now, uuid), reading)
         await self._turns.save_node(changed, node.id)
         return changed
+
+
+class DoctorService:
+    def __init__(self, nodes: NodeService, connect: Connect) -> None:
+        self._nodes = nodes
+        self._connect = connect
+
+    async def examine(self, key: str, *, user: User) -> tuple[Finding, ...]:
+        """Ask the node what a job would miss there. Raises NotFound, Forbidden, Unavailable."""
+        require_admin(user, "examine a node")
+        node = self._nodes.get(key)
+        with _refusals(node):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                connection = await self._connect(node.id)
+            try:
+                return tuple(await connection.shim.doctor())
+            except ShimError as error:
+                if error.status != 404:
+                    raise
+                raise Unavailable(
+                    f"the shim of node {node.name} is too old for this; run `fairlead-shim doctor` "
+                    "there, or upgrade it"
+                ) from None
 
 
 @contextmanager

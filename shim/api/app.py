@@ -113,6 +113,7 @@ class Routes:
             web.get("/v1/openapi.json", self.openapi),
             web.get("/v1/node", self.node),
             web.get("/v1/node/metrics", self.node_metrics),
+            web.get("/v1/node/doctor", self.doctor),
             web.get("/metrics", self.prometheus),
             web.post("/v1/node/drain", self.drain),
             web.post("/v1/node/gpus/{id}/clear", self.clear_gpu),
@@ -139,6 +140,9 @@ class Routes:
 
     async def node_metrics(self, request: web.Request) -> web.Response:
         return json_response(await self._service.metrics())
+
+    async def doctor(self, request: web.Request) -> web.Response:
+        return json_response(await self._service.examine())
 
     async def prometheus(self, request: web.Request) -> web.Response:
         reading = await self._service.metrics()

@@ -14,6 +14,7 @@ from shim.schemas import (
     AllocationInfo,
     DrainRequest,
     Event,
+    Finding,
     Health,
     NodeInfo,
     NodeMetrics,
@@ -29,6 +30,7 @@ _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
     ("get", "/v1/health", "Version, boot, install and this life of the shim", None, Health, False),
     ("get", "/v1/node", "What the node has, and what is allocated", None, NodeInfo, False),
     ("get", "/v1/node/metrics", "Figures of node, tasks and GPUs", None, NodeMetrics, False),
+    ("get", "/v1/node/doctor", "What a job needs here, and fixes", None, list[Finding], False),
     ("get", "/metrics", "The same as Prometheus text", None, str, False),
     ("post", "/v1/node/drain", "Start or end a drain", DrainRequest, NodeInfo, False),
     (

@@ -31,6 +31,7 @@ from shim.schemas import (
     Event,
     EventType,
     Fence,
+    Finding,
     Health,
     NodeInfo,
     NodeMetrics,
@@ -121,6 +122,7 @@ class FakeShim:
         self.says = HEALTH
         self.info = node_info()
         self.metrics = METRICS
+        self.findings: tuple[Finding, ...] = ()
         self.stream: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         self.silent = False
         self.deaf = False
@@ -221,6 +223,10 @@ class FakeShim:
         if self.refusal is not None:
             raise self.refusal
         return self.metrics
+
+    async def doctor(self) -> tuple[Finding, ...]:
+        self._order("doctor", "node")
+        return self.findings
 
     async def clear_gpu(self, uuid: str) -> NodeInfo:
         self._order("clear_gpu", uuid)

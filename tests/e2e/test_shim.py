@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,8 @@ import pytest
 
 from runner.schemas import ExitRecord
 from runner.server import EXIT_NOT_STARTED
-from shim.schemas import TaskStatus, TerminateRequest
+from shim import doctor
+from shim.schemas import FindingLevel, TaskStatus, TerminateRequest
 from tests.e2e.shim_client import FENCE, RUN, begin_job, client_of, request, until
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import ShimProcess
@@ -134,3 +137,29 @@ async def test_the_shared_folders_belong_to_the_group_alone(
         info = await until(client, "t1", TaskStatus.RUNNING)
     folders = (shim.socket.parent / "tasks" / info.id, shim.data / "tasks" / "t1" / "job")
     assert [oct(os.stat(folder).st_mode & 0o7777) for folder in folders] == ["0o2770"] * 2
+
+
+def test_a_wrong_runtime_is_refused_at_the_start(dockerd: DockerDaemon, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("fairlead-shim")), "--engine", "docker"]
+    paths = ["--data", tmp_path / "data", "--socket", tmp_path / "s.sock", "--runtime", tmp_path]
+    refused = subprocess.run(
+        [*command, *map(str, paths)],
+        env={**os.environ, **dockerd.env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert f"--runtime {tmp_path}: there is no bin/fairlead-entrypoint" in refused.stderr
+
+
+def test_the_doctor_starts_a_real_container(
+    dockerd: DockerDaemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", dockerd.env["DOCKER_HOST"])
+    before = dockerd.docker("images", "-aq"), dockerd.docker("ps", "-aq")
+    found = list(doctor.engine(doctor.Node(runtime=runtime), doctor.ask))
+    messages = {each.message: each.level for each in found}
+    assert messages["a container with the runtime starts"] is FindingLevel.OK
+    assert (dockerd.docker("images", "-aq"), dockerd.docker("ps", "-aq")) == before

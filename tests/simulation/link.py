@@ -25,6 +25,7 @@ from shim.schemas import (
     Event,
     EventType,
     Fence,
+    Finding,
     Health,
     NodeInfo,
     NodeMetrics,
@@ -148,6 +149,9 @@ class SimulatedShim:
 
     async def node_metrics(self) -> NodeMetrics:
         raise NotImplementedError("simulated nodes measure nothing")
+
+    async def doctor(self) -> tuple[Finding, ...]:
+        raise NotImplementedError("simulated nodes are never examined")
 
     async def clear_gpu(self, uuid: str) -> NodeInfo:
         raise NotImplementedError("simulated GPUs do not break")

@@ -14,6 +14,7 @@ from controller.cli import output, settings
 from controller.cli.client import decode, node_path
 from controller.cli.commands.options import Attributes, Flag, Json, attributes_of, seconds_of
 from controller.cli.errors import EXIT_USAGE, CliError
+from shim.schemas import Finding, FindingLevel
 
 
 class _Nodes(msgspec.Struct):
@@ -22,6 +23,10 @@ class _Nodes(msgspec.Struct):
 
 class _Tasks(msgspec.Struct):
     tasks: list[QuarantinedTaskView]
+
+
+class _Findings(msgspec.Struct):
+    findings: list[Finding]
 
 
 class _Key(msgspec.Struct):
@@ -291,6 +296,20 @@ def stop_task(name: str, task: str, /, *, json: Json = False) -> int:
     """Stop and remove a task that the controller does not know."""
     path = node_path(name, f"tasks/{quote(task, safe='')}")
     return show_done(settings.client().delete(path), json, f"will end task {task}")
+
+
+def doctor(name: str, /, *, json: Json = False) -> int:
+    """Let a node look at all that a job needs there: a sentence and a fix for each."""
+    data = settings.client().get(node_path(name, "doctor"))
+    findings = decode(data, _Findings).findings
+    if json:
+        output.emit_json(data)
+    else:
+        for each in findings:
+            output.emit(f"{each.level:8} {each.check:9} {each.message}")
+            if each.fix:
+                output.emit(f"{'':19}fix: {each.fix}")
+    return int(any(each.level is FindingLevel.ERROR for each in findings))
 
 
 def clear_gpu(name: str, gpu: str, /, *, json: Json = False) -> int:

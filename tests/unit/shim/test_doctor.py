@@ -1,0 +1,145 @@
+"""The doctor's judgements: from what programs say to a sentence and a fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from shim import doctor
+from shim.doctor import Answer, Node
+from shim.errors import StartError
+from shim.schemas import EngineKind, Finding, FindingLevel
+from shim.settings import check_runtime
+
+OK, WARNING, ERROR = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.ERROR
+CONFINED = "".join(f"{name} {values[0]}\n" for name, values in doctor.TUNNEL.items())
+
+
+def says(**programs: str | Answer) -> doctor.Asked:
+    """Programs by name, with `_` for `-`; others are missing."""
+
+    def asked(argv: Sequence[str]) -> Answer:
+        answer = programs.get(argv[0].replace("-", "_"), Answer(127, "missing"))
+        return answer if isinstance(answer, Answer) else Answer(0, answer)
+
+    return asked
+
+
+def levels(findings: Iterator[Finding]) -> list[FindingLevel]:
+    return [each.level for each in findings]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    keys = tmp_path / "etc/ssh/keys"
+    keys.parent.mkdir(parents=True)
+    keys.write_text("restrict ssh-ed25519 AAAA\n")
+    return Node(data=tmp_path / "data", root=tmp_path, engine=EngineKind.PROCESS)
+
+
+def sshd_says(settings: str) -> doctor.Asked:
+    return says(sshd=f"{settings}authorizedkeysfile /etc/ssh/keys\n", getent="fairlead:*:1::::::")
+
+
+def test_an_sshd_that_confines_the_tunnel_user_is_fine(node: Node) -> None:
+    assert levels(doctor.sshd(node, sshd_says(CONFINED))) == [OK]
+
+
+@pytest.mark.parametrize("setting", sorted(doctor.TUNNEL))
+def test_each_setting_of_sshd_that_differs_is_named(node: Node, setting: str) -> None:
+    changed = CONFINED.replace(f"{setting} ", f"{setting} not-")
+    (finding,) = doctor.sshd(node, sshd_says(changed))
+    assert (finding.level, setting in finding.message) == (ERROR, True)
+
+
+def test_a_node_without_a_controllers_key_is_found(node: Node) -> None:
+    (node.root / "etc/ssh/keys").write_text("")
+    found = list(doctor.sshd(node, sshd_says(CONFINED)))
+    assert [each.level for each in found] == [OK, ERROR]
+    assert "--tunnel-key" in found[1].fix
+
+
+def test_a_locked_tunnel_user_is_found(node: Node) -> None:
+    settings = f"{CONFINED}authorizedkeysfile /etc/ssh/keys\n"
+    locked = says(sshd=settings, getent="fairlead:!:1::::::")
+    assert levels(doctor.sshd(node, locked)) == [OK, ERROR]
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"),
+    [
+        (says(nft="table inet fairlead { reject }"), OK),
+        (says(nft=Answer(1, "No such file or directory")), ERROR),
+        (says(), ERROR),
+        (says(nft=Answer(1, "Operation not permitted"), systemctl="active"), OK),
+        (says(nft=Answer(1, "Operation not permitted"), systemctl=Answer(3, "failed")), ERROR),
+    ],
+)
+def test_the_firewall_is_judged_by_its_rules_or_its_service(
+    node: Node, asked: doctor.Asked, level: FindingLevel
+) -> None:
+    assert levels(doctor.firewall(node, asked)) == [level]
+
+
+def test_a_clock_that_nothing_keeps_right_is_a_warning(node: Node) -> None:
+    assert levels(doctor.clock(node, says(timedatectl="yes\n"))) == [OK]
+    assert levels(doctor.clock(node, says(timedatectl="no\n"))) == [WARNING]
+
+
+def _card(root: Path, number: int) -> None:
+    device = root / f"sys/bus/pci/devices/{number}"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x030200\n")
+
+
+def test_gpus_are_judged_by_card_driver_and_toolkit(node: Node) -> None:
+    assert levels(doctor.gpus(node, says())) == [OK]
+    _card(node.root, 0)
+    _card(node.root, 1)
+    assert levels(doctor.gpus(node, says())) == [ERROR]
+    version = node.root / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.touch()
+    assert levels(doctor.gpus(node, says(nvidia_smi="GPU-0\n"))) == [ERROR, ERROR]
+    both = "GPU-0\nGPU-1\n"
+    hook = says(nvidia_smi=both, nvidia_container_runtime_hook="1.17")
+    assert levels(doctor.gpus(node, hook)) == [OK, WARNING]
+    spec = node.root / "etc/cdi/nvidia.yaml"
+    spec.parent.mkdir()
+    spec.write_text("kind: nvidia.com/gpu\n")
+    assert levels(doctor.gpus(node, says(nvidia_smi=both))) == [OK, OK]
+
+
+def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:
+    can = {"MemoryLimit": True, "CpuCfsQuota": True, "PidsLimit": True}
+    fine = {**can, "ServerVersion": "26.1", "LiveRestoreEnabled": True}
+    assert levels(doctor.judge_engine(fine)) == [OK]
+    assert levels(doctor.judge_engine({**fine, "LiveRestoreEnabled": False})) == [OK, WARNING]
+    assert levels(doctor.judge_engine({**fine, "PidsLimit": False})) == [OK, ERROR]
+
+
+def test_every_check_is_told_by_its_name_and_every_fault_has_a_fix(node: Node) -> None:
+    found = doctor.examine(node, says())
+    assert {each.check for each in found} == {
+        *("shim", "runtime", "engine", "sshd", "firewall", "cgroups", "gpus", "disk", "clock")
+    }
+    assert all(each.fix for each in found if each.level is not OK)
+
+
+def test_a_folder_that_is_no_runtime_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"--runtime .*: there is no bin/fairlead-entrypoint"):
+        check_runtime(tmp_path)
+
+
+def test_a_runtime_that_other_users_may_not_run_is_refused(tmp_path: Path) -> None:
+    launcher = tmp_path / "bin/fairlead-entrypoint"
+    launcher.parent.mkdir()
+    launcher.touch(mode=0o755)
+    tmp_path.chmod(0o755)
+    check_runtime(tmp_path)
+    launcher.chmod(0o750)
+    with pytest.raises(StartError, match="others may not read"):
+        check_runtime(tmp_path)
