@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fairlead-shim",
-        description="Runs tasks on this machine for a Fairlead controller. `fairlead-shim "
-        "doctor` looks at all that a job needs here.",
+        description="Runs tasks on this machine for a Fairlead controller. `fairlead-shim doctor` "
+        "looks at all that a job needs here.",
     )
     add = parser.add_argument
     add("--data", type=Path, required=True, metavar="DIR", help="records and logs")

@@ -107,8 +107,8 @@ def check_runtime(runtime: Path) -> None:
     paths = (runtime.resolve(), launcher.parent, launcher)
     if not all(path.stat().st_mode & _FOR_EVERYBODY == _FOR_EVERYBODY for path in paths):
         raise StartError(
-            f"--runtime {runtime}: jobs run as any user, and others may not read and run what is in "
-            f"it: chmod -R o+rX {runtime}"
+            f"--runtime {runtime}: jobs run as any user, and others may not read and run what "
+            f"is in it: chmod -R o+rX {runtime}"
         )
 
 

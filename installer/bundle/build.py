@@ -29,6 +29,7 @@ from entrypoint.runtime.platform import current
 
 INSTALLED = "/opt/fairlead"
 _LOCK = "requirements-node.lock"
+_KEPT = 3
 _OWN_PACKAGES = ("shim", "installer")
 _BUILD_ONLY = ("entrypoint/runtime", "installer/bundle")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -65,14 +66,16 @@ class BundleBuilder:
         self._bases.mkdir(exist_ok=True)
         with self._only_one_at_a_time(), self._work_folder() as work:
             version = f"{self._release()}+{self._content(runtime)}"
+            target = self._build / "node-bundles" / version
+            if target.exists() and not force:
+                return Bundle(target, version, _ARCHITECTURES[current().machine])
             kept = self._node_base(base, work, force=force)
             tree = work / f"fairlead-node-{version}"
             self._fill(tree, kept, runtime, version)
             normalise(tree)
             share_files(tree / "runtime", tree / "python")
-            target = self._build / "node-bundle"
-            if target.exists():
-                shutil.rmtree(target)
+            shutil.rmtree(target, ignore_errors=True)
+            _keep_newest(target.parent)
             tree.rename(target)
         return Bundle(target, version, _ARCHITECTURES[current().machine])
 
@@ -169,6 +172,13 @@ class BundleBuilder:
         with tempfile.TemporaryDirectory(prefix="bundle-", dir=self._build) as folder:
             Path(folder).chmod(0o755)
             yield Path(folder)
+
+
+def _keep_newest(folder: Path) -> None:
+    """One that was just built may be in use beside the new one."""
+    folder.mkdir(exist_ok=True)
+    for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_ctime)[:-_KEPT]:
+        shutil.rmtree(old)
 
 
 def share_files(first: Path, second: Path) -> None:

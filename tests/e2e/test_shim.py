@@ -139,9 +139,13 @@ async def test_the_shared_folders_belong_to_the_group_alone(
     assert [oct(os.stat(folder).st_mode & 0o7777) for folder in folders] == ["0o2770"] * 2
 
 
-def test_a_wrong_runtime_is_refused_at_the_start(dockerd: DockerDaemon, tmp_path: Path) -> None:
+def test_a_wrong_runtime_is_refused_at_the_start(
+    dockerd: DockerDaemon, testbed_folder: Path
+) -> None:
+    folder = testbed_folder / "no-runtime"
+    folder.mkdir()
     command = [str(Path(sys.executable).with_name("fairlead-shim")), "--engine", "docker"]
-    paths = ["--data", tmp_path / "data", "--socket", tmp_path / "s.sock", "--runtime", tmp_path]
+    paths = ["--data", folder / "data", "--socket", folder / "s.sock", "--runtime", folder]
     refused = subprocess.run(
         [*command, *map(str, paths)],
         env={**os.environ, **dockerd.env},
@@ -151,7 +155,7 @@ def test_a_wrong_runtime_is_refused_at_the_start(dockerd: DockerDaemon, tmp_path
         check=False,
     )
     assert refused.returncode == 1
-    assert f"--runtime {tmp_path}: there is no bin/fairlead-entrypoint" in refused.stderr
+    assert f"--runtime {folder}: there is no bin/fairlead-entrypoint" in refused.stderr
 
 
 def test_the_doctor_starts_a_real_container(

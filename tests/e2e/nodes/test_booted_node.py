@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import asyncssh
 import pytest
 
+from installer.bundle.build import BundleBuilder
 from tests.support.booted import BootedMachine, files_of, wait_for_unit
 from tests.support.processes import ControllerProcess
+from tests.support.ssh_daemon import CHECKOUT
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -120,3 +125,54 @@ async def test_the_tunnel_user_reaches_the_socket_and_nothing_else(node: Node) -
         with pytest.raises(asyncssh.ChannelListenError):
             await connection.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 9)
     keys.write_text(before)
+
+
+@pytest.fixture(scope="module")
+def other_folder(bare_machine: BootedMachine, testbed_folder: Path) -> str:
+    """Another version of the bundle, unpacked on the machine."""
+    checkout = testbed_folder / "other-checkout"
+    for name in ("pyproject.toml", "requirements-node.lock", "LICENSE"):
+        checkout.mkdir(exist_ok=True)
+        shutil.copy(CHECKOUT / name, checkout)
+    for name in ("common", "shim", "runner", "entrypoint", "installer", "packer", "cloud-init"):
+        shutil.copytree(CHECKOUT / name, checkout / name)
+    with (checkout / "LICENSE").open("a") as license_file:
+        license_file.write("Another version.\n")
+    with (checkout / "runner/__init__.py").open("a") as sources:
+        sources.write("\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+        other = BundleBuilder(checkout, CHECKOUT / ".build").build()
+    folder = f"/root/fairlead-node-{other.version}"
+    shutil.copytree(other.folder, bare_machine.root / folder.lstrip("/"), symlinks=True)
+    return folder
+
+
+def test_a_job_goes_on_through_an_upgrade_and_back(
+    node: Node, other_folder: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "long.yaml"
+    file.write_text(_JOB.format(name="long", command="echo begun; sleep 600"))
+    node.controller.cli("apply", "-d", "-f", file).succeeded()
+    wait_until(lambda: "begun" in node.controller.cli("logs", "long").output)
+    first = node.machine.run("readlink", "/opt/fairlead/current").strip()
+    node.machine.run(f"{other_folder}/install")
+    assert node.machine.run("readlink", "/opt/fairlead/previous").strip() == first
+    assert node.machine.run("readlink", "/opt/fairlead/current").strip() != first
+    node.machine.run("/opt/fairlead/previous/install")
+    assert node.machine.run("readlink", "/opt/fairlead/current").strip() == first
+    attempts = node.controller.cli("inspect", "long", "--json").json["jobs"][0]["attempts"]
+    assert [each["status"] for each in attempts] == ["running"]
+    refused = node.machine.attempt(f"{node.folder}/install", "--uninstall")
+    assert refused.returncode == 1
+    assert "jobs run here" in refused.stdout
+    node.controller.cli("stop", "long", "--abort").succeeded()
+    wait_until(lambda: not node.controller.cli("ps", "--json").json["runs"])
+
+
+def test_the_doctor_finds_a_node_that_is_as_it_should_be(node: Node) -> None:
+    there = json.loads(node.machine.attempt("fairlead-shim", "doctor", "--json").stdout)
+    from_afar = node.controller.cli("node", "doctor", "n1", "--json").json["findings"]
+    for findings in (there, from_afar):
+        errors = [each for each in findings if each["level"] == "error"]
+        assert [each["check"] for each in errors] == []

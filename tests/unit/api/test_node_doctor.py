@@ -41,4 +41,4 @@ async def test_an_older_shim_is_told_as_such(
     node.shim.refusal = ShimError("not_found", "no such route", 404)
     async with api.get(DOCTOR) as answer:
         assert answer.status == 503
-        assert "too old" in (await answer.json())["message"]
+        assert "too old" in (await answer.json())["error"]["message"]

@@ -170,6 +170,10 @@ def test_data_that_is_no_folder_is_refused_in_words(folder: Path, start: Start, 
 
 def test_an_engine_that_does_not_answer_is_named_with_what_to_do(folder: Path) -> None:
     paths = ["--data", str(folder / "data"), "--socket", str(folder / "run" / "shim.sock")]
+    launcher = folder / "runtime/bin/fairlead-entrypoint"
+    launcher.parent.mkdir(parents=True)
+    launcher.touch(mode=0o755)
+    paths += ["--runtime", str(folder / "runtime")]
     process = subprocess.Popen(
         [sys.executable, "-m", "shim.main", "--engine", "docker", *paths],
         env={**os.environ, "DOCKER_HOST": f"unix://{folder}/none.sock"},
