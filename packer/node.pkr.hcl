@@ -1,0 +1,44 @@
+# One node image from one bundle, in the same steps for every platform. Valid for Packer 1.6.6, which
+# knows no `required_plugins`; a newer Packer takes them from plugins/ (see docs/nodes.md).
+
+build {
+  sources = [
+    "source.qemu.node",
+    "source.amazon-ebs.node",
+    "source.googlecompute.node",
+    "source.azure-arm.node",
+  ]
+
+  provisioner "file" {
+    source      = var.bundle
+    destination = "/tmp/fairlead-node.tar"
+  }
+
+  provisioner "file" {
+    source      = "${path.root}/files"
+    destination = "/tmp"
+  }
+
+  provisioner "shell" {
+    execute_command = "chmod +x {{ .Path }}; sudo env {{ .Vars }} {{ .Path }}"
+    environment_vars = [
+      "DOCKER=${var.docker}",
+      "GPU=${var.gpu}",
+      "NVIDIA_DRIVER_BRANCH=${var.nvidia_driver_branch}",
+      "NVIDIA_DRIVER_MINIMUM=${var.nvidia_driver_minimum}",
+      "NVIDIA_TOOLKIT_MINIMUM=${var.nvidia_toolkit_minimum}",
+      "SECURITY_UPDATES=${var.security_updates}",
+      "PULL_IMAGES=${join(" ", var.pull_images)}",
+      "VOLUME_PREFIXES=${join(" ", var.volume_prefixes)}",
+      "REGISTRY_MIRROR=${var.registry_mirror}",
+    ]
+    scripts = [
+      "${path.root}/steps/system.sh",
+      "${path.root}/steps/gpu.sh",
+      "${path.root}/steps/node.sh",
+      "${path.root}/steps/updates.sh",
+      "${path.root}/steps/images.sh",
+      "${path.root}/steps/clean.sh",
+    ]
+  }
+}

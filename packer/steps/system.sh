@@ -1,0 +1,9 @@
+#!/bin/sh
+# The packages that `install` asks for, and the time.
+set -eu
+export DEBIAN_FRONTEND=noninteractive
+cloud-init status --wait >/dev/null 2>&1 || true
+apt-get update -q
+apt-get install -q -y --no-install-recommends \
+    openssh-server openssh-client nftables chrony ca-certificates curl gnupg
+install -D -m 644 /tmp/files/journald.conf /etc/systemd/journald.conf.d/fairlead.conf

@@ -1,0 +1,70 @@
+# What an operator chooses. `packer build -only=qemu.node -var bundle=FILE packer`
+
+variable "bundle" {
+  type        = string
+  description = "The file that ./dev bundle makes; it carries Fairlead's version."
+}
+
+variable "architecture" {
+  type        = string
+  default     = "amd64"
+  description = "Of machine, base image and bundle: amd64 or arm64."
+}
+
+variable "image_name" {
+  type    = string
+  default = "fairlead-node"
+}
+
+variable "docker" {
+  type        = string
+  default     = "install"
+  description = "install: the release's engine; use: the base image brings one."
+}
+
+variable "gpu" {
+  type        = bool
+  default     = false
+  description = "Install NVIDIA's driver and container toolkit."
+}
+
+# Raise these when NVIDIA's security bulletins name newer ones.
+# Oldest driver without CVE-2025-23277 and CVE-2025-23279 (escalation of privileges), July 2025.
+variable "nvidia_driver_branch" {
+  type    = string
+  default = "570"
+}
+
+variable "nvidia_driver_minimum" {
+  type    = string
+  default = "570.172.08"
+}
+
+# Oldest toolkit without CVE-2025-23266 and CVE-2025-23267 (escape from a container), July 2025;
+# CVE-2024-0132 and CVE-2025-23359 were closed before.
+variable "nvidia_toolkit_minimum" {
+  type    = string
+  default = "1.17.8"
+}
+
+variable "security_updates" {
+  type        = string
+  default     = "security"
+  description = "security: installed daily without a reboot; none: the operator renews the image."
+}
+
+variable "pull_images" {
+  type        = list(string)
+  default     = []
+  description = "Images that the node has from the beginning."
+}
+
+variable "volume_prefixes" {
+  type    = list(string)
+  default = []
+}
+
+variable "registry_mirror" {
+  type    = string
+  default = ""
+}
