@@ -29,9 +29,9 @@ def test_two_builds_are_equal_byte_for_byte(
     copy.mkdir()
     tracked = run(["git", "-C", CHECKOUT, "ls-files", "-z"])
     names = "\0".join(name for name in tracked.split("\0") if (CHECKOUT / name).exists())
-    archive = ["tar", "-c", "-C", CHECKOUT, "--null", "-T", "-", "-f", tmp_path / "checkout.tar"]
-    run(archive, stdin=names.encode())
-    run(["tar", "-x", "-m", "-C", copy, "-f", tmp_path / "checkout.tar"])
+    packed = tmp_path / "checkout.tar"
+    run(["tar", "-c", "-C", CHECKOUT, "--null", "-T", "-", "-f", packed], stdin=names.encode())
+    run(["tar", "-x", "-m", "-C", copy, "-f", packed])
     build = tmp_path / "build"
     build.mkdir()
     again = BundleBuilder(copy, build).build()

@@ -10,8 +10,8 @@ from aiohttp.test_utils import TestClient
 from shim.client import ShimError
 from shim.schemas import Finding, FindingLevel
 from tests.doubles.node import FakeConnection
+from tests.unit.api.asking import LOCAL, added
 from tests.unit.api.conftest import Controller
-from tests.unit.api.test_nodes import LOCAL, added
 
 DOCTOR = "/v1/nodes/here/doctor"
 

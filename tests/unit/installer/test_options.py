@@ -1,0 +1,66 @@
+"""What the operator wishes: checked in words, and kept where nothing is said now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from installer.errors import InstallError
+from installer.options import Docker, Options, load, merge
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA controller"
+
+
+def merged(before: Options | None = None, has_docker: bool = True, **wishes: Any) -> Options:
+    nothing = {"docker": None, "tunnel_keys": (), "volume_prefixes": (), "registry_mirror": None}
+    return merge(before, has_docker=has_docker, **{**nothing, **wishes})
+
+
+def test_what_is_not_named_stays_as_it_was_named_before() -> None:
+    first = merged(tunnel_keys=[KEY], volume_prefixes=["/data"], registry_mirror="https://m")
+    assert merged(first) == first
+    assert merged(first, volume_prefixes=["/srv"]).volume_prefixes == ("/srv",)
+    assert merged(first, volume_prefixes=["/srv"]).tunnel_keys == (KEY,)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"tunnel_keys": ["AAAA"]}, "--tunnel-key"),
+        ({"tunnel_keys": [f"{KEY}\ncommand=x"]}, "--tunnel-key"),
+        ({"tunnel_keys": [f'command="x" {KEY}']}, "--tunnel-key"),
+        ({"volume_prefixes": ["data"]}, "--volume-prefix"),
+        ({"volume_prefixes": ["/data/../etc"]}, "--volume-prefix"),
+        ({"volume_prefixes": ["/data --allow-privileged"]}, "--volume-prefix"),
+        ({"registry_mirror": "mirror"}, "--registry-mirror"),
+    ],
+)
+def test_a_wish_that_cannot_be_granted_names_its_option(wishes: Any, words: str) -> None:
+    with pytest.raises(InstallError, match=words):
+        merged(**wishes)
+
+
+def test_without_an_engine_the_operator_has_to_choose() -> None:
+    with pytest.raises(InstallError, match=r"--docker install .* --docker none"):
+        merged(has_docker=False)
+    assert merged(has_docker=False, docker="none").docker is Docker.NONE
+
+
+def test_an_engine_that_was_here_before_is_used_and_not_made_ours() -> None:
+    assert merged(has_docker=True, docker="install").docker is Docker.USE
+    ours = merged(has_docker=False, docker="install")
+    assert merged(ours, has_docker=True, docker="install").docker is Docker.INSTALL
+
+
+def test_the_shim_gets_its_options_from_the_wishes() -> None:
+    wishes = merged(docker="none", volume_prefixes=["/a", "/b"])
+    assert wishes.shim_options().endswith("--engine process --volume-prefix /a --volume-prefix /b")
+
+
+def test_a_damaged_file_of_wishes_is_named(tmp_path: Path) -> None:
+    assert load(tmp_path / "install.json") is None
+    (tmp_path / "install.json").write_text("{")
+    with pytest.raises(InstallError, match=r"install\.json"):
+        load(tmp_path / "install.json")

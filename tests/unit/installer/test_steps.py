@@ -1,0 +1,132 @@
+"""Steps on a folder that stands for the node: each changes once, and is taken away whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from installer.docker import CONFIGURATION, EngineSettings
+from installer.plan import Current, OldVersions
+from installer.steps import File, Folder, Link, Step, Tree, User
+from installer.system import Done, ProcessUse
+
+NOTHING: frozenset[str] = frozenset()
+
+
+class FolderSystem:
+    """A node whose programs answer as `answers` says, and are noted in `asked`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.answers: dict[tuple[str, ...], Done] = {}
+        self.asked: list[tuple[str, ...]] = []
+        self.used: Sequence[ProcessUse] = ()
+
+    def run(self, *argv: str) -> Done:
+        self.asked.append(argv)
+        return self.answers.get(argv, Done(0, ""))
+
+    def has_program(self, name: str) -> bool:
+        return True
+
+    def is_booted(self) -> bool:
+        return False
+
+    def processes(self) -> Sequence[ProcessUse]:
+        return self.used
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> FolderSystem:
+    return FolderSystem(tmp_path / "node")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    folder = tmp_path / "bundle"
+    (folder / "python").mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (folder / "python/file").write_text("shared")
+    os.link(folder / "python/file", folder / "python/same")
+    return folder
+
+
+def test_each_step_changes_once_and_is_taken_away(system: FolderSystem, bundle: Path) -> None:
+    steps: list[Step] = [
+        File("/etc/a", "text", 0o600),
+        Folder("/var/lib/b"),
+        Link("/usr/c", "target"),
+        Tree(bundle, "/opt/fairlead/1"),
+        EngineSettings({"live-restore": True}),
+    ]
+    for step in steps:
+        assert step.leftover(system) is None
+        assert step.difference(system, NOTHING) is not None
+        step.apply(system)
+        assert step.difference(system, NOTHING) is None
+        assert step.leftover(system) is not None
+        step.undo(system)
+        assert step.leftover(system) is None
+
+
+def test_a_file_with_other_rights_is_written_anew(system: FolderSystem) -> None:
+    step = File("/etc/a", "text", 0o600)
+    step.apply(system)
+    (system.root / "etc/a").chmod(0o644)
+    assert step.difference(system, NOTHING) == "mode 600"
+
+
+def test_files_that_are_one_stay_one(system: FolderSystem, bundle: Path) -> None:
+    Tree(bundle, "/opt/fairlead/1").apply(system)
+    copied = system.root / "opt/fairlead/1/python"
+    assert (copied / "file").samefile(copied / "same")
+    assert not (copied / "file").samefile(bundle / "python/file")
+
+
+def test_a_locked_user_is_opened_for_keys(system: FolderSystem) -> None:
+    step = User("fairlead", "fairlead", "/var/lib/fairlead")
+    system.answers[("id", "-gn", "fairlead")] = Done(0, "fairlead\n")
+    system.answers[("getent", "shadow", "fairlead")] = Done(0, "fairlead:!:1::::::\n")
+    assert step.difference(system, NOTHING) == "unlocked for keys"
+    step.apply(system)
+    assert system.asked[-1][0] == "usermod"
+    system.answers[("getent", "shadow", "fairlead")] = Done(0, "fairlead:*:1::::::\n")
+    assert step.difference(system, NOTHING) is None
+
+
+def test_the_engines_other_settings_stay_and_come_back(system: FolderSystem) -> None:
+    path = system.root / CONFIGURATION.lstrip("/")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"dns": ["10.0.0.1"]}')
+    step = EngineSettings({"live-restore": True})
+    step.apply(system)
+    assert json.loads(path.read_text()) == {"dns": ["10.0.0.1"], "live-restore": True}
+    EngineSettings({"live-restore": True, "registry-mirrors": ["https://m"]}).apply(system)
+    step.undo(system)
+    assert path.read_text() == '{"dns": ["10.0.0.1"]}'
+
+
+def test_settings_of_the_engine_that_were_changed_since_are_left(system: FolderSystem) -> None:
+    path = system.root / CONFIGURATION.lstrip("/")
+    step = EngineSettings({"live-restore": True})
+    step.apply(system)
+    path.write_text('{"live-restore": true, "dns": []}')
+    step.undo(system)
+    assert json.loads(path.read_text()) == {"live-restore": True, "dns": []}
+
+
+def test_an_old_version_stays_as_long_as_it_is_used(system: FolderSystem, bundle: Path) -> None:
+    for version in ("1", "2", "3", "4"):
+        Tree(bundle, f"/opt/fairlead/{version}").apply(system)
+        Current("/opt/fairlead/current", version).apply(system)
+    system.used = [ProcessUse(7, "/bin/sleep", ("/opt/fairlead/1/runtime",))]
+    step = OldVersions("4")
+    assert step.difference(system, NOTHING) == "removed 2"
+    step.apply(system)
+    system.used = ()
+    assert step.difference(system, NOTHING) == "removed 1"
+    assert str((system.root / "opt/fairlead/previous").readlink()) == "3"
