@@ -23,11 +23,15 @@ _PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "openssh-server", "openssh-client"),
     *("nftables", "iproute2", "sudo"),
 )
+_HIERARCHIES = ("systemd", "unified", "")
+"""Where cgroups are mounted below /sys/fs/cgroup: both versions, or the second alone."""
 _BOOT = (
+    'for group in $2; do echo $$ > "$group/cgroup.procs"; done && '
     "mount -t tmpfs tmpfs /run && exec systemd-nspawn --quiet --boot --register=no --keep-unit "
     '--capability=all --console=pipe --machine="$0" --directory="$1"'
 )
-"""nspawn wants a /run without a disk; the network is the one that it is started in."""
+"""nspawn wants a /run without a disk, and cgroups of its own; the network is the one that it is
+started in."""
 
 
 class BootedMachine:
@@ -46,6 +50,7 @@ class BootedMachine:
         self._namespace, self.address = switch.connect(number)
         (self.root / "etc/hostname").write_text(f"{self.name}\n")
         self.host_key = self._make_host_key()
+        self._cgroups = self._make_cgroups()
         network = ["nsenter", f"--net=/run/netns/{self._namespace}"]
         argv: list[str | Path] = [
             *network,
@@ -57,6 +62,7 @@ class BootedMachine:
             self.name,
             self.root,
         ]
+        argv.append(" ".join(map(str, self._cgroups)))
         self._daemon = Daemon(argv, folder / "boot.log", outlasts_tests=True)
 
     def start(self) -> None:
@@ -74,6 +80,10 @@ class BootedMachine:
         self.stop()
         run(["umount", self.root])
         run(["ip", "netns", "delete", self._namespace])
+        for group in self._cgroups:
+            for below in sorted(group.rglob("*/"), reverse=True):
+                below.rmdir()
+            group.rmdir()
         shutil.rmtree(self._folder)
 
     def run(self, *argv: str) -> str:
@@ -107,6 +117,16 @@ class BootedMachine:
         private = folder / "ssh_host_ed25519_key"
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", private])
         return private.with_suffix(".pub").read_text().strip()
+
+    def _make_cgroups(self) -> list[Path]:
+        """Another session's machine would share them with this one."""
+        made = []
+        for name in _HIERARCHIES:
+            hierarchy = Path("/sys/fs/cgroup") / name
+            if (hierarchy / "cgroup.procs").exists():
+                made.append(hierarchy / f"{self.name}-{self._namespace}")
+                made[-1].mkdir()
+        return made
 
     def _inside(self) -> list[str | Path]:
         (system,) = psutil.Process(self._daemon.pid).children()
