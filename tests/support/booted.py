@@ -130,7 +130,13 @@ class BootedMachine:
 
     def _inside(self) -> list[str | Path]:
         (system,) = psutil.Process(self._daemon.pid).children()
-        clean = ("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8")
+        clean = (
+            "env",
+            "-i",
+            "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME=/root",
+            "LC_ALL=C.UTF-8",
+        )
         return ["nsenter", "--all", "--target", str(system.pid), *clean]
 
     def _is_up(self) -> bool:
