@@ -72,9 +72,11 @@ class BootedMachine:
     def stop(self) -> None:
         """Orderly, as by its power button."""
         if self._daemon.is_alive():
-            with suppress(subprocess.TimeoutExpired):
-                self.attempt("systemctl", "poweroff")
-            self._daemon.wait()
+            if self._is_up():
+                self.run("systemctl", "poweroff")
+                self._daemon.wait()
+            else:
+                self._daemon.kill9()
 
     def close(self) -> None:
         self.stop()
@@ -129,18 +131,22 @@ class BootedMachine:
         return made
 
     def _inside(self) -> list[str | Path]:
-        (system,) = psutil.Process(self._daemon.pid).children()
-        clean = (
-            "env",
-            "-i",
-            "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME=/root",
-            "LC_ALL=C.UTF-8",
-        )
-        return ["nsenter", "--all", "--target", str(system.pid), *clean]
+        leader = self._leader()
+        assert leader is not None, f"{self.name} does not run"
+        places = "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        clean = ("env", "-i", places, "HOME=/root", "LC_ALL=C.UTF-8")
+        return ["nsenter", "--all", "--target", str(leader), *clean]
+
+    def _leader(self) -> int | None:
+        """The pid of its systemd. While it is being set up, nspawn has other children."""
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self._daemon.pid).children()
+            if len(children) == 1 and children[0].name() == "systemd":
+                return int(children[0].pid)
+        return None
 
     def _is_up(self) -> bool:
-        if len(psutil.Process(self._daemon.pid).children()) != 1:
+        if self._leader() is None:
             return False
         state = self.attempt("systemctl", "is-system-running").stdout.strip()
         return state in ("running", "degraded")
