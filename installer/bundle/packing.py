@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from entrypoint.runtime.errors import run
+from installer import plan
 from installer.bundle.build import Bundle
 
 _DEB_FOLDER = "usr/lib/fairlead-node"
@@ -30,6 +31,7 @@ _POSTINST = """\
 #!/bin/sh
 set -e
 [ "$1" = configure ] || exit 0
+[ ! -e {options} ] || exec /{folder}/install --link
 exec /{folder}/install --link --docker "$(command -v dockerd >/dev/null && echo use || echo none)"
 """
 _PRERM = """\
@@ -70,6 +72,7 @@ def write_deb(bundle: Bundle, out: Path) -> Path:
             "version": bundle.version,
             "architecture": bundle.architecture,
             "folder": _DEB_FOLDER,
+            "options": plan.OPTIONS,
         }
         (tree / "DEBIAN").mkdir()
         for file, text in (("control", _CONTROL), ("postinst", _POSTINST), ("prerm", _PRERM)):
