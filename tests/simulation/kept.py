@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from controller.lifecycle.model import Allocation, Attempt, Job, Node, NodeStatus, RunState
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState, AttemptStatus
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AllocationState,
+    AttemptStatus,
+)
 from controller.lifecycle.statuses import RunStatus as Status
 
 Runs = Mapping[str, RunState]
@@ -66,6 +71,8 @@ def _goes_on(state: RunState) -> bool:
     current = [(job, last) for job, last in lasts if _is_current(state, last)]
     if not current:
         return any(_may_survive(state, job, last) for job, last in lasts)
+    if all(last.status in FINAL_ATTEMPT_STATUSES for _, last in current):
+        return any(_is_held(place) for place in state.allocations)
     ranked = [(job, last) for job, last in current if last.rank is not None]
     if all(job.abandoned or _was_there(state, job) for job, _ in ranked):
         return False
@@ -96,12 +103,11 @@ def _may_survive(state: RunState, job: Job, last: Attempt) -> bool:
     done = last.reason is Reason.DONE_BY_RUNNER and last.rank is not None
     if not (done or last.reason is Reason.INCARNATION_CHANGED):
         return False
-    return any(
-        place.id == last.allocation_id
-        and place.state is AllocationState.HELD
-        and not place.releasing
-        for place in state.allocations
-    )
+    return any(place.id == last.allocation_id and _is_held(place) for place in state.allocations)
+
+
+def _is_held(place: Allocation) -> bool:
+    return place.state is AllocationState.HELD and not place.releasing
 
 
 def _was_there(state: RunState, job: Job) -> bool:
