@@ -162,8 +162,13 @@ def test_the_doctor_starts_a_real_container(
     dockerd: DockerDaemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", dockerd.env["DOCKER_HOST"])
-    before = dockerd.docker("images", "-aq"), dockerd.docker("ps", "-aq")
+    before = _images_and_containers(dockerd)
     found = list(doctor.engine(doctor.Node(runtime=runtime), doctor.ask))
     messages = {each.message: each.level for each in found}
     assert messages["a container with the runtime starts"] is FindingLevel.OK
-    assert (dockerd.docker("images", "-aq"), dockerd.docker("ps", "-aq")) == before
+    assert _images_and_containers(dockerd) == before
+
+
+def _images_and_containers(dockerd: DockerDaemon) -> tuple[set[str], set[str]]:
+    images, containers = dockerd.docker("images", "-aq"), dockerd.docker("ps", "-aq")
+    return set(images.split()), set(containers.split())

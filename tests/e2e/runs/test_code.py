@@ -208,4 +208,4 @@ def test_a_link_out_of_the_folder_is_refused_before_anything_is_sent(lab: RunLab
     result = lab.apply("leaving", files=["leaving:/x"], commands=["true"])
     assert result.status == 2
     assert "files[0].local_path" in result.errors
-    assert "leads out" in result.errors
+    assert "is a link to outside of what is sent" in result.errors

@@ -84,8 +84,10 @@ def test_a_job_that_its_node_cannot_begin_is_not_blamed_and_runs_once_the_node_i
     controller = controller_process()
     sshd.authorize(controller.public_key)
     current = tmp_path / "current"
-    current.symlink_to(tmp_path / "nothing")
+    current.symlink_to(runtime)
     shim = shim_process("docker", "--cpus", "2", "--memory", "4GiB", "--runtime", current)
+    current.unlink()
+    current.symlink_to(tmp_path / "nothing")
     made = RunLab(controller, shim, dockerd, sshd, sshd.port, tmp_path, busybox_image)
     made.add_node("n1", "--host-key", sshd.host_key).succeeded()
     made.submit("early", commands=["echo at last"], retry=False)
