@@ -44,7 +44,8 @@ from runner.status import Bell, StatusLog
 from runner.validation import check_submission, signal_number, wanted_blobs
 
 HURRIED_LINGER = 2.0
-"""The same when the container is being stopped, and only for followers that are connected then."""
+"""Seconds for which an ended job's log is served while the container is being stopped, and only to
+followers that are connected then."""
 _log = logging.getLogger(__name__)
 
 

@@ -1,7 +1,8 @@
 """The rules that decide what a container may have: options, capabilities, limits, volumes. Pure.
 
 They read only the request and the operator's settings, never the disk, so a wrong request is
-refused before anything is mounted. The controller applies the same rules at submit. A container
+refused before anything is mounted. At submit, the controller applies those about volumes, and
+the lists of capabilities and ulimits. A container
 with a capability of the host is root on the host, so such requests need the operator's permission.
 """
 

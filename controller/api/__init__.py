@@ -1,1 +1,1 @@
-"""The REST API under `/v1`: `app.make_app(service)` makes it, `table.ROUTES` lists it."""
+"""The REST API under `/v1`: `app.make_app(service)` makes it, `app.ROUTES` lists it."""

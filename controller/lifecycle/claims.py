@@ -87,8 +87,8 @@ _SHIM_RANKS: dict[str, Rank] = {
 }
 """The reasons that a shim may give for a task that nobody asked it to end.
 
-Any other reason repeats an order of this controller from before the database was restored. The job
-lost its allocation: it must neither hang nor end for good because of that.
+With any other reason the shim repeats an order of this controller that the restored database does
+not know. It counts as a lost allocation, so the job is tried again.
 """
 _ECHOED_FROM_RUNNERS = frozenset(
     {Reason.DONE_BY_RUNNER, Reason.MAX_DURATION_EXCEEDED, Reason.LOG_QUOTA_EXCEEDED}

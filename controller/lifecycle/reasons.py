@@ -1,7 +1,8 @@
 """Why attempts and runs end, as data: one row for each reason of docs/rules.md.
 
 Everything that depends on a reason (final status, retry, budget, gang switch, sentence) is looked
-up here. No rule elsewhere lists reasons by name.
+up here. Rules elsewhere name a reason only where it alone is treated
+differently.
 """
 
 from __future__ import annotations

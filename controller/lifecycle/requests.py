@@ -1,7 +1,8 @@
 """Requests of users, and the end of a parent, are carried out after all reports of a turn.
 
 Several requests of one turn have a fixed order, independent of their arrival, and each is carried
-out once. A request for what is so already changes nothing.
+out once. A request for the state that a run is already in changes
+nothing.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class RefusedRuns:
         return min((one.until for one in self._runs.values()), default=None)
 
     def hold(self, inbox: dict[str, list[Report]], now: float) -> frozenset[str]:
-        """Keep the reports of runs set aside, and hand out all of them to runs whose next try is
-        due.
+        """Keep the reports of runs that stay aside, and return to the inbox those of runs whose
+        next try is due.
 
         Return the runs that stay aside in this turn.
         """

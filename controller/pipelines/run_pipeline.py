@@ -1,4 +1,4 @@
-"""RunPipeline is the loop that makes every decision about runs, one turn at a time.
+"""RunPipeline takes the turns: collect reports, ask the core and the scheduler, commit, tell.
 
 A turn takes all reports since the last one. The pure core decides each run with reports, and the
 scheduler places what waits. One transaction commits everything. Only then do the other pipelines
@@ -100,7 +100,7 @@ class TurnInProgress:
     async def place(self) -> None:
         told = dict(self._scheduler.place(self._now, self._aside))
         for run_id in self._aside & told.keys():
-            # The scheduler repeats every other report while it holds; it reports victims only once.
+            # A report that still holds comes again with the next pass; a victim's comes only once.
             self.held += (one for one in told.pop(run_id) if isinstance(one, Preempted))
         await self.decide_all(told)
 

@@ -45,8 +45,8 @@ class Feasibility:
         jobs of this new run.
 
         A node whose capacity is unknown, because it is not connected, counts as able. A fleet
-        without nodes is no reason to refuse: the run waits for the first one (`why_queued`). An
-        unknown fleet is one: its name is misspelt.
+        without nodes is no reason to refuse: the run waits for the first one (`why_queued`). A job
+        whose fleet is unknown is refused: the name is probably misspelt.
         """
         self._refresh()
         for job in state.jobs:

@@ -43,7 +43,8 @@ MOST_NEWS = 100
 """The number of waiting jobs that get a changed pending reason in one pass; `explain` always
 computes the present one."""
 Told = dict[str, list[Report]]
-"""The reports of a pass by run. Victims come after the runs that they make room for."""
+"""The reports of a pass by run. A victim's report comes after the reports of the
+run that gets its room."""
 
 
 class SchedulingPass:

@@ -9,7 +9,7 @@ PCI address are never chosen.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from math import comb
 
@@ -33,7 +33,6 @@ _MIG = "mig"
 _MOST_COMBINATIONS = 5_000
 """If there are more, a choice grows from each GPU by its nearest ones, instead of comparing all
 choices."""
-Nearness = Callable[[GpuInfo, GpuInfo], int]
 
 
 def choose(

@@ -27,7 +27,8 @@ from shim.state.records import FenceRecord, Loaded, RecordBooks, TaskRecord
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
     """The result. `restored`: records to write again; `dropped`: records to delete. `losers` maps a
-    task without container and GPU to the reason. `complaints` are for the node's operator."""
+    task that lost its GPUs to another one, and gets no container, to the reason. `complaints` are
+    for the node's operator."""
 
     held: dict[str, AllocationInfo]
     restored: tuple[AllocationInfo, ...]

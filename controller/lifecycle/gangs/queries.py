@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from controller.lifecycle.model import Allocation, Attempt, Group, Job, Run, RunState
 from controller.lifecycle.reasons import Reason
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AllocationState, AttemptStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus
 
 
 def is_gang_run(run: Run) -> bool:
@@ -135,14 +135,3 @@ def was_there(run: Run, job: Job) -> bool:
     """Return whether an attempt of the job is, or was, there in the present incarnation."""
     own = (one for one in job.attempts if is_current(run, one))
     return any(is_there(one) or one.status is AttemptStatus.DONE for one in own)
-
-
-def kept(state: RunState) -> list[Allocation]:
-    """Return allocations that are held for a successor while no live attempt has them: no other job
-    can reserve them."""
-    live = {
-        job.attempts[-1].allocation_id
-        for job in state.jobs
-        if job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES
-    }
-    return [a for a in state.allocations if is_held(a) and a.id not in live]

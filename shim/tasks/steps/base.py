@@ -37,8 +37,8 @@ class RunLocks:
 
 
 class StepContext(msgspec.Struct):
-    """The context that the steps of one task share. `run_is_used` tells whether other tasks of the
-    run have not left it."""
+    """The context that the steps of one task share. `run_is_used` tells whether another task of
+    the run needs what they share."""
 
     task: TaskState
     engine: Engine
