@@ -63,13 +63,17 @@ class ControllerClient:
     ConnectionLost when it is away."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), None, None
+        if parts.scheme not in ("http", "https") or not host:
             raise CliError(f"FAIRLEAD_URL: {url!r} is not a URL like http://127.0.0.1:8700")
         self.url = url.rstrip("/")
         self._secure = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = parts.port
+        self._host = host
+        self._port = port
         self._base = parts.path.rstrip("/")
         self._token = token
 

@@ -13,18 +13,15 @@ say kernel "$(uname -r)"
 if [ -r /etc/os-release ]; then
     say os_id "$(. /etc/os-release; printf '%s' "$ID")"
     say os_like "$(. /etc/os-release; printf '%s' "${ID_LIKE:-}")"
-    say os_version "$(. /etc/os-release; printf '%s' "${VERSION_ID:-}")"
     say os_name "$(. /etc/os-release; printf '%s' "${PRETTY_NAME:-}")"
 fi
 [ -d /run/systemd/system ] && say systemd yes
 [ -e /sys/fs/cgroup/cgroup.controllers ] && say cgroup 2
-has getenforce && say selinux "$(getenforce)"
 say disk_opt "$(free_kib "$(nearest /opt)")"
 say disk_data "$(free_kib "$(nearest /var/lib/fairlead)")"
 say memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)"
 say cpus "$(nproc 2>/dev/null)"
 has nft && say nft yes
-has ssh-keygen && say ssh_keygen yes
 if has docker || has dockerd; then
     say docker "$(docker version --format '{{.Server.Version}}' 2>/dev/null || printf 'not running')"
 fi

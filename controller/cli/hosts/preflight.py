@@ -37,17 +37,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
     os_id: str = ""
     os_like: str = ""
-    os_version: str = ""
     os_name: str = ""
     systemd: str = ""
     cgroup: str = ""
-    selinux: str = ""
     disk_opt: int = 0
     disk_data: int = 0
     memory: int = 0
     cpus: int = 0
     nft: str = ""
-    ssh_keygen: str = ""
     docker: str = ""
     gpus: int = 0
     driver: str = ""
