@@ -28,3 +28,13 @@ def size_of(text: str) -> float | None:
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     return None if match is None or unit is None else float(match[1]) * unit
+
+
+def human_size(amount: int) -> str:
+    """Return `amount` bytes in a readable unit."""
+    value = float(amount)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.proofs._table import conclude
-from controller.cli.client import ControllerClient
 from controller.lifecycle.model import Limits
+from fairlead.rest import ControllerClient
 from tests.support.daemons import processes_that_mention
 from tests.support.lab import ControllerLab
 from tests.support.machines import Host, hosts

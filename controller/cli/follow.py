@@ -1,114 +1,32 @@
-"""Follow a run or a log until its end, over connections that break.
+"""Follow a run and the output of all its jobs on a terminal.
 
-A lost connection is reported once, then tried again with growing, jittered waits, until the
-controller has been away for a quarter of an hour. A refusal ends it at once. Threads wait (one for
-the run, one for each job's log) and the main thread decides, so Ctrl-C always works.
+Threads wait (one for the run, one for each job's log) and the main thread decides, so Ctrl-C always
+works.
 """
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from controller.api.documents import AttemptView, JobView, RunView, WatchLine
 from controller.cli import output
-from controller.cli.client import ControllerClient
-from controller.cli.errors import ApiError, CliError, ConnectionLost
-from controller.cli.progress import Display, display, job_name, step_of
+from controller.cli.display import Display, display
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
+from fairlead.errors import ApiError
+from fairlead.follow import News, follow_log, follow_run
+from fairlead.progress import job_name, step_of
+from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
-    from controller.api.documents import EventView, WatchLine
     from runner.schemas.frames import Frame
-FIRST_WAIT_SECONDS = 0.2
-LONGEST_WAIT_SECONDS = 10.0
-GIVE_UP_SECONDS = 15 * 60.0
 LONGEST_DEAFNESS_SECONDS = 0.5
-Tell = Callable[[str], None]
 T = TypeVar("T")
-
-
-class News:
-    """Reports once that the controller is away and once that it is back, however many threads wait
-    for it."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._away = False
-        self._lock = threading.Lock()
-
-    def lost(self, error: Exception) -> None:
-        with self._lock:
-            if not self._away:
-                self._away = True
-                self._tell(f"{error}; trying again")
-
-    def found(self) -> None:
-        with self._lock:
-            if self._away:
-                self._away = False
-                self._tell("the controller is back")
-
-
-class Patience:
-    """Growing, jittered waits between tries; short again once the controller answered.
-
-    As a context manager it waits when the controller is lost within the block, so that a loop
-    around it tries again. If the controller was away for too long, it raises ConnectionLost.
-    """
-
-    def __init__(
-        self,
-        news: News,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._news = news
-        self._sleep = sleep
-        self._clock = clock
-        self._wait = FIRST_WAIT_SECONDS
-        self._away_since: float | None = None
-
-    def lost(self, error: CliError) -> None:
-        now = self._clock()
-        if self._away_since is None:
-            self._away_since = now
-        if now - self._away_since >= GIVE_UP_SECONDS:
-            minutes = round(GIVE_UP_SECONDS / 60)
-            raise ConnectionLost(f"{error}; gave up after {minutes} minutes, but jobs go on")
-        self._news.lost(error)
-        self._sleep(self._wait * random.uniform(0.8, 1.2))
-        self._wait = min(LONGEST_WAIT_SECONDS, self._wait * 2)
-
-    def found(self) -> None:
-        self._news.found()
-        self._wait = FIRST_WAIT_SECONDS
-        self._away_since = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        is_away = isinstance(error, ConnectionLost)
-        if isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            is_away = True
-        if isinstance(error, CliError) and is_away:
-            self.lost(error)
-            return True
-        return False
 
 
 def next_of(queue: SimpleQueue[T]) -> T:
@@ -122,62 +40,6 @@ def next_of(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=LONGEST_DEAFNESS_SECONDS)
 
 
-def follow_run(client: ControllerClient, run_id: str, news: News) -> Iterator[WatchLine]:
-    """Yield the run now and after each change; the last one is final. Raises ApiError,
-    ConnectionLost."""
-    patience = Patience(news)
-    while True:
-        with patience:
-            for told in client.watch(run_id, patience.found):
-                yield told
-                if told.run is not None and told.run.status in FINAL_RUN_STATUSES:
-                    return
-            raise ConnectionLost(f"the controller at {client.url} ended the watch")
-
-
-def follow_log(
-    client: ControllerClient, run_id: str, attempt_id: str, offset: int, news: News
-) -> Iterator[Frame]:
-    """Yield the attempt's frames from `offset` on, each byte once. Raises ApiError,
-    ConnectionLost."""
-    patience = Patience(news)
-    while True:
-        with patience:
-            frames = client.followed_frames(
-                run_id, patience.found, attempt=attempt_id, offset=offset
-            )
-            for frame in unread(frames, offset):
-                offset = frame.end
-                yield frame
-            return
-
-
-def follow_events(
-    client: ControllerClient, run: str | None, after: int, news: News
-) -> Iterator[EventView]:
-    """Yield each event after that number once; those of a run until it has ended. Raises ApiError,
-    ConnectionLost."""
-    patience = Patience(news)
-    while True:
-        with patience:
-            for event in client.watched_events(run, after, patience.found):
-                after = event.seq
-                yield event
-            if run is not None and client.run(run).status in FINAL_RUN_STATUSES:
-                return
-            raise ConnectionLost(f"the controller at {client.url} ended the stream")
-
-
-def patiently(news: News, ask: Callable[[], T]) -> T:
-    """Return the answer of a question that can be repeated. Raises ApiError, ConnectionLost."""
-    patience = Patience(news)
-    while True:
-        with patience:
-            answer = ask()
-            patience.found()
-            return answer
-
-
 def of_what_is_kept(frames: Iterator[Frame], tell: Callable[[str], None]) -> Iterator[Frame]:
     """Yield the frames of one of several logs. If it was removed, report that and let the other
     logs go on."""
@@ -187,17 +49,6 @@ def of_what_is_kept(frames: Iterator[Frame], tell: Callable[[str], None]) -> Ite
         if error.status != HTTPStatus.GONE:
             raise
         tell(str(error))
-
-
-def unread(frames: Iterator[Frame], offset: int) -> Iterator[Frame]:
-    """Yield the parts of the frames at or after `offset`, none twice."""
-    from runner.schemas.frames import tail_from
-
-    for frame in frames:
-        fresh = tail_from(frame, offset)
-        if fresh is not None:
-            offset = fresh.end
-            yield fresh
 
 
 MOST_JOBS = 256
@@ -219,7 +70,7 @@ _Told = WatchLine | _LogEnded | _Failed
 
 
 def attach(client: ControllerClient, run: RunView) -> RunView:
-    """Follow the run and its output; return its final state. Raises CliError when the controller
+    """Follow the run and its output; return its final state. Raises ApiError when the controller
     refuses."""
     return _Attachment(client, run, display()).until_final()
 

@@ -14,9 +14,10 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from controller.cli.client import CONNECT_SECONDS, ControllerClient, run_path, why_lost
-from controller.cli.errors import ApiError, CliError, ConnectionLost
-from controller.cli.follow import FIRST_WAIT_SECONDS, News
+from controller.cli.errors import CliError
+from fairlead.errors import ApiError, ConnectionLost, FairleadError
+from fairlead.follow import FIRST_WAIT_SECONDS, News
+from fairlead.rest import CONNECT_SECONDS, ControllerClient, run_path, why_lost
 
 EOF = "eof"
 PIECE_BYTES = 256 << 10
@@ -90,7 +91,7 @@ class _Carrier:
             whole = await self._carry(reader, writer)
         except ConnectionLost:
             whole = False  # it is told for all connections together
-        except CliError as error:
+        except FairleadError as error:
             self._tell(f"port {self._port}: {error}")
             whole = False
         except (OSError, WebSocketException):
@@ -113,7 +114,7 @@ class _Carrier:
         while True:
             try:
                 stream = await self._connect()
-            except CliError as error:
+            except FairleadError as error:
                 if not _may_pass(error) or asyncio.get_running_loop().time() + wait > give_up_at:
                     raise
                 self._news.lost(error)
@@ -142,7 +143,7 @@ class _Carrier:
             raise self._client.lost(error) from None
 
 
-def _may_pass(error: CliError) -> bool:
+def _may_pass(error: FairleadError) -> bool:
     """Return whether the error can pass: the controller is away, or has not reached the job's node
     again."""
     if isinstance(error, ApiError):

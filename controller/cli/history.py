@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from controller.api.documents import AttemptView, PastAttemptView, RunView
-from controller.cli.client import ControllerClient, decode, run_path
 from controller.cli.errors import CliError
+from fairlead.rest import ControllerClient, decode, run_path
 
 
 class _Page(msgspec.Struct):

@@ -19,9 +19,10 @@ from controller.cli.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    CliError,
     OutputError,
+    exit_status_of,
 )
+from fairlead.errors import FairleadError
 
 _COMMANDS = "controller.cli.commands"
 
@@ -182,8 +183,8 @@ def run(arguments: Sequence[str]) -> int:
     except OutputError as error:
         _silence_stdout()
         return _fail(str(error), error.exit_status)
-    except CliError as error:
-        return _fail(str(error), error.exit_status)
+    except FairleadError as error:
+        return _fail(str(error), exit_status_of(error))
     except UnicodeEncodeError as error:
         unreadable = next((one for one in arguments if not one.isprintable()), None)
         if unreadable is None:

@@ -218,13 +218,3 @@ def ago(time: str | None, now: datetime) -> str:
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
-
-
-def size(amount: int) -> str:
-    """Return `amount` bytes in a readable unit."""
-    value = float(amount)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from controller.cli.client import ControllerClient, run_path
+from fairlead.rest import ControllerClient, run_path
 from runner.schemas.frames import Frame
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.processes import CommandResult, ControllerProcess, ShimProcess

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from controller.api.documents import RunView
-from controller.cli import output, settings
-from controller.cli.client import decode, job_path, run_path
+from controller.cli import output
 from controller.cli.commands.options import Flag, Json
+from fairlead import settings
+from fairlead.rest import decode, job_path, run_path
 
 
 def stop(run: str, /, *, abort: Annotated[bool, Flag] = False, json: Json = False) -> int:

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from controller.cli import output, settings
-from controller.cli.client import ControllerClient, decode, run_path
+from controller.cli import output
 from controller.cli.commands.options import Json
-from controller.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError, ConnectionLost
-from controller.cli.follow import News, Patience, follow_run
+from controller.cli.errors import EXIT_INTERRUPTED
 from controller.cli.openssh import public_keys
-from controller.configuration.convert import ConfigurationError
-from controller.configuration.parse import parse
-from controller.configuration.source import Document, SourceError, load, with_environment
+from controller.configuration.source import Document
+from fairlead import settings
+from fairlead.rest import ControllerClient, decode, run_path
+from fairlead.submission import completed, given_variables, read_document, submit, with_code
 
 if TYPE_CHECKING:
     from controller.api.documents import RunView
-
-SUBMIT_TRIES = 5
-_KEPT, _ENDING = 200, 202
 
 
 def apply(
@@ -68,9 +63,11 @@ def apply(
         from controller.cli.commands.fleet_hosts import apply_fleet  # few files are fleets
 
         return apply_fleet(document, file, bundle=bundle, yes=yes, upgrade=upgrade, json=json)
-    configuration = configuration_of(document, env, os.environ)
+    configuration = completed(document, os.environ, given_variables(env, os.environ))
     client = settings.client()
-    configuration = with_code(client, configuration, file, os.environ)
+    configuration = with_code(
+        client, configuration, file.resolve().parent, str(file), os.environ, output.note
+    )
     keys = public_keys(os.environ, Path.home())
     wish = {
         "configuration": configuration,
@@ -79,8 +76,8 @@ def apply(
         "if_exists": if_exists,
         "parent": parent,
     }
-    data, status = _submit(client, wish)
-    return _go_on(client, data, kept=status == _KEPT, detach=detach, json=json)
+    data, kept = submit(client, wish, output.note)
+    return _go_on(client, data, kept=kept, detach=detach, json=json)
 
 
 def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, json: bool) -> int:
@@ -109,17 +106,9 @@ def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, j
 def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, str]) -> object:
     """Return the complete configuration, checked by `parse`.
 
-    Raises CliError with file, line, field and what is allowed.
+    Raises InvalidConfiguration, UsageError.
     """
-    return configuration_of(read_document(file), env, environ)
-
-
-def read_document(file: Path) -> Document:
-    """Return the file's data with its lines. Raises CliError."""
-    try:
-        return load(file)
-    except SourceError as error:
-        raise CliError(str(error), EXIT_USAGE) from None
+    return completed(read_document(file), environ, given_variables(env, environ))
 
 
 def is_fleet(document: Document) -> bool:
@@ -127,84 +116,9 @@ def is_fleet(document: Document) -> bool:
     return isinstance(document.data, dict) and document.data.get("type") == "fleet"
 
 
-def configuration_of(
-    document: Document, env: tuple[str, ...], environ: Mapping[str, str]
-) -> object:
-    """Return what `read_configuration` does, of a file that was read. Raises CliError."""
-    try:
-        filled = with_environment(document.data, environ, overrides(env, environ))
-        parse(filled)
-    except ConfigurationError as error:
-        raise CliError(document.explain(error), EXIT_USAGE) from None
-    return filled
-
-
-def with_code(
-    client: ControllerClient, configuration: object, file: Path, environ: Mapping[str, str]
-) -> object:
-    """Return the configuration with its `repos` and `files` uploaded. Raises CliError."""
-    if not isinstance(configuration, dict) or not {"repos", "files"} & configuration.keys():
-        return configuration
-    from controller.cli.upload import send_code  # few runs bring code
-
-    try:
-        return send_code(client, configuration, file.resolve().parent, environ)
-    except ConfigurationError as error:
-        raise CliError(f"{file}: {error}", EXIT_USAGE) from None
-
-
-def overrides(env: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `--env`. Raises CliError; messages name variables, never values."""
-    given: dict[str, str] = {}
-    for entry in env:
-        name, equals, value = entry.partition("=")
-        if not name:
-            raise CliError("--env: give NAME=VALUE or NAME", EXIT_USAGE)
-        if not equals:
-            if name not in environ:
-                raise CliError(
-                    f"--env {name}: it is not set here; set it, or give {name}=VALUE", EXIT_USAGE
-                )
-            value = environ[name]
-        given[name] = value
-    return given
-
-
-def _submit(client: ControllerClient, body: dict[str, object]) -> tuple[bytes, int]:
-    """Submit and return the run and the status. The client key makes it safe to submit again when
-    an answer is lost."""
-    keyed = {**body, "client_key": uuid.uuid4().hex}
-    while True:
-        data, status = _submit_once(client, keyed)
-        if status != _ENDING:
-            return data, status
-        _await_end(client, data)
-
-
-def _submit_once(client: ControllerClient, keyed: dict[str, object]) -> tuple[bytes, int]:
-    patience = Patience(News(output.note))
-    for _ in range(SUBMIT_TRIES - 1):
-        try:
-            return client.submit(keyed)
-        except ConnectionLost as error:
-            if error.refused:
-                raise
-            patience.lost(error)
-    return client.submit(keyed)
-
-
-def _await_end(client: ControllerClient, data: bytes) -> None:
-    from controller.api.documents import RunView
-
-    before = decode(data, RunView)
-    output.note(f"{before.name} ({before.id}) is being stopped; waiting for its end")
-    for _ in follow_run(client, before.id, News(output.note)):
-        pass
-
-
 def _follow(client: ControllerClient, run: RunView, json: bool) -> int:
     from controller.cli.follow import attach
-    from controller.cli.progress import exit_status, why
+    from fairlead.progress import exit_status, why
 
     try:
         final = attach(client, run)

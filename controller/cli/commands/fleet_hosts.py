@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from controller.cli import output, settings
+from controller.cli import output
 from controller.cli.commands.install import Terminal, find_bundle
 from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle
@@ -19,6 +19,7 @@ from controller.cli.hosts.fleet_file import FleetWish, read_fleet
 from controller.cli.hosts.install import NodesApi
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.source import Document
+from fairlead import settings
 
 
 def apply_fleet(

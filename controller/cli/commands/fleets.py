@@ -7,10 +7,11 @@ from urllib.parse import quote
 import msgspec
 
 from controller.api.documents import FleetView
-from controller.cli import output, settings
-from controller.cli.client import decode
+from controller.cli import output
 from controller.cli.commands.options import Attributes, Json, attributes_of
 from controller.cli.errors import EXIT_USAGE, CliError
+from fairlead import settings
+from fairlead.rest import decode
 
 
 class _Fleets(msgspec.Struct):

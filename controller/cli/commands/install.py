@@ -13,7 +13,8 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from controller.cli import output, settings
+from common.units import human_size
+from controller.cli import output
 from controller.cli.commands.nodes import AcceptedKey, HostKey
 from controller.cli.commands.options import Attributes, Flag, Json, attributes_of
 from controller.cli.commands.user_data import RegistryMirror, VolumePrefixes, parse_address
@@ -24,6 +25,7 @@ from controller.cli.hosts.fleet_file import install_options
 from controller.cli.hosts.install import NodesApi, Plan, make_node, remove_node
 from controller.cli.hosts.preflight import Docker, Finding, Level
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
+from fairlead import settings
 
 _TARGET = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<where>[^@\s]+)")
 _MARKS = {Level.OK: " ok ", Level.CHANGE: "  + ", Level.WARNING: "  ! ", Level.ERROR: "  X "}
@@ -201,7 +203,7 @@ class Terminal:
         tenth = size * 10 // max(whole, 1)
         if tenth > self._told:
             self._told = tenth
-            output.note(f"uploaded {tenth * 10} % of {output.size(whole)}")
+            output.note(f"uploaded {tenth * 10} % of {human_size(whole)}")
 
     def confirms(self, question: str) -> bool:
         """Ask the question. Raises CliError if no user can answer."""

@@ -13,11 +13,12 @@ import msgspec
 from cyclopts import Parameter
 
 from controller.api.documents import CallerView
-from controller.cli import output, settings
-from controller.cli.client import ControllerClient, decode
+from controller.cli import output
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_USAGE, CliError
-from controller.cli.settings import SavedController, SavedControllers
+from fairlead import settings
+from fairlead.rest import ControllerClient, decode
+from fairlead.settings import SavedController, SavedControllers
 
 _ME = "/v1/me"
 

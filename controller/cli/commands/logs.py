@@ -11,11 +11,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from controller.api.documents import JobView, RunView
-from controller.cli import output, settings
-from controller.cli.client import ControllerClient
+from controller.cli import output
 from controller.cli.errors import CliError
-from controller.cli.follow import News, follow_log, next_of, of_what_is_kept, unread
-from controller.cli.progress import job_name
+from controller.cli.follow import next_of, of_what_is_kept
+from fairlead import settings
+from fairlead.follow import News, follow_log, unread
+from fairlead.progress import job_name
+from fairlead.rest import ControllerClient
 
 
 def logs(

@@ -9,11 +9,13 @@ from urllib.parse import quote
 import msgspec
 from cyclopts import Parameter
 
+from common.units import human_size
 from controller.api.documents import NodeView, QuarantinedTaskView
-from controller.cli import output, settings
-from controller.cli.client import decode, node_path
+from controller.cli import output
 from controller.cli.commands.options import Attributes, Flag, Json, attributes_of, seconds_of
 from controller.cli.errors import EXIT_USAGE, CliError
+from fairlead import settings
+from fairlead.rest import decode, node_path
 from shim.schemas import Finding, FindingLevel
 
 
@@ -129,7 +131,7 @@ def _until(time: str) -> str:
 
 def _cells(node: NodeView) -> tuple[str, ...]:
     in_use = sum(gpu.in_use for gpu in node.gpus)
-    memory = f"{output.size(node.memory_allocated)} / {output.size(node.memory)}"
+    memory = f"{human_size(node.memory_allocated)} / {human_size(node.memory)}"
     about = [
         node.message or "",
         _until(node.register_until) if node.register_until else "",
@@ -179,8 +181,8 @@ def show(name: str, /, *, json: Json = False) -> int:
         "host key": node.host_key_fingerprint,
         "engine": node.engine,
         "CPU": f"{node.cpu_allocated:g} of {node.cpu:g} in use",
-        "memory": f"{output.size(node.memory_allocated)} of {output.size(node.memory)} in use",
-        "disk": f"{output.size(node.disk_allocated)} of {output.size(node.disk)} in use",
+        "memory": f"{human_size(node.memory_allocated)} of {human_size(node.memory)} in use",
+        "disk": f"{human_size(node.disk_allocated)} of {human_size(node.disk)} in use",
         "GPUs": ", ".join(f"{gpu.uuid} {gpu.name}" for gpu in node.gpus),
         "runs": ", ".join(node.runs),
         "ended runs that may have left something there": ", ".join(node.ended_runs),
@@ -281,7 +283,7 @@ def tasks(name: str, /, *, json: Json = False) -> int:
                 task.run_name,
                 task.status,
                 f"{task.cpu:g}",
-                output.size(task.memory),
+                human_size(task.memory),
                 str(len(task.gpus)),
                 task.submitted_at,
                 "is being stopped" if task.stopping else "",

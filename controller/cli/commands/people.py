@@ -9,12 +9,13 @@ import msgspec
 from cyclopts import Parameter
 
 from controller.api.documents import NewTokenView, NewUserView, TokenView, UserView
-from controller.cli import output, settings
-from controller.cli.client import decode
+from controller.cli import output
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.units import parse_duration
 from controller.lifecycle.model import Band, Role
+from fairlead import settings
+from fairlead.rest import decode
 
 Bands = Annotated[tuple[Band, ...], Parameter(name="--band", negative=())]
 

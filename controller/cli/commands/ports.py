@@ -7,10 +7,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from controller.cli import output, settings
+from controller.cli import output
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.forward import forward, parse_forward
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
+from fairlead import settings
 
 
 def port_forward(

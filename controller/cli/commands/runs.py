@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from common.units import human_size
 from controller.api.documents import (
     AttemptView,
     EventView,
@@ -18,14 +19,15 @@ from controller.api.documents import (
     RunSummary,
     RunView,
 )
-from controller.cli import output, settings
-from controller.cli.client import ControllerClient, decode, run_path
+from controller.cli import output
 from controller.cli.commands.options import Json
-from controller.cli.errors import ApiError
-from controller.cli.follow import News, follow_events, patiently
 from controller.cli.history import with_history
-from controller.cli.progress import job_name, why
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
+from fairlead import settings
+from fairlead.errors import ApiError
+from fairlead.follow import News, follow_events, patiently
+from fairlead.progress import job_name, why
+from fairlead.rest import ControllerClient, decode, run_path
 from shim.schemas import GpuMetrics
 
 _PAGE = 1000
@@ -349,7 +351,7 @@ def metrics(
 
 
 def _size(amount: int | None) -> str:
-    return "-" if amount is None else output.size(amount)
+    return "-" if amount is None else human_size(amount)
 
 
 def _gpu(gpu: GpuMetrics) -> str:

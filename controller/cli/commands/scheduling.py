@@ -9,12 +9,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from controller.api.documents import ExplainView, PlanView, UnderWayView
-from controller.cli import output, settings
-from controller.cli.client import decode, run_path
+from controller.cli import output
 from controller.cli.commands.apply import read_configuration
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_FAILED
 from controller.scheduling.answers import NodeAnswer, Waiting
+from fairlead import settings
+from fairlead.rest import decode, run_path
 
 
 def explain(run: str, /, *, json: Json = False) -> int:

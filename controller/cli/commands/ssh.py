@@ -12,9 +12,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from controller.api.documents import SshTarget
-from controller.cli import openssh, output, settings
-from controller.cli.client import decode, run_path
+from controller.cli import openssh, output
 from controller.cli.errors import EXIT_FAILED, CliError
+from fairlead import settings
+from fairlead.rest import decode, run_path
 
 
 def ssh(

@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from controller.api.documents import NodeView
-from controller.cli import output, settings
+from controller.cli import output
 from controller.cli.commands.install import BundleFile, Identity, Jump, Terminal, find_bundle
 from controller.cli.commands.options import Flag, Json
 from controller.cli.commands.user_data import parse_address
@@ -21,6 +21,8 @@ from controller.cli.hosts.fleet import Board, HostRow
 from controller.cli.hosts.install import NodesApi, Plan
 from controller.cli.hosts.trust import trusted_key
 from controller.cli.hosts.upgrade import End, Upgrade, is_upgradable, roll, upgrade_node
+from fairlead import settings
+from fairlead.errors import FairleadError
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +87,7 @@ async def _roll(
         row = HostRow(name, board)
         try:
             plan = await _plan(nodes[name], bundle, login)
-        except (HostError, CliError) as error:
+        except (HostError, FairleadError) as error:
             row.stage(f"failed: {error}")
             return Upgrade(name=name, end=End.FAILED, message=str(error))
         return await upgrade_node(plan, api, row)

@@ -12,11 +12,12 @@ import msgspec
 from cyclopts import Parameter
 
 from controller.api.documents import NodeView
-from controller.cli import output, settings
-from controller.cli.client import decode, node_path
+from controller.cli import output
 from controller.cli.commands.nodes import show_done
 from controller.cli.commands.options import Attributes, Json, attributes_of, seconds_of
 from controller.cli.errors import EXIT_USAGE, CliError
+from fairlead import settings
+from fairlead.rest import decode, node_path
 
 _MERGE = "list(append)+dict(no_replace,recurse_list,recurse_dict)+str()"
 """cloud-init joins lists. If both parts give a value, it keeps the first part's: ours."""

@@ -21,6 +21,7 @@ from controller.cli.hosts.fleet_file import FleetHost
 from controller.cli.hosts.install import NodesApi, Plan, Result, make_node
 from controller.cli.hosts.preflight import Finding, Level
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
+from fairlead.errors import FairleadError
 
 AT_ONCE = 8
 
@@ -149,7 +150,7 @@ async def make_nodes(plans: Sequence[Plan], api: NodesApi, board: Board) -> list
         async with slots:
             try:
                 result: Result = await make_node(plan, api, HostRow(plan.name, board))
-            except (HostError, CliError) as error:
+            except (HostError, FairleadError) as error:
                 board.tell(plan.name, f"failed: {error}")
                 return Outcome(name=plan.name, error=str(error))
         board.tell(plan.name, f"ready: {'; '.join(result.changed) or 'nothing had to be changed'}")

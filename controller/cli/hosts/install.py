@@ -16,8 +16,6 @@ from urllib.parse import quote
 import msgspec
 
 from controller.api.documents import FleetView, NodeView
-from controller.cli.client import ControllerClient, decode, node_path
-from controller.cli.errors import ApiError
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import Host, HostError, Target, connect
 from controller.cli.hosts.preflight import (
@@ -33,6 +31,8 @@ from controller.cli.hosts.preflight import (
     read_facts,
 )
 from controller.links.ssh import fingerprint
+from fairlead.errors import ApiError
+from fairlead.rest import ControllerClient, decode, node_path
 
 INSTALLED = "/opt/fairlead/current/install"
 SHIM_OPTIONS = "/etc/fairlead/shim.env"

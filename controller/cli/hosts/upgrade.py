@@ -15,7 +15,6 @@ from enum import StrEnum
 import msgspec
 
 from controller.api.documents import NodeView
-from controller.cli.errors import CliError
 from controller.cli.hosts.connection import Host, HostError, connect
 from controller.cli.hosts.install import (
     NodesApi,
@@ -27,6 +26,7 @@ from controller.cli.hosts.install import (
     run_install,
 )
 from controller.cli.hosts.preflight import errors
+from fairlead.errors import FairleadError
 
 SETTLING_SECONDS = 10.0
 BACK_SECONDS = 120.0
@@ -87,7 +87,7 @@ async def upgrade_node(plan: Plan, api: NodesApi, progress: Progress) -> Upgrade
         progress.stage("connecting")
         async with connect(plan.target, plan.host_key) as host:
             return await _upgrade(host, plan, api, progress)
-    except (HostError, CliError) as error:
+    except (HostError, FairleadError) as error:
         progress.stage(f"failed: {error}")
         return Upgrade(name=plan.name, end=End.FAILED, message=str(error))
 

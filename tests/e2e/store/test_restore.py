@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.cli.client import ControllerClient, decode
+from fairlead.rest import ControllerClient, decode
 from tests.e2e.store.process_lab import COUNTING, ProcessLab
 from tests.support.processes import ControllerProcess, ShimProcess, run_cli
 from tests.support.testbed import ShimFactory

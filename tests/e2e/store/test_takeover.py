@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from controller.cli.client import ControllerClient, decode
-from controller.cli.errors import CliError
+from fairlead.errors import FairleadError
+from fairlead.rest import ControllerClient, decode
 from tests.e2e.store.process_lab import let_the_lease_run_out
 from tests.support.daemons import DaemonFailed
 from tests.support.postgresql_server import PostgresqlServer
@@ -104,7 +104,7 @@ def test_a_database_that_comes_back_finds_the_controller_waiting(
     def submitted() -> object:
         try:
             return submit(first, "after")
-        except CliError:
+        except FairleadError:
             return None
 
     after = wait_until(submitted, what="the controller to reach its database again")

@@ -8,8 +8,8 @@ import threading
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from controller.cli.client import ControllerClient
-from controller.cli.errors import ConnectionLost
+from fairlead.errors import ConnectionLost
+from fairlead.rest import ControllerClient
 
 
 def test_a_stream_that_is_cut_is_told_without_the_protocol_s_words() -> None:

@@ -6,14 +6,13 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from controller.cli.errors import ApiError, CliError, ConnectionLost
-from controller.cli.follow import (
+from controller.cli.follow import LONGEST_DEAFNESS_SECONDS, next_of
+from fairlead.errors import ApiError, ConnectionLost, FairleadError
+from fairlead.follow import (
     GIVE_UP_SECONDS,
-    LONGEST_DEAFNESS_SECONDS,
     LONGEST_WAIT_SECONDS,
     News,
     Patience,
-    next_of,
     patiently,
     unread,
 )
@@ -77,7 +76,7 @@ def test_a_controller_that_stays_away_is_given_up_and_one_that_comes_back_is_not
 
 
 @pytest.mark.parametrize("passing", [AWAY, ApiError(503, "store_unavailable", "later", None)])
-def test_what_passes_is_tried_again_in_a_patient_context(passing: CliError) -> None:
+def test_what_passes_is_tried_again_in_a_patient_context(passing: FairleadError) -> None:
     waits: list[float] = []
     with Patience(News(lambda _: None), waits.append):
         raise passing
@@ -92,11 +91,11 @@ def test_a_refusal_ends_a_patient_context_at_once() -> None:
 
 def test_a_question_is_asked_until_it_is_answered() -> None:
     told: list[str] = []
-    answers: Iterator[CliError | str] = iter([AWAY, "yes"])
+    answers: Iterator[FairleadError | str] = iter([AWAY, "yes"])
 
     def ask() -> str:
         answer = next(answers)
-        if isinstance(answer, CliError):
+        if isinstance(answer, FairleadError):
             raise answer
         return answer
 

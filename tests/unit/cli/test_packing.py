@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from controller.cli import upload
-from controller.cli.upload import Packed, pack
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, public, to_run
 from controller.lifecycle.model import JobSpec
+from fairlead import upload
+from fairlead.upload import Packed, pack
 from runner.code.tree import unpack
 from tests.support.git_server import commit, git
 

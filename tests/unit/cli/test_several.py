@@ -9,12 +9,12 @@ import pytest
 
 from controller.api.views import run_view
 from controller.cli.output import LineWriter
-from controller.cli.progress import exit_status
 from controller.clock import SystemClock
 from controller.lifecycle.model import RetryPolicy
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import Preempted
 from controller.service.job_access import KeptLogs
+from fairlead.progress import exit_status
 from runner.schemas.frames import Frame, Stream
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from controller.cli.commands.apply import is_fleet, read_document
+from controller.cli.commands.apply import is_fleet
 from controller.cli.hosts.connection import Target
 from controller.cli.hosts.fleet_file import FleetWish, read_fleet
 from controller.cli.hosts.install import with_blocks
 from controller.configuration.convert import ConfigurationError
+from fairlead.submission import read_document
 
 FILE = """\
 type: fleet

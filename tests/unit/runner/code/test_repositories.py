@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli import upload
+from fairlead import upload
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.code.prepare import CodePreparer, CodeStore

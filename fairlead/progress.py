@@ -1,18 +1,14 @@
-"""The progress of a run in one line: redrawn on a terminal, printed once for each step in a
-pipe."""
+"""The words for a run: what it does now, why it ended, and the exit status that follows."""
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from common.units import human_size
 from controller.api.documents import AttemptView, JobView, RunView
-from controller.cli.output import note, size
 from controller.lifecycle.reasons import (
     ROWS,
     RUN_SENTENCES,
@@ -22,10 +18,6 @@ from controller.lifecycle.reasons import (
 )
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from shim.schemas import PullProgress
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.status import Status
 
 _BY_ITS_JOBS = (
     RunReason.JOB_FAILED,
@@ -75,7 +67,7 @@ def _preparing(run: RunView, progress: Mapping[str, PullProgress]) -> Step:
                 return Step(f"starting on {attempt.node}")
             return Step(
                 f"pulling the image on {attempt.node}",
-                f"{size(pull.downloaded)} of {size(pull.total)}",
+                f"{human_size(pull.downloaded)} of {human_size(pull.total)}",
             )
     return Step("starting")
 
@@ -93,7 +85,7 @@ def _row(job: JobView, progress: Mapping[str, PullProgress]) -> tuple[str, str, 
     pull = progress.get(attempt.id) if attempt else None
     about = job.pending_reason or ""
     if pull is not None:
-        about = f"{size(pull.downloaded)} of {size(pull.total)}"
+        about = f"{human_size(pull.downloaded)} of {human_size(pull.total)}"
     return job_name(job), job.status, (attempt.node if attempt else None) or "-", about
 
 
@@ -155,83 +147,6 @@ def exit_status(run: RunView) -> int:
     if attempt is None and len(run.jobs) == 1 and run.jobs[0].attempts:
         attempt = run.jobs[0].attempts[-1]
     return (attempt.exit_code if attempt else None) or 1
-
-
-class Display(Protocol):
-    def show(self, step: Step, *, output_flows: bool) -> None:
-        """Show the step. `output_flows`: the job's output is on the same screen now."""
-
-    def pause(self) -> None:
-        """Leave the terminal to other output."""
-
-
-class PlainDisplay:
-    def __init__(self) -> None:
-        self._last = ""
-
-    def show(self, step: Step, *, output_flows: bool) -> None:
-        if step.text != self._last:
-            self._last = step.text
-            note(step.text)
-
-    def pause(self) -> None:
-        pass
-
-
-class LiveDisplay:
-    """A status line on a terminal; several threads use it."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True)
-        self._status: Status | None = None
-        self._last = ""
-        self._lock = threading.Lock()
-
-    def show(self, step: Step, *, output_flows: bool) -> None:
-        if step.lasting:
-            self._leave(step)
-        elif not output_flows:
-            self._draw(step)
-        self._last = step.text
-
-    def pause(self) -> None:
-        with self._lock:
-            if self._status is not None:
-                self._status.stop()
-                self._status = None
-
-    def _leave(self, step: Step) -> None:
-        self.pause()
-        if step.text != self._last:
-            note(step.text)
-
-    def _draw(self, step: Step) -> None:
-        shown = _rendered(step)
-        with self._lock:
-            if self._status is None:
-                self._status = self._console.status(shown)
-                self._status.start()
-            self._status.update(shown)
-
-
-def _rendered(step: Step) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    text = Text(f"{step.text} ({step.detail})" if step.detail else step.text)
-    if not step.rows:
-        return text
-    table = Table.grid(padding=(0, 2))
-    for row in step.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return Group(text, table)
-
-
-def display() -> Display:
-    return LiveDisplay() if sys.stderr.isatty() else PlainDisplay()
 
 
 def job_name(job: JobView) -> str:

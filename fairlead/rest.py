@@ -1,4 +1,4 @@
-"""The client of the REST API. It blocks: a command has nothing else to do.
+"""One method for each kind of request of the REST API, and its streams. All of them block.
 
 It uses the standard library's HTTP: a command is over before a larger client would be imported. For
 the same reason, modules that only the answer needs are imported while the controller works.
@@ -19,7 +19,15 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from common.errors import read_error
-from controller.cli.errors import EXIT_USAGE, ApiError, CliError, ConnectionLost
+from fairlead.errors import (
+    ApiError,
+    ConnectionLost,
+    FairleadError,
+    SettingsError,
+    UnexpectedAnswer,
+    UsageError,
+    api_error,
+)
 
 
 def why_lost(error: Exception) -> str:
@@ -69,7 +77,7 @@ class ControllerClient:
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host:
-            raise CliError(f"FAIRLEAD_URL: {url!r} is not a URL like http://127.0.0.1:8700")
+            raise SettingsError(f"FAIRLEAD_URL: {url!r} is not a URL like http://127.0.0.1:8700")
         self.url = url.rstrip("/")
         self._secure = parts.scheme == "https"
         self._host = host
@@ -277,7 +285,7 @@ class ControllerClient:
             refused=isinstance(error, ConnectionRefusedError | socket.gaierror),
         )
 
-    def refusal(self, status: int, body: bytes | None) -> CliError:
+    def refusal(self, status: int, body: bytes | None) -> FairleadError:
         detail = read_error(body or b"")
         if detail is None:
             return ConnectionLost(
@@ -285,14 +293,16 @@ class ControllerClient:
                 f"is the URL right?",
                 refused=True,
             )
-        return ApiError(status, detail.code, detail.message, detail.field)
+        return api_error(status, detail.code, detail.message, detail.field)
 
 
 def run_path(key: str, part: str = "") -> str:
-    """Return the run's path. Raises CliError for an empty key, which comes from a variable that is
-    not set."""
+    """Return the run's path.
+
+    Raises UsageError for an empty key, which comes from a variable that is not set.
+    """
     if not key:
-        raise CliError("RUN is empty: give the id or name of a run", EXIT_USAGE)
+        raise UsageError("RUN is empty: give the id or name of a run")
     path = f"/v1/runs/{quote(key, safe='')}"
     return f"{path}/{part}" if part else path
 
@@ -307,12 +317,12 @@ def node_path(key: str, part: str = "") -> str:
 
 
 def decode(data: bytes | msgspec.Raw, shape: type[T]) -> T:
-    """Return the answer as `shape`. Raises CliError for an answer that this version of the command
-    does not know."""
+    """Return the answer as `shape`. Raises UnexpectedAnswer for one that this version does
+    not know."""
     try:
         return msgspec.json.decode(data, type=shape)
     except msgspec.MsgspecError as error:
-        raise CliError(
+        raise UnexpectedAnswer(
             f"the controller's answer is not understood ({error}); are command and controller of "
             f"the same version?"
         ) from None
@@ -326,7 +336,7 @@ def _frames(pieces: Iterable[bytes]) -> Iterator[Frame]:
         for piece in pieces:
             yield from decoder.feed(piece)
     except BadFrame as error:
-        raise CliError(f"the log that the controller sent is damaged: {error}") from None
+        raise UnexpectedAnswer(f"the log that the controller sent is damaged: {error}") from None
 
 
 def _binary(message: Any) -> bytes:

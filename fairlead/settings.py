@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from controller.cli.client import ControllerClient
-from controller.cli.errors import CliError
+from fairlead.errors import SettingsError
+from fairlead.rest import ControllerClient
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 CHOICE = "FAIRLEAD_CONTROLLER"
@@ -36,16 +36,16 @@ class SavedControllers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def client() -> ControllerClient:
-    """Return the client of the chosen controller. Raises CliError for unusable settings."""
+    """Return the client of the chosen controller. Raises SettingsError for unusable settings."""
     url, token = chosen()
     return ControllerClient(url, token)
 
 
 def chosen() -> tuple[str, str | None]:
-    """Return the URL and the token. Raises CliError."""
+    """Return the URL and the token. Raises SettingsError."""
     url, token, name = os.environ.get("FAIRLEAD_URL"), _token(), os.environ.get(CHOICE)
     if name and (url or token):
-        raise CliError(
+        raise SettingsError(
             f"{CHOICE} and FAIRLEAD_URL or FAIRLEAD_TOKEN both say which controller is meant:"
             " unset one of them"
         )
@@ -64,11 +64,11 @@ def chosen() -> tuple[str, str | None]:
 
 
 def named(saved: SavedControllers, name: str) -> SavedController:
-    """Return the saved controller. Raises CliError that lists those that there are."""
+    """Return the saved controller. Raises SettingsError that lists those that there are."""
     found = saved.controllers.get(name)
     if found is None:
         names = ", ".join(sorted(saved.controllers)) or "none yet"
-        raise CliError(f"you are not logged in to a controller {name!r} (now: {names})")
+        raise SettingsError(f"you are not logged in to a controller {name!r} (now: {names})")
     return found
 
 
@@ -78,19 +78,19 @@ def path() -> Path:
 
 
 def load() -> SavedControllers:
-    """Return what was saved. Raises CliError for a file that cannot be read."""
+    """Return what was saved. Raises SettingsError for a file that cannot be read."""
     try:
         return msgspec.json.decode(path().read_bytes(), type=SavedControllers)
     except FileNotFoundError:
         return SavedControllers()
     except (OSError, RuntimeError) as error:
-        raise CliError(f"cannot read {path()}: {getattr(error, 'strerror', error)}") from None
+        raise SettingsError(f"cannot read {path()}: {getattr(error, 'strerror', error)}") from None
     except msgspec.MsgspecError as error:
-        raise CliError(f"{path()} is damaged ({error}); remove it and log in again") from None
+        raise SettingsError(f"{path()} is damaged ({error}); remove it and log in again") from None
 
 
 def save(saved: SavedControllers) -> None:
-    """Replace the file, which only its owner may read. Raises CliError."""
+    """Replace the file, which only its owner may read. Raises SettingsError."""
     target = path()
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     content = msgspec.json.format(msgspec.json.encode(saved), indent=2)
@@ -102,7 +102,7 @@ def save(saved: SavedControllers) -> None:
         fresh.replace(target)
     except OSError as error:
         fresh.unlink(missing_ok=True)
-        raise CliError(f"cannot write {target}: {error.strerror}") from None
+        raise SettingsError(f"cannot write {target}: {error.strerror}") from None
 
 
 def _token() -> str | None:
@@ -114,19 +114,19 @@ def _token() -> str | None:
 
 
 def read_token(path: Path, source: str) -> str | None:
-    """Return the token in a file; `source` names the setting in errors. Raises CliError."""
+    """Return the token in a file; `source` names the setting in errors. Raises SettingsError."""
     try:
         return clean_token(path.read_text(), source)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not a text file"
-        raise CliError(f"{source}: cannot read {path}: {why}") from None
+        raise SettingsError(f"{source}: cannot read {path}: {why}") from None
 
 
 def clean_token(token: str | None, source: str) -> str | None:
-    """Return the token without surrounding spaces. Raises CliError for one that cannot be one."""
+    """Return the token without surrounding spaces. Raises SettingsError for what cannot be one."""
     if token is None or not token.strip():
         return None
     token = token.strip()
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise CliError(f"{source} is not a token: it contains other characters")
+        raise SettingsError(f"{source} is not a token: it contains other characters")
     return token

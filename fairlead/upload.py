@@ -17,18 +17,17 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from controller.cli import output
-from controller.cli.client import ControllerClient
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.schema import FileFields, RepoFields, TaskConfiguration
+from fairlead.rest import ControllerClient
 
 _SCP_LIKE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<host>[\w.-]+):(?P<path>.+)")
 _SECONDS = 120.0
@@ -380,11 +379,15 @@ _WORTH_TELLING = 4 << 20
 
 
 def send_code(
-    client: ControllerClient, configuration: object, base: Path, environ: Mapping[str, str]
+    client: ControllerClient,
+    configuration: object,
+    base: Path,
+    environ: Mapping[str, str],
+    tell: Callable[[str], None],
 ) -> object:
     """Upload the code and return the configuration to submit, which needs nothing of this machine.
 
-    Paths in it are relative to `base`. Raises ConfigurationError, CliError.
+    Paths in it are relative to `base`. Raises ConfigurationError, ApiError, ConnectionLost.
     """
     parsed = parse(configuration)
     if not isinstance(configuration, dict) or not (parsed.repos or parsed.files):
@@ -393,13 +396,13 @@ def send_code(
         packed = pack(configuration, parsed, base, environ, Path(scratch))
         for digest, file in packed.uploads.items():
             if not client.has_upload(digest):
-                _tell(file)
+                _announce(file, tell)
                 client.upload(digest, file)
     sent: dict[str, Any] = packed.configuration
     return sent
 
 
-def _tell(file: Path) -> None:
+def _announce(file: Path, tell: Callable[[str], None]) -> None:
     size = file.stat().st_size
     if size >= _WORTH_TELLING:
-        output.note(f"sending {size / (1 << 20):.0f} MiB of code")
+        tell(f"sending {size / (1 << 20):.0f} MiB of code")

@@ -1,0 +1,99 @@
+"""The errors of the client. Each message says what is wrong, why, and what to do."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from controller.api.documents import RunView
+
+
+class FairleadError(Exception):
+    """The base of all errors; the message is a sentence for the user."""
+
+
+class UsageError(FairleadError):
+    """An argument is wrong."""
+
+
+class InvalidConfiguration(UsageError):
+    """A task's configuration is wrong. The message names file, line and field where they are
+    known."""
+
+
+class SettingsError(FairleadError):
+    """The settings do not say which controller or which token to use."""
+
+
+class ConnectionLost(FairleadError):
+    """The controller cannot be reached, or the connection broke during an answer.
+
+    `refused`: nothing was there that could have received the request.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class UnexpectedAnswer(FairleadError):
+    """The controller's answer is not understood; its version is another one."""
+
+
+class RunFailed(FairleadError):
+    """A run ended otherwise than done. `run` is its final state, `exit_status` what `fairlead
+    apply` would exit with."""
+
+    def __init__(self, message: str, run: RunView, exit_status: int) -> None:
+        super().__init__(message)
+        self.run = run
+        self.exit_status = exit_status
+
+
+class ApiError(FairleadError):
+    """The controller refused the request.
+
+    `code` is stable and for programs; `field` names the wrong input. Frequent statuses have classes
+    of their own, so that a program can catch them by name.
+    """
+
+    def __init__(self, status: int, code: str, message: str, field: str | None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.status = status
+        self.code = code
+        self.field = field
+
+
+class NotLoggedIn(ApiError):
+    """The token is missing, unknown or expired."""
+
+
+class NotAllowed(ApiError):
+    """The user may not do this."""
+
+
+class NotFound(ApiError):
+    """There is no such run, job or node, or the user may not see it."""
+
+
+class Conflict(ApiError):
+    """The present state does not allow this; a live run may have the name already."""
+
+
+class Expired(ApiError):
+    """It was removed because of its age."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    HTTPStatus.UNAUTHORIZED: NotLoggedIn,
+    HTTPStatus.FORBIDDEN: NotAllowed,
+    HTTPStatus.NOT_FOUND: NotFound,
+    HTTPStatus.CONFLICT: Conflict,
+    HTTPStatus.GONE: Expired,
+}
+
+
+def api_error(status: int, code: str, message: str, field: str | None) -> ApiError:
+    """Return the error of a refusal with this HTTP status."""
+    return _BY_STATUS.get(status, ApiError)(status, code, message, field)
