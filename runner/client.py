@@ -44,6 +44,8 @@ class StreamReader(Protocol):
     """The common part of `asyncio` and `asyncssh` readers."""
 
     async def read(self, n: int = -1, /) -> bytes: ...
+    def at_eof(self) -> bool:
+        """Return whether the other side has ended, and all that it sent was read."""
 
 
 class StreamWriter(Protocol):

@@ -19,6 +19,7 @@ from controller.api.errors import as_response, encoded, is_our_failure
 from controller.api.openapi import document
 from controller.api.routes import JSON, Call, Instead, Route, decode_body, decode_query
 from controller.api.streams import STREAMS, end_streams
+from controller.proxy.entry import Proxy, tidy, to_services
 from controller.service import ControllerService
 from controller.store.base import StoredToken
 
@@ -27,9 +28,13 @@ OPENAPI_PATH = "/v1/openapi.json"
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(service: ControllerService) -> web.Application:
-    app = web.Application(middlewares=[_one_shape], client_max_size=MAX_BODY_BYTES)
+def make_app(service: ControllerService, proxy: Proxy | None = None) -> web.Application:
+    """Return the application. `proxy` answers the requests that are for services."""
+    before = [] if proxy is None else [to_services(proxy)]
+    app = web.Application(middlewares=[*before, _one_shape], client_max_size=MAX_BODY_BYTES)
     app[STREAMS] = set()
+    if proxy is not None:
+        app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, _endpoint(route, service))
@@ -37,7 +42,9 @@ def make_app(service: ControllerService) -> web.Application:
     return app
 
 
-def make_runner(service: ControllerService, *, shutdown_timeout: float) -> web.AppRunner:
+def make_runner(
+    service: ControllerService, *, shutdown_timeout: float, proxy: Proxy | None = None
+) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
 
     aiohttp would unpack compressed bodies before they can be refused, and log damaged ones as
@@ -45,7 +52,7 @@ def make_runner(service: ControllerService, *, shutdown_timeout: float) -> web.A
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service),
+        make_app(service, proxy),
         access_log=None,
         auto_decompress=False,
         shutdown_timeout=shutdown_timeout,

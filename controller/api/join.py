@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from controller.rate_limit import RateLimit
 from controller.service.errors import ServiceError, Unavailable
 from controller.service.registrations import RegistrationService
 from controller.store.base import StoreError
@@ -24,7 +25,6 @@ MAX_BODY_BYTES = 4096
 BODY_SECONDS = 10.0
 _EVERY_SECONDS = 6.0
 _BURST = 10
-_MOST_PEERS = 10_000
 
 
 class JoinBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,36 +36,12 @@ class JoinBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: int = 22
 
 
-class RateLimit:
-    """Allows each peer so many requests at once, then one every few seconds."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._full_at: dict[str, float] = {}
-        """When the peer may send a whole burst again."""
-
-    def wait_of(self, peer: str) -> float:
-        """Count a request. Return 0 if it may be served, else the seconds until the next one
-        may."""
-        now = self._now()
-        if len(self._full_at) >= _MOST_PEERS:
-            self._full_at = {peer: at for peer, at in self._full_at.items() if at > now}
-        if len(self._full_at) >= _MOST_PEERS and peer not in self._full_at:
-            return _EVERY_SECONDS
-        full_at = max(self._full_at.get(peer, now), now) + _EVERY_SECONDS
-        over = full_at - now - _BURST * _EVERY_SECONDS
-        if over > 0:
-            return over
-        self._full_at[peer] = full_at
-        return 0.0
-
-
 def make_join_runner(
     registrations: RegistrationService, now: Callable[[], float], *, shutdown_timeout: float
 ) -> web.AppRunner:
     """Make the listener's runner. `now`: seconds that only grow."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    limit = RateLimit(now)
+    limit = RateLimit(now, every=_EVERY_SECONDS, burst=_BURST)
 
     async def join(request: web.Request) -> web.Response:
         wait = limit.wait_of(request.remote or "")

@@ -259,6 +259,9 @@ class ChannelReader:
             self._heard()
         return data
 
+    def at_eof(self) -> bool:
+        return self._reader.at_eof()
+
 
 class ChannelWriter:
     def __init__(self, writer: asyncssh.SSHWriter[bytes]) -> None:

@@ -25,7 +25,16 @@ from controller.service.errors import (
     Unauthenticated,
     Unprocessable,
 )
-from controller.store.base import Changes, Store, StoredToken, User, digest, matching, new_token
+from controller.store.base import (
+    Changes,
+    ServiceKey,
+    Store,
+    StoredToken,
+    User,
+    digest,
+    matching,
+    new_token,
+)
 
 _HINT = (
     "log in with `fairlead login`, or set FAIRLEAD_TOKEN, or FAIRLEAD_TOKEN_FILE to the file "
@@ -36,8 +45,15 @@ _HINT = (
 class Gate:
     """Turns bearer tokens into users, and ends the streams of a revoked token."""
 
-    def __init__(self, users: Iterable[User], tokens: Iterable[StoredToken], clock: Clock) -> None:
+    def __init__(
+        self,
+        users: Iterable[User],
+        tokens: Iterable[StoredToken],
+        clock: Clock,
+        service_keys: Iterable[ServiceKey] = (),
+    ) -> None:
         self._clock = clock
+        self.service_keys: tuple[ServiceKey, ...] = tuple(service_keys)
         self.users: Mapping[str, User] = {user.name: user for user in users}
         self.tokens: tuple[StoredToken, ...] = tuple(tokens)
         self._ending: dict[str, set[Callable[[], object]]] = {}
@@ -57,6 +73,11 @@ class Gate:
             )
         return stored
 
+    def service_key(self, secret: str, service: str, owner: str) -> ServiceKey | None:
+        """Return the key of this service that equals `secret`; None if none does."""
+        fitting = [key for key in self.service_keys if (key.service, key.user) == (service, owner)]
+        return matching(secret, fitting)
+
     def _seconds_left(self, token: StoredToken) -> float:
         return math.inf if token.expires_at is None else token.expires_at - self._clock.now()
 
@@ -74,7 +95,14 @@ class Gate:
         }
         kept = [token for token in self.tokens if token.id not in removed]
         self.tokens = (*kept, *changes.tokens)
-        for token_id in removed:
+        gone = {
+            key.id
+            for key in self.service_keys
+            if key.id in changes.removed_service_keys or key.user in changes.removed_users
+        }
+        kept_keys = [key for key in self.service_keys if key.id not in gone]
+        self.service_keys = (*kept_keys, *changes.service_keys)
+        for token_id in removed | gone:
             for end in tuple(self._ending.get(token_id, ())):
                 end()
 
@@ -86,11 +114,13 @@ class Gate:
                     end()
 
     @contextmanager
-    def until_it_ends(self, token: StoredToken, end: Callable[[], object]) -> Iterator[None]:
+    def until_it_ends(
+        self, token: StoredToken | ServiceKey, end: Callable[[], object]
+    ) -> Iterator[None]:
         """Call `end` if the token expires or is revoked within this block."""
         self._ending.setdefault(token.id, set()).add(end)
         expiry = None
-        if token.expires_at is not None:
+        if isinstance(token, StoredToken) and token.expires_at is not None:
             left = max(self._seconds_left(token), 0.0)
             expiry = asyncio.get_running_loop().call_later(left, end)
         try:

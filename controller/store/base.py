@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -35,13 +35,26 @@ class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds; None: it holds until it is revoked."""
 
 
+class ServiceKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that opens one service alone: the one of this name while `user` owns it."""
+
+    id: str
+    service: str
+    user: str
+    """The owner of the service."""
+    digest: str
+    created_at: float
+    label: str = ""
+
+
 TOKEN_PREFIX = "fl_"
+KEY_PREFIX = "flk_"
 TOKEN_BYTES = 32
 
 
-def new_token(random_bytes: Callable[[int], bytes]) -> str:
+def new_token(random_bytes: Callable[[int], bytes], prefix: str = TOKEN_PREFIX) -> str:
     """Make a token from `random_bytes(32)`, which must come from the system's secure source."""
-    return TOKEN_PREFIX + random_bytes(TOKEN_BYTES).hex()
+    return prefix + random_bytes(TOKEN_BYTES).hex()
 
 
 def digest(token: str) -> str:
@@ -49,7 +62,10 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def matching(token: str, stored: Iterable[StoredToken]) -> StoredToken | None:
+_Secret = TypeVar("_Secret", StoredToken, ServiceKey)
+
+
+def matching(token: str, stored: Iterable[_Secret]) -> _Secret | None:
     """Return the stored token that equals `token`, compared in constant time; None if none does."""
     presented = digest(token)
     found = None
@@ -134,6 +150,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     leftover_allocations: tuple[Allocation, ...] = ()
     """Allocations that finished runs still occupy (held or orphaned)."""
     fleets: tuple[Fleet, ...] = ()
+    service_keys: tuple[ServiceKey, ...] = ()
     past_use: tuple[Use, ...] = ()
     """Use within `USE_SECONDS` by allocations that are in none of `runs`."""
 
@@ -152,10 +169,12 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     users: tuple[User, ...] = ()
     tokens: tuple[StoredToken, ...] = ()
     removed_users: tuple[str, ...] = ()
-    """Their tokens are removed with them."""
+    """Their tokens and the keys of their services are removed with them."""
     removed_tokens: tuple[str, ...] = ()
     fleets: dict[str, Fleet] = {}
     removed_fleets: tuple[str, ...] = ()
+    service_keys: tuple[ServiceKey, ...] = ()
+    removed_service_keys: tuple[str, ...] = ()
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):

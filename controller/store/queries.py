@@ -26,6 +26,7 @@ from controller.store.rows import (
     JOB,
     NODE,
     RUN,
+    SERVICE_KEY,
     TOKEN,
     USER,
     storable,
@@ -48,6 +49,9 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
         ),
         users=tuple(map(USER.value, _rows(connection, sa.select(schema.users)))),
         tokens=tuple(map(TOKEN.value, _rows(connection, sa.select(schema.tokens)))),
+        service_keys=tuple(
+            map(SERVICE_KEY.value, _rows(connection, sa.select(schema.service_keys)))
+        ),
         leftover_allocations=_leftovers(connection),
         fleets=tuple(
             FLEET.value(row)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
 
-SCHEMA_VERSION = "0001"
+SCHEMA_VERSION = "0002"
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -94,6 +94,18 @@ tokens = sa.Table(
     _text("label", nullable=False),
     _time("created_at", nullable=False),
     _time("expires_at"),
+)
+service_keys = sa.Table(
+    "service_keys",
+    metadata,
+    _id(),
+    _word("service", nullable=False),
+    sa.Column(
+        "user", sa.String(64), sa.ForeignKey("users.name", ondelete="CASCADE"), nullable=False
+    ),
+    _text("digest", nullable=False),
+    _text("label", nullable=False),
+    _time("created_at", nullable=False),
 )
 fleets = sa.Table(
     "fleets",

@@ -25,6 +25,7 @@ from controller.store.rows import (
     JOB,
     NODE,
     RUN,
+    SERVICE_KEY,
     TOKEN,
     USER,
     RowCodec,
@@ -94,6 +95,8 @@ def write(connection: sa.Connection, changes: Changes) -> None:
     delete(connection, schema.users.c.name, changes.removed_users)
     _upsert(connection, TOKEN, "id", changes.tokens)
     delete(connection, schema.tokens.c.id, changes.removed_tokens)
+    _upsert(connection, SERVICE_KEY, "id", changes.service_keys)
+    delete(connection, schema.service_keys.c.id, changes.removed_service_keys)
     if changes.events:
         rows = [EVENT.row(event) for event in changes.events]
         connection.execute(schema.events.insert(), rows)

@@ -32,6 +32,7 @@ from controller.store.base import (
     Changes,
     LeaseHeld,
     LeaseLost,
+    ServiceKey,
     Snapshot,
     StoredEvent,
     StoredToken,
@@ -118,6 +119,7 @@ class MemoryDatabase:
         self.fleets: dict[str, Fleet] = {}
         self.users: dict[str, User] = {}
         self.tokens: dict[str, StoredToken] = {}
+        self.service_keys: dict[str, ServiceKey] = {}
         self.events: list[StoredEvent] = []
         self.last_seq = 0
 
@@ -156,6 +158,7 @@ class MemoryStore:
             nodes=tuple(sorted(database.nodes.values(), key=lambda node: node.name)),
             users=tuple(database.users.values()),
             tokens=tuple(database.tokens.values()),
+            service_keys=tuple(database.service_keys.values()),
             leftover_allocations=tuple(
                 place
                 for state in database.runs.values()
@@ -196,6 +199,18 @@ class MemoryStore:
             database.tokens,
             {token.id: token for token in changes.tokens},
             (*changes.removed_tokens, *orphans),
+        )
+        _put(
+            database.service_keys,
+            {key.id: key for key in changes.service_keys},
+            (
+                *changes.removed_service_keys,
+                *(
+                    key.id
+                    for key in database.service_keys.values()
+                    if key.user in changes.removed_users
+                ),
+            ),
         )
         first = database.last_seq + 1
         database.last_seq += len(changes.events)

@@ -17,6 +17,7 @@ from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunSta
 from controller.store.base import (
     Changes,
     LeaseHeld,
+    ServiceKey,
     Store,
     StoredToken,
     StoreRefused,
@@ -211,6 +212,19 @@ class StoreContract(Opened):
 
         assert snapshot.users == (bob,)
         assert snapshot.tokens == (tokens[3],)
+
+    async def test_keys_of_services_come_back_and_go_alone_or_with_their_user(
+        self, store: Store
+    ) -> None:
+        ada, bob = (User(name=name, role=Role.USER, created_at=1.0) for name in ("ada", "bob"))
+        keys = [
+            ServiceKey(id=f"k{number}", service="api", user=user, digest="d" * 64, created_at=1.0)
+            for number, user in enumerate(("ada", "bob", "bob"))
+        ]
+        await store.commit(Changes(users=(ada, bob), service_keys=tuple(keys)))
+        await store.commit(Changes(removed_users=("ada",), removed_service_keys=("k1",)))
+
+        assert (await store.load()).service_keys == (keys[2],)
 
     async def test_what_a_user_was_granted_comes_back(self, store: Store) -> None:
         user = User(name="ada", role=Role.USER, created_at=1.0, bands=(Band.PRODUCTION,))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.api.join import RateLimit, make_join_runner
+from controller.api.join import make_join_runner
 from controller.clock import SystemClock, system_chance
 from controller.lifecycle.model import NodeStatus
 from controller.service.registrations import Announcement, RegistrationService
@@ -112,12 +112,3 @@ async def test_a_peer_that_asks_often_has_to_wait(join: TestClient[Any, Any]) ->
     assert statuses == [403] * 10 + [429] * 2
     async with join.get("/v1/nodes") as answer:
         assert answer.status == 404
-
-
-def test_the_limit_is_each_peers_own_and_passes_with_time() -> None:
-    now = 0.0
-    limit = RateLimit(lambda: now)
-    assert [limit.wait_of("a") for _ in range(11)] == [0.0] * 10 + [6.0]
-    assert limit.wait_of("b") == 0.0
-    now = 6.0
-    assert [limit.wait_of("a") for _ in range(2)] == [0.0, 6.0]

@@ -1,0 +1,131 @@
+"""Admission to a service: a user's token, or a key of this service; then its rate limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from controller.proxy.errors import TooMany
+from controller.proxy.view import RateLimit as Limit
+from controller.proxy.view import Service
+from controller.rate_limit import RateLimit
+from controller.service.errors import Forbidden, Unauthenticated
+from controller.service.users import Gate, sees_all
+from controller.store.base import KEY_PREFIX, TOKEN_PREFIX, ServiceKey, StoredToken
+
+_HOW = (
+    "send `Authorization: Bearer TOKEN` with the token of a user who may see the service, or with "
+    "one of its keys (`fairlead service key add {name}`)"
+)
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request was admitted with. `secret_headers` must not reach the replica."""
+
+    token: StoredToken | None = None
+    key: ServiceKey | None = None
+    secret_headers: frozenset[str] = frozenset()
+
+
+NOBODY = Admission()
+
+
+class Access:
+    """Decides which requests a service gets."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def admit(self, service: Service, authorization: str) -> Admission:
+        """Admit a request by its `Authorization`. Raises Unauthenticated, Forbidden."""
+        secret = bearer(authorization)
+        is_ours = secret.startswith((TOKEN_PREFIX, KEY_PREFIX))
+        hidden = frozenset({"authorization"}) if service.auth or is_ours else frozenset()
+        if not service.auth:
+            return Admission(secret_headers=hidden)
+        if not secret:
+            raise Unauthenticated(
+                f"the service {service.name} asks for a token; {_HOW.format(name=service.name)}"
+            )
+        key = self._gate.service_key(secret, service.name, service.owner)
+        if key is not None:
+            return Admission(key=key, secret_headers=hidden)
+        if secret.startswith(KEY_PREFIX):
+            raise Unauthenticated(
+                f"this is no key of the service {service.name}, or it was revoked; "
+                f"{_HOW.format(name=service.name)}"
+            )
+        token = self._gate.token_of(secret)
+        user = self._gate.users[token.user]
+        if not sees_all(user) and user.name != service.owner:
+            raise Forbidden(
+                f"the service {service.name} belongs to {service.owner}; ask for a key of it "
+                f"(`fairlead service key add {service.name}`)",
+                field="service",
+            )
+        return Admission(token=token, secret_headers=hidden)
+
+    def may_see(self, service: Service, authorization: str) -> bool:
+        try:
+            self.admit(service, authorization)
+        except (Unauthenticated, Forbidden):
+            return False
+        return True
+
+    @contextmanager
+    def while_admitted(self, admission: Admission, end: Callable[[], object]) -> Iterator[None]:
+        """Call `end` if the token or key ends within this block."""
+        if admission.token is not None:
+            with self._gate.until_it_ends(admission.token, end):
+                yield
+        elif admission.key is not None:
+            with self._gate.until_it_ends(admission.key, end):
+                yield
+        else:
+            yield
+
+
+def bearer(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+class RateLimits:
+    """The rate limits of all services. `now`: seconds that only grow."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._limits: dict[str, dict[Limit, RateLimit]] = {}
+
+    def check(self, service: Service, path: str, address: str, headers: Mapping[str, str]) -> None:
+        """Count a request for the longest prefix that its path has. Raises TooMany."""
+        fitting = [limit for limit in service.rate_limits if covers(limit.prefix, path)]
+        if not fitting:
+            return
+        limit = max(fitting, key=lambda one: len(one.prefix))
+        key = address if limit.header is None else headers.get(limit.header, "")
+        known = self._limits.setdefault(service.run_id, {})
+        if limit not in known:
+            for old in known.keys() - set(service.rate_limits):
+                del known[old]
+            known[limit] = RateLimit(self._now, every=1 / limit.rps, burst=max(limit.burst, 1))
+        wait = known[limit].wait_of(key)
+        if wait:
+            raise TooMany(
+                f"the service {service.name} takes {limit.rps:g} requests a second of each client "
+                f"below {limit.prefix}; try again in {math.ceil(wait)} s",
+                wait,
+            )
+
+    def forget(self, live: set[str]) -> None:
+        """Forget services that are gone. `live`: the run ids of those that are there."""
+        for run_id in self._limits.keys() - live:
+            del self._limits[run_id]
+
+
+def covers(prefix: str, path: str) -> bool:
+    """Return whether the path begins with the prefix; both are plain (`headers.plain_path`)."""
+    return path.startswith(prefix) or (prefix.endswith("/") and path == prefix[:-1])

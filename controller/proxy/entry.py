@@ -1,0 +1,249 @@
+"""The entrance of the proxy: which requests are for a service, and which service that is."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from common.http import error_response
+from controller.proxy import headers, models
+from controller.proxy.access import Access, Admission, RateLimits
+from controller.proxy.body import Body, body_of, whole
+from controller.proxy.errors import NoReplica, TooMany
+from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, Limits
+from controller.proxy.headers import Client, Target
+from controller.proxy.replicas import Connect, Replicas
+from controller.proxy.view import Service, Services, Traffic
+from controller.service.errors import Invalid, NotFound, ServiceError, Unauthenticated
+from controller.service.users import Gate
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`domain`: services answer at `NAME.domain` too; None: only below `/services/NAME`."""
+
+    domain: str | None = None
+    limits: Limits = Limits()
+
+
+class Proxy:
+    """Answers the requests that are meant for services."""
+
+    def __init__(
+        self,
+        *,
+        services: Services,
+        traffic: Traffic,
+        gate: Gate,
+        connect: Connect,
+        settings: Settings,
+    ) -> None:
+        self.replicas = Replicas(connect)
+        self._services = services
+        self._access = Access(gate)
+        self._rates = RateLimits(lambda: asyncio.get_running_loop().time())
+        self._forwarder = Forwarder(services, self.replicas, traffic, settings.limits)
+        self._limits = settings.limits
+        self._domain = settings.domain
+        self._hang_ups = HangUps()
+
+    def close(self) -> None:
+        self.replicas.close()
+
+    def takes(self, request: web.Request) -> bool:
+        """Return whether the request is for a service, by its host name or its path."""
+        raw = headers.origin_form(request.raw_path)
+        if self._domain is not None and headers.service_of_host(request.host, self._domain):
+            return True
+        return raw.startswith((headers.SERVICES, models.MODELS + "/"))
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer the request; refusals and failures included."""
+        raw = headers.origin_form(request.raw_path)
+        name = None
+        if self._domain is not None:
+            name = headers.service_of_host(request.host, self._domain)
+        is_model = name is None and raw.startswith(models.MODELS + "/")
+        try:
+            with self._hang_ups.watched(request):
+                if self._hang_ups.in_flight > self._limits.most_in_flight:
+                    raise NoReplica("the proxy has too many requests at the moment; try again soon")
+                if is_model:
+                    return await self._model(request, raw)
+                if name is not None:
+                    target = Target(service=name, rest=raw, prefix="")
+                else:
+                    target = _target(raw)
+                return await self._service(request, target)
+        except ServiceError as error:
+            return _refusal(error, is_model)
+        except web.RequestPayloadError:
+            return _refusal(Invalid("the body does not match its length or encoding"), is_model)
+
+    async def _service(self, request: web.Request, target: Target) -> web.StreamResponse:
+        service = self._services.find(target.service)
+        if service is None:
+            raise NotFound(f"there is no service {target.service}", field="service")
+        if target.prefix and request.method in ("GET", "HEAD") and _is_bare(request, target):
+            return web.Response(status=308, headers={"Location": _with_slash(request, target)})
+        client, path = self._client(request), _plain(target.rest)
+        admission = self._access.admit(service, request.headers.get("Authorization", ""))
+        self._rates.check(service, path, client.address, request.headers)
+        body = await body_of(request, self._limits.most_body)
+        return await self._forward(request, service, target, body, client, admission)
+
+    async def _model(self, request: web.Request, raw: str) -> web.StreamResponse:
+        authorization = request.headers.get("Authorization", "")
+        path, _, _ = raw[len(models.MODELS) :].partition("?")
+        plain = _plain(path)
+        if plain == "/models" and request.method == "GET":
+            return models.listing(self._seen(authorization))
+        if plain.startswith("/models/") and request.method == "GET":
+            return models.description(self._by_model(plain[len("/models/") :], authorization))
+        data = await whole(request, min(models.MOST_BODY, self._limits.most_body))
+        model = models.model_of(data, request.content_type)
+        if model is None:
+            raise Invalid(
+                "the request names no model: give `model` in its JSON body", field="model"
+            )
+        service = self._by_model(model, authorization)
+        client = self._client(request)
+        admission = self._access.admit(service, authorization)
+        rest = service.model_prefix.rstrip("/") + raw[len(models.MODELS) :]
+        self._rates.check(service, _plain(rest), client.address, request.headers)
+        target = Target(service=service.name, rest=rest, prefix="")
+        body = Body(request, self._limits.most_body, data)
+        return await self._forward(request, service, target, body, client, admission)
+
+    async def _forward(
+        self,
+        request: web.Request,
+        service: Service,
+        target: Target,
+        body: Body,
+        client: Client,
+        admission: Admission,
+    ) -> web.StreamResponse:
+        is_upgrade = _asks_for_websocket(request)
+        sent = headers.request_headers(
+            request.headers.items(),
+            client=client,
+            service=service,
+            prefix=target.prefix,
+            drop=admission.secret_headers,
+        )
+        if is_upgrade:
+            sent += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
+        stripped = target.prefix if service.strip_prefix else ""
+        call = Forwarded(
+            request=request,
+            service=service.name,
+            run_id=service.run_id,
+            rest=target.rest if stripped or not target.prefix else target.prefix + target.rest,
+            prefix=stripped,
+            headers=sent,
+            body=body,
+            hosts=frozenset({request.host, client.host}),
+            is_upgrade=is_upgrade,
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        with self._access.while_admitted(admission, task.cancel):
+            return await self._forwarder.forward(call)
+
+    def _client(self, request: web.Request) -> Client:
+        return headers.client_of(
+            request.remote or "", request.secure, request.host, request.headers.items()
+        )
+
+    def _seen(self, authorization: str) -> list[Service]:
+        """Return the services with a model that the caller may use. Raises Unauthenticated."""
+        found = [service for service in self._services.all() if service.model]
+        seen = [service for service in found if self._access.may_see(service, authorization)]
+        if found and not seen:
+            self._access.admit(found[0], authorization)
+        return seen
+
+    def _by_model(self, model: str, authorization: str) -> Service:
+        """Return the service of this model. Raises Unauthenticated, NotFound: others' models are
+        not told from missing ones."""
+        named = [service for service in self._services.all() if service.model == model]
+        for service in named:
+            if self._access.may_see(service, authorization):
+                return service
+        if named and not authorization:
+            raise Unauthenticated(f"the model {model} asks for a token (Authorization: Bearer)")
+        raise NotFound(
+            f"there is no model {model!r}; {models.MODELS}/models lists those that you may use",
+            code="model_not_found",
+            field="model",
+        )
+
+
+def to_services(proxy: Proxy) -> Middleware:
+    """Return the middleware that answers the requests for services."""
+
+    @web.middleware
+    async def middleware(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if proxy.takes(request):
+            return await proxy.answer(request)
+        return await handler(request)
+
+    return middleware
+
+
+async def tidy(request: web.Request, response: web.StreamResponse) -> None:
+    """Remove what aiohttp adds to a replica's answer; for `on_response_prepare`."""
+    sent = response.get(FROM_REPLICA)
+    if sent is not None:
+        for name in ("Server", "Content-Type"):
+            if name.lower() not in sent:
+                response.headers.popall(name, None)
+
+
+def _target(raw: str) -> Target:
+    target = headers.target_by_path(raw)
+    if target is None:
+        raise NotFound("the path names no service: write /services/NAME/…", field="service")
+    return target
+
+
+def _plain(rest: str) -> str:
+    path = headers.plain_path(rest)
+    if path is None:
+        raise Invalid("the path leads out of its service", field="path")
+    return path
+
+
+def _is_bare(request: web.Request, target: Target) -> bool:
+    """Return whether the path is `/services/NAME` alone: relative links need the slash."""
+    path, _, _ = headers.origin_form(request.raw_path).partition("?")
+    return path == target.prefix
+
+
+def _with_slash(request: web.Request, target: Target) -> str:
+    _, question, query = headers.origin_form(request.raw_path).partition("?")
+    return f"{target.prefix}/{question}{query}"
+
+
+def _asks_for_websocket(request: web.Request) -> bool:
+    return (
+        request.method == "GET"
+        and request.headers.get("Upgrade", "").lower() == "websocket"
+        and "upgrade" in request.headers.get("Connection", "").lower()
+    )
+
+
+def _refusal(error: ServiceError, is_model: bool) -> web.Response:
+    answer = models.error_response(error) if is_model else error_response(error)
+    if isinstance(error, Unauthenticated):
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, TooMany | NoReplica):
+        answer.headers["Retry-After"] = str(math.ceil(error.wait))
+    return answer

@@ -1,0 +1,351 @@
+"""One request on its way: hold it for a sleeping service, choose a replica, pass the answer on.
+
+A request goes to another replica only if nothing was sent to the first one, or if its method may be
+repeated and no byte of an answer came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+from aiohttp import web
+
+from controller.proxy import headers
+from controller.proxy.body import Body
+from controller.proxy.errors import NoReplica, ReplicaFailed, ReplicaTimeout
+from controller.proxy.replicas import Replicas, Unreachable
+from controller.proxy.tunnel import tunnel
+from controller.proxy.upstream import (
+    NoAnswer,
+    ReplicaConnection,
+    ResponseHead,
+    UpstreamError,
+)
+from controller.proxy.view import Replica, Service, Services, Traffic
+from controller.service.errors import NotFound, ServiceError
+
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+WHOLE_BYTES = 64 << 10
+"""A body up to this size that came with its head is sent on in one piece."""
+FROM_REPLICA: web.ResponseKey[frozenset[str]] = web.ResponseKey("from_replica", frozenset)
+"""The names of the headers that a replica sent; a response without it is the proxy's own."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the proxy, in seconds, bytes and requests."""
+
+    answer_seconds: float = 300.0
+    """From the end of a request to the head of its answer."""
+    hold_seconds: float = 300.0
+    """How long a request waits for a sleeping service."""
+    most_held: int = 100
+    """Requests of one service that wait at once."""
+    most_body: int = 1 << 30
+    most_in_flight: int = 4096
+
+
+class Forwarded(msgspec.Struct, kw_only=True):
+    """A request that was admitted. `rest`: the path and query for the replica."""
+
+    request: web.Request
+    service: str
+    run_id: str
+    rest: str
+    prefix: str
+    """What was stripped from the path."""
+    headers: list[tuple[str, str]]
+    body: Body
+    hosts: frozenset[str]
+    is_upgrade: bool = False
+    sending: asyncio.Task[None] | None = None
+
+    @property
+    def may_be_repeated(self) -> bool:
+        return self.request.method in _REPEATABLE and self.body.can_be_sent
+
+
+class _TryAnother(Exception):
+    def __init__(self, failure: ServiceError) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class _Outcome(msgspec.Struct):
+    """What is counted of one try."""
+
+    failed: bool = True
+    is_stream: bool = False
+
+
+class Forwarder:
+    """Carries requests to replicas."""
+
+    def __init__(
+        self, services: Services, replicas: Replicas, traffic: Traffic, limits: Limits
+    ) -> None:
+        self._services = services
+        self._replicas = replicas
+        self._traffic = traffic
+        self._limits = limits
+        self._held: dict[str, int] = {}
+
+    async def forward(self, call: Forwarded) -> web.StreamResponse:
+        """Return the answer, sent already. Raises ServiceError before its first byte was sent.
+
+        A replica that breaks off later breaks the connection to the client.
+        """
+        tried: set[str] = set()
+        failure: ServiceError | None = None
+        while True:
+            service = await self._ready(call)
+            replica = self._replicas.choose(service.replicas, tried)
+            if replica is None:
+                raise failure or NoReplica(f"the service {call.service} has no replica now")
+            with self._replicas.using(replica), self._counted(service, replica) as outcome:
+                try:
+                    return await self._exchange(call, replica, outcome)
+                except _TryAnother as another:
+                    failure = another.failure
+                    tried.add(replica.id)
+                finally:
+                    await _end(call)
+
+    # -- sleeping services ---------------------------------------------------------------------
+
+    async def _ready(self, call: Forwarded) -> Service:
+        """Return the service once it has a replica. Raises NotFound, NoReplica."""
+        service = self._service(call)
+        if service.replicas:
+            return service
+        if not service.asleep:
+            raise NoReplica(
+                f"no replica of the service {call.service} is ready; "
+                f"`fairlead service show {call.service}` tells why"
+            )
+        if self._held.get(call.run_id, 0) >= self._limits.most_held:
+            raise NoReplica(
+                f"the service {call.service} is starting, and {self._limits.most_held} requests "
+                f"wait for it already; try again soon"
+            )
+        self._hold(call.run_id, 1)
+        try:
+            async with asyncio.timeout(self._limits.hold_seconds):
+                while not service.replicas:
+                    await self._services.changed()
+                    service = self._service(call)
+        except TimeoutError:
+            raise NoReplica(
+                f"no replica of the service {call.service} was ready within "
+                f"{self._limits.hold_seconds:g} s; `fairlead service show {call.service}` tells why"
+            ) from None
+        finally:
+            self._hold(call.run_id, -1)
+        return service
+
+    def _hold(self, run_id: str, more: int) -> None:
+        held = self._held.pop(run_id, 0) + more
+        if held:
+            self._held[run_id] = held
+        self._services.hold(run_id, held)
+
+    def _service(self, call: Forwarded) -> Service:
+        service = self._services.find(call.service)
+        if service is None or service.run_id != call.run_id:
+            raise NotFound(f"the service {call.service} has ended")
+        return service
+
+    # -- one try -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _counted(self, service: Service, replica: Replica) -> Iterator[_Outcome]:
+        now = asyncio.get_running_loop().time
+        began = now()
+        outcome = _Outcome()
+        self._traffic.began(service.run_id, replica.group)
+        try:
+            yield outcome
+        except asyncio.CancelledError:
+            outcome.failed = False  # the client went away
+            raise
+        finally:
+            seconds = None if outcome.is_stream else now() - began
+            self._traffic.ended(
+                service.run_id, replica.group, seconds=seconds, failed=outcome.failed
+            )
+
+    async def _exchange(
+        self, call: Forwarded, replica: Replica, outcome: _Outcome
+    ) -> web.StreamResponse:
+        connection, head = await self._asked(call, replica)
+        try:
+            outcome.failed = head.status >= 500
+            if head.status == 101:
+                outcome.is_stream = True
+                if not call.is_upgrade:
+                    raise ReplicaFailed(_sentence(call, "switched protocols without being asked"))
+                return await tunnel(call.request, head, connection.upgraded)
+            return await self._pass_on(call, connection, head, outcome)
+        finally:
+            if call.sending is None or call.sending.done():
+                self._replicas.give_back(replica, connection)
+            else:
+                connection.close()
+
+    async def _asked(
+        self, call: Forwarded, replica: Replica
+    ) -> tuple[ReplicaConnection, ResponseHead]:
+        """Send the request; return the connection with the head of the answer. Raises _TryAnother,
+        ReplicaFailed, ReplicaTimeout, TooLarge."""
+        connection = self._replicas.kept(replica)
+        while True:
+            is_fresh = connection is None
+            if connection is None:
+                connection = await self._open(call, replica)
+            try:
+                return connection, await self._ask(call, connection)
+            except BaseException as error:
+                connection.close()
+                connection = None
+                if isinstance(error, TimeoutError):
+                    raise ReplicaTimeout(
+                        _sentence(call, f"gave no answer in {self._limits.answer_seconds:g} s")
+                    ) from None
+                if not isinstance(error, UpstreamError):
+                    raise
+                failure = ReplicaFailed(_sentence(call, str(error)))
+                if not isinstance(error, NoAnswer) or not call.may_be_repeated:
+                    raise failure from error
+                if is_fresh:
+                    raise _TryAnother(failure) from error
+
+    async def _open(self, call: Forwarded, replica: Replica) -> ReplicaConnection:
+        try:
+            return await self._replicas.open(replica)
+        except Unreachable as error:
+            raise _TryAnother(
+                ReplicaFailed(f"no replica of the service {call.service} can be reached: {error}")
+            ) from error
+
+    async def _ask(self, call: Forwarded, connection: ReplicaConnection) -> ResponseHead:
+        method = call.request.method
+        head = headers.head_of(method, call.rest, (*call.headers, *call.body.headers))
+        if call.body.data is not None:
+            await connection.send(head + call.body.data)
+            async with asyncio.timeout(self._limits.answer_seconds):
+                return await connection.answer(method)
+        await connection.send(head)
+        call.sending = asyncio.create_task(call.body.stream(connection))
+        answering = asyncio.create_task(connection.answer(method))
+        try:
+            await asyncio.wait((call.sending, answering), return_when=asyncio.FIRST_COMPLETED)
+            if call.sending.done() and not answering.done():
+                error = call.sending.exception()
+                if error is not None and not isinstance(error, UpstreamError):
+                    raise error
+                # A replica may refuse a body before its end, and close while it is still sent.
+            async with asyncio.timeout(self._limits.answer_seconds):
+                return await asyncio.shield(answering)
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def _pass_on(
+        self,
+        call: Forwarded,
+        connection: ReplicaConnection,
+        head: ResponseHead,
+        outcome: _Outcome,
+    ) -> web.StreamResponse:
+        response = _response(call, head)
+        try:
+            data = await self._begin(call, connection, response)
+            while data:
+                await response.write(data)
+                data = await connection.read()
+            await response.write_eof()
+        except UpstreamError as error:
+            outcome.failed = True
+            if not response.prepared:
+                raise ReplicaFailed(_sentence(call, str(error))) from error
+            _cut(call.request, response)
+        return response
+
+    async def _begin(
+        self, call: Forwarded, connection: ReplicaConnection, response: web.StreamResponse
+    ) -> bytes:
+        """Send the head of the answer now; return the first part of its body."""
+        await response.prepare(call.request)
+        return await connection.read()
+
+
+def _sentence(call: Forwarded, what: str) -> str:
+    return f"a replica of the service {call.service} {what}"
+
+
+def _response(call: Forwarded, head: ResponseHead) -> web.StreamResponse:
+    response = web.StreamResponse(status=head.status, reason=head.reason or None)
+    pairs = headers.response_headers(head.headers, prefix=call.prefix, hosts=call.hosts)
+    for name, value in pairs:
+        response.headers.add(name, value)
+    response[FROM_REPLICA] = frozenset(name.lower() for name, _ in pairs)
+    return response
+
+
+def _cut(request: web.Request, response: web.StreamResponse) -> None:
+    """Break the connection, so that the client does not take the answer for a whole one."""
+    transport = request.transport
+    if transport is None:
+        return
+    if request.version < (1, 1) and response.content_length is None:
+        transport.abort()  # only a reset tells the client
+    else:
+        transport.close()
+
+
+async def _end(call: Forwarded) -> None:
+    """End the upload, if it goes on after the answer."""
+    if call.sending is not None:
+        sending, call.sending = call.sending, None
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+class HangUps:
+    """Ends the requests of clients that went away.
+
+    aiohttp tells a handler of that only when it writes, and a replica may think for minutes.
+    """
+
+    def __init__(self, every: float = 0.5) -> None:
+        self._every = every
+        self._open: dict[asyncio.Task[object], web.Request] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def watched(self, request: web.Request) -> Iterator[Callable[[], object]]:
+        """Cancel this task when the client is gone. The value cancels it for another reason."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = request
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
+        try:
+            yield task.cancel
+        finally:
+            del self._open[task]
+            if not self._open and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _look(self) -> None:
+        for task, request in tuple(self._open.items()):
+            if request.transport is None:
+                task.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._look)

@@ -1,0 +1,169 @@
+"""The replicas that the proxy uses: requests in flight, kept connections, and recent failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from controller.links.base import LinkError, NodeConnection
+from controller.proxy.upstream import ReplicaConnection
+from controller.proxy.view import Replica
+from runner.client import RunnerError, RunnerUnavailable
+
+Connect = Callable[[str], Awaitable[NodeConnection]]
+"""Returns the live connection of a node; waits for it as long as necessary."""
+CONNECT_SECONDS = 10.0
+AVOIDED_SECONDS = 2.0
+"""A replica that could not be reached is only used again after this time, unless there is no
+other: it would have the fewest requests, and so get all."""
+MOST_KEPT = 64
+"""Unused connections of one replica."""
+
+
+class Unreachable(Exception):
+    """No connection to the replica's port is possible; nothing was sent. The message says why."""
+
+
+class _Use:
+    """One replica, while it has requests or kept connections."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.kept: deque[ReplicaConnection] = deque()
+        self.avoided_until = 0.0
+        self.last_used = 0
+        self.idle: asyncio.Event | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.in_flight and not self.kept and self.idle is None
+
+
+class Replicas:
+    """Chooses replicas and keeps their connections."""
+
+    def __init__(self, connect: Connect, connect_seconds: float = CONNECT_SECONDS) -> None:
+        self._connect = connect
+        self._seconds = connect_seconds
+        self._uses: dict[str, _Use] = {}
+        self._turn = 0
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def choose(self, replicas: Sequence[Replica], tried: Collection[str]) -> Replica | None:
+        """Return the replica with the fewest requests; among equals, the one that waits longest."""
+        now = _now()
+
+        def rank(replica: Replica) -> tuple[bool, int, int]:
+            use = self._uses.get(replica.id)
+            if use is None:
+                return (False, 0, 0)
+            return (now < use.avoided_until, use.in_flight, use.last_used)
+
+        untried = [replica for replica in replicas if replica.id not in tried]
+        return min(untried, key=rank, default=None)
+
+    def in_flight(self, replica_id: str) -> int:
+        """Return how many requests the replica has; streams and WebSockets count."""
+        use = self._uses.get(replica_id)
+        return 0 if use is None else use.in_flight
+
+    async def wait_idle(self, replica_id: str) -> None:
+        """Return when the replica has no request."""
+        use = self._uses.get(replica_id)
+        if use is not None and use.in_flight:
+            use.idle = use.idle or asyncio.Event()
+            await use.idle.wait()
+
+    @contextmanager
+    def using(self, replica: Replica) -> Iterator[None]:
+        """Count a request of the replica."""
+        use = self._use(replica.id)
+        self._turn += 1
+        use.in_flight += 1
+        use.last_used = self._turn
+        try:
+            yield
+        finally:
+            use.in_flight -= 1
+            if not use.in_flight and use.idle is not None:
+                use.idle.set()
+                use.idle = None
+            self._schedule()
+
+    def kept(self, replica: Replica) -> ReplicaConnection | None:
+        """Return a kept connection that can carry a request."""
+        use = self._uses.get(replica.id)
+        while use is not None and use.kept:
+            connection = use.kept.pop()
+            if connection.can_be_reused:
+                return connection
+            connection.close()
+        return None
+
+    async def open(self, replica: Replica) -> ReplicaConnection:
+        """Open a connection to the replica's port. Raises Unreachable."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                node = await self._connect(replica.node_id)
+                stream = await node.runner(replica.socket).connect_port(replica.port)
+        except TimeoutError:
+            why = f"its node did not answer within {self._seconds:g} s"
+        except (LinkError, RunnerUnavailable) as error:
+            why = str(error)
+        except RunnerError as error:
+            why = error.message
+        else:
+            return ReplicaConnection(stream)
+        self._avoid(replica)
+        raise Unreachable(why)
+
+    def give_back(self, replica: Replica, connection: ReplicaConnection) -> None:
+        """End an exchange: keep the connection if it can carry another request, else close it."""
+        use = self._use(replica.id)
+        if connection.finish() and len(use.kept) < MOST_KEPT:
+            use.kept.append(connection)
+            self._schedule()
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for use in self._uses.values():
+            for connection in use.kept:
+                connection.close()
+            use.kept.clear()
+
+    def _avoid(self, replica: Replica) -> None:
+        self._use(replica.id).avoided_until = _now() + AVOIDED_SECONDS
+        self._schedule()
+
+    def _use(self, replica_id: str) -> _Use:
+        return self._uses.setdefault(replica_id, _Use())
+
+    def _schedule(self) -> None:
+        if self._sweeping is None:
+            loop = asyncio.get_running_loop()
+            self._sweeping = loop.call_later(1.0, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close connections that nobody uses any more, and forget replicas."""
+        self._sweeping = None
+        now = _now()
+        for replica_id, use in list(self._uses.items()):
+            for _ in range(len(use.kept)):
+                connection = use.kept.popleft()
+                if connection.can_be_reused:
+                    use.kept.append(connection)
+                else:
+                    connection.close()
+            if use.is_empty and now >= use.avoided_until:
+                del self._uses[replica_id]
+        if self._uses:
+            self._schedule()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

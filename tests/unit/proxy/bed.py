@@ -1,0 +1,162 @@
+"""A proxy in front of replicas on this machine, and servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from controller.lifecycle.model import Role
+from controller.proxy.entry import Proxy, Settings, tidy, to_services
+from controller.proxy.forwarding import Limits
+from controller.proxy.view import Replica, Service
+from controller.service.users import Gate
+from controller.store.base import ServiceKey, StoredToken, User, digest
+from tests.doubles.clock import ManualClock
+from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
+
+TOKENS = {"ada": "fl_ada", "bob": "fl_bob", "root": "fl_root"}
+KEY = "flk_key"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+QUICK = Limits(answer_seconds=0.5, hold_seconds=5.0, most_held=2, most_body=1 << 20)
+
+
+def as_user(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {TOKENS[name]}"}
+
+
+class Bed:
+    """A proxy with one service `api` of ada's, open to all unless a test says otherwise."""
+
+    def __init__(self, client: TestClient[Any, Any], proxy: Proxy, gate: Gate) -> None:
+        self.client = client
+        self.proxy = proxy
+        self.gate = gate
+        self.services = PlantedServices()
+        self.traffic = NotedTraffic()
+        self.node = NodeHere()
+
+    def serve(self, *ports: int, **fields: Any) -> Service:
+        service = Service(
+            run_id="run-api",
+            name="api",
+            owner="ada",
+            replicas=tuple(replica(port) for port in ports),
+        )
+        service = msgspec.structs.replace(service, **{"auth": False, **fields})
+        self.services.put(service)
+        return service
+
+
+def replica(port: int) -> Replica:
+    return Replica(id=f"at-{port}", group="main", node_id="n", socket="/s", port=port)
+
+
+def gate() -> Gate:
+    roles = {"ada": Role.USER, "bob": Role.USER, "root": Role.ADMIN}
+    users = [User(name=name, role=role, created_at=0.0) for name, role in roles.items()]
+    tokens = [
+        StoredToken(id=name, user=name, digest=digest(token), created_at=0.0)
+        for name, token in TOKENS.items()
+    ]
+    key = ServiceKey(id="k", service="api", user="ada", digest=digest(KEY), created_at=0.0)
+    return Gate(users, tokens, ManualClock(), [key])
+
+
+@contextlib.asynccontextmanager
+async def a_bed(limits: Limits = QUICK, domain: str | None = None) -> AsyncIterator[Bed]:
+    services, traffic, node, guard = PlantedServices(), NotedTraffic(), NodeHere(), gate()
+    proxy = Proxy(
+        services=services,
+        traffic=traffic,
+        gate=guard,
+        connect=node.connect,
+        settings=Settings(domain=domain, limits=limits),
+    )
+    app = web.Application(middlewares=[to_services(proxy)])
+    app.on_response_prepare.append(tidy)
+    server = TestServer(app, access_log=None)
+    client: TestClient[Any, Any] = TestClient(
+        server, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+    )
+    await client.start_server()
+    bed = Bed(client, proxy, guard)
+    bed.services, bed.traffic, bed.node = services, traffic, node
+    try:
+        yield bed
+    finally:
+        await client.close()
+        proxy.close()
+
+
+@contextlib.asynccontextmanager
+async def an_app(handler: Handler) -> AsyncIterator[int]:
+    """A replica that answers every request with `handler`; gives its port."""
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def a_server(serve: Serve) -> AsyncIterator[int]:
+    """A replica that speaks bytes; gives its port."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            tasks.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+def says(answer: bytes) -> Serve:
+    """A server that reads a head, sends these bytes and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+
+    return serve
+
+
+async def echo(request: web.Request) -> web.Response:
+    """Return the request as JSON."""
+    body = await request.read()
+    seen = {
+        "method": request.method,
+        "path": request.raw_path,
+        "headers": [[name.lower(), value] for name, value in request.headers.items()],
+        "body": body.decode("latin-1"),
+    }
+    return web.json_response(seen)

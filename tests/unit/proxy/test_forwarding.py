@@ -1,0 +1,420 @@
+"""Requests through the proxy to real HTTP servers, and what replicas may do wrong."""
+
+import asyncio
+import io
+import socket
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from controller.proxy.forwarding import Limits
+from tests.support.ssh_daemon import free_port
+from tests.support.waiting import eventually
+from tests.unit.proxy.bed import QUICK, a_bed, a_server, an_app, echo, replica, says
+
+SOON = 10.0
+
+
+async def test_a_request_reaches_the_replica_with_its_path_query_headers_and_body() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port)
+        async with bed.client.post(
+            "/services/api/a%2Fb/../c?x=%20y", data=b"hello", headers={"X-Own": "1"}
+        ) as answer:
+            seen = await answer.json()
+    headers = dict(seen["headers"])
+    assert (answer.status, seen["method"], seen["body"]) == (200, "POST", "hello")
+    assert headers["x-own"] == "1"
+    assert headers["x-forwarded-for"] == "127.0.0.1"
+    assert headers["x-forwarded-proto"] == "http"
+    assert headers["x-forwarded-prefix"] == "/services/api"
+    assert headers["content-length"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("asked", "strip", "seen"),
+    [
+        ("/services/api/v1/x?q=1", True, "/v1/x?q=1"),
+        ("/services/api/?q", True, "/?q"),
+        ("/services/api/v1/x?q=1", False, "/services/api/v1/x?q=1"),
+        ("/services/api//x", True, "//x"),
+    ],
+)
+async def test_the_prefix_is_stripped_unless_the_service_wants_it(
+    asked: str, strip: bool, seen: str
+) -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port, strip_prefix=strip)
+        async with bed.client.get(asked) as answer:
+            assert (await answer.json())["path"] == seen
+
+
+async def test_a_service_without_a_slash_leads_to_the_one_with_it() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api?a=1", allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (308, "/services/api/?a=1")
+
+
+async def test_a_service_answers_at_its_host_name() -> None:
+    async with a_bed(domain="svc.example") as bed, an_app(echo) as port:
+        bed.serve(port)
+        async with bed.client.get("/v1/runs", headers={"Host": "api.svc.example:8700"}) as answer:
+            seen = await answer.json()
+        async with bed.client.get("/v1/runs", headers={"Host": "svc.example"}) as other:
+            assert other.status == 404
+    assert seen["path"] == "/v1/runs"
+    assert "x-forwarded-prefix" not in dict(seen["headers"])
+
+
+async def test_a_connection_to_the_replica_is_used_again() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port)
+        for _ in range(5):
+            async with bed.client.post("/services/api/", data=b"x" * 1000) as answer:
+                assert answer.status == 200
+    assert bed.node.opened == [port]
+
+
+async def test_a_large_body_is_streamed_both_ways_with_and_without_a_length() -> None:
+    async def back(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        async for data in request.content.iter_any():
+            await response.write(data)
+        return response
+
+    async def pieces() -> Any:
+        for _ in range(20):
+            yield b"y" * 50_000
+
+    async with a_bed() as bed, an_app(back) as port:
+        bed.serve(port)
+        async with bed.client.post("/services/api/", data=b"x" * 900_000) as answer:
+            assert await answer.read() == b"x" * 900_000
+        async with bed.client.post("/services/api/", data=pieces()) as answer:
+            assert await answer.read() == b"y" * 1_000_000
+
+
+async def test_server_sent_events_come_one_by_one() -> None:
+    go_on = asyncio.Event()
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        await go_on.wait()
+        await response.write(b"data: 2\n\n")
+        return response
+
+    async with a_bed() as bed, an_app(events) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api/") as answer, asyncio.timeout(SOON):
+            assert await answer.content.readuntil(b"\n\n") == b"data: 1\n\n"
+            go_on.set()
+            assert await answer.content.read() == b"data: 2\n\n"
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@pytest.mark.parametrize("status", [204, 304])
+async def test_answers_without_a_body_end(method: str, status: int) -> None:
+    async def nothing(request: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"ETag": '"a"'})
+
+    async with a_bed() as bed, an_app(nothing) as port:
+        bed.serve(port)
+        for _ in range(2):
+            async with bed.client.request(method, "/services/api/") as answer:
+                assert (answer.status, await answer.read()) == (status, b"")
+                assert answer.headers["ETag"] == '"a"'
+    assert bed.node.opened == [port]
+
+
+async def test_the_answer_to_head_has_the_length_and_no_body() -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * 700)
+
+    async with a_bed() as bed, an_app(page) as port:
+        bed.serve(port)
+        for _ in range(2):
+            async with bed.client.head("/services/api/") as answer:
+                assert (answer.headers["Content-Length"], await answer.read()) == ("700", b"")
+
+
+async def test_nothing_is_added_to_the_headers_of_an_answer() -> None:
+    bare = b"HTTP/1.1 200 Fine\r\nContent-Length: 2\r\nX-A: 1\r\nX-A: 2\r\n\r\nok"
+    async with a_bed() as bed, a_server(says(bare)) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api/") as answer:
+            names = [name for name, _ in answer.headers.items() if name != "Date"]
+            assert (answer.reason, await answer.read()) == ("Fine", b"ok")
+    assert names == ["Content-Length", "X-A", "X-A"]
+
+
+async def test_an_interim_answer_is_not_taken_for_the_answer() -> None:
+    both = (
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    )
+    async with a_bed() as bed, a_server(says(both)) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api/") as answer:
+            assert (answer.status, await answer.read()) == (200, b"ok")
+            assert "Link" not in answer.headers
+
+
+async def test_requests_go_to_the_replica_with_the_fewest() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        await go_on.wait()
+        return web.Response(text="slow")
+
+    async def quick(request: web.Request) -> web.Response:
+        return web.Response(text="quick")
+
+    async with a_bed() as bed, an_app(slow) as first, an_app(quick) as second:
+        bed.serve(first)
+        waiting = asyncio.create_task(bed.client.get("/services/api/"))
+        await eventually(lambda: bed.proxy.replicas.in_flight(f"at-{first}"), SOON)
+        bed.services.put_replicas("api", replica(first), replica(second))
+        for _ in range(3):
+            async with bed.client.get("/services/api/") as answer:
+                assert await answer.text() == "quick"
+        go_on.set()
+        assert await (await waiting).text() == "slow"
+
+
+# -- replicas that are gone ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_replica_that_is_not_there_costs_no_request(method: str) -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(free_port(), port)
+        for _ in range(4):
+            async with bed.client.request(method, "/services/api/", data=b"x") as answer:
+                assert answer.status == 200
+    assert bed.node.opened.count(port) == 1
+
+
+async def test_a_repeatable_request_moves_on_when_a_replica_dies_before_its_answer() -> None:
+    async with a_bed() as bed, a_server(says(b"")) as dead, an_app(echo) as port:
+        bed.serve(dead, port)
+        for _ in range(3):
+            async with bed.client.put("/services/api/", data=b"x") as answer:
+                assert (answer.status, (await answer.json())["body"]) == (200, "x")
+
+
+async def test_a_request_that_may_not_be_repeated_is_not() -> None:
+    async with a_bed() as bed, a_server(says(b"")) as dead, an_app(echo) as port:
+        bed.serve(dead, port)
+        async with bed.client.post("/services/api/", data=b"x") as answer:
+            assert answer.status == 502
+            assert "closed the connection" in (await answer.json())["error"]["message"]
+    assert bed.node.opened == [dead]
+
+
+async def test_without_a_reachable_replica_the_answer_is_502_and_says_why() -> None:
+    async with a_bed() as bed:
+        port = free_port()
+        bed.serve(port)
+        async with bed.client.get("/services/api/") as answer:
+            error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (502, "replica_failed")
+    assert f"nothing listens on port {port}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nzz\r\n",
+        b"\x00" * 100,
+    ],
+)
+async def test_garbage_from_a_replica_is_a_502(garbage: bytes) -> None:
+    async with a_bed() as bed, a_server(says(garbage)) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api/") as answer:
+            assert answer.status == 502
+            assert (await answer.json())["error"]["code"] == "replica_failed"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+    ],
+)
+async def test_an_answer_that_breaks_off_breaks_off_for_the_client(part: bytes) -> None:
+    async with a_bed() as bed, a_server(says(part)) as port:
+        bed.serve(port)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async with bed.client.get("/services/api/") as answer:
+                await answer.read()
+        await eventually(lambda: not bed.traffic.in_flight, SOON)
+    assert [failed for *_, failed in bed.traffic.ended_ones] == [True]
+
+
+async def test_an_answer_that_ends_with_the_connection_is_whole() -> None:
+    async with a_bed() as bed, a_server(says(b"HTTP/1.0 200 OK\r\n\r\nall of it")) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api/") as answer:
+            assert await answer.read() == b"all of it"
+
+
+async def test_a_replica_that_hangs_gives_504_and_the_others_go_on() -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with a_bed() as bed, a_server(hang) as port, an_app(echo) as other:
+        bed.serve(port)
+        waiting = asyncio.create_task(bed.client.get("/services/api/"))
+        await eventually(lambda: bed.traffic.in_flight, SOON)
+        bed.services.put_replicas("api", replica(port), replica(other))
+        async with bed.client.get("/services/api/") as answer:
+            assert answer.status == 200
+        async with await waiting as answer:
+            assert answer.status == 504
+            assert "gave no answer in 0.5 s" in (await answer.json())["error"]["message"]
+
+
+async def test_a_client_that_hangs_up_ends_the_request_to_the_replica() -> None:
+    ended = asyncio.Event()
+
+    async def think(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.read()
+        ended.set()
+
+    limits = Limits(answer_seconds=60.0)
+    async with a_bed(limits) as bed, a_server(think) as port:
+        bed.serve(port)
+        _, writer = await asyncio.open_connection("127.0.0.1", bed.client.port)
+        writer.write(b"GET /services/api/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: bed.traffic.in_flight, SOON)
+        writer.close()
+        async with asyncio.timeout(SOON):
+            await ended.wait()
+        await eventually(lambda: not bed.traffic.in_flight, SOON)
+    assert [failed for *_, failed in bed.traffic.ended_ones] == [False]
+
+
+async def test_a_body_that_is_too_large_is_refused_with_and_without_a_length() -> None:
+    async def pieces() -> Any:
+        for _ in range(40):
+            yield b"y" * 50_000
+
+    large = io.BytesIO(b"x" * (QUICK.most_body + 1))
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(port)
+        async with bed.client.post("/services/api/", data=large) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (413, "too_large")
+        async with bed.client.post("/services/api/", data=pieces()) as answer:
+            assert answer.status == 413
+
+
+async def test_a_slow_client_costs_little_memory_and_slows_its_replica() -> None:
+    sent = 0
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+            sent += 65536
+
+    async with a_bed() as bed, a_server(pour) as port:
+        bed.serve(port)
+        client = socket.create_connection(("127.0.0.1", bed.client.port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        with client:
+            client.sendall(b"GET /services/api/ HTTP/1.1\r\nHost: x\r\n\r\n")
+            before = -1
+            while before != sent:
+                before = sent
+                await asyncio.wait([asyncio.create_task(asyncio.sleep(0.3))])
+        assert 0 < sent < 16 << 20
+        await eventually(lambda: not bed.traffic.in_flight, SOON)
+
+
+# -- sleeping services --------------------------------------------------------------------------
+
+
+async def test_a_request_to_a_sleeping_service_is_held_until_a_replica_is_ready() -> None:
+    async with a_bed() as bed, an_app(echo) as port:
+        bed.serve(asleep=True)
+        waiting = asyncio.create_task(bed.client.post("/services/api/", data=b"x"))
+        await eventually(lambda: bed.services.held, SOON)
+        bed.services.put_replicas("api", replica(port))
+        async with await waiting as answer:
+            assert (answer.status, (await answer.json())["body"]) == (200, "x")
+    assert bed.services.held == [("run-api", 1), ("run-api", 0)]
+
+
+async def test_only_so_many_requests_are_held_and_only_for_so_long() -> None:
+    async with a_bed(Limits(hold_seconds=0.5, most_held=1)) as bed:
+        bed.serve(asleep=True)
+        waiting = asyncio.create_task(bed.client.get("/services/api/"))
+        await eventually(lambda: bed.services.held, SOON)
+        async with bed.client.get("/services/api/") as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+            assert "1 requests wait" in (await answer.json())["error"]["message"]
+        async with await waiting as answer:
+            assert answer.status == 503
+            assert "within 0.5 s" in (await answer.json())["error"]["message"]
+
+
+async def test_a_held_request_ends_with_its_service() -> None:
+    async with a_bed() as bed:
+        bed.serve(asleep=True)
+        waiting = asyncio.create_task(bed.client.get("/services/api/"))
+        await eventually(lambda: bed.services.held, SOON)
+        bed.services.remove("api")
+        async with await waiting as answer:
+            assert answer.status == 404
+
+
+async def test_a_service_without_replicas_that_does_not_sleep_is_unavailable_at_once() -> None:
+    async with a_bed() as bed:
+        bed.serve()
+        async with bed.client.get("/services/api/") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "no_replica")
+
+
+# -- draining -----------------------------------------------------------------------------------
+
+
+async def test_a_replica_out_of_traffic_gets_no_request_and_its_last_one_is_waited_for() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        await go_on.wait()
+        return web.Response(text="slow")
+
+    async with a_bed() as bed, an_app(slow) as old, an_app(echo) as new:
+        bed.serve(old)
+        waiting = asyncio.create_task(bed.client.get("/services/api/"))
+        await eventually(lambda: bed.proxy.replicas.in_flight(f"at-{old}"), SOON)
+        bed.services.put_replicas("api", replica(new))
+        idle = asyncio.create_task(bed.proxy.replicas.wait_idle(f"at-{old}"))
+        for _ in range(3):
+            async with bed.client.get("/services/api/") as answer:
+                assert (await answer.json())["method"] == "GET"
+        assert not idle.done()
+        go_on.set()
+        async with asyncio.timeout(SOON):
+            await idle
+        assert bed.proxy.replicas.in_flight(f"at-{old}") == 0
+        assert await (await waiting).text() == "slow"
