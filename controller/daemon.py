@@ -266,7 +266,7 @@ async def _open(
         turns=machinery.turns,
         store=store,
         logs=logs,
-        gate=Gate(snapshot.users, snapshot.tokens, clock),
+        gate=Gate(snapshot.users, snapshot.tokens, clock, snapshot.service_keys),
         clock=clock,
         chance=chance,
         defaults=options.defaults,

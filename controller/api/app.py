@@ -14,7 +14,19 @@ import msgspec
 from aiohttp import web
 
 from controller import API_VERSIONS, __version__
-from controller.api import blobs, events, fleets, jobs, logs, nodes, ports, runs, scheduling, users
+from controller.api import (
+    blobs,
+    events,
+    fleets,
+    jobs,
+    logs,
+    nodes,
+    ports,
+    runs,
+    scheduling,
+    service_keys,
+    users,
+)
 from controller.api.errors import as_response, encoded, is_our_failure
 from controller.api.openapi import document
 from controller.api.routes import JSON, Call, Instead, Route, decode_body, decode_query
@@ -162,5 +174,6 @@ ROUTES: tuple[Route, ...] = (
     *scheduling.ROUTES,
     *users.ROUTES,
     *fleets.ROUTES,
+    *service_keys.ROUTES,
 )
 """All routes under `/v1`, in the order of the OpenAPI document."""

@@ -376,6 +376,22 @@ class NewUserView(UserView, frozen=True, kw_only=True):
     token: NewTokenView
 
 
+class ServiceKeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that opens one service; `user` is the service's owner."""
+
+    id: str
+    service: str
+    user: str
+    label: str
+    created_at: str
+
+
+class NewServiceKeyView(ServiceKeyView, frozen=True, kw_only=True):
+    """`secret` is the key itself; no other answer has it."""
+
+    secret: str
+
+
 class CallerView(UserView, frozen=True, kw_only=True):
     """`token`: the one that the request was made with."""
 

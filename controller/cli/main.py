@@ -86,6 +86,7 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         app.command(f"{_COMMANDS}.login:{name}", name=name, help=said)
     app.command(_user_app())
     app.command(_token_app())
+    app.command(_service_app())
     return app
 
 
@@ -164,6 +165,17 @@ def _token_app() -> App:
     token.command(f"{people}:list_tokens", name="list", help="List tokens.")
     token.command(f"{people}:revoke_token", name="revoke", help="Revoke a token.")
     return token
+
+
+def _service_app() -> App:
+    service = App(name="service", help="Make and revoke keys of services.")
+    key = App(name="key", help="Add, list and revoke keys that open one service alone.")
+    keys = f"{_COMMANDS}.service_keys"
+    key.command(f"{keys}:add", name="add", help="Make a key of a service and show it.")
+    key.command(f"{keys}:list_", name="list", help="List the keys of your services.")
+    key.command(f"{keys}:revoke", name="revoke", help="Revoke a key.")
+    service.command(key)
+    return service
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from controller.service.nodes import DoctorService, GpuService, NodeService
 from controller.service.progress import PullBoard
 from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
+from controller.service.service_keys import ServiceKeys
 from controller.service.ssh_keys import HostKeys
 from controller.service.submissions import BlobService, SubmissionService
 from controller.service.user_data import JoinPoint
@@ -76,6 +77,9 @@ class ControllerService:
         self.fleets = FleetService(turns, clock)
         self.doctor = DoctorService(self.nodes, connect)
         self.gpus = GpuService(self.nodes, turns, connect)
+        self.service_keys = ServiceKeys(
+            store=store, gate=gate, clock=clock, live_runs=lambda: turns.runs.values()
+        )
         self.users = UserService(
             store=store, gate=gate, clock=clock, live_runs=lambda: turns.runs.values()
         )

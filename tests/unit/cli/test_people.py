@@ -47,3 +47,15 @@ async def test_a_token_is_added_listed_and_revoked(start: Fairlead) -> None:
 async def test_a_wrong_role_or_band_is_a_usage_error(start: Fairlead) -> None:
     for wrong in (["--role", "king"], ["--band", "gold"]):
         assert (await of(start, "user", "add", "bob", *wrong)).status == 2
+
+
+async def test_a_key_of_a_service_is_added_listed_and_revoked(start: Fairlead) -> None:
+    added = await of(start, "service", "key", "add", "api", "--label", "ci")
+    assert (added.status, added.out[:4], added.out.count(b"\n")) == (0, b"flk_", 1)
+    (line,) = (await of(start, "service", "key", "list", "api")).out.decode().splitlines()[1:]
+    id, *rest = line.split()
+    assert rest[:3] == ["api", "admin", "ci"]
+    assert added.out.decode().strip() not in line
+    assert (await of(start, "service", "key", "revoke", id)).out.decode() == f"key {id} revoked\n"
+    again = await of(start, "service", "key", "revoke", id)
+    assert (again.status, "there is no key" in again.err) == (1, True)
