@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -16,7 +16,8 @@ from controller.lifecycle.reasons import (
     RetryEvent,
     RunReason,
 )
-from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.scheduling.answers import Amounts
 from shim.schemas import PullProgress
 
 _BY_ITS_JOBS = (
@@ -151,3 +152,41 @@ def exit_status(run: RunView) -> int:
 
 def job_name(job: JobView) -> str:
     return f"{job.group}/{job.cookie}"
+
+
+def grants(run: RunView) -> list[str]:
+    """Return a sentence for each different grant of the run's jobs: what they hold."""
+    names = {job.id: job_name(job) for job in run.jobs}
+    return grant_sentences(
+        (
+            names.get(one.job_id, one.job_id),
+            one.asked,
+            Amounts(cpu=one.cpu, memory=one.memory, shm_size=one.shm_size),
+        )
+        for one in run.allocations
+        if one.state is AllocationState.HELD and one.asked is not None
+    )
+
+
+def grant_sentences(grants: Iterable[tuple[str, Amounts, Amounts]]) -> list[str]:
+    """Return a sentence for each different pair of what was asked and granted; a grant names its
+    job."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, asked, granted in grants:
+        alike.setdefault((_amounts(granted), _amounts(asked)), []).append(name)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} gets {granted}"
+        f"; asked: {asked or 'nothing'}"
+        for (granted, asked), names in alike.items()
+    ]
+
+
+def _amounts(amounts: Amounts) -> str:
+    parts = []
+    if amounts.cpu is not None:
+        parts.append(f"{amounts.cpu:g} CPU")
+    if amounts.memory is not None:
+        parts.append(f"{human_size(amounts.memory)} memory")
+    if amounts.shm_size is not None:
+        parts.append(f"{human_size(amounts.shm_size)} /dev/shm")
+    return ", ".join(parts)

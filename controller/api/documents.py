@@ -14,7 +14,7 @@ import msgspec
 from controller.lifecycle.model import Band, Role, RunType
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, IrisState, RunStatus
-from controller.scheduling.answers import PlannedPlace, Waiting
+from controller.scheduling.answers import Amounts, PlannedPlace, Waiting
 from shim.schemas import GpuMetrics, PullProgress
 
 
@@ -51,7 +51,7 @@ class GroupView(_View, frozen=True):
 
 class AllocationView(_View, frozen=True):
     """An allocation: CPU in cores, sizes in bytes. `placement`: the node's value of the fleet's
-    placement attribute."""
+    placement attribute; `asked`: what the user wrote, beside what the job got."""
 
     id: str
     job_id: str
@@ -65,6 +65,8 @@ class AllocationView(_View, frozen=True):
     monitoring_descriptor: str | None
     created_at: str
     released_at: str | None
+    shm_size: int | None
+    asked: Amounts | None
 
 
 class OccurrenceView(_View, frozen=True):

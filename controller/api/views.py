@@ -30,6 +30,7 @@ from controller.lifecycle.model import (
     Attempt,
     Incarnation,
     Job,
+    Resources,
     Run,
     RunState,
 )
@@ -38,6 +39,7 @@ from controller.lifecycle.reasons import state_of
 from controller.lifecycle.run_status import state_of_job
 from controller.lifecycle.schedules import next_trigger_at
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.scheduling.grant import asked_by
 
 V = TypeVar("V", bound=msgspec.Struct)
 
@@ -84,6 +86,7 @@ def run_view(
     run = state.run
     gathers = incarnation.gathering(run, state.jobs)
     allocations = (one for one in state.allocations if one.state is not AllocationState.RELEASED)
+    needs = {job.id: job.spec.resources for job in state.jobs}
     return derived(
         RunView,
         run,
@@ -95,7 +98,9 @@ def run_view(
         switches=tuple(derived(SwitchView, switch) for switch in run.switches),
         jobs=tuple(_job(state, job, node_names) for job in state.jobs),
         groups=tuple(derived(GroupView, group) for group in run.groups),
-        allocations=tuple(_allocation(one, node_names) for one in allocations),
+        allocations=tuple(
+            _allocation(one, node_names, needs.get(one.job_id)) for one in allocations
+        ),
         occurrences=tuple(
             derived(OccurrenceView, one, termination_reason=one.reason) for one in run.occurrences
         ),
@@ -107,7 +112,9 @@ def run_view(
     )
 
 
-def _allocation(allocation: Allocation, node_names: Mapping[str, str]) -> AllocationView:
+def _allocation(
+    allocation: Allocation, node_names: Mapping[str, str], need: Resources | None
+) -> AllocationView:
     resources = allocation.resources
     return derived(
         AllocationView,
@@ -116,6 +123,8 @@ def _allocation(allocation: Allocation, node_names: Mapping[str, str]) -> Alloca
         cpu=resources.cpu,
         memory=resources.memory,
         whole_node=resources.whole_node,
+        shm_size=resources.shm_size,
+        asked=None if need is None else asked_by(need),
     )
 
 

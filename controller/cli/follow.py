@@ -20,7 +20,7 @@ from controller.cli.display import Display, display
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
 from fairlead.errors import ApiError
 from fairlead.follow import News, follow_log, follow_run
-from fairlead.progress import job_name, step_of
+from fairlead.progress import grants, job_name, step_of
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class _Attachment:
         self._following: set[str] = set()
         """Ids of the jobs whose attempt is followed now."""
         self._wrote: set[str] = set()
+        self._granted: set[str] = set()
         self._incarnation = 0 if run.incarnation is None else run.incarnation.number
 
     def until_final(self) -> RunView:
@@ -112,6 +113,7 @@ class _Attachment:
         assert told.run is not None
         self._run = told.run
         self._tell_switches()
+        self._tell_grants()
         for job in self._run.jobs[:MOST_JOBS]:
             self._follow_next(job)
         if self._run.status not in FINAL_RUN_STATUSES:
@@ -124,6 +126,12 @@ class _Attachment:
             because = f"{switch.reason}: {switch.message}" if switch.message else switch.reason
             self._tell(f"incarnation {switch.incarnation} begins: {because}")
             self._incarnation = switch.incarnation
+
+    def _tell_grants(self) -> None:
+        for sentence in grants(self._run):
+            if sentence not in self._granted:
+                self._granted.add(sentence)
+                self._tell(sentence)
 
     def _follow_next(self, job: JobView) -> None:
         """Follow the logs of a job's attempts one after the other, without leaving one out."""

@@ -20,6 +20,7 @@ from controller.configuration.schema import (
     UploadedRepo,
 )
 from controller.lifecycle.model import (
+    Amount,
     Band,
     GpuNeed,
     JobRepo,
@@ -31,6 +32,7 @@ from controller.lifecycle.model import (
     RunPolicy,
     RunType,
 )
+from controller.lifecycle.pending_reasons import size_words
 from controller.lifecycle.submission import PlannedGroup
 from runner.schemas import Files
 from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth
@@ -45,7 +47,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """The values for fields that the user leaves out; the operator may change them."""
 
     image: str = "ubuntu:24.04"
-    resources: Resources = Resources()
+    resources: Resources = Resources(memory=2 << 30)
+    """For a job that neither holds its whole node nor asks for GPUs; the least for the others."""
     stop_duration: float = 300.0
     stop_signal: str = "SIGTERM"
     max_duration: float | None = None
@@ -312,10 +315,14 @@ def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
     written = planned.written.resources
     gpu: GpuNeed = written.gpu.need if written.gpu is not None else defaults.gpu
     shm_size = written.shm_size
-    memory = defaults.memory if written.memory is None else int(written.memory)
+    beside = defaults.memory + int(shm_size or 0)
+    memory = beside if written.memory is None else int(written.memory)
     if shm_size is not None and shm_size > memory:
         field = "resources.shm_size"
-        message = f"is more than the job's memory of {memory} bytes, which it counts as"
+        message = (
+            f"is more than resources.memory ({size_words(memory)}), as which it counts:"
+            " ask for more memory, or leave memory out"
+        )
         raise ConfigurationError(planned.named(field), message, ALLOWED[field])
     return Resources(
         cpu=defaults.cpu if written.cpu is None else float(written.cpu),
@@ -325,6 +332,7 @@ def _resources(planned: GroupPlan, defaults: Resources) -> Resources:
         shm_size=defaults.shm_size if shm_size is None else int(shm_size),
         gpu=gpu,
         whole_node=planned.whole_node,
+        unset=tuple(amount for amount in Amount if getattr(written, amount) is None),
     )
 
 

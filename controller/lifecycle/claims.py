@@ -14,7 +14,8 @@ import msgspec
 
 from controller.lifecycle import termination
 from controller.lifecycle.draft import Draft
-from controller.lifecycle.model import Attempt
+from controller.lifecycle.model import Amount, Attempt
+from controller.lifecycle.pending_reasons import size_words
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     NodeDrained,
@@ -152,7 +153,24 @@ def _believe(draft: Draft, attempt_id: str, claim: Claim) -> None:
     attempt = draft.attempt(attempt_id)
     if attempt is None or (claim.inferred and attempt.reason is not None):
         return
-    termination.end(draft, attempt, claim.reason, claim.cause, claim.message)
+    message = claim.message
+    if claim.reason is Reason.OUT_OF_MEMORY:
+        message = _with_limit(draft, attempt, message)
+    termination.end(draft, attempt, claim.reason, claim.cause, message)
+
+
+def _with_limit(draft: Draft, attempt: Attempt, message: str | None) -> str | None:
+    """Return the message with the limit that the job reached, and the field that sets it."""
+    allocation = draft.allocation_of(attempt)
+    if allocation is None:
+        return message
+    resources = allocation.resources
+    limit = f"the limit was {size_words(resources.memory)}"
+    if Amount.MEMORY in resources.unset:
+        advice = "resources.memory is not set: set it to what the job needs"
+    else:
+        advice = "raise resources.memory"
+    return f"{message or 'the job used too much memory'}; {limit}; {advice}"
 
 
 def _collect(draft: Draft, report: Report, claims: Claims) -> None:

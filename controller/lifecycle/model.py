@@ -19,6 +19,7 @@ from controller.lifecycle.inventory import NodeGpu as NodeGpu
 from controller.lifecycle.inventory import NodeStatus as NodeStatus
 from controller.lifecycle.inventory import QuarantinedTask as QuarantinedTask
 from controller.lifecycle.inventory import Registration as Registration
+from controller.lifecycle.needs import Amount as Amount
 from controller.lifecycle.needs import Constraint as Constraint
 from controller.lifecycle.needs import GpuNeed as GpuNeed
 from controller.lifecycle.needs import Operator as Operator

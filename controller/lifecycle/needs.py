@@ -46,8 +46,20 @@ class GpuNeed(msgspec.Struct, frozen=True, kw_only=True):
     min_compute_capability: str | None = None
 
 
+class Amount(StrEnum):
+    """The amounts that follow the node when a user leaves them out."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    SHM_SIZE = "shm_size"
+
+
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources that one job takes from its node."""
+    """The resources that one job takes from its node.
+
+    In a job's spec an amount in `unset` is the least that the job needs; in an allocation every
+    amount is what the job got (`scheduling.grant`).
+    """
 
     cpu: float = 1.0
     memory: int = 1 << 30
@@ -59,3 +71,5 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     host_network: bool = False
     """The job uses its node's network, so the run's jobs on other nodes reach it at the node's
     address."""
+    unset: tuple[Amount, ...] = ()
+    """The amounts that the user left out."""

@@ -32,11 +32,19 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeAnswer, ...]
 
 
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU in cores, sizes in bytes. Null: the user left it out, so it follows the node."""
+
+    cpu: float | None
+    memory: int | None
+    shm_size: int | None
+
+
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The node that a job of a preview would get.
 
     `node` is None when the job would wait; `why` then says for what. `victims` are the runs whose
-    jobs it would evict first.
+    jobs it would evict first. `asked` and `granted`: what its user wrote, and what it would get.
     """
 
     job: str
@@ -44,3 +52,5 @@ class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     why: str | None = None
     victims: tuple[str, ...] = ()
+    asked: Amounts | None = None
+    granted: Amounts | None = None

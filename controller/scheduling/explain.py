@@ -19,6 +19,7 @@ from controller.scheduling.constraints import attributes_of, unmet
 from controller.scheduling.diagnosis import unusable, why_all_wait, why_one_waits
 from controller.scheduling.fit import room, shortfalls
 from controller.scheduling.gang_placement import domains_for
+from controller.scheduling.grant import asked_by, granted_by
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
 from controller.scheduling.placement import SchedulingPass
 from controller.scheduling.preemption import victims_of
@@ -197,11 +198,16 @@ def _planned(
     """Return the planned result of one job. Without a report, the job waits until other jobs have
     started."""
     label = f"{job.group}/{job.cookie}"
+    asked = asked_by(job.spec.resources)
     match report:
         case Placed():
             allocation = report.allocation
             return PlannedPlace(
-                job=label, node=index.nodes[allocation.node_id].name, gpus=allocation.gpus
+                job=label,
+                node=index.nodes[allocation.node_id].name,
+                gpus=allocation.gpus,
+                asked=asked,
+                granted=granted_by(allocation.resources),
             )
         case Nominated():
             allocation = report.allocation
@@ -211,7 +217,11 @@ def _planned(
                 gpus=allocation.gpus,
                 why=report.pending_reason.sentence(),
                 victims=tuple(sorted(victims.values())),
+                asked=asked,
+                granted=granted_by(allocation.resources),
             )
         case NotPlaced():
-            return PlannedPlace(job=label, node=None, why=report.pending_reason.sentence())
-    return PlannedPlace(job=label, node=None, why=limits.its_turn(run).sentence())
+            why = report.pending_reason
+        case None:
+            why = limits.its_turn(run)
+    return PlannedPlace(job=label, node=None, why=why.sentence(), asked=asked)

@@ -22,6 +22,7 @@ from controller.scheduling.fit import (
     is_named,
     shortfalls,
 )
+from controller.scheduling.grant import granted
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
 from controller.scheduling.kept import in_order_for
 from controller.scheduling.queue import Member, Unit
@@ -35,9 +36,17 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def allocate(
-    unit: Unit, member: Member, free: Room, where: Where, now: float, new_id: NewId
+    unit: Unit,
+    member: Member,
+    free: Room,
+    where: Where,
+    now: float,
+    new_id: NewId,
+    *,
+    least: bool = False,
 ) -> Allocation:
-    """Return the job's allocation in this room, which must be large enough."""
+    """Return the job's allocation in this room, which must be large enough; `least`: as for
+    `granted`."""
     resources = in_blocks(member.need.resources, free.node.capacity)
     wanted = resources.gpu.names
     gpus = tuple(gpu for gpu in free.gpus if not is_instance(gpu) or is_named(gpu, wanted))
@@ -51,7 +60,7 @@ def allocate(
         node_id=free.node.id,
         node_name=free.node.name,
         state=AllocationState.HELD,
-        resources=resources,
+        resources=granted(resources, free, gpus, least=least),
         gpus=tuple(gpu.uuid for gpu in gpus),
         created_at=now,
         placement=None if where is None else where.value,
@@ -62,15 +71,33 @@ def place_all(
     board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
 ) -> list[Place] | None:
     """Give every member an allocation in this domain, or none of them one. Freed allocations of the
-    run are used first."""
-    places = _place_all(board, unit, where, now, new_id, kept_first=bool(unit.freed))
-    if places is None and unit.freed:
-        return _place_all(board, unit, where, now, new_id, kept_first=False)
-    return places
+    run are used first; where the shares of the first jobs leave too little for the others, each
+    gets the least."""
+    for least in (False, True) if can_get_less(unit) else (False,):
+        for kept_first in (True, False) if unit.freed else (False,):
+            places = _place_all(board, unit, where, now, new_id, kept_first=kept_first, least=least)
+            if places is not None:
+                return places
+    return None
+
+
+def can_get_less(unit: Unit) -> bool:
+    """Return whether jobs of the unit may get more than they need, beside others of it."""
+    needs = [member.need.resources for member in unit.members]
+    return len(needs) > 1 and any(
+        need.gpu.count and need.unset and not need.whole_node for need in needs
+    )
 
 
 def _place_all(
-    board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId, *, kept_first: bool
+    board: TrialCapacity,
+    unit: Unit,
+    where: Where,
+    now: float,
+    new_id: NewId,
+    *,
+    kept_first: bool,
+    least: bool,
 ) -> list[Place] | None:
     mark = board.mark
     places: list[Place] = []
@@ -80,7 +107,7 @@ def _place_all(
         if free is None:
             board.undo(mark)
             return None
-        allocation = allocate(unit, member, free, where, now, new_id)
+        allocation = allocate(unit, member, free, where, now, new_id, least=least)
         board.give(allocation)
         places.append(Place(member, allocation))
     return places
@@ -255,7 +282,7 @@ def _fits_empty(empty: CapacityIndex, unit: Unit, where: Where) -> bool:
         free = board.best(member.need, where)
         if free is None:
             return False
-        board.give(allocate(unit, member, free, where, 0.0, str))
+        board.give(allocate(unit, member, free, where, 0.0, str, least=True))
         board.settle(free.node.id)
     return True
 

@@ -11,6 +11,7 @@ from controller.lifecycle.model import Allocation, Node
 from controller.lifecycle.reports import FreedAllocationLost
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.fit import Room, room
+from controller.scheduling.grant import asked_alike
 from controller.scheduling.index import CapacityIndex, why_given_up
 from controller.scheduling.queue import Member, Unit
 
@@ -36,7 +37,7 @@ def used_up(
     used: dict[str, tuple[str, ...]] = {}
     for allocation in placed:
         here = [one for one in left if one.node_id == allocation.node_id]
-        alike = [one for one in here if one.resources == allocation.resources]
+        alike = [one for one in here if asked_alike(one.resources, allocation.resources)]
         for one in sorted(alike, key=lambda one: one.job_id != allocation.job_id)[:1]:
             left.remove(one)
             used[allocation.id] = (one.id,)

@@ -23,7 +23,14 @@ from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import Domain
 from controller.scheduling.fit import room
-from controller.scheduling.gang_placement import NewId, Place, allocate, hardest_first, place_all
+from controller.scheduling.gang_placement import (
+    NewId,
+    Place,
+    allocate,
+    can_get_less,
+    hardest_first,
+    place_all,
+)
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, why_given_up
 from controller.scheduling.kept import is_overdrawn, used_up
 from controller.scheduling.queue import Unit
@@ -216,7 +223,10 @@ class Preemption:
             for domain in domains
             for trial in (
                 self._evict_gang(unit, claimant, domain),
-                self._evict_solos(unit, claimant, domain),
+                *(
+                    self._evict_solos(unit, claimant, domain, least=least)
+                    for least in ((False, True) if can_get_less(unit) else (False,))
+                ),
             )
             if trial is not None
         ]
@@ -239,7 +249,9 @@ class Preemption:
                 return _Trial(places, {one.allocation.id: one for one in gang})
         return None
 
-    def _evict_solos(self, unit: Unit, claimant: Claimant, domain: Domain) -> _Trial | None:
+    def _evict_solos(
+        self, unit: Unit, claimant: Claimant, domain: Domain, *, least: bool
+    ) -> _Trial | None:
         mark = self._board.mark
         claimed = set(self._victims.claimed)
         evictions: dict[Need, Evictions] = {}
@@ -257,7 +269,7 @@ class Preemption:
                 self._vacate(plan.node_id, {one.allocation.id for one in plan.victims})
                 self._victims.claimed.update(one.allocation.id for one in plan.victims)
                 free = plan.freed
-            place = allocate(unit, member, free, domain, self._now, self._new_id)
+            place = allocate(unit, member, free, domain, self._now, self._new_id, least=least)
             self._board.give(place)
             trial.places.append(Place(member, place))
         self._board.undo(mark)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from controller.lifecycle.model import (
+    Amount,
     Band,
     Constraint,
     GpuNeed,
@@ -217,7 +218,7 @@ def _spec(chance: Random) -> JobSpec:
 def _small_spec(chance: Random, *, whole_node: bool) -> JobSpec:
     """Fits every node."""
     spec = _spec(chance)
-    small = Resources(cpu=0.5, memory=GIB, whole_node=whole_node)
+    small = Resources(cpu=0.5, memory=GIB, whole_node=whole_node, unset=tuple(Amount))
     preferred = tuple(one for one in spec.constraints if not one.required)
     return replace(spec, resources=small, constraints=preferred)
 
@@ -244,6 +245,7 @@ def _resources(chance: Random) -> Resources:
         cpu=chance.choice((0.5, 1.0, 2.0, 4.0)),
         memory=chance.choice((1, 2, 8)) * GIB,
         gpu=GpuNeed(count=chance.choices((0, 1, 2), weights=(80, 15, 5))[0]),
+        unset=tuple(Amount),
     )
 
 

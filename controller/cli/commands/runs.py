@@ -26,7 +26,7 @@ from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead import settings
 from fairlead.errors import ApiError
 from fairlead.follow import News, follow_events, patiently
-from fairlead.progress import job_name, why
+from fairlead.progress import grants, job_name, why
 from fairlead.rest import ControllerClient, decode, run_path
 from shim.schemas import GpuMetrics
 
@@ -203,6 +203,7 @@ def _facts(run: RunView) -> Iterator[str]:
         yield f"child of {run.parent_id}"
     for child in run.children:
         yield f"parent of {child.name} ({child.id}): {child.status}"
+    yield from grants(run)
     for job in run.jobs:
         if job.abandoned or job.scaled_down:
             yield f"{job_name(job)} is {'abandoned' if job.abandoned else 'scaled down'}"

@@ -15,6 +15,7 @@ from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_FAILED
 from controller.scheduling.answers import NodeAnswer, Waiting
 from fairlead import settings
+from fairlead.progress import grant_sentences
 from fairlead.rest import decode, run_path
 
 
@@ -120,6 +121,12 @@ def _show_plan(found: PlanView) -> None:
             for place in found.jobs
         ],
     )
+    for sentence in grant_sentences(
+        (place.job, place.asked, place.granted)
+        for place in found.jobs
+        if place.asked is not None and place.granted is not None
+    ):
+        output.emit(sentence)
 
 
 def _why(why: str | None, victims: tuple[str, ...]) -> str:

@@ -198,6 +198,8 @@ GOLDEN: dict[str, Any] = {
             "monitoring_descriptor": None,
             "created_at": "1970-01-01T00:00:01.000Z",
             "released_at": None,
+            "shm_size": None,
+            "asked": {"cpu": 1.0, "memory": 1 << 30, "shm_size": None},
         }
     ],
     "occurrences": [

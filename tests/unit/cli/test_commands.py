@@ -241,7 +241,10 @@ async def test_a_plan_shows_where_a_run_would_go_and_submits_nothing(
     file = tmp_path / "task.yaml"
     file.write_text("type: task\ncommands: [date]\nresources: {gpu: 1}\nfiles: [.]\n")
     result = await of(start, "plan", "-f", str(file))
-    assert (result.status, result.out.split()[-3:]) == (0, [b"main/0", b"n1", b"n1-g0"])
+    assert result.status == 0
+    _, row, grant = result.out.splitlines()
+    assert row.split() == [b"main/0", b"n1", b"n1-g0"]
+    assert grant.endswith(b"/dev/shm; asked: nothing")
     file.write_text("type: task\ncommands: [date]\nresources: {gpu: 3}\n")
     result = await of(start, "plan", "-f", str(file))
     assert (result.status, result.out[:34]) == (1, b"it would be refused: resources: no")

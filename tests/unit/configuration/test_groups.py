@@ -11,6 +11,7 @@ from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
 from controller.configuration.source import read, with_environment
 from controller.lifecycle.model import (
+    Amount,
     Constraint,
     Group,
     OnParentEnd,
@@ -55,7 +56,9 @@ def test_several_nodes_are_a_gang_that_holds_whole_nodes() -> None:
     plan = planned(nodes=3)
 
     assert groups_of(plan) == [Group(name="main", nodes=3, gang_size=3)]
-    assert plan.specs[0].resources == Resources(whole_node=True)
+    assert plan.specs[0].resources == Resources(
+        memory=2 << 30, whole_node=True, unset=tuple(Amount)
+    )
 
 
 def test_nodes_are_shared_on_demand_and_one_job_may_hold_its_own() -> None:
@@ -117,8 +120,10 @@ def test_a_group_says_what_is_its_own_and_has_the_rest_from_the_top() -> None:
     ]
     assert (first.image, first.commands, first.env) == ("top", ("serve",), {"A": "1", "B": "2"})
     assert (second.image, second.commands, second.env) == ("own", ("work",), {"A": "1", "B": "3"})
-    assert first.resources == Resources(cpu=2.0, memory=2 << 30, whole_node=True)
-    assert second.resources == Resources(cpu=4.0, memory=2 << 30)
+    assert first.resources == Resources(
+        cpu=2.0, memory=2 << 30, whole_node=True, unset=(Amount.SHM_SIZE,)
+    )
+    assert second.resources == Resources(cpu=4.0, memory=2 << 30, unset=(Amount.SHM_SIZE,))
     assert second.fleets == ("gpus",)
 
 

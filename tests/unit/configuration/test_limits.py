@@ -36,7 +36,11 @@ def submit(**fields: Any) -> None:
         ({"secrets": {"PIN": "123"}}, "secrets.PIN", "4 bytes or more"),
         ({"secrets": {"PIN": ""}}, "secrets.PIN", "too short to be hidden in logs"),
         ({"secrets": {"BLANK": " " * 9}}, "secrets.BLANK", "not only blanks"),
-        ({"resources": {"shm_size": "2GiB"}}, "resources.shm_size", "memory of 1073741824 bytes"),
+        (
+            {"resources": {"memory": "1GiB", "shm_size": "2GiB"}},
+            "resources.shm_size",
+            "resources.memory (1 GiB), as which it counts",
+        ),
     ],
 )
 def test_what_could_never_run_is_refused_with_what_is_allowed(
@@ -55,6 +59,7 @@ def test_what_could_never_run_is_refused_with_what_is_allowed(
         {"max_duration": "off"},
         {"stop_duration": 0},
         {"resources": {"memory": "6MiB", "shm_size": "6MiB"}},
+        {"resources": {"shm_size": "64GiB"}},
         {"secrets": {"PIN": "1234", "WORD": "höh"}},
     ],
 )

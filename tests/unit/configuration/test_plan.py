@@ -9,6 +9,7 @@ import pytest
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
 from controller.lifecycle.model import (
+    Amount,
     Band,
     GpuNeed,
     JobSpec,
@@ -35,7 +36,16 @@ def test_what_is_not_written_has_the_defaults_of_the_lifecycle() -> None:
     assert plan.type is RunType.TASK
     assert plan.name is None
     assert plan.policy == RunPolicy()
-    assert plan.specs == (JobSpec(image=Defaults().image, commands=("echo hi",)),)
+    resources = Resources(cpu=1.0, memory=2 << 30, unset=tuple(Amount))
+    assert plan.specs == (
+        JobSpec(image=Defaults().image, commands=("echo hi",), resources=resources),
+    )
+
+
+def test_shared_memory_counts_beside_the_default_memory() -> None:
+    resources = planned(resources={"shm_size": "6GiB"}).specs[0].resources
+    assert (resources.memory, resources.shm_size) == (8 << 30, 6 << 30)
+    assert resources.unset == (Amount.CPU, Amount.MEMORY)
 
 
 def test_every_field_arrives() -> None:

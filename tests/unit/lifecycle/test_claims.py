@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 from msgspec.structs import replace
 
+from controller.lifecycle.model import Amount, Resources
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     Report,
@@ -59,6 +60,25 @@ def test_the_shim_s_out_of_memory_wins_over_the_runner_s_exit_code() -> None:
         play.seen(terminated=True, reason=Reason.OUT_OF_MEMORY),
     )
     assert play.attempt().reason is Reason.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("unset", "advice"),
+    [
+        ((), "raise resources.memory"),
+        ((Amount.MEMORY,), "resources.memory is not set: set it to what the job needs"),
+    ],
+)
+def test_an_out_of_memory_message_names_the_limit_and_the_field(
+    unset: tuple[Amount, ...], advice: str
+) -> None:
+    play = Play(retry=NO_RETRY)
+    placed = play.placed()
+    resources = Resources(memory=5 << 29, unset=unset)
+    play.send(replace(placed, allocation=replace(placed.allocation, resources=resources)))
+    play.send(play.accepted())
+    play.send(play.seen(terminated=True, reason=Reason.OUT_OF_MEMORY, message="killed"))
+    assert play.attempt().message == f"killed; the limit was 2.5 GiB; {advice}"
 
 
 NOT_A_SHIM_S = sorted(

@@ -12,6 +12,7 @@ from controller.lifecycle.decide import decide
 from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.model import (
     Allocation,
+    Amount,
     Attempt,
     Band,
     Constraint,
@@ -68,10 +69,11 @@ class Cluster:
         cpu: float = 1.0,
         gpus: int = 0,
         whole_node: bool = False,
+        unset: tuple[Amount, ...] = (),
     ) -> str:
         """Its id; without groups one plain job."""
         self.now += 1.0
-        need = Resources(cpu=cpu, gpu=GpuNeed(count=gpus), whole_node=whole_node)
+        need = Resources(cpu=cpu, gpu=GpuNeed(count=gpus), whole_node=whole_node, unset=unset)
         spec = JobSpec(image="i", resources=need, constraints=constraints, fleets=fleets)
         state = new_run(
             name=name,

@@ -12,7 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from controller.lifecycle import gangs
-from controller.lifecycle.model import Band, Group, NodeStatus, RetryEvent, RetryPolicy, RunPolicy
+from controller.lifecycle.model import (
+    Amount,
+    Band,
+    Group,
+    NodeStatus,
+    RetryEvent,
+    RetryPolicy,
+    RunPolicy,
+)
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import (
     Report,
@@ -55,7 +63,15 @@ class Scheduling(RuleBasedStateMachine):
     def submit_gang(self, band: Band, size: int, reserved: int, whole: bool) -> None:
         group = Group(name="main", nodes=size + reserved, gang_size=size)
         again = RunPolicy(retry=RetryPolicy(on_events=frozenset(RetryEvent)))
-        self.cluster.submit(self._name(), group, band=band, gpus=2, whole_node=whole, policy=again)
+        self.cluster.submit(
+            self._name(),
+            group,
+            band=band,
+            gpus=2,
+            whole_node=whole,
+            policy=again,
+            unset=tuple(Amount),
+        )
         self.settled = False
 
     @rule()
