@@ -157,6 +157,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     cordoned: bool = False
     """Nothing new is placed there; running jobs stay."""
     cordon_reason: str | None = None
+    failed_starts: tuple[str, ...] = ()
+    """The tasks in a row whose containers could not be created, by a fault of the node. Too many
+    cordon it (`nodes.health`)."""
     quarantine: tuple[QuarantinedTask, ...] = ()
     unfit: str | None = None
     """Why the health check lets it take no work; None: it may take work."""

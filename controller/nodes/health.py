@@ -11,12 +11,14 @@ import msgspec
 from controller.lifecycle.inventory import NodeFailure
 from controller.lifecycle.model import Node, NodeCapacity, NodeGpu, NodeStatus
 from controller.pipelines import from_node
-from shim.schemas import Health, NodeInfo
+from shim.schemas import Health, NodeInfo, TaskInfo, TaskReason, TaskStatus
 
 SHIM_API = "v1"
 LEAST_DISK = 1 << 30
 """Bytes that must be free where the shim keeps records and logs."""
 MOST_SKEW_SECONDS = 60.0
+MOST_FAILED_STARTS = 3
+"""Jobs in a row that a node fails to start before it takes no more work."""
 MISSING = "the node no longer reports it"
 
 
@@ -42,7 +44,44 @@ def after_health_check(node: Node, reading: Reading) -> Node:
     """Return the node after this reading: its capacity, and `unfit` when a check fails."""
     capacity = _with_missing(reading.info, node.capacity.gpus)
     failures = "; ".join(_failures(node.name, reading, capacity.gpus))
+    if node.unfit is not None and not failures:
+        node = with_another_chance(node)
     return msgspec.structs.replace(node, capacity=capacity, unfit=failures or None)
+
+
+def after_task(node: Node, info: TaskInfo) -> Node:
+    """Return the node after this state of a task on it, which may be reported repeatedly.
+
+    Containers that a node fails to create, by its own fault, cordon it: each of them costs a job an
+    interruption while another node may be well. A container that runs ends the row.
+    """
+    if info.times.running_at is not None:
+        return msgspec.structs.replace(node, failed_starts=()) if node.failed_starts else node
+    failed = info.status is TaskStatus.TERMINATED and info.reason == TaskReason.INSTANCE_UNREACHABLE
+    if not failed or info.id in node.failed_starts or node.cordoned:
+        return node
+    failures = (*node.failed_starts, info.id)
+    changed = msgspec.structs.replace(node, failed_starts=failures)
+    if len(failures) < MOST_FAILED_STARTS:
+        return changed
+    last = f"; the last one: {info.message}" if info.message else ""
+    return msgspec.structs.replace(
+        changed,
+        cordoned=True,
+        cordon_reason=f"{len(failures)} jobs in a row could not be started here, by a fault of the"
+        f" node{last} (`fairlead node doctor {node.name}` looks for it and, when nothing is wrong,"
+        f" allows placements again, as `fairlead node uncordon {node.name}` does)",
+    )
+
+
+def with_another_chance(node: Node) -> Node:
+    """Return the node without the failed starts, and uncordoned if it was cordoned for those.
+
+    A check that succeeds after one that failed, a reboot and a new shim give a node another chance.
+    """
+    if len(node.failed_starts) < MOST_FAILED_STARTS:
+        return msgspec.structs.replace(node, failed_starts=()) if node.failed_starts else node
+    return msgspec.structs.replace(node, failed_starts=(), cordoned=False, cordon_reason=None)
 
 
 def without_gpu(node: Node, uuid: str) -> Node:

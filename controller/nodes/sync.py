@@ -20,7 +20,7 @@ from controller.lifecycle.model import Node, NodeStatus
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.links.base import LinkError, NodeConnection, ShimApi
-from controller.nodes.health import Reading, after_health_check
+from controller.nodes.health import Reading, after_health_check, after_task, with_another_chance
 from controller.pipelines import from_node, to_node
 from controller.pipelines.run_pipeline import RunPipeline
 from runner.client import RunnerError, RunnerUnavailable
@@ -210,10 +210,20 @@ class NodeSync:
         elif view.attempt.node_id != self._node_id:
             self._found_astray(view, info)
         else:
+            if view.attempt.reason is None:
+                self._count_start(info)
             for report in from_node.task_reports(info):
                 self._turns.post(report)
             self._listener.task_seen(self._node_id, info)
             self._notices.carry(info)
+
+    def _count_start(self, info: TaskInfo) -> None:
+        node = self._turns.nodes.get(self._node_id)
+        if node is None or (changed := after_task(node, info)) is node:
+            return
+        if changed.cordoned and not node.cordoned:
+            log.warning("node %s takes no work: %s", node.name, changed.cordon_reason)
+        self._turns.set_node(changed, node.id)
 
     def _found_astray(self, view: to_node.AttemptContext, info: TaskInfo) -> None:
         """Handle a task whose attempt lives on another node.
@@ -357,7 +367,7 @@ class NodeSync:
         node = self._turns.nodes.get(self._node_id)
         if node is not None and (new or rebooted or installed):
             known = msgspec.structs.replace(
-                node, boot_id=health.boot_id, install_id=health.install_id
+                with_another_chance(node), boot_id=health.boot_id, install_id=health.install_id
             )
             self._turns.set_node(known, self._node_id)
 

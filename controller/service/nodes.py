@@ -28,7 +28,7 @@ from controller.lifecycle.statuses import (
     AllocationState,
 )
 from controller.links.base import ShimApi
-from controller.nodes.health import Reading, after_health_check, without_gpu
+from controller.nodes.health import Reading, after_health_check, with_another_chance, without_gpu
 from controller.nodes.sync import report_gone
 from controller.pipelines import from_node
 from controller.pipelines.run_pipeline import RunPipeline
@@ -39,7 +39,7 @@ from controller.service.ssh_keys import HostKeys, trusted_key
 from controller.service.users import names_for, require_admin
 from controller.store.base import User
 from shim.client import ShimError, ShimUnavailable
-from shim.schemas import Finding
+from shim.schemas import Finding, FindingLevel
 
 
 class GpuService:
@@ -79,14 +79,15 @@ class DoctorService:
         self._connect = connect
 
     async def examine(self, key: str, *, user: User) -> tuple[Finding, ...]:
-        """Ask the node what a job would miss there. Raises NotFound, Forbidden, Unavailable."""
+        """Ask the node what a job would miss there; without an error, a node that was cordoned for
+        failed starts gets another chance. Raises NotFound, Forbidden, Unavailable."""
         require_admin(user, "examine a node")
         node = self._nodes.get(key)
         with _refusals(node):
             async with asyncio.timeout(CONNECT_SECONDS):
                 connection = await self._connect(node.id)
             try:
-                return tuple(await connection.shim.doctor())
+                findings = tuple(await connection.shim.doctor())
             except ShimError as error:
                 if error.status != 404:
                     raise
@@ -94,6 +95,9 @@ class DoctorService:
                     f"the shim of node {node.name} is too old for this; run `fairlead-shim doctor` "
                     "there, or upgrade it"
                 ) from None
+        if all(finding.level is not FindingLevel.ERROR for finding in findings):
+            await self._nodes.give_another_chance(node.id)
+        return findings
 
 
 @contextmanager
@@ -261,7 +265,13 @@ class NodeService:
         require_admin(user, "cordon a node")
         _require_short(reason)
         reason = reason if cordoned else None
-        return await self._change(key, cordoned=cordoned, cordon_reason=reason)
+        return await self._change(key, cordoned=cordoned, cordon_reason=reason, failed_starts=())
+
+    async def give_another_chance(self, key: str) -> None:
+        """Allow placements again if the node was cordoned because jobs could not be started."""
+        node = self.get(key)
+        if (changed := with_another_chance(node)) is not node:
+            await self._turns.save_node(changed, node.id)
 
     async def set(
         self,

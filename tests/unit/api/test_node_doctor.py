@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
@@ -42,3 +43,24 @@ async def test_an_older_shim_is_told_as_such(
     async with api.get(DOCTOR) as answer:
         assert answer.status == 503
         assert "too old" in (await answer.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("level", "cordoned"), [(FindingLevel.WARNING, False), (FindingLevel.ERROR, True)]
+)
+async def test_an_examination_without_an_error_uncordons_a_node_that_could_start_no_job(
+    api: TestClient[Any, Any],
+    controller: Controller,
+    node: FakeConnection,
+    level: FindingLevel,
+    cordoned: bool,
+) -> None:
+    (known,) = controller.turns.nodes.values()
+    broken = msgspec.structs.replace(
+        known, cordoned=True, cordon_reason="3 jobs", failed_starts=("a", "b", "c")
+    )
+    controller.turns.set_node(broken, known.id)
+    node.shim.findings = (Finding(check="disk", level=level, message="it is slow"),)
+    async with api.get(DOCTOR) as answer:
+        assert answer.status == 200
+    assert controller.turns.nodes[known.id].cordoned is cordoned

@@ -8,11 +8,19 @@ import msgspec
 import pytest
 
 from controller.lifecycle.model import Node
-from controller.nodes.health import Reading, after_health_check, without_gpu
-from shim.schemas import GpuInfo
+from controller.lifecycle.statuses import AttemptStatus
+from controller.nodes.health import (
+    MOST_FAILED_STARTS,
+    Reading,
+    after_health_check,
+    after_task,
+    with_another_chance,
+    without_gpu,
+)
+from shim.schemas import GpuInfo, TaskInfo, TaskReason, TaskStatus
 from tests.doubles.clock import NOW
 from tests.doubles.node import HEALTH, node_info
-from tests.unit.pipelines.parts import a_node
+from tests.unit.pipelines.parts import a_node, placed, task_of
 
 GPU = GpuInfo(uuid="GPU-1", index=0, name="H100", memory=80 << 30)
 
@@ -106,3 +114,66 @@ def test_the_instances_of_a_card_that_is_gone_are_missing_and_forgotten_together
 def test_several_failures_are_all_told() -> None:
     text = unfit(reading(disk_free=0, engine_error="gone"))
     assert "engine does not answer: gone; only 0 MiB" in text
+
+
+def not_started(task_id: str) -> TaskInfo:
+    info = task_of(placed(AttemptStatus.PULLING))
+    return msgspec.structs.replace(
+        info,
+        id=task_id,
+        status=TaskStatus.TERMINATED,
+        reason=TaskReason.INSTANCE_UNREACHABLE,
+        message="unknown runtime nvidia",
+        times=msgspec.structs.replace(info.times, running_at=None),
+    )
+
+
+def started(task_id: str) -> TaskInfo:
+    info = not_started(task_id)
+    times = msgspec.structs.replace(info.times, running_at=NOW)
+    return msgspec.structs.replace(info, status=TaskStatus.RUNNING, reason=None, times=times)
+
+
+def after(*infos: TaskInfo, node: Node | None = None) -> Node:
+    node = node or a_node()
+    for info in infos:
+        node = after_task(node, info)
+    return node
+
+
+def test_three_jobs_in_a_row_that_a_node_cannot_start_cordon_it() -> None:
+    failed = [not_started(f"t{number}") for number in range(MOST_FAILED_STARTS)]
+    assert not after(*failed[:-1]).cordoned
+    node = after(*failed)
+    assert node.cordoned
+    assert "3 jobs in a row could not be started here" in (node.cordon_reason or "")
+    assert "unknown runtime nvidia" in (node.cordon_reason or "")
+
+
+def test_a_report_that_comes_again_counts_once() -> None:
+    assert not after(*[not_started("t")] * 5).cordoned
+
+
+def test_a_job_that_starts_ends_the_row() -> None:
+    node = after(not_started("a"), not_started("b"), started("c"), not_started("d"))
+    assert (node.cordoned, node.failed_starts) == (False, ("d",))
+
+
+def test_a_job_that_fails_by_its_own_fault_counts_for_nothing() -> None:
+    own = TaskReason.CREATING_CONTAINER_ERROR
+    failed = [msgspec.structs.replace(not_started(f"t{n}"), reason=own) for n in range(5)]
+    assert after(*failed) == a_node()
+
+
+def test_a_check_that_succeeds_after_one_that_failed_gives_another_chance() -> None:
+    cordoned = after(*(not_started(f"t{number}") for number in range(MOST_FAILED_STARTS)))
+    well = after_health_check(cordoned, reading())
+    assert well.cordoned, "the check cannot see what is wrong"
+    broken = after_health_check(cordoned, reading(engine_error="no socket"))
+    mended = after_health_check(broken, reading())
+    assert (mended.cordoned, mended.cordon_reason, mended.failed_starts) == (False, None, ())
+
+
+def test_another_chance_leaves_the_cordon_of_an_admin() -> None:
+    node = a_node(cordoned=True, cordon_reason="a new disk", failed_starts=("t",))
+    assert with_another_chance(node).cordon_reason == "a new disk"

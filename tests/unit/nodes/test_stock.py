@@ -14,6 +14,7 @@ from controller.nodes.sync import report_gone
 from shim.schemas import (
     EventType,
     TaskStatus,
+    TaskTimes,
 )
 from tests.doubles.node import HEALTH, node_info
 from tests.support.waiting import eventually
@@ -233,3 +234,20 @@ async def test_a_shim_learns_of_a_drain_and_of_its_end_while_it_is_connected() -
         await it.turns.save_node(msgspec.structs.replace(it.node, draining=False), "n1")
         await eventually(lambda: not it.shim.info.draining)
         assert [order.draining for order in it.shim.drained] == [True, False]
+
+
+async def test_a_node_that_cannot_start_jobs_is_cordoned_and_stays_so_in_the_database() -> None:
+    states = [placed(AttemptStatus.PULLING, name=f"hello-{number}") for number in range(3)]
+    failed = [
+        msgspec.structs.replace(
+            task_of(state),
+            status=TaskStatus.TERMINATED,
+            reason=Reason.INSTANCE_UNREACHABLE,
+            times=TaskTimes(submitted_at=0.0, creating_at=1.0),
+        )
+        for state in states
+    ]
+    async with world(*states, before=listing(*failed)) as it:
+        await it.connected()
+        await eventually(lambda: it.database.nodes["n1"].cordoned)
+        assert "3 jobs in a row" in (it.database.nodes["n1"].cordon_reason or "")

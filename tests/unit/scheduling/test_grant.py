@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,13 +29,14 @@ EVERYTHING = tuple(Amount)
 HALF_OF_A_CARD = 40 * GIB
 
 
-def eight_gpus(count: int = 8, **capacity: object) -> Node:
+def eight_gpus(count: int = 8, **capacity: Any) -> Node:
     gpus = tuple(gpu(f"g{number}") for number in range(count))
     return node(capacity={"cpu": 64.0, "memory": 512 * GIB, "gpus": gpus} | capacity)
 
 
-def need(gpus: int = 0, unset: tuple[Amount, ...] = EVERYTHING, **more: object) -> Resources:
-    return Resources(**{"memory": 2 * GIB, "gpu": GpuNeed(count=gpus), "unset": unset} | more)
+def need(gpus: int = 0, unset: tuple[Amount, ...] = EVERYTHING, **more: Any) -> Resources:
+    fields: dict[str, Any] = {"memory": 2 * GIB, "gpu": GpuNeed(count=gpus), "unset": unset}
+    return Resources(**fields | more)
 
 
 def given_on(where: Node, wanted: Resources, *taken: Allocation) -> tuple[float, int, int | None]:
