@@ -37,6 +37,10 @@ class ConnectionLost(FairleadError):
         self.refused = refused
 
 
+class ClientClosed(FairleadError):
+    """The client was closed; its streams have ended."""
+
+
 class UnexpectedAnswer(FairleadError):
     """The controller's answer is not understood; its version is another one."""
 

@@ -10,8 +10,9 @@ import http.client
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,6 +22,7 @@ import msgspec
 from common.errors import read_error
 from fairlead.errors import (
     ApiError,
+    ClientClosed,
     ConnectionLost,
     FairleadError,
     SettingsError,
@@ -63,12 +65,13 @@ SILENCE_SECONDS = 35.0
 """Seconds of three missed heartbeats of a watch."""
 READ_BYTES = 1 << 18
 MAX_MESSAGE_BYTES = 64 << 20
+_CLOSED = "the client was closed: make another one"
 _LOST = (OSError, http.client.HTTPException)
 
 
 class ControllerClient:
     """Talks to the controller. Every method raises ApiError when the controller refuses,
-    ConnectionLost when it is away."""
+    ConnectionLost when it is away, ClientClosed after `close`. Threads can share it."""
 
     def __init__(self, url: str, token: str | None) -> None:
         try:
@@ -84,6 +87,37 @@ class ControllerClient:
         self._port = port
         self._base = parts.path.rstrip("/")
         self._token = token
+        self._streams: set[socket.socket] = set()
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def another(self) -> ControllerClient:
+        """Return another client of the same controller, which is closed on its own."""
+        return ControllerClient(self.url, self._token)
+
+    def close(self) -> None:
+        """End all streams, from any thread; later requests raise ClientClosed."""
+        with self._lock:
+            self._closed = True
+            streams = tuple(self._streams)
+        for stream in streams:
+            with suppress(OSError):
+                socket.socket.shutdown(stream, socket.SHUT_RDWR)  # below TLS: it has a reader
+
+    @contextmanager
+    def _open_stream(self, connection: socket.socket) -> Iterator[None]:
+        with self._lock:
+            self._refuse_when_closed()
+            self._streams.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams.discard(connection)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise ClientClosed(_CLOSED)
 
     def get(self, path: str, **query: object) -> bytes:
         """Return the JSON as it came, for `--json` and for `decode`."""
@@ -184,16 +218,20 @@ class ControllerClient:
         from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
+        self._refuse_when_closed()
         try:
-            with connect(
-                self._ws_url(run_path(key, "logs/ws"), query),
-                additional_headers=self._headers(),
-                open_timeout=CONNECT_SECONDS,
-                close_timeout=2.0,
-                compression=None,
-                max_size=MAX_MESSAGE_BYTES,
-                proxy=None,
-            ) as stream:
+            with (
+                connect(
+                    self._ws_url(run_path(key, "logs/ws"), query),
+                    additional_headers=self._headers(),
+                    open_timeout=CONNECT_SECONDS,
+                    close_timeout=2.0,
+                    compression=None,
+                    max_size=MAX_MESSAGE_BYTES,
+                    proxy=None,
+                ) as stream,
+                self._open_stream(stream.socket),
+            ):
                 stream.recv()
                 heard()
                 yield from _frames(_binary(message) for message in iter(stream.recv, None))
@@ -222,18 +260,27 @@ class ControllerClient:
     def _lines(self, path: str) -> Iterator[bytes]:
         with closing(self._connection(SILENCE_SECONDS)) as connection:
             response = self._open(connection, "GET", path)
-            while True:
-                try:
-                    line = response.readline()
-                except _LOST as error:
-                    raise self.lost(error) from None
-                if not line:
-                    return
-                if not line.endswith(b"\n"):
-                    raise self.lost(ConnectionResetError())
-                yield line
+            if connection.sock is None:  # the answer was whole
+                yield from response
+                return
+            with self._open_stream(connection.sock):
+                yield from self._lines_of(response)
+
+    def _lines_of(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        while True:
+            try:
+                line = response.readline()
+            except _LOST as error:
+                raise self.lost(error) from None
+            if not line:
+                self._refuse_when_closed()
+                return
+            if not line.endswith(b"\n"):
+                raise self.lost(ConnectionResetError())
+            yield line
 
     def _connection(self, patience: float) -> http.client.HTTPConnection:
+        self._refuse_when_closed()
         if self._secure:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(
@@ -278,7 +325,9 @@ class ControllerClient:
             path, query
         )
 
-    def lost(self, error: Exception) -> ConnectionLost:
+    def lost(self, error: Exception) -> ConnectionLost | ClientClosed:
+        if self._closed:
+            return ClientClosed(_CLOSED)
         return ConnectionLost(
             f"cannot reach the controller at {self.url}: {why_lost(error)}; is it running? "
             f"(`fairlead login URL` says where it is, `fairlead controller` starts one)",

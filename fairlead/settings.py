@@ -41,6 +41,17 @@ def client() -> ControllerClient:
     return ControllerClient(url, token)
 
 
+def token_for(url: str) -> str | None:
+    """Return the token that was given for this controller: by the environment for its own URL, else
+    by a login. Raises SettingsError."""
+    url = url.rstrip("/")
+    token = _token()
+    if token and (os.environ.get("FAIRLEAD_URL") or DEFAULT_URL).rstrip("/") == url:
+        return token
+    same = (one.token for one in load().controllers.values() if one.url == url)
+    return next(same, None)
+
+
 def chosen() -> tuple[str, str | None]:
     """Return the URL and the token. Raises SettingsError."""
     url, token, name = os.environ.get("FAIRLEAD_URL"), _token(), os.environ.get(CHOICE)
@@ -51,11 +62,9 @@ def chosen() -> tuple[str, str | None]:
         )
     if token:
         return url or DEFAULT_URL, token
-    saved = load()
     if url:
-        same = (one for one in saved.controllers.values() if one.url == url.rstrip("/"))
-        found = next(same, None)
-        return url, None if found is None else found.token
+        return url, token_for(url)
+    saved = load()
     current = name or saved.current
     if current is None:
         return DEFAULT_URL, None

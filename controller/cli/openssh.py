@@ -1,8 +1,7 @@
 """The configuration and keys with which the user's own ssh reaches a job, with pinned host keys.
 
 The node's key is the one that its admin pinned; the job's key is the one that its node published.
-Nothing is trusted on first use. A submitted run accepts the user's own public keys, or that of
-FAIRLEAD_SSH_KEY.
+Nothing is trusted on first use.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.ssh_keys import KINDS
 from controller.api.documents import SshTarget
-from controller.cli.errors import EXIT_USAGE, CliError
+from fairlead.ssh_keys import VARIABLE
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,aes256-ctr"
 """Every OpenSSH has these; its own default is half as fast with the embedded server."""
@@ -123,43 +121,7 @@ def _replace(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-VARIABLE = "FAIRLEAD_SSH_KEY"
-_MOST_KEYS = 32
-_MOST_BYTES = 1 << 14
-
-
-def public_keys(environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
-    """Return public key lines: that of FAIRLEAD_SSH_KEY (the path of a key or its `.pub`), else
-    those of `~/.ssh/*.pub`.
-
-    Raises CliError for a named key that cannot be used.
-    """
-    named = environ.get(VARIABLE)
-    if named:
-        key = _line(_public(Path(named).expanduser()))
-        if key is None:
-            raise CliError(f"{VARIABLE}: {named} has no readable public key next to it", EXIT_USAGE)
-        return (key,)
-    files = sorted((home / ".ssh").glob("*.pub"))
-    found = (_line(file) for file in files)
-    return tuple(dict.fromkeys(key for key in found if key is not None))[:_MOST_KEYS]
-
-
 def identity(environ: Mapping[str, str]) -> Path | None:
     """Return the private key that the user named, if any."""
     named = environ.get(VARIABLE)
     return Path(named.removesuffix(".pub")).expanduser().absolute() if named else None
-
-
-def _public(path: Path) -> Path:
-    return path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
-
-
-def _line(path: Path) -> str | None:
-    """Return the key without its comment, which often names a person and a machine."""
-    try:
-        with path.open(encoding="ascii") as file:
-            words = file.read(_MOST_BYTES).split()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return " ".join(words[:2]) if len(words) >= 2 and words[0] in KINDS else None

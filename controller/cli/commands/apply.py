@@ -13,10 +13,10 @@ from cyclopts import Parameter
 from controller.cli import output
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_INTERRUPTED
-from controller.cli.openssh import public_keys
 from controller.configuration.source import Document
 from fairlead import settings
 from fairlead.rest import ControllerClient, decode, run_path
+from fairlead.ssh_keys import public_keys
 from fairlead.submission import completed, given_variables, read_document, submit, with_code
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from controller.api.documents import SshTarget
-from controller.cli.errors import CliError
 from controller.cli.openssh import (
     host_blocks,
     identity,
-    public_keys,
     state_folder,
     write_config,
     write_known_hosts,
 )
+from fairlead.errors import UsageError
+from fairlead.ssh_keys import public_keys
 from tests.unit.cli.conftest import Fairlead
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYlKFT8pCHPJ2cF"
@@ -66,7 +66,7 @@ def test_a_named_key_is_the_only_one(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_named_key_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(CliError, match=r"FAIRLEAD_SSH_KEY: .*missing"):
+    with pytest.raises(UsageError, match=r"FAIRLEAD_SSH_KEY: .*missing"):
         public_keys({"FAIRLEAD_SSH_KEY": str(tmp_path / "missing")}, tmp_path)
 
 

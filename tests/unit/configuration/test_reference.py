@@ -12,6 +12,7 @@ from controller.configuration import schema
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, to_run
 from controller.configuration.source import load, read, with_environment
+from fairlead.task import TaskFields
 
 PROJECT = Path(__file__).parents[3]
 PAGE = PROJECT / "docs" / "configuration.md"
@@ -40,6 +41,10 @@ FIELDS = (
 
 def test_every_field_says_what_it_may_hold() -> None:
     assert set(schema.ALLOWED) == FIELDS
+
+
+def test_a_task_in_python_has_the_fields_of_the_yaml() -> None:
+    assert {*TaskFields.__annotations__, "type"} == fields_of(schema.TaskConfiguration)
 
 
 def test_every_field_is_explained_in_the_reference_and_no_other() -> None:

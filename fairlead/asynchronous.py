@@ -1,0 +1,263 @@
+"""`AsyncClient`: the same client for programs with an event loop.
+
+There is one implementation, the blocking one: a request runs in a thread of the loop's pool, a
+stream in a thread of its own. A cancelled stream closes its connection, and so its thread ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from controller.api.documents import (
+    CallerView,
+    EventView,
+    ExplainView,
+    MetricsAnswer,
+    NodeView,
+    PlanView,
+    RunSummary,
+    RunView,
+)
+from controller.lifecycle.statuses import RunStatus
+from fairlead.client import Client, IfExists, Output, Run, Source, Tell
+
+T = TypeVar("T")
+_AHEAD = 64
+"""Items that a stream's thread reads before the program takes them."""
+
+
+class AsyncClient:
+    """A controller for a program with an event loop; arguments and errors are those of `Client`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        controller: str | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        self._client = Client(url, token, controller=controller, tell=tell)
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    async def whoami(self) -> CallerView:
+        return await asyncio.to_thread(self._client.whoami)
+
+    async def submit(
+        self,
+        task: Source,
+        *,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        if_exists: IfExists = "error",
+        parent: AsyncRun | Run | str | None = None,
+    ) -> AsyncRun:
+        """Submit a run and return it at once, as `Client.submit` does."""
+        run = await asyncio.to_thread(
+            self._client.submit,
+            task,
+            name=name,
+            env=env,
+            if_exists=if_exists,
+            parent=parent.id if isinstance(parent, AsyncRun) else parent,
+        )
+        return AsyncRun(run)
+
+    async def plan(self, task: Source, *, name: str | None = None) -> PlanView:
+        return await asyncio.to_thread(self._client.plan, task, name=name)
+
+    async def run(self, key: str) -> AsyncRun:
+        return AsyncRun(await asyncio.to_thread(self._client.run, key))
+
+    async def runs(self, *, all: bool = False, limit: int = 100) -> list[RunSummary]:
+        return await asyncio.to_thread(self._client.runs, all=all, limit=limit)
+
+    async def nodes(self) -> list[NodeView]:
+        return await asyncio.to_thread(self._client.nodes)
+
+    async def events(
+        self, run: AsyncRun | str | None = None, *, after: int = 0, follow: bool = False
+    ) -> AsyncGenerator[EventView, None]:
+        key = run.id if isinstance(run, AsyncRun) else run
+        read = _Reader(self._client, lambda own: own.events(key, after=after, follow=follow))
+        async with aclosing(read.items()) as items:
+            async for event in items:
+                yield event
+
+
+class AsyncRun:
+    """A run; its methods are those of `Run`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> str:
+        return self._run.id
+
+    @property
+    def name(self) -> str:
+        return self._run.name
+
+    @property
+    def state(self) -> RunView:
+        return self._run.state
+
+    @property
+    def status(self) -> RunStatus:
+        return self._run.status
+
+    @property
+    def is_final(self) -> bool:
+        return self._run.is_final
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._run.exit_status
+
+    @property
+    def why(self) -> str:
+        return self._run.why
+
+    def __repr__(self) -> str:
+        return repr(self._run)
+
+    async def refresh(self) -> AsyncRun:
+        await asyncio.to_thread(self._run.refresh)
+        return self
+
+    async def states(self) -> AsyncGenerator[RunView, None]:
+        """Yield the state now and after each change, until it is final."""
+        read = _Reader(self._run.client, lambda own: self._run.of(own).states())
+        async with aclosing(read.items()) as items:
+            async for state in items:
+                self._run.state = state
+                yield state
+
+    async def wait(self, *, check: bool = True) -> AsyncRun:
+        """Wait until the run has ended, as `Run.wait` does; `asyncio.timeout` limits it."""
+        async with aclosing(self.states()) as states:
+            async for _ in states:
+                pass
+        if check:
+            self._run.check()
+        return self
+
+    async def logs(
+        self,
+        job: str | int | None = None,
+        *,
+        follow: bool = False,
+        attempt: str | None = None,
+        offset: int = 0,
+    ) -> AsyncGenerator[Output, None]:
+        """Yield the output of a job, as `Run.logs` does."""
+        read = _Reader(
+            self._run.client,
+            lambda own: self._run.of(own).logs(job, follow=follow, attempt=attempt, offset=offset),
+        )
+        async with aclosing(read.items()) as items:
+            async for piece in items:
+                yield piece
+
+    async def events(
+        self, *, after: int = 0, follow: bool = False
+    ) -> AsyncGenerator[EventView, None]:
+        read = _Reader(
+            self._run.client, lambda own: self._run.of(own).events(after=after, follow=follow)
+        )
+        async with aclosing(read.items()) as items:
+            async for event in items:
+                yield event
+
+    async def metrics(self, job: str | int | None = None) -> MetricsAnswer:
+        return await asyncio.to_thread(self._run.metrics, job)
+
+    async def explain(self) -> ExplainView:
+        return await asyncio.to_thread(self._run.explain)
+
+    async def stop(self, *, abort: bool = False) -> AsyncRun:
+        await asyncio.to_thread(self._run.stop, abort=abort)
+        return self
+
+    async def complete(self) -> AsyncRun:
+        await asyncio.to_thread(self._run.complete)
+        return self
+
+    async def suspend(self, *, abort_running: bool = False) -> AsyncRun:
+        await asyncio.to_thread(self._run.suspend, abort_running=abort_running)
+        return self
+
+    async def resume(self) -> AsyncRun:
+        await asyncio.to_thread(self._run.resume)
+        return self
+
+    async def scale(self, nodes: int, *, group: str = "main") -> AsyncRun:
+        await asyncio.to_thread(self._run.scale, nodes, group=group)
+        return self
+
+
+class _Reader(Generic[T]):
+    """Reads a blocking stream in a thread of its own, with a client of its own to close."""
+
+    def __init__(self, client: Client, read: Callable[[Client], Iterator[T]]) -> None:
+        self._client = client.another()
+        self._read = read
+        self._room = threading.Semaphore(_AHEAD)
+        self._is_closed = False
+        self._queue: asyncio.Queue[T | _End] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    async def items(self) -> AsyncGenerator[T, None]:
+        """Yield the items; closing this ends the thread."""
+        threading.Thread(target=self._pump, daemon=True).start()
+        try:
+            while not isinstance(item := await self._queue.get(), _End):
+                self._room.release()
+                yield item
+            if item.error is not None:
+                raise item.error
+        finally:
+            self._is_closed = True
+            self._client.close()
+            self._room.release()
+
+    def _pump(self) -> None:
+        error: BaseException | None = None
+        try:
+            for item in self._read(self._client):
+                self._room.acquire()
+                if self._is_closed:
+                    return
+                self._put(item)
+        except BaseException as raised:
+            error = raised
+        self._put(_End(error))
+
+    def _put(self, item: T | _End) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+
+class _End:
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error

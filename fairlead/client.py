@@ -1,0 +1,482 @@
+"""`Client` and `Run`: what Python programs and notebooks do with runs.
+
+All methods block the calling thread and nothing else: they need no event loop and work inside one,
+as in a notebook. Programs with an event loop of their own use `AsyncClient`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+
+from controller.api.documents import (
+    AttemptView,
+    CallerView,
+    EventView,
+    ExplainView,
+    JobView,
+    MetricsAnswer,
+    NodeView,
+    PlanView,
+    RunSummary,
+    RunView,
+    WatchLine,
+)
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
+from fairlead import notebook, settings
+from fairlead.errors import ClientClosed, RunFailed, UsageError
+from fairlead.follow import News, follow_events, follow_log, follow_run, unread
+from fairlead.progress import exit_status, job_name, step_of, why
+from fairlead.rest import ControllerClient, decode, job_path, run_path
+from fairlead.ssh_keys import public_keys
+from fairlead.submission import submit, with_code
+from fairlead.task import Task
+from runner.schemas.frames import Frame, Stream
+
+Tell = Callable[[str], None]
+Source = Task | str | os.PathLike[str] | Mapping[str, object]
+IfExists = Literal["error", "keep", "replace"]
+_PAGE = 1000
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a job's output. To resume after it, give `attempt` and `end` as the offset."""
+
+    job: str
+    attempt: str
+    offset: int
+    end: int
+    at: datetime
+    stream: Literal["stdout", "stderr", "system", "marker"]
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        return self.data.decode(errors="replace")
+
+
+class _Runs(msgspec.Struct):
+    runs: list[RunSummary]
+
+
+class _Nodes(msgspec.Struct):
+    nodes: list[NodeView]
+
+
+class _Events(msgspec.Struct):
+    events: list[EventView]
+
+
+class Client:
+    """A controller, as its user sees it.
+
+    Without arguments it talks to the controller that the `fairlead` command would: FAIRLEAD_URL and
+    FAIRLEAD_TOKEN, else what `fairlead login` saved; `controller` is the name of a saved one.
+    `tell` gets sentences about what takes time, such as a controller that is away; by default they
+    go to stderr. Every method raises FairleadError.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        controller: str | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        if controller is not None and (url or token):
+            raise UsageError("give either `controller` or `url` and `token`")
+        if controller is not None:
+            saved = settings.named(settings.load(), controller)
+            url, token = saved.url, saved.token
+        elif url is not None:
+            token = token or settings.token_for(url)
+        elif token is None:
+            url, token = settings.chosen()
+        self.rest = ControllerClient(url or settings.DEFAULT_URL, token)
+        self.tell = tell or _to_stderr
+
+    @property
+    def url(self) -> str:
+        return self.rest.url
+
+    def another(self) -> Client:
+        """Return another client of the same controller, which is closed on its own."""
+        other = copy(self)
+        other.rest = self.rest.another()
+        return other
+
+    def close(self) -> None:
+        """End all streams of this client, also those of other threads."""
+        self.rest.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def whoami(self) -> CallerView:
+        """Return the user of the token."""
+        return decode(self.rest.get("/v1/me"), CallerView)
+
+    def submit(
+        self,
+        task: Source,
+        *,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        if_exists: IfExists = "error",
+        parent: Run | str | None = None,
+    ) -> Run:
+        """Submit a run and return it at once.
+
+        `task`: a Task, a mapping with the fields of the YAML, or the path of a YAML file; its code
+        is uploaded first. `env` overrides variables. The other arguments are those of `fairlead
+        apply`. Raises InvalidConfiguration, Conflict when a live run has the name.
+        """
+        found = _task(task)
+        configuration = with_code(
+            self.rest, found.configuration(env), found.base, found.name, os.environ, self.tell
+        )
+        body = {
+            "configuration": configuration,
+            "name": name,
+            "ssh_keys": public_keys(os.environ, Path.home()),
+            "if_exists": if_exists,
+            "parent": parent.id if isinstance(parent, Run) else parent,
+        }
+        data, _ = submit(self.rest, body, self.tell)
+        return Run(self, decode(data, RunView))
+
+    def plan(self, task: Source, *, name: str | None = None) -> PlanView:
+        """Return where the run's jobs would go now; nothing is submitted."""
+        configuration = _task(task).configuration()
+        if isinstance(configuration, dict):
+            code = ("repos", "files")
+            configuration = {key: one for key, one in configuration.items() if key not in code}
+        return decode(
+            self.rest.post("/v1/plan", {"configuration": configuration, "name": name}), PlanView
+        )
+
+    def run(self, key: str) -> Run:
+        """Return the run with this id or name. Raises NotFound."""
+        return Run(self, self.rest.run(key))
+
+    def runs(self, *, all: bool = False, limit: int = 100) -> list[RunSummary]:
+        """Return the newest live runs; `all`: finished ones too."""
+        return decode(self.rest.get("/v1/runs", all=all, limit=limit), _Runs).runs
+
+    def nodes(self) -> list[NodeView]:
+        return decode(self.rest.get("/v1/nodes"), _Nodes).nodes
+
+    def events(
+        self, run: Run | str | None = None, *, after: int = 0, follow: bool = False
+    ) -> Iterator[EventView]:
+        """Yield what happened, oldest first; `after` is the `seq` of the last known event.
+
+        `follow`: continue, with a run until its end.
+        """
+        key = run.id if isinstance(run, Run) else run
+        if follow:
+            yield from follow_events(self.rest, key, after, News(self.tell))
+            return
+        while True:
+            data = self.rest.get("/v1/events", run=key, after=after, limit=_PAGE)
+            page = decode(data, _Events).events
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].seq
+
+
+class Run:
+    """A run. `state` is what is known of it; `refresh` and `wait` renew it."""
+
+    def __init__(self, client: Client, state: RunView) -> None:
+        self.client = client
+        self._rest = client.rest
+        self.state = state
+
+    def of(self, client: Client) -> Run:
+        """Return the same run, asked about through another client."""
+        return Run(client, self.state)
+
+    @property
+    def id(self) -> str:
+        return self.state.id
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def status(self) -> RunStatus:
+        return self.state.status
+
+    @property
+    def is_final(self) -> bool:
+        return self.state.status in FINAL_RUN_STATUSES
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of `fairlead apply`; None while the run is live."""
+        return exit_status(self.state) if self.is_final else None
+
+    @property
+    def why(self) -> str:
+        """The sentence that says why the run is as it is."""
+        return why(self.state) if self.is_final else step_of(self.state, {}).text
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.status}>"
+
+    def refresh(self) -> Run:
+        """Ask for the present state."""
+        self.state = self._rest.run(self.id)
+        return self
+
+    def states(self, *, timeout: float | None = None) -> Iterator[RunView]:
+        """Yield the state now and after each change, until it is final. Raises TimeoutError after
+        so many seconds."""
+        for line in self._watched(timeout):
+            assert line.run is not None
+            self.state = line.run
+            yield line.run
+
+    def wait(
+        self,
+        *,
+        timeout: float | None = None,
+        check: bool = True,
+        progress: bool | Tell | None = None,
+    ) -> Run:
+        """Wait until the run has ended; the run goes on when this is interrupted.
+
+        `check`: raise RunFailed when it ended otherwise than done. `timeout`: seconds, then
+        TimeoutError. `progress`: show each step, or give it to a function; by default a notebook
+        shows one line that changes.
+        """
+        show = notebook.shower(progress)
+        for line in self._watched(timeout):
+            assert line.run is not None
+            self.state = line.run
+            if not self.is_final:
+                step = step_of(self.state, line.progress)
+                show(f"{self.name}: {step.text}" + (f" ({step.detail})" if step.detail else ""))
+        show(f"{self.name}: {self.status}: {self.why}")
+        return self.check() if check else self
+
+    def check(self) -> Run:
+        """Raise RunFailed when the run has ended otherwise than done."""
+        if self.is_final and self.status is not RunStatus.DONE:
+            raise RunFailed(
+                f"{self.name} ended {self.status}: {self.why} (`run.logs()` has its output)",
+                self.state,
+                exit_status(self.state),
+            )
+        return self
+
+    def logs(
+        self,
+        job: str | int | None = None,
+        *,
+        follow: bool = False,
+        attempt: str | None = None,
+        offset: int = 0,
+    ) -> Iterator[Output]:
+        """Yield the output of a job: its latest attempt, or `attempt`, from this offset on.
+
+        `job`: id, GROUP/COOKIE or index; by default the first. `follow`: continue as it comes,
+        through cut connections, with the later attempts of the job, until the run has ended. To
+        resume, give the `attempt` and the `end` of the last piece.
+        """
+        if offset < 0:
+            raise UsageError(f"offset: {offset} is less than 0; it counts bytes from 0")
+        found = self._job(job)
+        if follow:
+            yield from self._followed(found, attempt, offset)
+            return
+        chosen = attempt or (found.attempts[-1].id if found.attempts else None)
+        if chosen is None:
+            return
+        stored = self._rest.stored_frames(self.id, attempt=chosen, job=found.id, offset=offset)
+        for frame in unread(stored, offset):
+            yield _output(found, chosen, frame)
+
+    def lines(self, job: str | int | None = None, *, follow: bool = False) -> Iterator[str]:
+        """Yield the output as lines of text, without their ends."""
+        rest = b""
+        for piece in self.logs(job, follow=follow):
+            *whole, rest = (rest + piece.data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def print_logs(self, job: str | int | None = None, *, follow: bool = True) -> None:
+        """Print the output as it comes, until the run has ended."""
+        for piece in self.logs(job, follow=follow):
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+
+    def events(self, *, after: int = 0, follow: bool = False) -> Iterator[EventView]:
+        """Yield what happened to the run, as `Client.events` does."""
+        return self.client.events(self, after=after, follow=follow)
+
+    def metrics(self, job: str | int | None = None) -> MetricsAnswer:
+        """Return what the running jobs use now."""
+        key = None if job is None else self._job(job).id
+        return decode(self._rest.get(run_path(self.id, "metrics"), job=key), MetricsAnswer)
+
+    def explain(self) -> ExplainView:
+        """Return why the run waits."""
+        return decode(self._rest.get(run_path(self.id, "explain")), ExplainView)
+
+    def stop(self, *, abort: bool = False) -> Run:
+        """Stop the run; `abort`: without the grace of its jobs. Returns when this is recorded."""
+        return self._do("stop", {"abort": abort})
+
+    def complete(self) -> Run:
+        """End the run as done now."""
+        return self._do("complete", {})
+
+    def suspend(self, *, abort_running: bool = False) -> Run:
+        """Suspend the run: no placements, retries or triggers."""
+        return self._do("suspend", {"abort_running": abort_running})
+
+    def resume(self) -> Run:
+        return self._do("resume", {})
+
+    def scale(self, nodes: int, *, group: str = "main") -> Run:
+        """Change the number of jobs of a group that is no gang."""
+        return self._do("scale", {"group": group, "nodes": nodes})
+
+    def abort_job(self, job: str | int) -> Run:
+        """End a job's attempt at once; it comes back under the default retry."""
+        return self._do_job(job, "abort")
+
+    def abandon_job(self, job: str | int) -> Run:
+        """Let the run go on without a job."""
+        return self._do_job(job, "abandon")
+
+    def interrupt_job(self, job: str | int) -> Run:
+        """Ask a job to end by itself."""
+        return self._do_job(job, "interrupt")
+
+    def _do(self, action: str, body: Mapping[str, object]) -> Run:
+        self.state = decode(self._rest.post(run_path(self.id, action), body), RunView)
+        return self
+
+    def _do_job(self, job: str | int, action: str) -> Run:
+        path = job_path(self.id, self._job(job).id, action)
+        self.state = decode(self._rest.post(path, {}), RunView)
+        return self
+
+    def _job(self, key: str | int | None) -> JobView:
+        for job in self.state.jobs:
+            if key is None or str(key) in (job.id, str(job.index), job_name(job)):
+                return job
+        names = ", ".join(job_name(job) for job in self.state.jobs) or "none yet"
+        raise UsageError(f"{self.name} has no job {key!r}: give one of {names}")
+
+    def _watched(self, timeout: float | None) -> Iterator[WatchLine]:
+        with _ending_after(self._rest, timeout, self) as rest:
+            yield from follow_run(rest, self.id, News(self.client.tell))
+
+    def _followed(self, job: JobView, attempt: str | None, offset: int) -> Iterator[Output]:
+        """Yield the output of this attempt (by default the present one) and of all later ones."""
+        done = set[str]()
+        for state in self.states():
+            present = next((one for one in state.jobs if one.id == job.id), job)
+            first = attempt or (present.attempts[-1].id if present.attempts else None)
+            if not done and first is None:
+                continue
+            for one in _from(present.attempts, first if not done else None):
+                if one.id not in done and not _never_ran(one):
+                    done.add(one.id)
+                    yield from self._attempt(job, one.id, offset if one.id == attempt else 0)
+
+    def _attempt(self, job: JobView, attempt: str, offset: int) -> Iterator[Output]:
+        for frame in follow_log(self._rest, self.id, attempt, offset, News(self.client.tell)):
+            yield _output(job, attempt, frame)
+
+
+def _task(source: Source) -> Task:
+    if isinstance(source, Task):
+        return source
+    if isinstance(source, Mapping):
+        return Task.of(source)
+    return Task.load(os.fspath(source))
+
+
+def _from(attempts: tuple[AttemptView, ...], first: str | None) -> tuple[AttemptView, ...]:
+    """Return the attempts from `first` on; all of them when it is not among the recent ones."""
+    starts = [at for at, one in enumerate(attempts) if one.id == first]
+    return attempts[starts[0] :] if starts else attempts
+
+
+def _never_ran(attempt: AttemptView) -> bool:
+    return attempt.status in FINAL_ATTEMPT_STATUSES and attempt.running_at is None
+
+
+def _output(job: JobView, attempt: str, frame: Frame) -> Output:
+    return Output(
+        job=job_name(job),
+        attempt=attempt,
+        offset=frame.offset,
+        end=frame.end,
+        at=datetime.fromtimestamp(frame.time_ns / 1e9, UTC),
+        stream=_STREAMS[frame.stream],
+        data=frame.payload,
+    )
+
+
+_STREAMS: dict[Stream, Literal["stdout", "stderr", "system", "marker"]] = {
+    Stream.STDOUT: "stdout",
+    Stream.STDERR: "stderr",
+    Stream.SYSTEM: "system",
+    Stream.MARKER: "marker",
+}
+
+
+@contextmanager
+def _ending_after(
+    rest: ControllerClient, timeout: float | None, run: Run
+) -> Iterator[ControllerClient]:
+    """Give a client whose streams end after so many seconds, with TimeoutError."""
+    if timeout is None:
+        yield rest
+        return
+    limited = rest.another()
+    timer = threading.Timer(timeout, limited.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield limited
+    except ClientClosed:
+        raise TimeoutError(f"{run.name} is {run.status} after {timeout:g} s; it goes on") from None
+    finally:
+        timer.cancel()
+        limited.close()
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"fairlead: {text}\n")
