@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from runner.job.process import Children
+from runner.processes.spawn import Children
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -14,8 +14,8 @@ import sys
 
 from entrypoint.init import adopt_orphans
 from entrypoint.ssh.door import Door
-from runner.job.process import Children
 from runner.options import Options, complain
+from runner.processes.spawn import Children
 from runner.server import log_to, serve
 
 

@@ -24,12 +24,12 @@ from runner.code.prepare import CodeStore
 from runner.errors import CannotStart
 from runner.job import execution
 from runner.job.execution import Execution, Limits, MainEnded
-from runner.job.launch import Launch
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
-from runner.job.process import Children, Ending
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
 from runner.options import Settings
+from runner.processes.launch import Launch
+from runner.processes.spawn import Children, Ending
 from runner.schemas import (
     ExitReason,
     ExitRecord,

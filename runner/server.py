@@ -21,9 +21,9 @@ from aiohttp import web
 from runner import metrics, relay
 from runner.app import make_app
 from runner.job.outcome import Scope, scope_of_this_process
-from runner.job.process import Children
 from runner.logs.followers import FOLLOWER_PATIENCE
 from runner.options import UMASK, Options
+from runner.processes.spawn import Children
 from runner.relay import Relay
 from runner.runner import Runner
 from runner.schemas import ExitRecord

@@ -15,26 +15,17 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from common.errors import Refused
-from shim.engines.base import EngineError
-from shim.errors import invalid
+from shim.errors import VolumeError, invalid
 from shim.schemas import (
     ContainerOptions,
     HostNetwork,
     NetworkMode,
     RefusalCode,
-    TaskReason,
     TaskRequest,
     VolumeKind,
     VolumeMount,
 )
 from shim.settings import Settings
-
-
-class VolumeError(EngineError):
-    """The volume cannot be used; the message names it and what to do."""
-
-    reason = TaskReason.VOLUME_ERROR
-
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _OURS = PurePosixPath("/opt/fairlead")

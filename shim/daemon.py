@@ -19,7 +19,8 @@ import msgspec
 
 from shim.access.jump_keys import JumpKeys
 from shim.access.runner_socket import remove_strays
-from shim.engines.base import Engine, EngineError
+from shim.engines.base import Engine
+from shim.errors import EngineError
 from shim.gpus import Gpus
 from shim.gpus.health import Fault
 from shim.gpus.inventory import Entry, Roll
@@ -27,20 +28,20 @@ from shim.gpus.watch import GpuWatch
 from shim.image_access import ImageAccess, PrivateImage
 from shim.images import ImageRecord, Images, Watermarks
 from shim.node import machine
-from shim.node.controller_silence import ControllerSilence
 from shim.node.ledger import Asked, Capacity, Ledger
 from shim.node.ledger import check as check_blocks
-from shim.node.watchdog import Systemd, Upkeep
 from shim.schemas import DrainRequest, Fence, Finding, Health, NodeInfo, NodeMetrics, TaskStatus
 from shim.settings import Settings
 from shim.state.events import EventLog
 from shim.state.fencing import FenceBook, Fences
-from shim.state.reconcile import leftovers_of, reconcile
 from shim.state.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords, kept
+from shim.tasks.controller_silence import ControllerSilence
+from shim.tasks.reconcile import leftovers_of, reconcile
 from shim.tasks.steps.volumes import release_strays
 from shim.tasks.supervisor import Supervisor
 from shim.version import VERSION
 from shim.volumes.mounter import KernelMounter
+from shim.watchdog import Systemd, Upkeep
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -267,7 +268,7 @@ class Daemon:
         )
 
     async def metrics(self) -> NodeMetrics:
-        from shim.node import metrics
+        from shim import metrics
 
         return await metrics.collect(self.supervisor, self.executor)
 

@@ -1,4 +1,4 @@
-"""The one way in which the shim refuses.
+"""The one way in which the shim refuses, and the errors of starting it and of its engines.
 
 Every refusal that a caller may see is a `Refused`: a stable code, a sentence for the person who
 must act, and the wrong field. The app turns it into the project's one error shape.
@@ -7,7 +7,7 @@ must act, and the wrong field. The app turns it into the project's one error sha
 from __future__ import annotations
 
 from common.errors import Refused
-from shim.schemas import RefusalCode
+from shim.schemas import RefusalCode, TaskReason
 
 
 def invalid(message: str, field: str) -> Refused:
@@ -24,3 +24,16 @@ def conflict(message: str, field: str | None = None) -> Refused:
 
 class StartError(Exception):
     """The shim cannot start; the message says why and what to do."""
+
+
+class EngineError(Exception):
+    """The engine refused; the message is for the user. `reason`: the task's reason if it ends
+    because of this."""
+
+    reason = TaskReason.CREATING_CONTAINER_ERROR
+
+
+class VolumeError(EngineError):
+    """The volume cannot be used; the message names it and what to do."""
+
+    reason = TaskReason.VOLUME_ERROR

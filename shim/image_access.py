@@ -15,13 +15,13 @@ from collections import OrderedDict
 
 import msgspec
 
-from shim.engines.base import Engine, EngineError, ImageError, ImageInfo, ImageProblem
+from shim.engines.base import Engine, ImageError, ImageInfo, ImageProblem, repository_of
+from shim.errors import EngineError
 from shim.schemas import RegistryAuth
 from shim.state.records import Records
 
 log = logging.getLogger(__name__)
 
-_HUB = ("docker.io/", "index.docker.io/", "library/")
 _MOST_GRANTS = 10_000
 
 
@@ -135,25 +135,6 @@ class ImageAccess:
             await self._records.save(_key(repository, image.id), done)
         await self._records.delete(_key(reference))
         self._pulls.pop(_key(reference), None)
-
-
-def pinned(reference: str, digest: str | None) -> str:
-    """Return the reference with its digest, if there is one: a tag may have moved meanwhile."""
-    return reference if digest is None else f"{_name(reference)}@{digest}"
-
-
-def repository_of(reference: str) -> str:
-    """Return the repository as an engine shortens it: without tag, digest and the prefix of
-    Docker's own hub."""
-    name = _name(reference)
-    for prefix in _HUB:
-        name = name.removeprefix(prefix)
-    return name
-
-
-def _name(reference: str) -> str:
-    folder, slash, last = reference.partition("@")[0].rpartition("/")
-    return f"{folder}{slash}{last.partition(':')[0]}"
 
 
 def _key(name: str, image_id: str = "") -> str:

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from shim.engines.base import Engine, EngineError, ImageError, ImageInfo, ImageProblem
-from shim.image_access import ImageAccess, pinned
+from shim.engines.base import Engine, ImageError, ImageInfo, ImageProblem, pinned
+from shim.errors import EngineError
+from shim.image_access import ImageAccess
 from shim.schemas import PullProgress, RegistryAuth
 from shim.state.records import Records
 

@@ -26,16 +26,16 @@ from aiohttp import web
 from shim import safe_files
 from shim.api.app import make_runner
 from shim.daemon import Daemon, Identity, disk_threads
-from shim.engines.base import Engine, EngineError
-from shim.errors import StartError
+from shim.engines.base import Engine
+from shim.errors import EngineError, StartError
 from shim.gpus import Gpus
 from shim.gpus.selection import Exclusion
 from shim.node import ledger, machine
 from shim.node.ledger import Capacity
-from shim.node.watchdog import READY, STOPPING, Systemd
 from shim.schemas import EngineKind, HostNetwork
 from shim.settings import RUNTIME, Settings, check_runtime
 from shim.tasks.steps.folders import make_shared
+from shim.watchdog import READY, STOPPING, Systemd
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")

@@ -78,7 +78,8 @@ def _check_volumes(planned: GroupPlan) -> None:
     written = planned.written.volumes or ()
     if not written:
         return
-    from shim.container_rules import VolumeError, check_volumes  # few runs ask
+    from shim.container_rules import check_volumes  # few runs ask
+    from shim.errors import VolumeError
 
     mounts = [volume.mount for volume in written]
     for number in range(len(mounts)):

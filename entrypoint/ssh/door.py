@@ -23,7 +23,7 @@ from entrypoint.ssh.settings import (
     SshSettings,
     read_settings,
 )
-from runner.job.process import Children
+from runner.processes.spawn import Children
 
 _BACKLOG = 64
 _PAUSE_AFTER_FAILURE = 1.0

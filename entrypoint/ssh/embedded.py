@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runner.job.process import Children, start_in_thread
+from runner.processes.spawn import Children, start_in_thread
 
 
 class EmbeddedServer:

@@ -13,8 +13,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from runner.job import environment
-from runner.job.process import Children, start_in_thread
+from runner.processes import environment
+from runner.processes.spawn import Children, start_in_thread
 
 _LIMIT_SECONDS = 600.0
 _TAIL = 4096

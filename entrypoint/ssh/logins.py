@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from runner.errors import CannotStart
-from runner.job import environment
-from runner.job.identity import Identity, current_identity, resolve
+from runner.processes import environment
+from runner.processes.identity import Identity, current_identity, resolve
 
 _SHELLS = ("/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh")
 _NO_SHELLS = ("nologin", "false", "true", "sync", "halt", "shutdown")

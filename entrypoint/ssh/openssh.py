@@ -16,8 +16,8 @@ from pathlib import Path
 
 from entrypoint.ssh.logins import locked_users
 from entrypoint.ssh.settings import HOST_KEY_NAME, SshSettings
-from runner.job import environment
-from runner.job.process import Children, start_in_thread
+from runner.processes import environment
+from runner.processes.spawn import Children, start_in_thread
 
 _FOLDER = Path("/run/fairlead-ssh")
 _FALLBACK = "sshd"

@@ -19,8 +19,8 @@ import asyncssh
 
 from entrypoint.ssh.logins import Login, NothingToRun
 from entrypoint.ssh.terminal import Terminal
-from runner.job import environment
-from runner.job.process import Child, Children, Ending, start
+from runner.processes import environment
+from runner.processes.spawn import Child, Children, Ending, start
 
 Process = asyncssh.SSHServerProcess[bytes]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import asyncssh
 
-from runner.job.process import Child, Ending
+from runner.processes.spawn import Child, Ending
 
 _CHUNK = 1 << 16
 _END_OF_FILE = b"\x04"

@@ -22,7 +22,7 @@ import msgspec
 
 from runner.code.helper import Helpers, Outcome
 from runner.errors import CannotStart
-from runner.job.scratch import Scratch
+from runner.processes.scratch import Scratch
 from runner.schemas import Repo, RepoCredentials
 
 SCHEMES = ("https", "http", "ssh", "git", "file")

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 import msgspec
 
-from runner.job.identity import Identity
-from runner.job.launch import Launch
-from runner.job.process import Children, JobProcess, spawn
+from runner.processes.identity import Identity
+from runner.processes.launch import Launch
+from runner.processes.spawn import Children, JobProcess, spawn
 
 _TAIL = 16 << 10
 _PIECE = 64 << 10

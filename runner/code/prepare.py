@@ -21,8 +21,8 @@ from runner.code.errors import Abandoned, BadArchive
 from runner.code.git import Git, check_repo
 from runner.code.tree import unpack
 from runner.errors import CannotStart
-from runner.job.identity import Identity
-from runner.job.launch import make_folder, place_of
+from runner.processes.identity import Identity
+from runner.processes.launch import make_folder, place_of
 from runner.schemas import Files, IfExists, Repo, RepoCredentials, SubmitRequest
 
 MOST_BYTES = 8 << 30

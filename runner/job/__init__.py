@@ -1,1 +1,1 @@
-"""The user's process: set up, launched, watched, judged. `execution.Execution` runs it."""
+"""The user's job: set up, run, watched, judged. `execution.Execution` runs it."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runner.job.identity import Identity
-from runner.job.scratch import Scratch
+from runner.processes.identity import Identity
+from runner.processes.scratch import Scratch
 from runner.schemas import ClusterInfo, ClusterKey
 
 _KEY, _CONFIG, _LOCK = "cluster_key", "ssh_config", ".fairlead.lock"

@@ -21,11 +21,11 @@ import msgspec
 
 from common.task_folder import STOP_ORDER_NAME, StopOrder
 from runner import cgroup
-from runner.job.launch import Launch
 from runner.job.outcome import Interruption, Scope, Verdict, judge, last_line, of_max_duration
-from runner.job.process import Children, Ending, JobProcess, spawn
 from runner.logs.output import Output
 from runner.logs.segments import SegmentLog
+from runner.processes.launch import Launch
+from runner.processes.spawn import Children, Ending, JobProcess, spawn
 
 
 class OutputPump:

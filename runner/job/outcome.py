@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from runner.job.process import Ending
+from runner.processes.spawn import Ending
 from runner.schemas import ExitReason
 
 _Table = dict[int, tuple[int, int]]

@@ -14,11 +14,20 @@ from pathlib import Path
 from common.task_folder import ImageConfig
 from runner.code.prepare import CodeStore
 from runner.errors import CannotStart
-from runner.job import cluster_ssh, environment
-from runner.job.environment import Paths
-from runner.job.launch import Launch, Place, find, place_of, prepare, read_image_config, settle
-from runner.job.process import Children
-from runner.job.scratch import Scratch
+from runner.job import cluster_ssh
+from runner.processes import environment
+from runner.processes.environment import Paths
+from runner.processes.launch import (
+    Launch,
+    Place,
+    find,
+    place_of,
+    prepare,
+    read_image_config,
+    settle,
+)
+from runner.processes.scratch import Scratch
+from runner.processes.spawn import Children
 from runner.schemas import SubmitRequest
 
 OUTPUT_FOLDER_NAME = "output"

@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from runner.job import terminal
 from runner.logs.segments import SegmentLog
+from runner.processes import terminal
 from runner.schemas import SHORTEST_SECRET
 from runner.schemas.frames import Stream
 

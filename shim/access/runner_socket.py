@@ -15,11 +15,13 @@ import logging
 import os
 import stat
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
 from common.task_folder import RUNNER_SOCKET_NAME
-from shim.tasks.steps.base import StepContext
+from shim.schemas import TaskInfo
+from shim.settings import Settings
 
 _CREATE, _MOVED_TO = 0x100, 0x80
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -65,13 +67,12 @@ async def _readable(fd: int) -> None:
 log = logging.getLogger(__name__)
 
 
-async def open_door(ctx: StepContext) -> None:
+async def open_door(settings: Settings, info: TaskInfo, executor: Executor) -> None:
     """Return once the task's runner can be reached, or never can."""
-    info = ctx.task.info
     door = Path(info.runner_socket)
-    folder = ctx.settings.socket_folder(info.id)
-    in_thread = partial(asyncio.get_running_loop().run_in_executor, ctx.executor)
-    if door.parent != ctx.settings.doors_folder or await in_thread(door.exists):
+    folder = settings.socket_folder(info.id)
+    in_thread = partial(asyncio.get_running_loop().run_in_executor, executor)
+    if door.parent != settings.doors_folder or await in_thread(door.exists):
         return
     try:
         await arrival(folder, RUNNER_SOCKET_NAME)
@@ -80,15 +81,15 @@ async def open_door(ctx: StepContext) -> None:
         log.error("task %s: its runner cannot be reached: %s", info.id, error)
 
 
-async def is_open(ctx: StepContext) -> bool:
+async def is_open(info: TaskInfo, executor: Executor) -> bool:
     """Return whether the task's runner can be reached now."""
-    door = Path(ctx.task.info.runner_socket)
-    return await asyncio.get_running_loop().run_in_executor(ctx.executor, door.exists)
+    door = Path(info.runner_socket)
+    return await asyncio.get_running_loop().run_in_executor(executor, door.exists)
 
 
-async def until_it_listens(ctx: StepContext) -> None:
+async def until_it_listens(settings: Settings, info: TaskInfo) -> None:
     """Return once the task's runner has its socket. Raises OSError."""
-    await arrival(ctx.settings.socket_folder(ctx.task.info.id), RUNNER_SOCKET_NAME)
+    await arrival(settings.socket_folder(info.id), RUNNER_SOCKET_NAME)
 
 
 def _link(folder: Path, door: Path) -> None:

@@ -28,7 +28,7 @@ from shim import safe_files
 from shim.api.openapi import document
 from shim.daemon import Daemon
 from shim.errors import invalid
-from shim.node.metrics import CONTENT_TYPE, prometheus_text
+from shim.metrics import CONTENT_TYPE, prometheus_text
 from shim.schemas import (
     FENCE_HEADER,
     INCARNATION_HEADER,

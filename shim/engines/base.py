@@ -14,6 +14,8 @@ from typing import Protocol
 import msgspec
 
 from common.task_folder import ImageConfig
+from shim.errors import EngineError
+from shim.gpus.base import GpuDelivery
 from shim.schemas import (
     ContainerOptions,
     EngineKind,
@@ -24,13 +26,6 @@ from shim.schemas import (
     TaskReason,
     VolumeKind,
 )
-
-
-class EngineError(Exception):
-    """The engine refused; the message is for the user. `reason`: the task's reason if it ends
-    because of this."""
-
-    reason = TaskReason.CREATING_CONTAINER_ERROR
 
 
 class NodeFault(EngineError):
@@ -91,6 +86,28 @@ class ImageInfo(ImageConfig, frozen=True, kw_only=True):
     """The reference was an id, which no registry knows."""
 
 
+_HUB = ("docker.io/", "index.docker.io/", "library/")
+
+
+def pinned(reference: str, digest: str | None) -> str:
+    """Return the reference with its digest, if there is one: a tag may have moved meanwhile."""
+    return reference if digest is None else f"{_without_tag(reference)}@{digest}"
+
+
+def repository_of(reference: str) -> str:
+    """Return the repository as an engine shortens it: without tag, digest and the prefix of
+    Docker's own hub."""
+    name = _without_tag(reference)
+    for prefix in _HUB:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _without_tag(reference: str) -> str:
+    folder, slash, last = reference.partition("@")[0].rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}"
+
+
 class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One volume for the engine. `source` is a path that the shim has mounted, or the result of
     `ensure_volume`."""
@@ -100,31 +117,6 @@ class MountSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     read_only: bool = False
     size: int | None = None
-
-
-class GpuHook(msgspec.Struct, frozen=True, kw_only=True):
-    """A vendor's hook in the engine's runtime, which is asked for devices by UUID."""
-
-    program: str
-    runtime: str
-    """The engine's name of the runtime that calls it."""
-    hide: dict[str, str]
-    """The variables by which it hands over nothing."""
-
-
-class GpuDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The way in which a vendor's GPUs get into containers and processes, besides their own device
-    files."""
-
-    cdi_kind: str | None = None
-    """The kind of their devices in CDI specs, such as `nvidia.com/gpu`."""
-    hook: GpuHook | None = None
-    control: tuple[str, ...] = ()
-    """Files in /dev that every container with a GPU needs, where they exist."""
-    visible: str | None = None
-    """The variable with the UUIDs of those that a process sees."""
-    advice: str = "is the GPU's driver loaded?"
-    """To the operator of a node on which a GPU's device file is missing."""
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):

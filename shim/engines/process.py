@@ -31,13 +31,13 @@ from shim.engines import procfs, reaper, sweep
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
-    EngineError,
     Exit,
     Found,
     ImageInfo,
     NodeFault,
     Storage,
 )
+from shim.errors import EngineError
 from shim.schemas import EngineKind, PullProgress, RegistryAuth
 from shim.state import records
 

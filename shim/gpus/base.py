@@ -13,7 +13,6 @@ from typing import Protocol
 
 import msgspec
 
-from shim.engines.base import GpuDelivery
 from shim.schemas import GpuInfo
 
 
@@ -75,6 +74,31 @@ class GpuEvent(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     words: str
     blame: Blame
+
+
+class GpuHook(msgspec.Struct, frozen=True, kw_only=True):
+    """A vendor's hook in the engine's runtime, which is asked for devices by UUID."""
+
+    program: str
+    runtime: str
+    """The engine's name of the runtime that calls it."""
+    hide: dict[str, str]
+    """The variables by which it hands over nothing."""
+
+
+class GpuDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The way in which a vendor's GPUs get into containers and processes, besides their own device
+    files."""
+
+    cdi_kind: str | None = None
+    """The kind of their devices in CDI specs, such as `nvidia.com/gpu`."""
+    hook: GpuHook | None = None
+    control: tuple[str, ...] = ()
+    """Files in /dev that every container with a GPU needs, where they exist."""
+    visible: str | None = None
+    """The variable with the UUIDs of those that a process sees."""
+    advice: str = "is the GPU's driver loaded?"
+    """To the operator of a node on which a GPU's device file is missing."""
 
 
 class Gpus(Protocol):

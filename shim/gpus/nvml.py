@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shim.engines.base import GpuDelivery, GpuHook
 from shim.gpus.base import (
     NO_ACTION,
+    GpuDelivery,
     GpuError,
     GpuEvent,
+    GpuHook,
     GpuLost,
     GpuSilent,
     Recovery,

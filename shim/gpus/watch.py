@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from shim.engines.base import GpuDelivery
 from shim.gpus import health
 from shim.gpus.base import (
     Blame,
+    GpuDelivery,
     GpuError,
     GpuEvent,
     GpuLost,

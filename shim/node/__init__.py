@@ -1,3 +1,1 @@
-"""The machine: what it has, who holds it (`ledger`), its figures (`metrics`), and what watches the
-shim itself.
-"""
+"""The machine: what it has (`machine`), and who holds what of it (`ledger`)."""

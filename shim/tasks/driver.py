@@ -20,7 +20,8 @@ from common import task_folder
 from common.task_folder import EXIT_RECORD_NAME, STOP_ORDER_NAME
 from shim import safe_files
 from shim.access import runner_socket
-from shim.engines.base import EngineError, EngineUnavailable, Exit, NodeFault
+from shim.engines.base import EngineUnavailable, Exit, NodeFault
+from shim.errors import EngineError
 from shim.schemas import TaskReason, TaskStatus
 from shim.state.records import StopOrder
 from shim.tasks.steps.base import Step, StepContext
@@ -41,7 +42,7 @@ async def stop_when_asked(ctx: StepContext) -> None:
     """Return once the container was told to end for good."""
     await ctx.task.stop_wanted.wait()
     came = asyncio.Event()
-    if await runner_socket.is_open(ctx):
+    if await runner_socket.is_open(ctx.task.info, ctx.executor):
         return await _stop(ctx, came)
     waiting = asyncio.create_task(_wait_for_the_runner(ctx, came))
     try:
@@ -74,7 +75,7 @@ async def _wait_for_the_runner(ctx: StepContext, came: asyncio.Event) -> None:
     exists before the socket.
     """
     try:
-        await runner_socket.until_it_listens(ctx)
+        await runner_socket.until_it_listens(ctx.settings, ctx.task.info)
     except OSError as error:
         log.warning("task %s: the runner may not hear of its stop: %s", ctx.task.info.id, error)
         return
@@ -260,9 +261,10 @@ async def _end(ctx: StepContext, **changes: Any) -> None:
 
 
 async def _watch(ctx: StepContext) -> None:
+    open_door = runner_socket.open_door(ctx.settings, ctx.task.info, ctx.executor)
     beside = [
         asyncio.create_task(stop_when_asked(ctx)),
-        asyncio.create_task(runner_socket.open_door(ctx)),
+        asyncio.create_task(open_door),
         asyncio.create_task(insist(ctx, lambda: Published().do(ctx))),
     ]
     try:

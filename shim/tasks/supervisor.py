@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 
 from common.errors import Refused
-from shim import container_rules
+from shim import container_rules, validation
 from shim.access.jump_keys import Visit
-from shim.api import validation
-from shim.engines.base import ContainerState, Engine, EngineError, Found
-from shim.errors import conflict, invalid, not_found
+from shim.engines.base import ContainerState, Engine, Found
+from shim.errors import EngineError, conflict, invalid, not_found
 from shim.gpus.health import Finding
 from shim.gpus.watch import GpuWatch
 from shim.images import Images
@@ -41,11 +40,10 @@ from shim.schemas import (
     TerminateRequest,
 )
 from shim.settings import Settings, check_name
-from shim.state import reconcile
 from shim.state.events import EventLog
 from shim.state.fencing import Caller, Fences
 from shim.state.records import RecordBooks, TaskRecord, hash_of, is_same_body, kept, without_secrets
-from shim.tasks import driver
+from shim.tasks import driver, reconcile
 from shim.tasks.steps.base import RunLocks, StepContext
 from shim.tasks.steps.ssh import PORT_NAME
 from shim.tasks.task import TaskState

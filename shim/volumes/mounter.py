@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shim import safe_files
-from shim.container_rules import VolumeError
+from shim.errors import VolumeError
 
 _MS_BIND = 0x1000
 _MS_REC = 0x4000

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
-    EngineError,
     Exit,
     Found,
     ImageError,
@@ -20,6 +19,7 @@ from shim.engines.base import (
     ImageProblem,
     Storage,
 )
+from shim.errors import EngineError
 from shim.schemas import EngineKind, PullProgress, RegistryAuth
 
 

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.job import execution
-from shim.engines.base import (
-    EngineError,
-    EngineUnavailable,
-    Exit,
-    Found,
-    ImageError,
-    ImageInfo,
-    ImageProblem,
-)
+from shim.engines.base import EngineUnavailable, Exit, Found, ImageError, ImageInfo, ImageProblem
+from shim.errors import EngineError
 from shim.schemas import PullProgress, RegistryAuth
 from tests.doubles.engines import MemoryEngine, MemoryHost
 

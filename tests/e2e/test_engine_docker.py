@@ -16,13 +16,13 @@ import pytest
 from shim.engines.base import (
     ContainerSpec,
     Engine,
-    EngineError,
     EngineUnavailable,
     ImageError,
     MountSpec,
     NodeFault,
 )
 from shim.engines.docker.engine import DockerEngine
+from shim.errors import EngineError
 from shim.schemas import ContainerOptions, GpuInfo, NetworkMode, Ulimit, VolumeKind
 from shim.settings import Settings
 from tests.support.daemons import run

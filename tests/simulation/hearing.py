@@ -1,6 +1,6 @@
 """When a simulated shim last heard of a controller, for jobs that are to end when none is heard.
 
-The rules are those of `shim.node.controller_silence`, over virtual time.
+The rules are those of `shim.tasks.controller_silence`, over virtual time.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shim.node.controller_silence import GRACE_SECONDS
 from shim.schemas import Fence, TaskInfo, TaskReason, TerminateRequest
+from shim.tasks.controller_silence import GRACE_SECONDS
 from tests.simulation.task import SimulatedTask
 
 

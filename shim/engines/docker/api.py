@@ -22,8 +22,8 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from shim.container_rules import VolumeError
-from shim.engines.base import EngineError, EngineUnavailable, NodeFault
+from shim.engines.base import EngineUnavailable, NodeFault
+from shim.errors import EngineError, VolumeError
 
 _SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
 """The pattern by which requests quotes the system's error inside its own message."""

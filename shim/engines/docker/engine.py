@@ -24,7 +24,6 @@ import urllib3.exceptions
 from shim.engines.base import (
     ContainerSpec,
     ContainerState,
-    EngineError,
     EngineUnavailable,
     Exit,
     Found,
@@ -36,9 +35,10 @@ from shim.engines.base import (
 from shim.engines.docker import events, faults, request
 from shim.engines.docker.api import Conflict, NotFound, Refused, ensure_volume, unreachable
 from shim.engines.docker.events import EventFollower
+from shim.engines.docker.handover import hand_over, means_of
 from shim.engines.docker.images import DockerImages
 from shim.engines.docker.networks import RunNetworks
-from shim.gpus.handover import hand_over, means_of
+from shim.errors import EngineError
 from shim.schemas import EngineKind, NetworkMode, PullProgress, RegistryAuth
 from shim.settings import Settings
 

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import docker.errors
 import msgspec
 
-from shim.engines.base import EngineError, EngineUnavailable
+from shim.engines.base import EngineUnavailable
+from shim.errors import EngineError
 
 ENDING_SIGNALS = frozenset({"15", "9", "SIGTERM", "SIGKILL"})
 REMEMBERED = 256

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 
-from shim.engines.base import EngineError, NodeFault
+from shim.engines.base import NodeFault
 from shim.engines.docker.api import Conflict, NotFound, Refused
 from shim.engines.docker.request import ENTRYPOINT, explain_start
+from shim.errors import EngineError
 
 _NODES = (
     "no space left on device",

@@ -19,15 +19,16 @@ from docker.types import CancellableStream
 from docker.utils import parse_repository_tag
 
 from shim.engines.base import (
-    EngineError,
     EngineUnavailable,
     ImageError,
     ImageInfo,
     ImageProblem,
     Storage,
+    pinned,
+    repository_of,
 )
 from shim.engines.docker.api import Conflict, NotFound, in_own_thread
-from shim.image_access import pinned, repository_of
+from shim.errors import EngineError
 from shim.schemas import PullProgress, RegistryAuth
 
 _LONGEST_DETAIL = 300

@@ -19,8 +19,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from shim.engines.base import EngineError, NodeFault
+from shim.engines.base import NodeFault
 from shim.engines.docker.api import NotFound
+from shim.errors import EngineError
 
 log = logging.getLogger(__name__)
 Call = Callable[[Callable[[], Any]], Awaitable[Any]]

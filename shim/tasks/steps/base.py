@@ -13,7 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from shim.engines.base import Engine, GpuDelivery, ImageInfo, MountSpec
+from shim.engines.base import Engine, ImageInfo, MountSpec
+from shim.gpus.base import GpuDelivery
 from shim.images import Images
 from shim.schemas import GpuInfo
 from shim.settings import Settings

@@ -9,8 +9,7 @@ import msgspec
 
 from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from shim import safe_files
-from shim.engines.base import ImageError, ImageInfo, ImageProblem
-from shim.image_access import pinned
+from shim.engines.base import ImageError, ImageInfo, ImageProblem, pinned
 from shim.schemas import PullPolicy, PullProgress, TaskStatus
 from shim.tasks.steps.base import StepContext
 

@@ -18,7 +18,8 @@ import msgspec
 
 from common.durable import sync_folder
 from shim import safe_files
-from shim.engines.base import EngineError, EngineUnavailable, NodeFault
+from shim.engines.base import EngineUnavailable, NodeFault
+from shim.errors import EngineError
 from shim.schemas import CLUSTER_SSH_PORT, NetworkMode, SshMode, SshRequest
 from shim.tasks.steps.base import StepContext
 

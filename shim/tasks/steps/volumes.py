@@ -14,8 +14,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from shim import container_rules
-from shim.container_rules import VolumeError
-from shim.engines.base import EngineError, MountSpec, NodeFault
+from shim.engines.base import MountSpec, NodeFault
+from shim.errors import EngineError, VolumeError
 from shim.schemas import VolumeKind, VolumeMount
 from shim.settings import Settings
 from shim.tasks.steps.base import StepContext

@@ -11,7 +11,7 @@ from typing import Any
 import docker
 import pytest
 
-from shim.gpus.handover import Means, hand_over
+from shim.engines.docker.handover import Means, hand_over
 from shim.gpus.nvml import NVIDIA
 from shim.schemas import GpuInfo
 from tests.support.docker_daemon import DockerDaemon

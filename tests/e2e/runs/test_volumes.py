@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shim.container_rules import VolumeError
+from shim.errors import VolumeError
 from shim.volumes.mounter import KernelMounter, mounts_below
 from tests.support.daemons import run
 from tests.support.docker_daemon import DockerDaemon

@@ -17,7 +17,7 @@ import pytest
 from common.task_folder import StopOrder
 from entrypoint.ssh.settings import SETTINGS_NAME, SshSettings
 from runner.client import RunnerClient, RunnerUnavailable
-from runner.job.scratch import GIVEN
+from runner.processes.scratch import GIVEN
 from runner.schemas import ExitRecord, RunnerState
 from runner.schemas.frames import Decoder
 from shim.engines.procfs import descendants

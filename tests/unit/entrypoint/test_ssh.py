@@ -19,9 +19,9 @@ import pytest
 from entrypoint.ssh.door import Door
 from entrypoint.ssh.server import serve
 from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSettings
-from runner.job import environment
-from runner.job.process import Children
 from runner.options import UMASK
+from runner.processes import environment
+from runner.processes.spawn import Children
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 

@@ -9,7 +9,7 @@ import pytest
 
 from entrypoint.ssh.logins import Login, NothingToRun, locked_users, login_as
 from entrypoint.ssh.openssh import set_env
-from runner.job.identity import Identity
+from runner.processes.identity import Identity
 
 
 def an_image(root: Path, *programs: str, passwd: str = "") -> Path:

@@ -13,8 +13,8 @@ import msgspec
 
 from runner.client import BASE_URL, RunnerClient
 from runner.job.outcome import SessionScope
-from runner.job.process import Children
 from runner.options import Settings
+from runner.processes.spawn import Children
 from runner.runner import Runner
 from runner.schemas import ExitRecord, JobSpec, RunnerState, StatusEvent, SubmitRequest
 from runner.schemas.frames import Decoder, Frame, Stream

@@ -2,8 +2,8 @@ import os
 
 import msgspec
 
-from runner.job import environment
-from runner.job.identity import Identity
+from runner.processes import environment
+from runner.processes.identity import Identity
 from runner.schemas import ClusterInfo
 from tests.unit.runner.harness import a_job
 

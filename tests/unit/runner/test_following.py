@@ -12,8 +12,8 @@ import pytest
 
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
 from runner.job.outcome import SessionScope
-from runner.job.process import Children
 from runner.options import Settings
+from runner.processes.spawn import Children
 from runner.runner import Runner
 from runner.schemas import WS_TOO_SLOW, Repo, RunnerState
 from runner.schemas.frames import Stream

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CannotStart
-from runner.job.identity import Identity, resolve
+from runner.processes.identity import Identity, resolve
 
 PASSWD = (
     "root:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\nbroken\nx:x:a:b:c:d:e\n"

@@ -7,7 +7,7 @@ import pytest
 
 from common.task_folder import ImageConfig
 from runner.errors import CannotStart
-from runner.job.launch import Launch, prepare, read_image_config
+from runner.processes.launch import Launch, prepare, read_image_config
 from runner.schemas import script
 from tests.unit.runner.harness import a_job
 

@@ -16,8 +16,8 @@ import pytest
 from runner.client import RunnerError
 from runner.errors import CannotStart
 from runner.job import cluster_ssh
-from runner.job.identity import current_identity
-from runner.job.scratch import GIVEN, Scratch, memory_mounts, usable_places
+from runner.processes.identity import current_identity
+from runner.processes.scratch import GIVEN, Scratch, memory_mounts, usable_places
 from runner.schemas import ClusterInfo, ClusterKey, StatusEvent, SubmitRequest
 from shim.engines import process
 from tests.unit.runner.code.hostile import file, tar

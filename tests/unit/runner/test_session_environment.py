@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.job import environment, scratch
-from runner.job.environment import Paths
+from runner.processes import environment, scratch
+from runner.processes.environment import Paths
 from tests.unit.runner.harness import a_job
 
 PATHS = Paths(secrets_dir="/dev/shm/x/secrets")

@@ -10,7 +10,7 @@ import pytest
 
 from runner.client import RunnerClient, RunnerUnavailable
 from runner.job.outcome import SessionScope
-from runner.job.process import Children
+from runner.processes.spawn import Children
 from runner.runner import Runner
 from runner.server import served
 from runner.sockets import Peers, SocketUnusable, is_welcome, listen

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from runner.job import environment
-from runner.job.environment import Paths
+from runner.processes import environment
+from runner.processes.environment import Paths
 from runner.schemas import ClusterInfo, GangInfo
 from tests.unit.runner.harness import a_job
 

@@ -4,7 +4,7 @@ import pytest
 
 from runner.cgroup import oom_kills
 from runner.job.outcome import Interruption, Verdict, judge, last_line, of_max_duration
-from runner.job.process import Ending
+from runner.processes.spawn import Ending
 from runner.schemas import ExitReason
 
 KILLED = Ending(137, "SIGKILL")

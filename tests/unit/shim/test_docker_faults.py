@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shim.container_rules import VolumeError
-from shim.engines.base import EngineError, NodeFault
+from shim.engines.base import NodeFault
 from shim.engines.docker.api import Conflict, NotFound, Refused, ensure_volume
 from shim.engines.docker.faults import of_create, of_start
+from shim.errors import EngineError, VolumeError
 
 RUNC = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
 INIT = f"{RUNC}container process: error during container init: "

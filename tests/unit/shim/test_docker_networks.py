@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from shim.engines.base import EngineError, NodeFault
+from shim.engines.base import NodeFault
 from shim.engines.docker.networks import RunNetworks
+from shim.errors import EngineError
 from tests.support.waiting import eventually
 
 DEADLINE = 60.0

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from shim.engines.base import EngineError, EngineUnavailable
+from shim.engines.base import EngineUnavailable
 from shim.engines.docker.events import REMEMBERED, Past, judge, past_of
+from shim.errors import EngineError
 
 OURS, OTHER = "c" * 64, "d" * 64
 

@@ -8,9 +8,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from shim.api.app import make_app
-from shim.node import controller_silence
-from shim.node.controller_silence import ControllerSilence, HeardRecord
 from shim.schemas import FENCE_HEADER, Fence, TaskStatus
+from shim.tasks import controller_silence
+from shim.tasks.controller_silence import ControllerSilence, HeardRecord
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.records import MemoryRecords
 from tests.unit.shim.parts import SPEAKER, Node, request, until

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from shim.daemon import Daemon
-from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImageProblem
-from shim.image_access import ImageAccess, PrivateImage, repository_of
+from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImageProblem, repository_of
+from shim.image_access import ImageAccess, PrivateImage
 from shim.schemas import Fence, PullPolicy, RegistryAuth, TaskInfo, TaskStatus
 from shim.state.fencing import Caller
 from tests.doubles.engines import MemoryEngine, MemoryHost

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shim.engines.base import ContainerSpec, ImageError, ImageInfo, ImageProblem
-from shim.image_access import ImageAccess, pinned
+from shim.engines.base import ContainerSpec, ImageError, ImageInfo, ImageProblem, pinned
+from shim.image_access import ImageAccess
 from shim.images import ImageRecord, Images, Watermarks
 from shim.schemas import NetworkMode, PullProgress, RegistryAuth
 from tests.doubles.engines import MemoryContainer, MemoryEngine, MemoryHost

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shim.engines import process, reaper
-from shim.engines.base import EngineError
+from shim.errors import EngineError
 from tests.support.engine_contract import DEADLINE, spec
 from tests.support.waiting import eventually
 from tests.unit.shim.process_world import ProcessWorld

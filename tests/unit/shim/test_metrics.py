@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shim.engines.docker.engine import DockerEngine
 from shim.gpus.base import Vitals
-from shim.node.metrics import Cgroup, collect, prometheus_text
+from shim.metrics import Cgroup, collect, prometheus_text
 from shim.schemas import GpuRequest, NodeMetrics, TaskResources, TaskStatus
 from tests.doubles.gpus import MemoryGpus
 from tests.unit.shim.parts import GPU, Node, put, request, settings, until

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from shim.schemas import TaskStatus, TerminateRequest
-from shim.state import reconcile
-from shim.tasks import driver
+from shim.tasks import driver, reconcile
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.records import MemoryRecords, books_in_memory

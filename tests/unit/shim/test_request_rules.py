@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import Refused
-from shim.api import validation
+from shim import validation
 from shim.schemas import (
     GpuRequest,
     TaskRequest,

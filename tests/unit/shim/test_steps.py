@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from shim.container_rules import VolumeError
 from shim.daemon import disk_threads
-from shim.engines.base import ContainerState, GpuDelivery, ImageInfo, NodeFault
+from shim.engines.base import ContainerState, ImageInfo, NodeFault
+from shim.errors import VolumeError
+from shim.gpus.base import GpuDelivery
 from shim.image_access import ImageAccess
 from shim.images import Images
 from shim.schemas import (

@@ -11,14 +11,8 @@ import pytest
 
 from common.errors import Refused
 from shim.daemon import Daemon
-from shim.engines.base import (
-    EngineError,
-    EngineUnavailable,
-    ImageError,
-    ImageInfo,
-    ImageProblem,
-    NodeFault,
-)
+from shim.engines.base import EngineUnavailable, ImageError, ImageInfo, ImageProblem, NodeFault
+from shim.errors import EngineError
 from shim.schemas import (
     EventType,
     Fence,

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from shim.daemon import Daemon
-from shim.node.watchdog import ALIVE, READY, Systemd, Upkeep
 from shim.schemas import EventType, TaskStatus
+from shim.watchdog import ALIVE, READY, Systemd, Upkeep
 from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shim import container_rules
-from shim.container_rules import VolumeError
+from shim.errors import VolumeError
 from shim.schemas import VolumeKind, VolumeMount
 
 

@@ -16,8 +16,8 @@ import pytest
 from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.errors import CannotStart
-from runner.job.process import Children
-from runner.job.scratch import Scratch
+from runner.processes.scratch import Scratch
+from runner.processes.spawn import Children
 from runner.schemas import Repo, RepoCredentials
 from tests.support.git_server import commit, git
 

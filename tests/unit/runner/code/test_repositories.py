@@ -18,8 +18,8 @@ from runner.code.git import Git, ImageGit, RuntimeGit
 from runner.code.helper import Helpers
 from runner.code.prepare import CodePreparer, CodeStore
 from runner.errors import CannotStart
-from runner.job.process import Children
-from runner.job.scratch import Scratch
+from runner.processes.scratch import Scratch
+from runner.processes.spawn import Children
 from runner.schemas import IfExists, Repo, RepoCredentials, SubmitRequest
 from runner.validation import wanted_blobs
 from tests.support.git_server import GitServer, commit, git, serving

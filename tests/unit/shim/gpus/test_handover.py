@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shim.engines.base import EngineError
-from shim.gpus.handover import Means, Way, hand_over, means_of
+from shim.engines.docker.handover import Means, Way, hand_over, means_of
+from shim.errors import EngineError
 from shim.gpus.nvml import NVIDIA
 from tests.unit.shim.gpus.parts import gpu, mig
 

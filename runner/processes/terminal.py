@@ -13,7 +13,7 @@ import struct
 import termios
 from contextlib import suppress
 
-from runner.job.identity import Identity
+from runner.processes.identity import Identity
 
 ROWS, COLUMNS = 24, 80
 TERM = "xterm-256color"

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from runner.job import terminal
-from runner.job.identity import Identity
-from runner.job.scratch import usable_places
+from runner.processes import terminal
+from runner.processes.identity import Identity
+from runner.processes.scratch import usable_places
 from runner.schemas import ClusterInfo, EnvStyle, GangInfo, JobSpec, SubmitRequest
 
 PREFIX = "FAIRLEAD_"

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from runner.errors import CannotStart
-from runner.job import terminal
-from runner.job.launch import Launch
+from runner.processes import terminal
+from runner.processes.launch import Launch
 
 
 class Children:

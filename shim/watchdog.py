@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from shim.engines.base import EngineError
+from shim.errors import EngineError
 from shim.tasks.supervisor import Supervisor
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,9 @@ from typing import Any
 
 import msgspec
 
-from shim.engines.base import EngineError, GpuDelivery, NodeFault
+from shim.engines.base import NodeFault
+from shim.errors import EngineError
+from shim.gpus.base import GpuDelivery
 from shim.schemas import GpuInfo
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import msgspec
 
 from common.task_folder import IMAGE_CONFIG_NAME, ImageConfig
 from runner.errors import CannotStart
-from runner.job import environment
-from runner.job.environment import Paths
-from runner.job.identity import Identity, current_identity, resolve
+from runner.processes import environment
+from runner.processes.environment import Paths
+from runner.processes.identity import Identity, current_identity, resolve
 from runner.schemas import JobSpec, SubmitRequest, script
 
 _SHELLS = ("/bin/bash", "/bin/sh")

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from runner.errors import CannotStart
-from runner.job.identity import Identity
+from runner.processes.identity import Identity
 
 PLACES = (Path("/dev/shm"), Path("/run"), Path("/tmp"))
 GIVEN = "FAIRLEAD_MEMORY_FOLDER"
