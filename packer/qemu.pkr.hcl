@@ -24,6 +24,12 @@ variable "qemu_disk_size" {
   default = "20G"
 }
 
+variable "qemu_network" {
+  type        = string
+  default     = ""
+  description = "More of QEMU's user network, such as \",restrict=on\" for a base image that needs none."
+}
+
 variable "qemu_output" {
   type    = string
   default = "image-qemu"
@@ -51,5 +57,9 @@ source "qemu" "node" {
   ssh_username     = "packer"
   ssh_password     = "packer"
   ssh_timeout      = "20m"
+  # The build's password is known: by itself, Packer would forward its port from every interface.
+  qemuargs = [
+    ["-netdev", "user,id=user.0,hostfwd=tcp:127.0.0.1:{{ .SSHHostPort }}-:22${var.qemu_network}"],
+  ]
   shutdown_command = "sudo sh -c 'userdel --force --remove packer; shutdown -P now'"
 }

@@ -29,22 +29,25 @@ variable "gpu" {
 }
 
 # Raise these when NVIDIA's security bulletins name newer ones.
-# Oldest driver without CVE-2025-23277 and CVE-2025-23279 (escalation of privileges), July 2025.
+# Oldest driver of this branch without CVE-2026-24187 (8.8), CVE-2026-24190, CVE-2026-24192 and
+# CVE-2026-24193, June 2026. Branch 570 got no repair for them; its last repairs were 570.172.08
+# (CVE-2025-23277, CVE-2025-23278) and 570.195.03 (CVE-2025-23280, CVE-2025-23282).
 variable "nvidia_driver_branch" {
   type    = string
-  default = "570"
+  default = "580"
 }
 
 variable "nvidia_driver_minimum" {
   type    = string
-  default = "570.172.08"
+  default = "580.159.03"
 }
 
-# Oldest toolkit without CVE-2025-23266 and CVE-2025-23267 (escape from a container), July 2025;
-# CVE-2024-0132 and CVE-2025-23359 were closed before.
+# Oldest toolkit without CVE-2026-24260 (a race, 8.5), June 2026. Closed before: CVE-2025-23266 and
+# CVE-2025-23267 (escape from a container) in 1.17.8, CVE-2025-23359 in 1.17.4, CVE-2024-0132 in
+# 1.16.2.
 variable "nvidia_toolkit_minimum" {
   type    = string
-  default = "1.17.8"
+  default = "1.19.1"
 }
 
 variable "security_updates" {

@@ -20,8 +20,8 @@ _ADVISED_DATA = 20 << 20
 """KiB."""
 _MOST_CLOCK_OFF = 60.0
 _ADVISED_CLOCK_OFF = 5.0
-_LEAST_TOOLKIT = (1, 17, 8)
-_TOOLKIT_FAULT = "CVE-2025-23266, by which a container becomes root of the node"
+_LEAST_TOOLKIT = (1, 19, 1)
+_TOOLKIT_FAULT = "CVE-2026-24260, a race by which a container gains rights on the node"
 _LEAST_DOCKER = (25,)
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _WITH_APT = frozenset({"debian", "ubuntu"})

@@ -91,7 +91,7 @@ def test_what_keeps_a_host_from_being_a_node_has_a_fix(
         ({"cgroup": ""}, "system", "version 1"),
         ({"gpus": 8}, "GPU", "8 NVIDIA GPUs without a driver"),
         ({"gpus": 1, "driver": "550.1"}, "toolkit", "is missing"),
-        ({"gpus": 1, "driver": "550.1", "toolkit": "1.17.4"}, "toolkit", "CVE-2025-23266"),
+        ({"gpus": 1, "driver": "550.1", "toolkit": "1.17.8"}, "toolkit", "CVE-2026-24260"),
         ({"clock": 1010.0}, "clock", "10 s off"),
         ({"disk_data": 5 * GIB}, "disk", "5.0 GiB free"),
         ({"docker": "20.10.24"}, "docker", "20.10.24"),
@@ -108,7 +108,7 @@ def test_what_only_costs_something_is_a_warning(
 
 def test_a_host_like_rhel_with_gpus_is_good() -> None:
     facts: dict[str, object] = {"os_id": "rocky", "os_like": "rhel centos fedora", "gpus": 8}
-    facts |= {"driver": "550.1", "toolkit": "1.17.8"}
+    facts |= {"driver": "550.1", "toolkit": "1.19.1"}
     assert found(Level.ERROR, **facts) == []
     assert found(Level.WARNING, **facts) == []
 
