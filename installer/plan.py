@@ -17,6 +17,7 @@ from installer.steps import (
     Folder,
     Group,
     Link,
+    NoFile,
     Step,
     Tree,
     Unit,
@@ -34,6 +35,20 @@ _ENVIRONMENT = "/etc/fairlead/node.env"
 _UNITS = "/etc/systemd/system"
 _SYSCTL = "/etc/sysctl.d/60-fairlead.conf"
 _SHIM, _FIREWALL = "fairlead-shim.service", "fairlead-firewall.service"
+_JOIN = "fairlead-join.service"
+_OF_USER_DATA = (
+    *(f"{_UNITS}/{_JOIN}", "/etc/fairlead/join.json", "/etc/fairlead/join.py"),
+    "/etc/fairlead/node.yaml",
+)
+_SHIM_CHANGES = f"{_UNITS}/{_SHIM}.d"
+_LIMITS = f"{_SHIM_CHANGES}/processes.conf"
+_NO_LIMITS = """\
+# Jobs are processes of this unit: its limits would be theirs, all together.
+[Service]
+MemoryMax=infinity
+TasksMax=infinity
+LimitNOFILE=524288
+"""
 _DATA = "/var/lib/fairlead"
 _PROGRAMS = {
     "sshd": "openssh-server",
@@ -85,7 +100,7 @@ def steps(bundle: Path, options: Options, *, linked: bool = False) -> list[Step]
         Unit(_FIREWALL, frozenset({f"{_UNITS}/{_FIREWALL}", "/etc/fairlead/firewall.nft"})),
         Unit(
             _SHIM,
-            frozenset({f"{_UNITS}/{_SHIM}", _ENVIRONMENT, _CURRENT}),
+            frozenset({f"{_UNITS}/{_SHIM}", _LIMITS, _ENVIRONMENT, _CURRENT}),
             lambda system: other_program(system, version),
         ),
     ]
@@ -119,13 +134,17 @@ def _files(bundle: Path, options: Options) -> list[Step]:
         of_bundle("sysctl.conf", _SYSCTL),
         of_bundle(_FIREWALL, f"{_UNITS}/{_FIREWALL}"),
         of_bundle(_SHIM, f"{_UNITS}/{_SHIM}"),
+        File(_LIMITS, _NO_LIMITS) if options.docker is Docker.NONE else NoFile(_LIMITS),
     ]
 
 
 def steps_to_undo(bundle: Path, options: Options, *, purge: bool) -> list[Step]:
     """In the order in which they are undone. Raises nothing for what is not there."""
     ours = [each for each in steps(bundle, options) if not isinstance(each, Command)]
+    # A node that never told its address still has what its user-data brought for that.
+    first: list[Step] = [Unit(_JOIN, frozenset()), *map(NoFile, _OF_USER_DATA)]
     last: list[Step] = [
+        Folder(_SHIM_CHANGES, is_kept=True),
         File(_KEYS, ""),
         Folder("/run/fairlead"),
         Folder(HOME, is_kept=False),
@@ -137,7 +156,7 @@ def steps_to_undo(bundle: Path, options: Options, *, purge: bool) -> list[Step]:
         last.append(Command("docker.service", "reloaded", frozenset(), reload))
     if purge:
         last += [Folder(_DATA), Folder("/etc/fairlead")]
-    return [*reversed(ours), *last]
+    return [*first, *reversed(ours), *last]
 
 
 @dataclass(frozen=True)

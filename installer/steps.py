@@ -67,6 +67,25 @@ class File:
         at(system, self.name).unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class NoFile:
+    """A file of an earlier install that these options do not have."""
+
+    name: str
+
+    def difference(self, system: System, earlier: Set[str]) -> str | None:
+        return self.leftover(system)
+
+    def apply(self, system: System) -> None:
+        self.undo(system)
+
+    def leftover(self, system: System) -> str | None:
+        return "removed" if os.path.lexists(at(system, self.name)) else None
+
+    def undo(self, system: System) -> None:
+        at(system, self.name).unlink(missing_ok=True)
+
+
 def write(path: Path, content: str, mode: int) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -132,6 +132,14 @@ def _adopt_orphans() -> None:
         raise OSError(number, os.strerror(number))
 
 
+def _give_up_protection(score: str = "/proc/self/oom_score_adj") -> None:
+    """The node must rather kill a job that eats its memory than what has the shim's protection."""
+    with suppress(OSError, ValueError), open(score, "r+") as file:
+        if int(file.read()) < 0:
+            file.seek(0)
+            file.write("0")
+
+
 def _start(program: list[str]) -> int:
     return os.posix_spawnp(
         program[0],
@@ -149,6 +157,7 @@ def main() -> None:
     folder, *program = sys.argv[1:]
     try:
         _adopt_orphans()
+        _give_up_protection()
         os.chdir(folder)
         child = _start(program)
     except OSError as error:

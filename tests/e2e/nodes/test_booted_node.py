@@ -85,6 +85,17 @@ def test_a_job_runs_to_its_end(node: Node, tmp_path: Path) -> None:
     assert "hello from a node" in result.output
 
 
+def test_jobs_that_are_processes_do_not_share_the_limits_of_the_shim(
+    node: Node, tmp_path: Path
+) -> None:
+    shown = node.machine.run("systemctl", "show", "-p", "MemoryMax", "-p", "TasksMax", SHIM)
+    assert sorted(shown.split()) == ["MemoryMax=infinity", "TasksMax=infinity"]
+    file = tmp_path / "score.yaml"
+    file.write_text(_JOB.format(name="score", command="cat /proc/self/oom_score_adj"))
+    said = node.controller.cli("apply", "-f", file).succeeded().output
+    assert "0" in said.split()
+
+
 def test_the_shim_is_back_after_it_was_killed(node: Node) -> None:
     before = node.shim_pid()
     node.machine.run("kill", f"-{signal.SIGKILL.value}", str(before))

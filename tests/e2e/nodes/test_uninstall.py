@@ -9,11 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from controller.service.user_data import JoinPoint, UserData, document
 from installer.bundle.build import Bundle
 from installer.bundle.packing import write_deb
 from tests.support.booted import BootedMachine, files_of
 
 pytestmark = pytest.mark.e2e
+
+
+def bring_user_data(machine: BootedMachine) -> None:
+    """A controller that is never there would be told the node's address."""
+    point = JoinPoint(host="127.0.0.1", port=1, certificate="0" * 64)
+    told = UserData(
+        name="n1",
+        fleet="f",
+        expires_at=0.0,
+        host_private_key="k",
+        host_public_key="k",
+        tunnel_key="k",
+        join=point,
+        token="t",
+    )
+    for file in document(told)["write_files"]:
+        path = machine.root / file["path"].lstrip("/")
+        path.write_text(file["content"])
+    machine.run("systemctl", "enable", "fairlead-join.service")
 
 
 def test_an_uninstall_leaves_nothing_behind(
@@ -22,6 +42,7 @@ def test_an_uninstall_leaves_nothing_behind(
     install = f"{booted_folder}/install"
     before = files_of(bare_machine)
     bare_machine.run(install, "--docker", "none", "--volume-prefix", "/srv")
+    bring_user_data(bare_machine)
     assert bundle.version in bare_machine.run("readlink", "/opt/fairlead/current")
     bare_machine.run(install, "--uninstall", "--purge")
     assert files_of(bare_machine) == before

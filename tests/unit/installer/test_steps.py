@@ -11,7 +11,7 @@ import pytest
 
 from installer.docker import CONFIGURATION, EngineSettings
 from installer.plan import Current, OldVersions
-from installer.steps import File, Folder, Link, Step, Tree, User
+from installer.steps import File, Folder, Link, NoFile, Step, Tree, User
 from installer.system import Done, ProcessUse
 
 NOTHING: frozenset[str] = frozenset()
@@ -71,6 +71,15 @@ def test_each_step_changes_once_and_is_taken_away(system: FolderSystem, bundle: 
         assert step.leftover(system) is not None
         step.undo(system)
         assert step.leftover(system) is None
+
+
+def test_a_file_that_other_options_brought_is_removed_once(system: FolderSystem) -> None:
+    step = NoFile("/etc/a")
+    assert step.difference(system, NOTHING) is None
+    File("/etc/a", "text").apply(system)
+    assert step.difference(system, NOTHING) == "removed"
+    step.apply(system)
+    assert step.difference(system, NOTHING) is None
 
 
 def test_a_file_with_other_rights_is_written_anew(system: FolderSystem) -> None:
