@@ -51,11 +51,12 @@ exec "$@"
 _INSTALL = r"""#!/bin/sh
 # Keeps the promises of the real `install`: it changes what differs and says what that was.
 set -eu
-version=@VERSION@ key= purge= uninstall=
+version=@VERSION@ key= purge= uninstall= check=
 while [ $# -gt 0 ]; do
     case $1 in
         --tunnel-key) key=$2; shift ;;
         --docker | --volume-prefix | --registry-mirror) shift ;;
+        --check) check=yes ;;
         --uninstall) uninstall=yes ;;
         --purge) purge=yes ;;
     esac
@@ -70,6 +71,15 @@ if [ -n "$uninstall" ]; then
     exit
 fi
 [ ! -e /opt/broken ] || { echo "the disk is on fire" >&2; exit 1; }
+line="restrict,port-forwarding $key"
+keys=$(cat /etc/ssh/fairlead_authorized_keys 2>/dev/null || true)
+if [ -n "$check" ]; then
+    [ "$(readlink /opt/fairlead/current)" = "/opt/fairlead/$version" ] || changed "version $version"
+    [ "$keys" = "$line" ] || changed "let the controller in"
+    echo "[$said]"
+    [ -z "$said" ] || exit 3
+    exit 0
+fi
 if [ ! -e "/opt/fairlead/$version" ]; then
     mkdir -p "/opt/fairlead/$version"
     cp "$0" "/opt/fairlead/$version/install"
@@ -85,8 +95,7 @@ id fairlead >/dev/null 2>&1 || {
         --shell /usr/sbin/nologin --password '*' fairlead
     changed "made the user fairlead"
 }
-line="restrict,port-forwarding $key"
-[ "$(cat /etc/ssh/fairlead_authorized_keys 2>/dev/null)" = "$line" ] || {
+[ "$keys" = "$line" ] || {
     echo "$line" > /etc/ssh/fairlead_authorized_keys
     changed "let the controller in"
 }

@@ -30,6 +30,8 @@ def apply_fleet(
         wish = read_fleet(document.data, file.resolve().parent)
     except ConfigurationError as error:
         raise CliError(document.explain(error), EXIT_USAGE) from None
+    except HostError as error:
+        raise CliError(str(error)) from None
     terminal, packed = Terminal(asks=not yes), find_bundle(bundle)
     api = NodesApi(settings.client())
     changed = api.make_fleet(wish.name, wish.placement, wish.attributes)

@@ -24,6 +24,7 @@ from controller.cli.hosts.connection import HostError, Target
 from controller.cli.hosts.fleet_file import install_options
 from controller.cli.hosts.install import NodesApi, Plan, make_node, remove_node
 from controller.cli.hosts.preflight import Docker, Finding, Level
+from controller.cli.hosts.ssh_config import target_of
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
 from fairlead import settings
 
@@ -65,7 +66,8 @@ def install(
     Parameters
     ----------
     target
-        USER@HOST[:PORT]: root, or a user who may use sudo without a password.
+        USER@HOST[:PORT]: root, or a user who may use sudo without a password. HOST may be a name of
+        your ~/.ssh/config.
     name
         The node's name; default: HOST.
     fleet
@@ -81,8 +83,8 @@ def install(
     uninstall
         Remove the node from the controller, and Fairlead with its data from the host.
     """
-    where = parse_target(target, identity, jump)
-    node = name or where.host.lower()
+    alias, where = parse_target(target, identity, jump)
+    node = name or alias.lower()
     reached = (where.host, where.port) if address is None else parse_address(address)
     api = NodesApi(settings.client())
     progress = Terminal(asks=not yes)
@@ -153,14 +155,17 @@ def _uninstall(
     return 0
 
 
-def parse_target(text: str, identity: Path | None, jump: str | None) -> Target:
-    """Return the target. Raises CliError."""
+def parse_target(text: str, identity: Path | None, jump: str | None) -> tuple[str, Target]:
+    """Return the host as it was named, and its login. Raises CliError."""
     match = _TARGET.fullmatch(text)
     if match is None:
         raise CliError(f"{text!r} is not USER@HOST or USER@HOST:PORT", EXIT_USAGE)
     host, port = parse_address(match["where"])
-    user = match["user"] or "root"
-    return Target(host=host, port=port, user=user, identity=identity, jump=jump)
+    given = port if match["where"] != host else None
+    try:
+        return host, target_of(host, port=given, user=match["user"], identity=identity, jump=jump)
+    except HostError as error:
+        raise CliError(str(error)) from None
 
 
 def find_bundle(file: Path | None) -> Bundle:

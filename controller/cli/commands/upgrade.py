@@ -16,9 +16,10 @@ from controller.cli.commands.options import Flag, Json
 from controller.cli.commands.user_data import parse_address
 from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle
-from controller.cli.hosts.connection import HostError, Target
+from controller.cli.hosts.connection import HostError
 from controller.cli.hosts.fleet import Board, HostRow
 from controller.cli.hosts.install import NodesApi, Plan
+from controller.cli.hosts.ssh_config import target_of
 from controller.cli.hosts.trust import trusted_key
 from controller.cli.hosts.upgrade import End, Upgrade, is_upgradable, roll, upgrade_node
 from fairlead import settings
@@ -28,7 +29,7 @@ from fairlead.errors import FairleadError
 class Login(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's login to all of the nodes."""
 
-    user: str
+    user: str | None
     identity: Path | None
     jump: str | None
 
@@ -38,7 +39,9 @@ def upgrade(
     fleet: str | None = None,
     batch: Annotated[int, Parameter(help="How many nodes at a time.")] = 1,
     bundle: BundleFile = None,
-    user: Annotated[str, Parameter(help="Root there, or one who may use sudo.")] = "root",
+    user: Annotated[
+        str | None, Parameter(help="Root there (the default), or one who may use sudo.")
+    ] = None,
     identity: Identity = None,
     jump: Jump = None,
     yes: Annotated[bool, Flag] = False,
@@ -99,7 +102,7 @@ async def _roll(
 async def _plan(node: NodeView, bundle: Bundle, login: Login) -> Plan:
     """Plan one node, with the address and host key that the controller has. Raises HostError."""
     host, port = parse_address(node.address.partition("@")[2])
-    target = Target(host=host, port=port, user=login.user, identity=login.identity, jump=login.jump)
+    target = target_of(host, port=port, user=login.user, identity=login.identity, jump=login.jump)
     pinned = node.host_key_fingerprint
     key = await trusted_key(target, host_key=None, accepted=None, pinned=pinned)
     return Plan(

@@ -28,15 +28,28 @@ class HostError(Exception):
     """The host failed; the message is for the operator and names the host."""
 
 
+class Jump(msgspec.Struct, frozen=True, kw_only=True):
+    """A host to reach another one through; its key is in the operator's known_hosts."""
+
+    host: str
+    port: int = 22
+    user: str | None = None
+    identity: Path | None = None
+
+    @property
+    def shown(self) -> str:
+        port = "" if self.port == 22 else f":{self.port}"
+        return f"{'' if self.user is None else f'{self.user}@'}{self.host}{port}"
+
+
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's address and the operator's login. `jump`: USER@HOST[:PORT], whose key is in the
-    operator's known_hosts."""
+    """A host's address and the operator's login."""
 
     host: str
     port: int = 22
     user: str = "root"
     identity: Path | None = None
-    jump: str | None = None
+    jump: Jump | None = None
 
     @property
     def shown(self) -> str:
@@ -81,10 +94,12 @@ class Host:
         status = done.returncode if done.returncode is not None else -1
         return Done(status, str(done.stdout or ""), str(done.stderr or ""))
 
-    async def must(self, *words: str, root: bool = False, stdin: str = "") -> str:
-        """Run a command. Raises HostError with its last output when it fails."""
+    async def must(
+        self, *words: str, root: bool = False, stdin: str = "", fine: Sequence[int] = (0,)
+    ) -> str:
+        """Run a command. Raises HostError with its last output when its status is not `fine`."""
         done = await self.run(*words, root=root, stdin=stdin)
-        if done.status != 0:
+        if done.status not in fine:
             said = (done.err.strip() or done.out.strip() or "it printed nothing").splitlines()
             last = " | ".join(said[-_LAST_LINES:])
             raise HostError(
@@ -121,23 +136,22 @@ class Host:
 @asynccontextmanager
 async def tunnel(target: Target) -> AsyncIterator[asyncssh.SSHClientConnection | None]:
     """Yield the connection to the jump host, if there is one. Raises HostError."""
-    if target.jump is None:
+    if (jump := target.jump) is None:
         yield None
         return
-    user, _, where = target.jump.rpartition("@")
-    host, _, port = where.partition(":")
-    options = {**_login(target.identity), **({"username": user} if user else {})}
+    options = {**_login(jump.identity), **({"username": jump.user} if jump.user else {})}
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            jump = await asyncssh.connect(host, int(port or 22), config=None, **options)
+            connection = await asyncssh.connect(jump.host, jump.port, config=None, **options)
     except asyncssh.HostKeyNotVerifiable:
         raise HostError(
-            f"the host key of the jump host {host} is not known: log in once with ssh, and compare"
+            f"the host key of the jump host {jump.host} is not known: log in once with ssh, and "
+            f"compare"
         ) from None
-    except (OSError, asyncssh.Error, ValueError) as error:
-        raise HostError(f"jump host {target.jump}: {_why(error)}") from None
-    async with jump:
-        yield jump
+    except (OSError, asyncssh.Error) as error:
+        raise HostError(f"jump host {jump.shown}: {_why(error)}") from None
+    async with connection:
+        yield connection
 
 
 @asynccontextmanager

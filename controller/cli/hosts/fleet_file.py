@@ -11,6 +11,7 @@ from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import Target
 from controller.cli.hosts.install import Plan
 from controller.cli.hosts.preflight import Docker
+from controller.cli.hosts.ssh_config import target_of
 from controller.configuration.convert import ConfigurationError, convert
 
 TYPE = "fleet"
@@ -110,7 +111,8 @@ class FleetWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fleet(data: object, folder: Path) -> FleetWish:
-    """Read the file. `folder`: the start of relative paths in it. Raises ConfigurationError."""
+    """Read the file. `folder`: the start of relative paths in it. Raises ConfigurationError,
+    HostError."""
     fields = convert(data, FleetFields, _no_hook, allowed=ALLOWED)
     hosts: list[FleetHost] = []
     for number, entry in enumerate(fields.hosts):
@@ -130,23 +132,23 @@ def read_fleet(data: object, folder: Path) -> FleetWish:
 
 
 def _host(given: HostFields, fleet: FleetFields, folder: Path) -> FleetHost:
-    """Return the host, with the fleet's values for fields that it leaves out."""
+    """Return the host, with the fleet's values for fields that it leaves out. Raises HostError."""
     identity = given.identity_file or fleet.identity_file
-    port = given.port or fleet.port or 22
     prefixes = fleet.volume_prefixes if given.volume_prefixes is None else given.volume_prefixes
     mirror = given.registry_mirror or fleet.registry_mirror
     blocks = given.blocks or fleet.blocks
+    target = target_of(
+        given.host,
+        port=given.port or fleet.port,
+        user=given.user or fleet.user,
+        identity=None if identity is None else folder / Path(identity).expanduser(),
+        jump=given.jump or fleet.jump,
+    )
     return FleetHost(
-        target=Target(
-            host=given.host,
-            port=port,
-            user=given.user or fleet.user or "root",
-            identity=None if identity is None else folder / Path(identity).expanduser(),
-            jump=given.jump or fleet.jump,
-        ),
+        target=target,
         name=given.name or given.host.lower(),
         host_key=given.host_key,
-        address=(given.address or given.host, port),
+        address=(given.address or target.host, target.port),
         docker=given.docker or fleet.docker or "install",
         blocks=None if blocks is None else str(blocks),
         attributes=given.attributes,

@@ -24,6 +24,7 @@ from controller.cli.hosts.preflight import (
     Docker,
     Facts,
     Finding,
+    Level,
     Wish,
     errors,
     is_installed,
@@ -41,6 +42,8 @@ _BLOCKS = re.compile(r"--blocks(=|\s+)\S+")
 READY_SECONDS = 180.0
 _LOOK_SECONDS = 0.5
 _FOLDER = "/var/tmp/fairlead.XXXXXXXX"
+_WOULD_CHANGE = 3
+"""The exit status of `install --check`."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,10 +218,14 @@ async def make_node(plan: Plan, api: NodesApi, progress: Progress) -> Result:
                 f"{plan.target.shown} cannot be a node yet: "
                 + "; ".join(f"{finding.message} ({finding.fix})" for finding in bad)
             )
-        if not await asyncio.to_thread(progress.agrees, findings):
-            raise Declined(f"{plan.target.shown}: nothing was changed")
         key = await asyncio.to_thread(api.tunnel_key)
         options = ("--docker", plan.docker, "--tunnel-key", key, *plan.options)
+        if is_installed(facts, wish_of(plan)):
+            differences = await announced(host, INSTALLED, options)
+            progress.found(differences)
+            findings = [*findings, *differences]
+        if not await asyncio.to_thread(progress.agrees, findings):
+            raise Declined(f"{plan.target.shown}: nothing was changed")
         changed = await install(host, plan, facts, options, progress)
         changed += await set_blocks(host, plan.blocks)
     progress.stage("joining")
@@ -256,11 +263,13 @@ async def install(
     host: Host, plan: Plan, facts: Facts, options: Sequence[str], progress: Progress
 ) -> list[str]:
     """Install the bundle and return the changes. Nothing is uploaded to a host that already has it.
-    Raises HostError."""
+    A new bundle first tells its changes and whether it can make them, and changes nothing until
+    then. Raises HostError."""
     if is_installed(facts, wish_of(plan)):
         progress.stage("comparing")
         return await run_install(host, INSTALLED, options)
     async with unpacked(host, plan.bundle, progress) as program:
+        progress.found(await announced(host, program, options))
         progress.stage("installing")
         return await run_install(host, program, options)
 
@@ -268,11 +277,25 @@ async def install(
 async def run_install(host: Host, program: str, options: Sequence[str]) -> list[str]:
     """Run the bundle's `install` and return the changes. Raises HostError."""
     said = await host.must(program, "--json", *options, root=True)
+    return [f"{change.name}: {change.change}" for change in _changes(said, program)]
+
+
+async def announced(host: Host, program: str, options: Sequence[str]) -> list[Finding]:
+    """Return what the bundle's `install` would change, as it says itself. Raises HostError, also
+    when it could not."""
+    words = (program, "--check", "--json", *options)
+    said = await host.must(*words, root=True, fine=(0, _WOULD_CHANGE))
+    return [
+        Finding(subject=change.name, level=Level.CHANGE, message=change.change)
+        for change in _changes(said, program)
+    ]
+
+
+def _changes(said: str, program: str) -> list[_Change]:
     try:
-        changes = msgspec.json.decode(said, type=list[_Change])
+        return msgspec.json.decode(said, type=list[_Change])
     except msgspec.MsgspecError:
         raise HostError(f"{program} gave an unexpected answer: {said[:200]!r}") from None
-    return [f"{change.name}: {change.change}" for change in changes]
 
 
 async def set_blocks(host: Host, blocks: str | None) -> list[str]:

@@ -39,6 +39,7 @@ def test_a_host_becomes_a_node_and_the_second_and_third_time_change_nothing(
     fleet = ("--attribute", "rack=r1")
     first = install(controller, host, bundle, ACCEPT, host.fingerprint, *fleet).succeeded()
     assert "node n1 is ready: " in first.output
+    assert "  + let the controller in: made" in first.errors
     assert f"added node n1 with host key {host.fingerprint}" in first.output
     node = controller.cli("node", "show", "n1", "--json").json
     assert (node["status"], node["attributes"]) == ("connected", {"rack": "r1"})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.cli.commands.apply import is_fleet
-from controller.cli.hosts.connection import Target
+from controller.cli.hosts.connection import Jump, Target
 from controller.cli.hosts.fleet_file import FleetWish, read_fleet
 from controller.cli.hosts.install import with_blocks
 from controller.configuration.convert import ConfigurationError
@@ -50,7 +50,10 @@ def test_a_host_has_what_its_fleet_says(tmp_path: Path) -> None:
     first = wish.hosts[0]
     assert (wish.name, wish.placement, wish.attributes) == ("training", "rack", {"site": "berlin"})
     assert first.target == Target(
-        host="10.0.0.5", user="ubuntu", identity=tmp_path / "keys/id", jump="me@gate"
+        host="10.0.0.5",
+        user="ubuntu",
+        identity=tmp_path / "keys/id",
+        jump=Jump(host="gate", user="me", identity=tmp_path / "keys/id"),
     )
     assert (first.name, first.address, first.docker) == ("10.0.0.5", ("10.0.0.5", 22), "install")
     assert (first.blocks, first.options, first.attributes) == ("auto", (), {})
@@ -59,7 +62,11 @@ def test_a_host_has_what_its_fleet_says(tmp_path: Path) -> None:
 def test_what_a_host_says_itself_counts(tmp_path: Path) -> None:
     second = read(tmp_path).hosts[1]
     assert second.target == Target(
-        host="Gpu-2.example", port=2222, user="root", identity=Path("/keys/other"), jump="me@gate"
+        host="Gpu-2.example",
+        port=2222,
+        user="root",
+        identity=Path("/keys/other"),
+        jump=Jump(host="gate", user="me", identity=Path("/keys/other")),
     )
     assert (second.name, second.docker, second.blocks) == ("gpu-2", "use", "4")
     assert second.attributes == {"rack": "r2"}
