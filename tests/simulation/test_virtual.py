@@ -108,17 +108,17 @@ def test_a_timer_that_is_cancelled_while_its_life_is_paused_stays_cancelled(
     loop: VirtualLoop,
 ) -> None:
     life, story = Life("victim"), list[str]()
+    timers: list[asyncio.TimerHandle] = []
 
     async def victim() -> None:
-        asyncio.get_running_loop().call_later(1.0, story.append, "timer")
+        timers.append(asyncio.get_running_loop().call_later(1.0, story.append, "timer"))
         await asyncio.sleep(100.0)
 
     async def pauser() -> None:
         work = loop.spawn(life, victim())
         await asyncio.sleep(0.5)
-        (timer,) = [one for one in loop._scheduled if one.when() == 1.0]  # type: ignore[attr-defined]
         loop.pause(life)
-        timer.cancel()
+        timers[0].cancel()
         loop.resume(life)
         await asyncio.wait({work})
 

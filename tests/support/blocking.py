@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from asyncio import events
@@ -82,19 +82,27 @@ class BlockingCalls:
     def _guarded(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if asyncio._get_running_loop() is not None and (caller := _our_caller()):
+            if _in_a_loop() and (caller := _our_caller()):
                 self.found.append(f"{caller} called {name} in the event loop")
             return function(*args, **kwargs)
 
         return guarded
 
 
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _our_caller() -> str | None:
     """Where our code, not a test or a library's own thread, asked for the blocking call."""
-    frame = sys._getframe(2)
+    frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "run_timed":
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] in _OURS:
             return f"{module}:{frame.f_lineno} ({frame.f_code.co_name})"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import threading
-from asyncio import runners
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -74,13 +73,14 @@ def leaked_since(before: Holdings) -> list[str]:
 @contextmanager
 def watched_tasks(leaked: list[str]) -> Iterator[None]:
     """Notes the tasks that a closing event loop still had to cancel."""
-    cancel_all = runners._cancel_all_tasks  # type: ignore[attr-defined]
+    close = asyncio.Runner.close
 
-    def note_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
-        leaked.extend(f"leaked task {task!r}" for task in asyncio.all_tasks(loop))
-        cancel_all(loop)
+    def note_and_close(runner: asyncio.Runner) -> None:
+        with suppress(RuntimeError):  # it was closed before
+            leaked.extend(f"leaked task {task!r}" for task in asyncio.all_tasks(runner.get_loop()))
+        close(runner)
 
-    with mock.patch.object(runners, "_cancel_all_tasks", note_and_cancel):
+    with mock.patch.object(asyncio.Runner, "close", note_and_close):
         yield
 
 

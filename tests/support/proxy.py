@@ -39,7 +39,7 @@ class CuttableProxy:
         self._do(self._cut())
 
     def stall(self) -> None:
-        self._loop.call_soon_threadsafe(self._flowing.clear)
+        self._do(self._stall())
 
     def restore(self) -> None:
         self._is_cut = False
@@ -58,6 +58,9 @@ class CuttableProxy:
         self._is_cut = True
         for writer in list(self._writers):
             _reset(writer)
+
+    async def _stall(self) -> None:
+        self._flowing.clear()
 
     async def _close(self) -> None:
         self._server.close()

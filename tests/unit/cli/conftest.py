@@ -45,11 +45,30 @@ class Result(msgspec.Struct, frozen=True):
     err: str
 
 
+class PipeReader:
+    """A pipe of ours: `write_end` is for a child, and ours to close once the child has it."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        self.stream = asyncio.StreamReader()
+        self._transport: asyncio.ReadTransport | None = None
+
+    async def open(self) -> None:
+        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(self.stream), os.fdopen(self._read_end, "rb")
+        )
+
+    def close(self) -> None:
+        assert self._transport is not None
+        self._transport.close()
+
+
 class Command:
     """One `fairlead` that runs."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output: PipeReader) -> None:
         self._process = process
+        self._output = output
         self.said = ""
 
     async def hears(self, text: str) -> None:
@@ -62,21 +81,21 @@ class Command:
                 self.said += line.decode()
 
     async def reads(self, size: int) -> bytes:
-        assert self._process.stdout is not None
         async with asyncio.timeout(DEADLINE_SECONDS):
-            return await self._process.stdout.readexactly(size)
+            return await self._output.stream.readexactly(size)
 
     def close_output(self) -> None:
         """As `head` does when it has read enough."""
-        transport = self._process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]
-        transport.close()
+        self._output.close()
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
     async def ended(self) -> Result:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            out, err = await self._process.communicate()
+            (_, err), out = await asyncio.gather(
+                self._process.communicate(), self._output.stream.read()
+            )
         self.said += err.decode()
         assert "Traceback" not in self.said
         assert self._process.returncode is not None
@@ -98,22 +117,28 @@ def environment(server: TestServer) -> dict[str, str]:
 async def start(environment: dict[str, str]) -> AsyncIterator[Fairlead]:
     """Starts commands as the admin; `env` adds to the environment, an empty value takes away."""
     processes: list[asyncio.subprocess.Process] = []
+    outputs: list[PipeReader] = []
 
     async def started(*arguments: str, **env: str) -> Command:
+        outputs.append(PipeReader())
+        await outputs[-1].open()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
             PROGRAM,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=outputs[-1].write_end,
             stderr=asyncio.subprocess.PIPE,
             env={name: value for name, value in (environment | env).items() if value},
         )
+        os.close(outputs[-1].write_end)
         processes.append(process)
-        return Command(process)
+        return Command(process, outputs[-1])
 
     yield started
+    for output in outputs:
+        output.close()
     for process in processes:
         if process.returncode is None:
             process.kill()

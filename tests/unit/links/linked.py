@@ -37,8 +37,14 @@ async def ssh_linked(sockets: Sockets, server: Sshd) -> AsyncIterator[SshConnect
 
 
 @contextlib.asynccontextmanager
-async def http_over_ssh() -> AsyncIterator[tuple[aiohttp.ClientSession, Sockets, Sshd]]:
-    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+async def http_over_ssh(
+    rekey_bytes: int = 1 << 30,
+) -> AsyncIterator[tuple[aiohttp.ClientSession, Sockets, Sshd]]:
+    async with (
+        listening() as sockets,
+        sshd(rekey_bytes=rekey_bytes) as server,
+        ssh_linked(sockets, server) as connection,
+    ):
         connector = SshUnixConnector(connection.ssh, sockets.path)
         async with aiohttp.ClientSession("http://node", connector=connector) as session:
             yield session, sockets, server

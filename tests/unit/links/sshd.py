@@ -40,8 +40,24 @@ class Sockets:
         self.go_on = asyncio.Event()
         self.flooded = 0
         """Bytes that `/flood` has got rid of."""
+        self._runner = web.AppRunner(self._app(), shutdown_timeout=0.1)
 
-    def app(self) -> web.Application:
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        assert self._runner.server is not None
+        return len(self._runner.server.connections)
+
+    async def open(self) -> None:
+        await self._runner.setup()
+        await web.UnixSite(self._runner, self.path).start()
+        await web.UnixSite(self._runner, self.runner_path).start()
+
+    async def close(self) -> None:
+        self.go_on.set()
+        await self._runner.cleanup()
+
+    def _app(self) -> web.Application:
         app = web.Application(client_max_size=64 * MIB)
         app.router.add_get("/v1/health", self._health)
         app.router.add_get("/v1/node", self._slow)
@@ -116,15 +132,11 @@ class Sockets:
 async def listening() -> AsyncIterator[Sockets]:
     with tempfile.TemporaryDirectory(prefix="fl") as folder:
         sockets = Sockets(Path(folder))
-        runner = web.AppRunner(sockets.app(), shutdown_timeout=0.1)
-        await runner.setup()
-        await web.UnixSite(runner, sockets.path).start()
-        await web.UnixSite(runner, sockets.runner_path).start()
+        await sockets.open()
         try:
             yield sockets
         finally:
-            sockets.go_on.set()
-            await runner.cleanup()
+            await sockets.close()
 
 
 class _Tunnel(asyncssh.SSHServer):
@@ -159,8 +171,11 @@ class Sshd:
 
 @contextlib.asynccontextmanager
 async def sshd(
-    host_key: asyncssh.SSHKey = HOST_KEYS["ed25519"], *others: asyncssh.SSHKey
+    host_key: asyncssh.SSHKey = HOST_KEYS["ed25519"],
+    *others: asyncssh.SSHKey,
+    rekey_bytes: int = 1 << 30,
 ) -> AsyncIterator[Sshd]:
+    """Keys are exchanged anew whenever it has sent `rekey_bytes`."""
     server = Sshd(0, host_key)
     line = CLIENT_KEY.export_public_key().decode()
     listener = await asyncssh.create_server(
@@ -169,6 +184,7 @@ async def sshd(
         0,
         server_host_keys=[host_key, *others],
         authorized_client_keys=asyncssh.import_authorized_keys(line),
+        rekey_bytes=rekey_bytes,
     )
     server.port = listener.get_port()
     try:

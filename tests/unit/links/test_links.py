@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from controller.lifecycle.model import NodeAddress
 from controller.links import ssh
@@ -15,6 +16,7 @@ from controller.links.base import HostKeyRefused, LinkError
 from controller.links.ssh import KEEPALIVE_SECONDS, SshLink
 from runner.client import RunnerUnavailable
 from shim.client import ShimUnavailable
+from tests.support.testbed import ProxyFactory
 from tests.support.waiting import eventually
 from tests.unit.links.linked import http_over_ssh, linked, ssh_linked
 from tests.unit.links.sshd import (
@@ -195,12 +197,15 @@ async def test_a_cut_while_a_log_is_followed_is_an_unavailable_runner() -> None:
         assert received == [4 * MIB] * 3
 
 
-async def test_a_connection_on_which_no_answer_comes_any_more_is_closed_at_once() -> None:
-    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+async def test_a_connection_on_which_no_answer_comes_any_more_is_closed_at_once(
+    cuttable_proxy: ProxyFactory,
+) -> None:
+    async with listening() as sockets, sshd() as server:
+        network = cuttable_proxy(server.port)
+        address = structs.replace(server.address(sockets.path), port=network.port)
+        connection = await SshLink(address, CLIENT_KEY).connect()
         await connection.shim.health()
-        transport = connection.ssh._transport
-        assert transport is not None
-        transport.pause_reading()
+        network.stall()
         async with asyncio.timeout(KEEPALIVE_SECONDS):
             await connection.close()
 

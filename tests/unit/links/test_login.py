@@ -10,7 +10,7 @@ import asyncssh
 import pytest
 
 from controller.links.base import HostKeyRefused
-from controller.links.ssh import SshLink
+from controller.links.ssh import SshConnection, SshLink
 from shim.client import ShimUnavailable
 from tests.support.waiting import eventually
 from tests.unit.links.linked import http_over_ssh, ssh_linked
@@ -46,30 +46,39 @@ async def test_connections_made_together_each_have_their_own_host_and_key() -> N
             await connection.close()
 
 
-async def test_keys_are_exchanged_anew_while_a_body_goes_both_ways() -> None:
+async def test_keys_are_exchanged_anew_while_a_body_goes_both_ways(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "asyncssh")
     body = bytes(range(256)) * (4 << 12)
-    async with http_over_ssh() as (session, _, server):
-        (far,) = server.connections
-        far._rekey_bytes = 1 << 20
+    async with http_over_ssh(rekey_bytes=1 << 20) as (session, _, _):
+        caplog.clear()
         response = await session.post("/echo", data=io.BytesIO(body))
         assert await response.read() == body
-        assert far._rekey_bytes_sent < len(body)
+        assert "Completed key exchange" in caplog.text
 
 
 async def test_another_host_key_in_a_new_exchange_ends_the_connection(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "asyncssh")
-    async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
+    async with (
+        listening() as sockets,
+        sshd(rekey_bytes=4096) as server,
+        ssh_linked(sockets, server) as connection,
+    ):
         (far,) = server.connections
         (stranger,) = asyncssh.load_keypairs([STRANGER_KEY])
-        for algorithm in far._server_host_keys:
-            far._server_host_keys[algorithm] = stranger
-        far._rekey_bytes = 1
+        monkeypatch.setattr(far, "get_server_host_key", lambda: stranger)
         with pytest.raises(ShimUnavailable):
-            await connection.shim.health()
+            await _ask_often(connection)
         await connection.wait_closed()
     assert "Connection failure: Host key is not trusted" in caplog.text
+
+
+async def _ask_often(connection: SshConnection) -> None:
+    for _ in range(100):
+        await connection.shim.health()
 
 
 async def test_a_login_that_is_given_up_leaves_no_connection() -> None:
@@ -97,6 +106,6 @@ async def test_a_channel_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("controller.links.ssh_http.IDLE_SECONDS", 0.5)
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
         await connection.shim.health()
-        assert connection.ssh._channels
-        await eventually(lambda: not connection.ssh._channels)
+        assert sockets.connections == 1
+        await eventually(lambda: sockets.connections == 0)
         assert await connection.shim.health() == HEALTH

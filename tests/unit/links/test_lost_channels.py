@@ -4,7 +4,8 @@ Our callers expect connection errors, and nothing else."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -57,22 +58,28 @@ async def test_a_connection_closed_while_a_stream_opens_is_an_unavailable_runner
             await connection.runner(sockets.runner_path).connect_port(80)
 
 
-async def test_answers_that_are_read_on_after_their_connection_is_lost_tell_its_loss() -> None:
+@pytest.fixture
+def ended_channels(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], int]]:
+    """How many channels have received the end of their data, read or not."""
+    caplog.set_level(logging.DEBUG, "asyncssh")
+    asyncssh.set_debug_level(2)
+    yield lambda: caplog.text.count("Received EOF")
+    asyncssh.set_debug_level(1)
+
+
+async def test_answers_that_are_read_on_after_their_connection_is_lost_tell_its_loss(
+    ended_channels: Callable[[], int],
+) -> None:
     """All of each answer was received, its end too, but aiohttp had stopped reading; it hears of
     the loss only after others did, and reads on before."""
     async with listening() as sockets, sshd() as server, ssh_linked(sockets, server) as connection:
         connector = SshUnixConnector(connection.ssh, sockets.path)
         async with aiohttp.ClientSession("http://node", connector=connector) as session:
             answers = [await session.get("/page") for _ in range(ANSWERS)]
-            await eventually(lambda: _ended_and_unread(connection) == ANSWERS)
+            await eventually(lambda: ended_channels() == ANSWERS)
             server.cut()
             await connection.wait_closed()
             ends = await asyncio.gather(
                 *(answer.read() for answer in answers), return_exceptions=True
             )
     assert [type(end) for end in ends] == [aiohttp.ClientPayloadError] * ANSWERS
-
-
-def _ended_and_unread(connection: SshConnection) -> int:
-    channels = connection.ssh._channels.values()
-    return sum(channel._recv_state == "eof_pending" for channel in channels)
