@@ -34,6 +34,8 @@ class CuttableProxy:
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.connections = 0
         """How many were accepted so far, those that were reset at once not counted."""
+        self.refused = 0
+        """How many were reset at once."""
 
     def cut(self) -> None:
         self._do(self._cut())
@@ -71,6 +73,7 @@ class CuttableProxy:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._is_cut:
+            self.refused += 1
             _reset(writer)
             return
         self.connections += 1
