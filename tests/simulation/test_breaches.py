@@ -82,7 +82,7 @@ def test_a_job_that_spent_more_than_its_budget_is_found() -> None:
     assert found.endswith("spent 3 of 1 of budget failure")
 
 
-def test_what_waits_for_a_node_without_a_deadline_is_found() -> None:
+def test_an_attempt_that_waits_for_a_node_without_a_deadline_is_found() -> None:
     state = placed(a_gang(), 0)
     (found,) = standstill.unlimited(state)
     assert found.endswith("is provisioning and has no deadline")

@@ -93,7 +93,7 @@ def test_a_freed_place_of_a_node_with_room_for_both_may_have_neighbours() -> Non
     assert story_of((running,), (amid,), (freed,), (a_job_on("n0"),), nodes=nodes) == []
 
 
-def test_what_was_freed_on_a_node_that_takes_no_work_is_nobody_s() -> None:
+def test_an_allocation_freed_on_a_node_that_takes_no_work_is_for_nobody() -> None:
     running, amid, freed = gang_amid_a_switch()
     nodes = {"n0": small("n0", draining=True), "n1": small("n1")}
     assert story_of((running,), (amid,), (freed,), (a_job_on("n0"),), nodes=nodes) == []

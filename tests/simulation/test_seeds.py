@@ -35,7 +35,7 @@ def test_the_controller_keeps_its_promises_whatever_its_nodes_do() -> None:
     "options",
     [(f"--seed={seed}", "--narrow") for seed in FOUND_NARROW] + [(f"--seed={n}",) for n in FOUND],
 )
-def test_what_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
+def test_a_fault_that_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
     done = _simulate(*options)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -74,7 +74,7 @@ def endless(seed: int) -> None:
     ("story", "told"),
     [(broken, "a mistake in the simulation"), (endless, "its story was not over within 0.1 s")],
 )
-def test_what_ends_an_explored_world_or_never_ends_is_told_like_any_other_fault(
+def test_an_explored_world_that_crashes_or_never_ends_is_told_like_any_other_fault(
     monkeypatch: pytest.MonkeyPatch, story: Callable[[int], None], told: str
 ) -> None:
     monkeypatch.setattr(exploring, "simulate", story)

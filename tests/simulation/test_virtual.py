@@ -55,7 +55,7 @@ def test_a_killed_life_takes_no_further_step_and_cleans_nothing_up(loop: Virtual
     assert loop.run_until_complete(killer()) == ["first second"]
 
 
-def test_what_a_dead_life_waited_for_wakes_nobody(loop: VirtualLoop) -> None:
+def test_an_event_that_a_dead_life_waited_for_wakes_nobody(loop: VirtualLoop) -> None:
     life, woken = Life("victim"), list[str]()
 
     async def killer() -> list[str]:

@@ -74,7 +74,7 @@ class EngineContract:
         assert first == second
         assert [(f.task_id, f.state) for f in found] == [("t1", ContainerState.RUNNING)]
 
-    async def test_what_has_ended_is_never_started_again(self, world: World) -> None:
+    async def test_an_ended_container_is_never_started_again(self, world: World) -> None:
         container_id = await _run(world, "exit 4")
         await _exit(world.engine, container_id)
         await world.engine.start(container_id)

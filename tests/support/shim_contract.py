@@ -87,7 +87,7 @@ class ShimContract:
         assert (await until_ended(shim, "t1")).reason == STOP.reason
         assert await refused(end(shim, "t2", incarnation=1)) == "fenced"
 
-    async def test_what_is_claimed_obeys_the_older_controller_no_more(
+    async def test_a_claimed_task_no_longer_obeys_the_older_controller(
         self, shim: ShimApi, request_of: TaskRequest
     ) -> None:
         await put(shim, "t1", request_of, fence=OLDER)

@@ -226,7 +226,7 @@ class StoreContract(Opened):
 
         assert (await store.load()).service_keys == (keys[2],)
 
-    async def test_what_a_user_was_granted_comes_back(self, store: Store) -> None:
+    async def test_a_users_granted_bands_come_back(self, store: Store) -> None:
         user = User(name="ada", role=Role.USER, created_at=1.0, bands=(Band.PRODUCTION,))
         await store.commit(Changes(users=(user,)))
 
@@ -254,7 +254,7 @@ class StoreContract(Opened):
         await store.commit(Changes(fleets={"racks": changed}, removed_fleets=("attic", "nowhere")))
         assert (await store.load()).fleets == (changed,)
 
-    async def test_what_ended_runs_took_lately_is_loaded(self, store: Store) -> None:
+    async def test_recent_use_of_ended_runs_is_loaded(self, store: Store) -> None:
         now, day = time.time(), 86400.0
         held = AllocationState.HELD
         places = (
@@ -377,7 +377,7 @@ class RefusalContract(Opened):
         await store.commit(submission(sound))
         assert (await store.load()).runs == (sound,)
 
-    async def test_what_is_there_already_is_blamed_on_the_run_that_says_it_is_new(
+    async def test_a_repeated_row_is_blamed_on_the_run_that_says_it_is_new(
         self, store: Store
     ) -> None:
         one, two = a_run("run1", submitted_at=1.0), a_run("run2", submitted_at=2.0)

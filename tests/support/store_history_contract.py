@@ -55,7 +55,7 @@ class HistoryContract(Opened):
         assert loaded == recent(whole)
         assert loaded.jobs[0].past.failures == 50 - len(loaded.jobs[0].attempts) > 20
 
-    async def test_what_a_state_no_longer_has_stays_stored(self, store: Store) -> None:
+    async def test_attempts_that_a_state_no_longer_has_stay_stored(self, store: Store) -> None:
         whole = with_history(a_run(), 50)
         await store.commit(submission(whole))
         kept = recent(whole)

@@ -124,7 +124,7 @@ LEAVES_A_STUBBORN_CHILD = (
 )
 
 
-async def test_what_a_stopped_job_leaves_behind_does_not_cost_it_its_record(tmp_path: Path) -> None:
+async def test_a_stopped_job_keeps_its_record_whatever_it_leaves_behind(tmp_path: Path) -> None:
     """`docker stop` says no grace: it kills all of the container when its own is over. A shell's
     child that was not yet executed when the signal came is enough to be still there then."""
     async with an_entrypoint(tmp_path, "--linger", "3600") as (process, client):

@@ -194,7 +194,7 @@ async def test_files_travel_by_sftp_and_scp_and_scp_ends_with_a_status(
     assert back.read_bytes() == here.read_bytes()
 
 
-async def test_what_a_visitor_makes_has_the_usual_rights_and_not_the_runners(
+async def test_a_visitors_files_have_the_usual_rights_and_not_the_runners(
     task: Task, tmp_path: Path
 ) -> None:
     here, there, folder = tmp_path / "here", tmp_path / "there", tmp_path / "folder"

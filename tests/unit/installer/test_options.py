@@ -18,7 +18,7 @@ def merged(before: Options | None = None, has_docker: bool = True, **wishes: Any
     return merge(before, has_docker=has_docker, **{**nothing, **wishes})
 
 
-def test_what_is_not_named_stays_as_it_was_named_before() -> None:
+def test_an_option_that_is_not_named_keeps_its_earlier_value() -> None:
     first = merged(tunnel_keys=[KEY], volume_prefixes=["/data"], registry_mirror="https://m")
     assert merged(first) == first
     assert merged(first, volume_prefixes=["/srv"]).volume_prefixes == ("/srv",)

@@ -51,7 +51,7 @@ def test_the_time_in_which_it_is_held_does_not_count_however_often() -> None:
     assert ends_of(60.0, story) == [80.0]
 
 
-def test_what_is_said_twice_changes_nothing() -> None:
+def test_a_repeated_order_changes_nothing() -> None:
     async def story(countdown: Countdown) -> None:
         await begin(countdown)
         for held in (True, True, False, False):

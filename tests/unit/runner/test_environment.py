@@ -62,7 +62,7 @@ def test_the_users_variables_win_over_those_of_a_style() -> None:
     assert environment.for_job({}, job, ME, "/w")["MASTER_PORT"] == "1234"
 
 
-def test_what_we_tell_a_job_about_itself_cannot_be_replaced() -> None:
+def test_our_variables_about_a_job_cannot_be_replaced() -> None:
     own = {"FAIRLEAD_RUN_ID": "fake", "FAIRLEAD_MINE": "kept"}
     job = a_job("true", env=own, secrets={"FAIRLEAD_JOB_ID": "fake"})
     env = environment.for_job({}, job, ME, "/w")

@@ -108,7 +108,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("answer", ANSWERS)
-async def test_whatever_it_answers_is_an_error_within_bounds(
+async def test_each_hostile_answer_is_an_error_within_bounds(
     tmp_path: Path, answer: str, asked: str
 ) -> None:
     head, body, repeat = ANSWERS[answer]

@@ -45,6 +45,6 @@ def test_an_image_without_accounts_knows_uids_only(tmp_path: Path) -> None:
     ("user", "words"),
     [("eve", "user 'eve'"), ("ann:wheel", "group 'wheel'"), ("99999999999", "user '99999999999'")],
 )
-def test_what_is_unknown_is_named(image: Path, user: str, words: str) -> None:
+def test_an_unknown_user_or_group_is_named(image: Path, user: str, words: str) -> None:
     with pytest.raises(CannotStart, match=words):
         resolve(user, image)

@@ -33,7 +33,7 @@ def test_a_secret_that_comes_byte_by_byte_is_masked() -> None:
     assert masked([bytes([b]) for b in data], "hunter2") == b"x******y hunterx hunter"
 
 
-def test_what_cannot_be_a_secret_is_shown_at_once() -> None:
+def test_output_that_cannot_be_a_secret_is_shown_at_once() -> None:
     masker = Masker(["hunter2"])
     assert masker.feed(b"progress 10 %") == b"progress 10 %"
     assert masker.feed(b"name: hun") == b"name: "

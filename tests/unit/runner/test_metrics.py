@@ -71,7 +71,7 @@ def test_no_limit_is_none(tmp_path: Path, membership: str, name: str, text: str)
     assert measure(root=a_machine(tmp_path, membership, {name: text})).memory_limit is None
 
 
-def test_what_nobody_counts_is_none(tmp_path: Path) -> None:
+def test_a_value_that_nobody_counts_is_none(tmp_path: Path) -> None:
     found = measure(root=a_machine(tmp_path, "0::/\n", {}), relayed=2)
     assert (found.cpu_seconds, found.memory, found.memory_peak) == (None, None, None)
     assert found.connections == 2

@@ -208,7 +208,7 @@ def test_the_key_is_private_and_lets_the_other_nodes_in(tmp_path: Path) -> None:
     assert (home / ".ssh/authorized_keys").read_text() == "ssh-ed25519 AAAA run\n"
 
 
-def test_what_the_user_had_configured_stays(tmp_path: Path) -> None:
+def test_the_users_own_ssh_configuration_stays(tmp_path: Path) -> None:
     folder = tmp_path / "home/.ssh"
     folder.mkdir(parents=True)
     (folder / "config").write_text("Host example.com\n    Port 99\n")

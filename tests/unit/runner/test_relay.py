@@ -42,7 +42,7 @@ async def rest_of(stream: PortStream) -> bytes:
     return data
 
 
-async def test_what_is_sent_arrives_and_the_end_of_one_direction_is_handed_over(
+async def test_sent_bytes_arrive_and_the_end_of_one_direction_is_handed_over(
     tmp_path: Path,
 ) -> None:
     sent = bytes(range(256)) * (64 << 10)

@@ -411,7 +411,9 @@ class TestStopping:
         assert record.reason == "max_duration_exceeded"
 
 
-async def test_what_the_job_leaves_behind_is_heard_and_then_killed(tmp_path: Path) -> None:
+async def test_a_process_that_the_job_leaves_behind_is_heard_and_then_killed(
+    tmp_path: Path,
+) -> None:
     async with a_runner(tmp_path) as (_, client):
         await client.submit(a_job("(echo late; exec sleep 3600) & echo $!"))
         await client.run()

@@ -187,7 +187,7 @@ def test_a_marker_that_is_alone_in_its_segment_is_kept_when_reopened(
     ]
 
 
-def test_what_cannot_be_written_is_counted_by_a_marker(
+def test_output_that_cannot_be_written_is_counted_by_a_marker(
     open_log: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log()

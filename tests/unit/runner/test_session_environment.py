@@ -39,7 +39,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_what_is_written_is_read_and_replaced_and_never_on_a_disk(
+def test_written_variables_are_read_and_replaced_and_never_on_a_disk(
     tmp_path: Path, place: Path
 ) -> None:
     assert environment.read(tmp_path) == {}

@@ -10,7 +10,7 @@ import pytest
 from runner.job.execution import grace_left
 
 
-def test_what_is_left_is_told_by_the_clock(tmp_path: Path) -> None:
+def test_the_remaining_grace_is_told_by_the_clock(tmp_path: Path) -> None:
     (tmp_path / "stop.json").write_text('{"kill_at": 130.0}')
     assert [grace_left(tmp_path, now) for now in (100.0, 130.0, 200.0)] == [30.0, 0.0, 0.0]
 
@@ -20,7 +20,7 @@ def test_without_a_word_there_is_no_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"kill_at": "soon"}', " " * 5000])
-def test_what_cannot_be_understood_is_no_word(tmp_path: Path, content: str) -> None:
+def test_a_malformed_stop_order_gives_no_grace(tmp_path: Path, content: str) -> None:
     (tmp_path / "stop.json").write_text(content)
     assert grace_left(tmp_path, 0.0) is None
 

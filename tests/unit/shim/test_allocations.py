@@ -138,7 +138,7 @@ def test_a_block_brings_no_instance_that_was_not_asked_for() -> None:
         max_size=30,
     )
 )
-def test_whatever_comes_and_goes_no_more_is_held_than_there_is(
+def test_allocations_never_hold_more_than_there_is(
     moves: list[tuple[int, bool, float, int]],
 ) -> None:
     capacity = Capacity(cpu=4.0, memory=8 << 30, disk=0)

@@ -277,7 +277,7 @@ async def test_nobody_at_the_socket_is_unavailable(tmp_path: Path) -> None:
             await ShimClient(session).health()
 
 
-async def test_what_every_route_answers_is_what_the_description_says(
+async def test_each_route_answers_as_its_description_says(
     client: ShimClient, session: aiohttp.ClientSession
 ) -> None:
     await client.put_task("t1", request(), fence=FENCE)

@@ -237,7 +237,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GB", "0", "-1GB", "8 bananas"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_a_string_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(StartError, match="--memory"):
         parse_size(text, "--memory")
 

@@ -58,7 +58,7 @@ def test_harmless_wishes_are_granted_everywhere() -> None:
         ({"pids_limit": 10**30}, "container.pids_limit"),
     ],
 )
-def test_what_no_node_could_give_is_refused_also_where_all_is_allowed(
+def test_an_option_that_no_node_could_give_is_refused_also_where_all_is_allowed(
     fields: dict[str, Any], field: str
 ) -> None:
     assert refusal(allow=True, **fields) == (400, field)

@@ -30,7 +30,9 @@ ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
         (503, "the engine is going away"),
     ],
 )
-def test_what_the_node_lacks_when_a_container_is_created(status: int, said: str) -> None:
+def test_a_lack_of_the_node_when_a_container_is_created_is_a_node_fault(
+    status: int, said: str
+) -> None:
     assert isinstance(of_create(answer(status, said)), NodeFault)
 
 
@@ -58,7 +60,9 @@ def test_what_the_node_lacks_when_a_container_is_created(status: int, said: str)
         (409, "container is marked for removal and cannot be started"),
     ],
 )  # fmt: skip
-def test_what_the_node_lacks_when_a_container_is_started(status: int, said: str) -> None:
+def test_a_lack_of_the_node_when_a_container_is_started_is_a_node_fault(
+    status: int, said: str
+) -> None:
     found = of_start(answer(status, said))
     assert isinstance(found, NodeFault)
     assert found.reason == "instance_unreachable"
@@ -73,7 +77,9 @@ def test_what_the_node_lacks_when_a_container_is_started(status: int, said: str)
         (400, "Minimum memory limit allowed is 6MB"),
     ],
 )
-def test_what_a_job_cannot_have_when_its_container_is_created(status: int, said: str) -> None:
+def test_an_impossible_wish_of_a_job_when_its_container_is_created_is_no_node_fault(
+    status: int, said: str
+) -> None:
     found = of_create(answer(status, said))
     assert (type(found), found.reason) == (EngineError, "creating_container_error")
 
@@ -97,7 +103,9 @@ def test_what_a_job_cannot_have_when_its_container_is_created(status: int, said:
               "requirement error: unsatisfied condition: cuda>=12.4, please update your driver"),
     ],
 )  # fmt: skip
-def test_what_a_job_cannot_have_when_its_container_is_started(status: int, said: str) -> None:
+def test_an_impossible_wish_of_a_job_when_its_container_is_started_is_no_node_fault(
+    status: int, said: str
+) -> None:
     found = of_start(answer(status, said))
     assert (type(found), found.reason) == (EngineError, "creating_container_error")
 

@@ -84,7 +84,7 @@ async def test_an_end_that_is_heard_before_somebody_waits_is_not_missed(
 
 
 @pytest.mark.parametrize("heard", ["c", None])
-async def test_what_was_heard_while_the_list_was_made_outdates_it(
+async def test_an_event_heard_while_the_list_was_made_outdates_it(
     api: Api, engine: DockerEngine, heard: str | None
 ) -> None:
     loop = asyncio.get_running_loop()

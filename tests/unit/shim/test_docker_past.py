@@ -41,7 +41,7 @@ FULL = [event("exec_start", OTHER)] * REMEMBERED
         ([*FULL, DIED], Past()),
     ],
 )
-def test_what_the_engine_does_not_remember_lies_before_its_life(
+def test_an_event_that_the_engine_does_not_remember_lies_before_its_life(
     events: list[dict[str, Any]], past: Past
 ) -> None:
     assert judge(events, OURS, live_restore=False) == past

@@ -50,7 +50,7 @@ async def test_the_door_leads_to_the_first_socket_whatever_the_job_puts_there_la
 
 
 @pytest.mark.parametrize("kind", ["symlink", "file", "fifo"])
-async def test_what_is_no_socket_gets_no_door(
+async def test_a_file_that_is_no_socket_gets_no_door(
     node: Node, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with node.shim() as service:

@@ -111,14 +111,14 @@ async def until_kept(processes: ProcessWorld) -> Path:
     return memory
 
 
-async def test_what_a_killed_task_kept_in_memory_goes_with_it(processes: ProcessWorld) -> None:
+async def test_the_memory_of_a_killed_task_goes_with_it(processes: ProcessWorld) -> None:
     memory = await until_kept(processes)
     await processes.engine.kill("t1")
     await processes.engine.wait("t1")
     assert not await asyncio.to_thread(memory.exists)
 
 
-async def test_what_a_task_kept_in_memory_goes_when_its_shim_was_killed_too(
+async def test_the_memory_of_a_task_goes_when_its_shim_was_killed_too(
     processes: ProcessWorld,
 ) -> None:
     memory = await until_kept(processes)

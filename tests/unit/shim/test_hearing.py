@@ -88,7 +88,7 @@ async def test_a_controller_that_was_taken_over_is_not_heard(node: Node, seconds
 
 
 @pytest.mark.parametrize(("boot", "heard_at"), [("this", 400.0), ("earlier", 1000.0)])
-async def test_what_was_heard_outlives_the_shim_but_not_the_boot(
+async def test_the_last_contact_outlives_the_shim_but_not_the_boot(
     node: Node, seconds: Seconds, boot: str, heard_at: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records: MemoryRecords[HeardRecord] = MemoryRecords()

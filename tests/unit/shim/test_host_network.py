@@ -76,7 +76,9 @@ async def test_a_task_whose_peers_reach_it_is_refused_where_no_task_gets_the_nod
         assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
 
 
-async def test_what_ran_before_its_operator_said_never_goes_on_and_is_known(node: Node) -> None:
+async def test_a_task_that_ran_before_its_operator_said_never_goes_on_and_is_known(
+    node: Node,
+) -> None:
     wanted = request(resources=WHOLE, needs_host_network=True)
     async with node.shim() as service:
         await service.supervisor.put("t1", wanted, SPEAKER)

@@ -74,7 +74,7 @@ async def test_a_run_is_asked_about_once(node: Node) -> None:
         assert node.host.log == [PULLED, ASKED]
 
 
-async def test_what_the_registry_gives_to_everybody_is_for_everybody(node: Node) -> None:
+async def test_an_image_that_the_registry_gives_to_all_is_for_all(node: Node) -> None:
     async with node.shim() as service:
         await ended(service, "r1", registry_auth=ANNA)
         node.host.registry[TOOL] = (IMAGE, None)
@@ -82,7 +82,7 @@ async def test_what_the_registry_gives_to_everybody_is_for_everybody(node: Node)
         assert node.host.log == [PULLED, ASKED]
 
 
-async def test_what_was_pulled_without_a_password_or_brought_by_hand_is_asked_for_by_nobody(
+async def test_an_image_pulled_without_a_password_is_given_without_asking_the_registry(
     node: Node,
 ) -> None:
     node.host.registry[TOOL] = (IMAGE, None)
@@ -127,7 +127,7 @@ async def test_the_next_life_of_the_shim_knows_them_and_wants_the_credentials_ag
         (PullPolicy.NEVER, TaskStatus.TERMINATED),
     ],
 )
-async def test_what_the_registry_has_lost_is_pulled_anew_unless_that_must_not_be(
+async def test_an_image_that_the_registry_has_lost_is_pulled_anew_unless_the_policy_forbids_it(
     node: Node, policy: PullPolicy, status: TaskStatus
 ) -> None:
     lost = ImageError("there is no such manifest", ImageProblem.MISSING)
@@ -208,7 +208,7 @@ async def test_an_end_that_cannot_be_found_out_leaves_the_image_private() -> Non
     assert world.must_ask()
 
 
-async def test_what_cannot_be_noted_is_not_pulled() -> None:
+async def test_an_image_whose_pull_cannot_be_noted_is_not_pulled() -> None:
     world = World()
     access = ImageAccess(world.engine, FailingRecords())
     with pytest.raises(OSError, match="No space left"):

@@ -204,7 +204,7 @@ async def test_an_image_that_is_being_removed_is_told_to_be_gone(
     assert (await collecting, await looking) == (1, None)
 
 
-async def test_what_was_pulled_in_an_earlier_life_is_known_in_the_next(world: World) -> None:
+async def test_an_image_pulled_in_an_earlier_life_is_known_in_the_next(world: World) -> None:
     await world.used_and_left("a")
     later = Images(world.engine, world.records, access(world.engine), 30.0)
     await later.open()

@@ -124,7 +124,7 @@ async def test_an_orphan_without_session_and_environment_ends_with_its_task(task
     assert not task.lives()
 
 
-async def test_what_a_task_leaves_behind_when_it_ends_by_itself_ends_before_that_is_told(
+async def test_processes_that_a_task_leaves_behind_end_before_its_own_end_is_told(
     task: Task,
 ) -> None:
     await task.start(f"{ORPHAN}; ready; exit 3")
@@ -149,7 +149,7 @@ async def test_a_process_that_forks_all_the_time_does_not_escape(task: Task) -> 
     assert not task.lives()
 
 
-async def test_what_is_started_while_others_are_killed_does_not_escape(task: Task) -> None:
+async def test_a_process_started_while_others_are_killed_does_not_escape(task: Task) -> None:
     (task.folder / "program.py").write_text(REPLACING)
     await task.start(f": ready; {PYTHON}")
     await task.kill()
@@ -157,7 +157,7 @@ async def test_what_is_started_while_others_are_killed_does_not_escape(task: Tas
     assert not task.lives()
 
 
-async def test_what_is_started_because_its_parent_was_killed_does_not_escape(task: Task) -> None:
+async def test_a_process_started_because_its_parent_was_killed_does_not_escape(task: Task) -> None:
     """The reaper is held until that has happened, and whoever held it is no excuse."""
     (task.folder / "program.py").write_text(HEIR)
     await task.start(f"echo $PPID > reaper; echo $$ > first; {PYTHON}")
@@ -191,7 +191,7 @@ async def test_when_reaper_and_first_program_are_killed_the_rest_is_known_by_its
     assert not task.lives()
 
 
-async def test_what_a_killed_shim_and_a_killed_reaper_leave_is_ended_by_the_next_shim(
+async def test_processes_left_by_a_killed_shim_and_reaper_are_ended_by_the_next_shim(
     processes: ProcessWorld, task: Task
 ) -> None:
     await task.start(f"{TREE} echo $PPID > reaper; ready; wait_forever")

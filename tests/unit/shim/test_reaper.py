@@ -71,7 +71,7 @@ async def test_a_signal_reaches_its_program_however_early_it_came(
         assert await status_of(process) == 128 + number
 
 
-async def test_what_its_program_had_started_hears_none_of_its_signals(tmp_path: Path) -> None:
+async def test_children_of_its_program_hear_none_of_its_signals(tmp_path: Path) -> None:
     child = "trap ': > heard' TERM; : > ready; while :; do /bin/sleep 0.05; done"
     (tmp_path / "child").write_text(child)
     parent = "trap 'exit 4' TERM; /bin/sh child & wait"

@@ -109,7 +109,7 @@ async def test_a_container_that_vanished_ends_its_task(node: Node) -> None:
     assert (ended.reason, ended.exit_code) == ("container_exited_with_error", None)
 
 
-async def test_what_explains_itself_in_no_way_is_listed_and_not_touched(node: Node) -> None:
+async def test_an_unexplained_container_is_listed_and_not_touched(node: Node) -> None:
     async with node.shim() as service:
         await service.supervisor.put("t1", request(), SPEAKER)
         await until(service, "t1", TaskStatus.RUNNING)

@@ -36,12 +36,12 @@ def records(
     return book
 
 
-async def test_what_was_saved_is_loaded(records: Records[FenceRecord]) -> None:
+async def test_a_saved_record_is_loaded(records: Records[FenceRecord]) -> None:
     await records.save("r", RECORD)
     assert (await records.load()).records == {"r": RECORD}
 
 
-async def test_what_was_deleted_is_gone_and_may_be_deleted_again(
+async def test_a_deleted_record_is_gone_and_may_be_deleted_again(
     records: Records[FenceRecord],
 ) -> None:
     await records.save("r", RECORD)

@@ -65,7 +65,7 @@ def tmpfs(size: int) -> VolumeMount:
         (gpu(count=1, min_compute_capability=""), "resources.gpu.min_compute_capability"),
     ],
 )
-def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
+def test_a_request_that_no_node_could_serve_is_refused_by_the_name_of_its_field(
     wrong: TaskRequest, field: str
 ) -> None:
     with pytest.raises(Refused) as caught:
@@ -88,7 +88,7 @@ def test_what_no_node_could_do_is_refused_by_the_name_of_its_field(
         gpu(count=2, min_compute_capability="9"),
     ],
 )
-def test_what_some_node_could_do_is_not_refused_here(right: TaskRequest) -> None:
+def test_a_request_that_some_node_could_serve_is_not_refused_here(right: TaskRequest) -> None:
     validation.check(right)
 
 

@@ -96,7 +96,7 @@ def test_a_file_takes_the_place_of_a_link_and_leaves_alone_what_that_led_to(tmp_
     assert (victim.read_text(), os.listdir(folder)) == ("untouched", ["image.json"])
 
 
-def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "image.json").mkdir()
     with pytest.raises(IsADirectoryError):
         safe_files.replace_file(tmp_path, "image.json", b"{}")

@@ -156,7 +156,7 @@ async def test_the_jump_user_reaches_a_tasks_port_while_it_lives_and_not_longer(
     assert lent == (f'restrict,port-forwarding,permitopen="127.0.0.1:{port}" {key} fairlead\n')
 
 
-async def test_what_a_crash_left_is_gone_before_the_shim_answers_and_what_lives_is_back(
+async def test_keys_of_ended_tasks_are_gone_and_those_of_living_ones_back_before_the_shim_answers(
     node: Node,
 ) -> None:
     async with node.shim() as service:
@@ -188,7 +188,9 @@ async def test_what_a_crash_left_is_gone_before_the_shim_answers_and_what_lives_
         f"ssh-ed25519 {'A' * 5000}",
     ],
 )
-async def test_what_is_no_plain_public_key_is_refused_by_its_place(node: Node, line: str) -> None:
+async def test_a_line_that_is_no_plain_public_key_is_refused_by_its_position(
+    node: Node, line: str
+) -> None:
     async with node.shim() as service:
         with pytest.raises(Refused) as caught:
             await put(service, "t1", ANNA, line)

@@ -240,7 +240,7 @@ async def test_volumes_are_let_go_before_the_end_is_told_and_never_hold_it_up(
     assert (mounter.mounted == {}) is not fails
 
 
-async def test_what_was_mounted_for_a_container_that_was_never_made_is_let_go(
+async def test_a_volume_mounted_for_a_container_that_was_never_made_is_unmounted(
     tmp_path: Path,
 ) -> None:
     absent = VolumeMount(kind=VolumeKind.HOST, source="/mnt/d/none", target="/x")
@@ -250,7 +250,7 @@ async def test_what_was_mounted_for_a_container_that_was_never_made_is_let_go(
         assert made.mounter.mounted == {}
 
 
-async def test_what_a_crash_left_mounted_for_nobody_is_released(tmp_path: Path) -> None:
+async def test_a_volume_that_a_crash_left_mounted_for_no_task_is_unmounted(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         await Volumes().do(made.ctx)
         folder = made.ctx.settings.mounts_folder

@@ -38,7 +38,7 @@ READ_ONLY_OPT = VolumeMount(kind=VolumeKind.HOST, target="/opt", source="/m", re
         (VolumeMount(kind=VolumeKind.HOST, target="/t", source="/m", size=1), "cannot have"),
     ],
 )
-def test_what_no_node_would_mount_is_refused(volume: VolumeMount, sentence: str) -> None:
+def test_a_volume_that_no_node_would_mount_is_refused(volume: VolumeMount, sentence: str) -> None:
     with pytest.raises(VolumeError, match=sentence):
         container_rules.check_volumes([volume])
 

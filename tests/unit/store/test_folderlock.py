@@ -78,7 +78,7 @@ def test_a_machine_that_does_not_know_its_boot_proves_nothing(dead: Path, tmp_pa
 
 
 @pytest.mark.parametrize("content", ["process 7 on host", "", '{"holder": 3}'])
-def test_what_an_earlier_version_left_proves_nothing(tmp_path: Path, content: str) -> None:
+def test_a_lock_file_of_an_earlier_version_proves_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK_NAME).write_text(content)
     lock = FolderLock(tmp_path)
     assert lock.take("process 2") is None

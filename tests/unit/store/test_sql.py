@@ -171,7 +171,7 @@ async def test_a_locked_database_is_unavailable_and_the_same_commit_works_later(
 
 
 @pytest.mark.parametrize("times", [1, 1000])
-async def test_what_is_no_longer_stored_is_nowhere_in_the_file(folder: Path, times: int) -> None:
+async def test_a_dropped_secret_is_nowhere_in_the_file(folder: Path, times: int) -> None:
     store = SqlStore(SqliteDatabase(folder))
     await store.open()
     before = a_run()
@@ -208,7 +208,7 @@ async def until_nowhere(folder: Path) -> None:
 
 @pytest.mark.usefixtures("quick_scrubs")
 @pytest.mark.parametrize("times", [1, 1000])
-async def test_what_is_no_longer_stored_leaves_the_files_of_a_working_controller(
+async def test_dropped_secrets_leave_the_files_of_a_working_controller(
     folder: Path, times: int
 ) -> None:
     """Beside others that live and grow, so that pages are split and joined."""
@@ -246,7 +246,7 @@ asyncio.run(main())
 
 
 @pytest.mark.usefixtures("quick_scrubs")
-async def test_what_a_killed_controller_had_dropped_leaves_the_files_when_the_next_one_starts(
+async def test_secrets_dropped_by_a_killed_controller_leave_its_files_when_the_next_one_starts(
     folder: Path,
 ) -> None:
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, str(folder))

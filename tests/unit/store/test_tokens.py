@@ -21,7 +21,7 @@ def test_a_token_matches_what_was_stored_of_it_and_nothing_else() -> None:
     assert matching("", kept) is None
 
 
-def test_what_is_stored_does_not_hold_the_token() -> None:
+def test_a_stored_record_does_not_hold_the_token() -> None:
     assert TOKEN not in repr(stored(TOKEN))
 
 

@@ -353,7 +353,7 @@ async def test_without_the_right_token_it_is_refused_and_nothing_is_left(
         ({"commit": "HEAD"}, "is not a full commit id"),
     ],
 )
-async def test_what_cannot_be_fetched_is_said_in_a_sentence(
+async def test_a_repository_that_cannot_be_fetched_is_told_in_a_sentence(
     server: GitServer,
     work: Path,
     my_git: Git,

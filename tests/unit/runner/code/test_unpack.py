@@ -108,7 +108,7 @@ def test_every_common_format_is_read(target: Path, format: int) -> None:
     assert sorted(p.read_bytes() for p in target.rglob("*") if p.is_file()) == [b"1", b"2"]
 
 
-def test_what_git_archive_writes_before_the_files_is_no_matter(target: Path) -> None:
+def test_the_header_of_git_archive_is_skipped(target: Path) -> None:
     put(tar(file("f", b"1"), pax={"comment": "0123456789abcdef"}), target)
     assert (target / "f").read_bytes() == b"1"
 
@@ -139,7 +139,7 @@ def test_a_link_that_lies_there_gives_way_to_a_file(target: Path) -> None:
     assert (target.parent / "outside").read_text() == "untouched"
 
 
-def test_what_exists_is_kept_unless_it_may_be_replaced(target: Path) -> None:
+def test_an_existing_file_is_kept_unless_it_may_be_replaced(target: Path) -> None:
     (target / "f").write_bytes(b"theirs")
     with pytest.raises(BadArchive, match="already exists"):
         put(tar(file("f", b"mine")), target)

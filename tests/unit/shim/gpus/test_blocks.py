@@ -43,7 +43,7 @@ def test_the_whole_node_is_all_blocks() -> None:
     assert (got.cpu, got.gpu.count, got.whole_node) == (32.0, 8, True)
 
 
-def test_what_is_rounded_already_stays() -> None:
+def test_a_rounded_amount_stays() -> None:
     once = BLOCKS.round_up(need(gpus=3))
     assert BLOCKS.round_up(once) == once
 

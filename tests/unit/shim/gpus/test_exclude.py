@@ -27,6 +27,6 @@ def test_an_excluded_gpu_takes_its_mig_instances_with_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "first", "-1", "GPU", "3b:00", "²", "GPU-"])
-def test_what_names_no_gpu_is_refused_at_the_start(text: str) -> None:
+def test_an_exclusion_that_names_no_gpu_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(StartError, match="expected an index"):
         Exclusion.parse(text)

@@ -72,7 +72,7 @@ def test_new_ecc_errors_that_the_driver_has_contained_are_only_told() -> None:
         Vitals(recovery=NO_ACTION, ecc_uncorrected=7),
     ],
 )
-def test_what_was_so_before_and_asks_for_nothing_is_not_told(now: Vitals) -> None:
+def test_unchanged_vitals_that_ask_for_nothing_are_not_told(now: Vitals) -> None:
     assert health.judge_vitals(None, now) is None
     assert health.judge_vitals(now, now) is None
 

@@ -21,7 +21,7 @@ def release() -> Iterator[threading.Event]:
     event.set()
 
 
-async def test_what_a_call_returns_or_raises_reaches_its_caller() -> None:
+async def test_a_calls_result_or_error_reaches_its_caller() -> None:
     lane = Lane("lane")
     assert await lane.call(lambda: 7, LONG) == 7
     with pytest.raises(ZeroDivisionError):

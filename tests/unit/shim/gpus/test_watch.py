@@ -264,7 +264,7 @@ async def test_a_driver_that_comes_late_brings_its_gpus() -> None:
         await it.until_offered("GPU-0")
 
 
-async def test_what_was_found_before_a_crash_is_told_again() -> None:
+async def test_a_fault_found_before_a_crash_is_told_again() -> None:
     faults: MemoryRecords[Fault] = MemoryRecords()
     gpus = MemoryGpus(gpu(0))
     async with world(gpus, faults) as it:
