@@ -98,7 +98,7 @@ async def test_a_body_whose_encoding_says_that_there_is_none_is_taken(port: int)
         ("POST /v1/runs HTTP/9", b""),
     ],
 )
-async def test_what_strangers_send_brings_no_traceback_into_the_log(
+async def test_a_malformed_request_brings_no_traceback_into_the_log(
     port: int, caplog: pytest.LogCaptureFixture, head: str, body: bytes
 ) -> None:
     assert b" 400 " in await answer_to(port, head, body)
@@ -143,7 +143,7 @@ async def test_a_number_that_no_list_can_count_to_is_refused(
         assert await shape_of(answer) == (400, "invalid", field)
 
 
-async def test_what_a_newer_client_says_beyond_the_body_is_ignored(
+async def test_an_unknown_field_of_a_newer_client_is_ignored(
     api: TestClient[Any, Any],
 ) -> None:
     configuration = {"type": "task", "commands": ["true"]}
@@ -202,7 +202,7 @@ async def test_a_store_that_is_away_is_said_and_may_be_tried_again(
         assert await shape_of(answer) == (503, "store_unavailable", None)
 
 
-async def test_what_the_store_does_not_take_is_said_with_a_code_of_its_own(
+async def test_a_refusal_of_the_store_has_a_code_of_its_own(
     api: TestClient[Any, Any], controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object, **__: object) -> None:
@@ -213,7 +213,7 @@ async def test_what_the_store_does_not_take_is_said_with_a_code_of_its_own(
         assert await shape_of(answer) == (500, "store_refused", None)
 
 
-async def test_what_was_not_foreseen_is_logged_and_shown_without_a_traceback(
+async def test_an_unforeseen_error_is_logged_and_shown_without_a_traceback(
     api: TestClient[Any, Any],
     controller: Controller,
     monkeypatch: pytest.MonkeyPatch,

@@ -52,7 +52,7 @@ async def test_a_node_that_does_not_answer_is_told_beside_the_job(
 
 
 @pytest.mark.parametrize("at", [1e300, -1e300])
-async def test_what_a_runner_cannot_have_measured_is_not_shown(
+async def test_an_impossible_measurement_of_a_runner_is_not_shown(
     api: TestClient[Any, Any], controller: Controller, connection: FakeConnection, at: float
 ) -> None:
     await submit(api, name="hello")

@@ -133,7 +133,7 @@ async def test_a_node_that_exists_is_not_announced(api: TestClient[Any, Any]) ->
         ({"provider": "moon"}, "provider"),
     ],
 )
-async def test_what_is_wrong_is_named_and_announces_nothing(
+async def test_a_wrong_field_is_named_and_announces_nothing(
     api: TestClient[Any, Any], controller: Controller, wish: dict[str, Any], field: str
 ) -> None:
     async with api.post("/v1/user-data", json={"name": "gpu-1", **wish}) as answer:

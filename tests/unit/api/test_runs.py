@@ -275,7 +275,7 @@ class HugeLog:
     follow = read
 
 
-async def test_what_is_no_websocket_is_told_so(api: TestClient[Any, Any]) -> None:
+async def test_a_request_that_is_no_websocket_is_told_so(api: TestClient[Any, Any]) -> None:
     run = await submit(api)
     async with api.get(f"/v1/runs/{run['name']}/logs/ws") as answer:
         assert await error_of(answer) == (400, "bad_request", None)

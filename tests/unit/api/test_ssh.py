@@ -72,7 +72,7 @@ def test_why_there_is_no_way_in_is_said(state: RunState, words: str) -> None:
     "line",
     ["", "nonsense", f'command="sh" {HOST_KEY}', f"{HOST_KEY}\n{HOST_KEY}", "ssh-dss AAAAB3Nz"],
 )
-async def test_what_is_no_public_key_is_refused_by_its_place(
+async def test_a_line_that_is_no_public_key_is_refused_by_its_position(
     api: TestClient[Any, Any], line: str
 ) -> None:
     body = {"configuration": CONFIGURATION, "ssh_keys": [HOST_KEY, line]}

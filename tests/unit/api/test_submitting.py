@@ -103,7 +103,7 @@ def test_a_name_that_nobody_asks_for_again_comes_free() -> None:
     assert not takeovers.is_anothers("same", ("bob", None), None)
 
 
-async def test_what_is_refused_replaces_nothing(api: TestClient[Any, Any]) -> None:
+async def test_a_refused_submission_replaces_nothing(api: TestClient[Any, Any]) -> None:
     live = await submit(api, name="same")
     wrong = {**HELLO, "nodes": 0}
     status, answer = await post(api, configuration=wrong, if_exists="replace")

@@ -244,7 +244,7 @@ def test_inspect_shows_exactly_the_contract() -> None:
     assert msgspec.json.decode(shown) == GOLDEN
 
 
-def test_what_is_not_known_yet_is_null_or_empty_and_never_absent() -> None:
+def test_an_unknown_value_is_null_or_empty_and_never_absent() -> None:
     shown = msgspec.json.decode(msgspec.json.encode(run_view(waiting(), {})))
     assert shown.keys() == GOLDEN.keys()
     assert shown["jobs"][0].keys() == GOLDEN["jobs"][0].keys()

@@ -168,7 +168,7 @@ async def test_events_tell_what_happened(start: Fairlead, task: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-async def test_what_a_terminal_cannot_show_is_written_in_its_letters(
+async def test_characters_that_a_terminal_cannot_show_are_escaped(
     start: Fairlead, task: str, encoding: str
 ) -> None:
     await of(start, "apply", "-f", task, "-d")
@@ -273,7 +273,7 @@ async def test_the_controllers_key_is_shown_for_the_nodes(start: Fairlead) -> No
     assert (await of(start, "node", "key")).out == b"ssh-ed25519 AAAA\n"
 
 
-def test_what_was_not_foreseen_is_one_line(
+def test_an_unforeseen_error_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> None:

@@ -40,7 +40,7 @@ def test_a_password_in_a_command_line_is_refused(tmp_path: Path, url: str) -> No
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+def test_a_wrong_option_is_named(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"--database: .*postgresql://USER@HOST/DATABASE"):
         find_database(tmp_path, "sqlite:///x", None, {})
     with pytest.raises(CliError, match=r"--database-file .*none: No such file"):

@@ -76,7 +76,7 @@ def test_a_controller_that_stays_away_is_given_up_and_one_that_comes_back_is_not
 
 
 @pytest.mark.parametrize("passing", [AWAY, ApiError(503, "store_unavailable", "later", None)])
-def test_what_passes_is_tried_again_in_a_patient_context(passing: FairleadError) -> None:
+def test_a_passing_error_is_tried_again_in_a_patient_context(passing: FairleadError) -> None:
     waits: list[float] = []
     with Patience(News(lambda _: None), waits.append):
         raise passing

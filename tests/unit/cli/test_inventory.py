@@ -63,7 +63,7 @@ async def test_a_deadline_that_has_passed_is_not_shown_as_one_to_come(start: Fai
     assert (b"until" in shown, b"passed its drain deadline at 20" in shown) == (False, True)
 
 
-async def test_what_is_written_wrongly_is_named_by_its_option(start: Fairlead) -> None:
+async def test_a_malformed_value_is_named_by_its_option(start: Fairlead) -> None:
     attribute = await of(start, "fleet", "add", "big", "--attribute", "rack")
     assert (attribute.status, "--attribute: 'rack' is not NAME=VALUE" in attribute.err) == (2, True)
     deadline = await of(start, "node", "drain", "n1", "--deadline", "soon")

@@ -50,7 +50,7 @@ async def test_a_login_is_remembered_until_the_logout(home: Home) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "h", "http://[::1", "http://h:99999"])
-async def test_what_is_no_url_is_told_in_a_sentence(home: Home, url: str) -> None:
+async def test_a_string_that_is_no_url_is_told_in_a_sentence(home: Home, url: str) -> None:
     refused = await home("login", url, "--token-file", str(home.token_file))
     assert refused.status == 1
     assert f"{url!r} is not a URL like http://127.0.0.1:8700" in refused.err

@@ -41,5 +41,5 @@ def untrusted() -> ssl.SSLCertVerificationError:
         (untrusted(), "its certificate is not trusted (self-signed certificate)"),
     ],
 )
-def test_what_is_said_of_a_lost_controller(error: Exception, words: str) -> None:
+def test_each_loss_of_a_controller_is_told_in_plain_words(error: Exception, words: str) -> None:
     assert why_lost(error) == words

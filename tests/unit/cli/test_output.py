@@ -56,7 +56,7 @@ def test_the_log_waits_while_the_terminal_asks_a_question(terminal: tuple[int, i
     assert os.read(screen, 3) == b"log"
 
 
-def test_what_goes_elsewhere_does_not_wait_for_the_answer() -> None:
+def test_output_that_goes_elsewhere_does_not_wait_for_the_answer() -> None:
     ours, theirs = os.pipe()
     with alone_on_terminals():
         writer = threading.Thread(target=write_all, args=(theirs, b"log"))

@@ -200,7 +200,7 @@ def test_a_login_in_the_remotes_url_stays_here(base: Path) -> None:
         ({"repos": [{"url": "git@h:r", "key_file": "gone"}]}, "repos[0].key_file", "can't be read"),
     ],
 )
-def test_what_cannot_be_packed_is_said_with_its_field(
+def test_a_path_that_cannot_be_packed_is_told_with_its_field(
     base: Path, fields: dict[str, Any], field: str, words: str
 ) -> None:
     os.mkfifo(base / "pipe")
@@ -240,7 +240,7 @@ def test_what_cannot_be_packed_is_said_with_its_field(
         ({"env_style": ["mpi"]}, "env_style[0]"),
     ],
 )
-def test_what_is_written_wrongly_is_said_with_its_field(fields: dict[str, Any], field: str) -> None:
+def test_a_malformed_value_is_told_with_its_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse({**BASE, **fields})
     assert caught.value.field == field

@@ -142,7 +142,9 @@ async def test_a_job_that_does_not_run_yet_is_told(start: Fairlead, task: str) -
 
 
 @pytest.mark.parametrize("ports", [[], ["x"], ["0"], ["80:"], ["70000"], ["80:1:2"]])
-async def test_what_is_no_port_is_a_usage_error(start: Fairlead, ports: list[str]) -> None:
+async def test_an_argument_that_is_no_port_is_a_usage_error(
+    start: Fairlead, ports: list[str]
+) -> None:
     ended = await (await start("port-forward", "hello", *ports)).ended()
     assert ended.status == 2
 
@@ -178,7 +180,7 @@ class TestApi:
             assert answer.status == 403
 
     @pytest.mark.parametrize("port", ["0", "65536", "x", "1e3"])
-    async def test_what_is_no_port_is_refused(
+    async def test_a_path_without_a_port_is_refused(
         self, server: TestServer, environment: dict[str, str], port: str
     ) -> None:
         headers = {"Authorization": f"Bearer {environment['FAIRLEAD_TOKEN']}"}

@@ -101,7 +101,7 @@ def test_only_the_algorithm_of_each_pinned_key_is_negotiated(
     assert f"    HostKeyAlgorithms {algorithms}\n" in node
 
 
-def test_what_a_node_says_of_its_jobs_key_becomes_no_setting_and_one_line(tmp_path: Path) -> None:
+def test_a_hostile_host_key_becomes_one_line_and_no_setting(tmp_path: Path) -> None:
     evil = "ssh-ed25519\n  ProxyCommand\tevil\n* ssh-ed25519 AAAA"
     target = msgspec.structs.replace(TARGET, host_key=evil)
     write_known_hosts(target, tmp_path)
@@ -123,7 +123,7 @@ def test_the_users_own_settings_come_after_ours(tmp_path: Path) -> None:
     assert path.read_text().endswith("Match all\nInclude ~/.ssh/config\n")
 
 
-def test_what_is_written_lies_where_the_system_keeps_state(tmp_path: Path) -> None:
+def test_written_files_lie_where_the_system_keeps_state(tmp_path: Path) -> None:
     given = state_folder({"XDG_STATE_HOME": "/state"}, tmp_path)
     assert given == Path("/state/fairlead/ssh")
     assert state_folder({}, tmp_path) == tmp_path / ".local/state/fairlead/ssh"

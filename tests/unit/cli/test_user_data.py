@@ -76,6 +76,6 @@ def test_addresses_are_read_as_people_write_them(text: str, address: tuple[str, 
 
 
 @pytest.mark.parametrize("text", ["", ":22", "host:", "host:ssh", "host:70000"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_string_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(CliError, match="is not HOST or HOST:PORT"):
         parse_address(text)

@@ -228,7 +228,7 @@ def group(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_field(
+def test_an_impossible_group_is_refused_with_its_field(
     fields: dict[str, Any], field: str, sentence: str
 ) -> None:
     found, said = refused(**fields)
@@ -294,7 +294,9 @@ def test_a_constraint_that_says_nothing_is_refused(written: object) -> None:
         ("size GE 8GB", "8GB"),
     ],
 )
-def test_what_nodes_count_in_bytes_is_compared_with_sizes(written: str, value: str) -> None:
+def test_attributes_that_nodes_count_in_bytes_are_compared_with_sizes(
+    written: str, value: str
+) -> None:
     assert planned(constraints=[written]).specs[0].constraints[0].values == (value,)
 
 

@@ -27,7 +27,9 @@ def test_the_name_of_an_image_is_taken_as_it_is_written(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), WRONG)
-def test_what_no_engine_takes_is_refused_with_what_is_wrong(name: str, words: str) -> None:
+def test_an_image_name_that_no_engine_takes_is_refused_with_its_fault(
+    name: str, words: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse({"type": "task", "image": name, "commands": ["x"]})
     assert caught.value.field == "image"

@@ -43,7 +43,7 @@ def submit(**fields: Any) -> None:
         ),
     ],
 )
-def test_what_could_never_run_is_refused_with_what_is_allowed(
+def test_a_request_that_could_never_run_is_refused_with_the_allowed_values(
     fields: dict[str, Any], field: str, sentence: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -63,7 +63,7 @@ def test_what_could_never_run_is_refused_with_what_is_allowed(
         {"secrets": {"PIN": "1234", "WORD": "höh"}},
     ],
 )
-def test_what_lies_on_the_limit_is_accepted(fields: dict[str, Any]) -> None:
+def test_a_value_on_the_limit_is_accepted(fields: dict[str, Any]) -> None:
     submit(**fields)
 
 

@@ -97,7 +97,7 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path) -> None:
         ([], "is a mapping of fields to values, not a list"),
     ],
 )
-def test_what_is_wrong_is_named(written: object, complaint: str) -> None:
+def test_a_wrong_value_is_named(written: object, complaint: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         server_config.parse(written)
     assert str(refused.value).startswith(complaint)

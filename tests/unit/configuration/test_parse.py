@@ -25,7 +25,7 @@ def refused(**fields: object) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 3, [TASK]])
-def test_what_is_no_mapping_is_refused_as_a_whole(data: object) -> None:
+def test_a_file_that_is_no_mapping_is_refused_as_a_whole(data: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(data)
 
@@ -194,7 +194,7 @@ def test_a_wrong_value_is_refused_with_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\0b", "half \ud800", math.nan, math.inf])
-def test_what_no_other_part_could_carry_is_refused_wherever_it_stands(text: object) -> None:
+def test_a_string_that_no_other_part_could_carry_is_refused_in_any_field(text: object) -> None:
     assert refused(image=text)[0] == "image"
     assert refused(env={"A": text})[0] == "env.A"
     assert refused(commands=["a", text])[0] == "commands[1]"

@@ -30,7 +30,7 @@ def planned(**fields: Any) -> Plan:
     return to_run(parse(written), written, Defaults())
 
 
-def test_what_is_not_written_has_the_defaults_of_the_lifecycle() -> None:
+def test_an_unwritten_field_has_the_lifecycles_default() -> None:
     plan = planned()
 
     assert plan.type is RunType.TASK
@@ -163,7 +163,7 @@ def test_limits_that_are_off_are_off_even_if_the_default_is_not() -> None:
 
 
 @pytest.mark.parametrize("env", [{"TOKEN": "hunter2"}, ["TOKEN=hunter2"], "hunter2", ["hunter2"]])
-def test_what_is_shown_holds_no_secret(env: object) -> None:
+def test_a_shown_configuration_holds_no_secret(env: object) -> None:
     written = {
         "type": "task",
         "env": env,

@@ -107,7 +107,7 @@ def test_a_reason_that_is_not_a_shim_s_to_give_is_the_loss_of_the_place(reason: 
 
 
 @pytest.mark.parametrize("reason", sorted(SHIM_SAYS))
-def test_what_is_a_shim_s_to_say_is_believed(reason: Reason) -> None:
+def test_a_reason_that_a_shim_may_give_is_believed(reason: Reason) -> None:
     play = Play(retry=NO_RETRY).to_running()
     play.send(play.seen(terminated=True, reason=reason, message="told so"))
     assert (play.attempt().reason, play.attempt().message) == (reason, "told so")

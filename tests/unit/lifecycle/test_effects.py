@@ -139,7 +139,7 @@ def test_a_runner_without_a_limit_is_told_of_no_suspension() -> None:
     assert play.send(Ask(play).suspend()).wanted() == before
 
 
-def test_what_began_after_a_suspension_is_told_of_none() -> None:
+def test_a_job_that_began_after_a_suspension_hears_of_none() -> None:
     play = Play(max_duration=600.0)
     ask = Ask(play)
     play.send(ask.suspend()).wait(10).send(ask.resume()).wait(10).to_running()

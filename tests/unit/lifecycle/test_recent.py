@@ -89,7 +89,7 @@ def live(play: Play, chance: random.Random, turns: int) -> Play:
     ],
     ids=["failures", "preemptions", "duration", "attempts", "max_duration", "replica"],
 )
-def test_what_was_forgotten_changes_no_decision(seed: int, policy: dict[str, Any]) -> None:
+def test_forgotten_attempts_change_no_decision(seed: int, policy: dict[str, Any]) -> None:
     jobs = 1 + seed % 2
     whole = live(Play(jobs=jobs, limits=NO_WAIT, **policy), random.Random(seed), 250)
     forgetful = live(Forgetful(jobs=jobs, limits=NO_WAIT, **policy), random.Random(seed), 250)
@@ -98,7 +98,7 @@ def test_what_was_forgotten_changes_no_decision(seed: int, policy: dict[str, Any
     assert max(len(job.attempts) for job in whole.state.jobs) > KEPT_ATTEMPTS
 
 
-def test_what_was_forgotten_is_counted() -> None:
+def test_forgotten_attempts_are_counted() -> None:
     policy = RetryPolicy(on_events=ALL_EVENTS)
     plays = [kind(retry=policy, limits=NO_WAIT) for kind in (Play, Forgetful)]
     for play in plays:
@@ -196,7 +196,7 @@ def test_a_new_occurrence_begins_with_nothing_counted() -> None:
         assert play.run.occurrences[-1].reason is RunReason.RETRY_LIMIT_EXCEEDED
 
 
-def test_what_may_be_left_on_a_node_is_never_forgotten() -> None:
+def test_an_attempt_that_may_be_left_on_a_node_is_never_forgotten() -> None:
     play = Forgetful(retry=RetryPolicy(on_events=ALL_EVENTS), limits=NO_WAIT)
     lost = play.to_running().attempt().id
     play.send(play.node_gone("n1"))

@@ -49,6 +49,6 @@ def test_a_key_is_read_from_every_usual_kind_of_line(kind: str, form: str) -> No
         line_of("ed25519") + "\n" + line_of("rsa"),
     ],
 )
-def test_what_is_not_one_key_is_refused(line: str) -> None:
+def test_a_line_that_is_not_one_key_is_refused(line: str) -> None:
     with pytest.raises(BadHostKey, match="OpenSSH public key"):
         ssh.parse(line)

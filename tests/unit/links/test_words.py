@@ -113,5 +113,5 @@ async def test_silence_is_said_to_be_silence(
         (asyncssh.ConnectionLost("Connection lost"), "Connection lost"),
     ],
 )
-def test_what_is_said_of_a_node_that_cannot_be_reached(error: Exception, words: str) -> None:
+def test_each_failure_to_reach_a_node_is_told_in_plain_words(error: Exception, words: str) -> None:
     assert why_unreachable(error) == words

@@ -68,7 +68,7 @@ Opened = Callable[[], SegmentWriter]
 # -- writing --------------------------------------------------------------------------------
 
 
-def test_what_was_appended_is_stored_byte_for_byte(opened: Opened, tmp_path: Path) -> None:
+def test_appended_frames_are_stored_byte_for_byte(opened: Opened, tmp_path: Path) -> None:
     frames = [out(0, bytes(range(256))), out(256, b"\n", Stream.STDERR), out(257, b"end")]
     writer = opened()
     writer.append(frames)
@@ -225,7 +225,7 @@ def files_open_in(folder: Path) -> list[str]:
     return [to for to in map(os.path.realpath, links) if to.startswith(f"{folder}/")]
 
 
-def test_what_comes_after_the_close_does_nothing(opened: Opened, tmp_path: Path) -> None:
+def test_calls_after_the_close_do_nothing(opened: Opened, tmp_path: Path) -> None:
     writer = opened()
     writer.append(lines(2))
     writer.close()
@@ -265,7 +265,7 @@ def test_reading_from_behind_the_end_waits_for_that_byte(opened: Opened, tmp_pat
     assert list(Decoder().feed(cut(data, 5))) == [Frame(5, 1_003, Stream.STDOUT, b"fghi")]
 
 
-def test_what_is_added_before_a_rotation_is_not_jumped_over(
+def test_frames_added_before_a_rotation_are_not_skipped(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_segments: None
 ) -> None:
     writer = opened()
@@ -323,7 +323,7 @@ def test_a_header_alone_tells_what_its_frame_covers(frame: Frame) -> None:
     assert span_at(raw[:31]) is None
 
 
-def test_what_is_no_header_is_a_bad_frame() -> None:
+def test_bytes_that_are_no_header_are_a_bad_frame() -> None:
     with pytest.raises(BadFrame):
         span_at(b"\0" * 32)
     with pytest.raises(BadFrame):
@@ -341,7 +341,7 @@ def test_what_is_no_header_is_a_bad_frame() -> None:
     restarts=st.sets(st.integers(0, 30)),
     data=st.data(),
 )
-def test_whatever_comes_again_and_however_often_it_restarts_the_output_is_the_same(
+def test_repeated_frames_and_restarts_leave_the_output_the_same(
     tmp_path_factory: pytest.TempPathFactory,
     payloads: list[bytes],
     batches: list[int],

@@ -66,7 +66,7 @@ async def test_a_frame_that_came_in_part_is_not_stored(logs: LogStore) -> None:
     assert await collect(logs.read(ATTEMPT, 0)) == numbers(0, 1)
 
 
-async def test_what_stands_before_a_damaged_frame_is_kept(logs: LogStore) -> None:
+async def test_frames_before_a_damaged_one_are_kept(logs: LogStore) -> None:
     async with writing(logs) as writer:
         with pytest.raises(BadFrame):
             await writer.append(frame(0) + frame(1) + b"\0" * 64)

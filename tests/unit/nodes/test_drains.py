@@ -45,7 +45,9 @@ def reason_of(turns: RunPipeline, state: RunState) -> Reason | None:
     return attempt_of(turns.runs[state.run.id]).reason
 
 
-async def test_what_runs_at_the_deadline_ends_as_node_drained_with_the_admins_reason() -> None:
+async def test_a_job_that_runs_at_the_deadline_ends_as_node_drained_with_the_admins_reason() -> (
+    None
+):
     state, clock = placed(AttemptStatus.RUNNING), ManualClock()
     node = a_node(draining=True, drain_reason="new disk", drain_deadline=NOW + 60.0)
     async with drained(state, node, clock) as turns:

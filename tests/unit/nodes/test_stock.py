@@ -142,7 +142,7 @@ async def test_the_same_node_again_has_lost_nothing() -> None:
 # -- taking stock -------------------------------------------------------------------------
 
 
-async def test_what_the_node_has_is_reported_before_it_counts_as_connected() -> None:
+async def test_a_nodes_tasks_are_reported_before_it_counts_as_connected() -> None:
     state = placed(AttemptStatus.PROVISIONING)
     async with world(state, before=listing(task_of(state))) as it:
         await it.connected()

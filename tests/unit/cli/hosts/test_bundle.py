@@ -29,6 +29,6 @@ def test_one_that_is_not_what_its_checksum_says_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["bundle.tar", "fairlead-node-0.1.0.tar.gz", NAME])
-def test_what_is_no_bundle_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_a_path_that_is_no_bundle_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(CliError, match="--bundle"):
         read_bundle(tmp_path / name)

@@ -59,7 +59,7 @@ def test_a_host_has_what_its_fleet_says(tmp_path: Path) -> None:
     assert (first.blocks, first.options, first.attributes) == ("auto", (), {})
 
 
-def test_what_a_host_says_itself_counts(tmp_path: Path) -> None:
+def test_a_hosts_own_settings_override_those_of_the_fleet(tmp_path: Path) -> None:
     second = read(tmp_path).hosts[1]
     assert second.target == Target(
         host="Gpu-2.example",
@@ -84,7 +84,7 @@ def test_what_a_host_says_itself_counts(tmp_path: Path) -> None:
         ("type: fleet\nname: f\nhosts: []\ndocker: maybe\n", "docker"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, field: str) -> None:
+def test_a_wrong_field_is_named(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, text)
     assert caught.value.field == field

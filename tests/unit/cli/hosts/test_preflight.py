@@ -76,9 +76,7 @@ def test_a_good_host_has_one_change_and_nothing_to_repair() -> None:
         ({"installed": "0.1"}, "fairlead", "--upgrade"),
     ],
 )
-def test_what_keeps_a_host_from_being_a_node_has_a_fix(
-    facts: dict[str, object], subject: str, fix: str
-) -> None:
+def test_each_error_of_a_host_has_a_fix(facts: dict[str, object], subject: str, fix: str) -> None:
     (error,) = found(Level.ERROR, **facts)
     assert error.subject == subject
     assert fix in (error.fix or "")
@@ -97,7 +95,7 @@ def test_what_keeps_a_host_from_being_a_node_has_a_fix(
         ({"docker": "20.10.24"}, "docker", "20.10.24"),
     ],
 )
-def test_what_only_costs_something_is_a_warning(
+def test_a_finding_that_keeps_no_host_from_being_a_node_is_a_warning(
     facts: dict[str, object], subject: str, message: str
 ) -> None:
     (warning,) = found(Level.WARNING, **facts)
