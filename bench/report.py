@@ -34,6 +34,14 @@ def machine() -> str:
     )
 
 
+def cores() -> str:
+    """Return the machine without Docker."""
+    return (
+        f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, "
+        f"load average {os.getloadavg()[0]:.1f} before"
+    )
+
+
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 

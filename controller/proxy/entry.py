@@ -17,6 +17,7 @@ from controller.proxy.body import Body, body_of, whole
 from controller.proxy.errors import NoReplica, TooMany
 from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, Limits
 from controller.proxy.headers import Client, Target
+from controller.proxy.metrics import MeteredTraffic
 from controller.proxy.replicas import Connect, Replicas
 from controller.proxy.view import Service, Services, Traffic
 from controller.service.errors import Invalid, NotFound, ServiceError, Unauthenticated
@@ -44,9 +45,10 @@ class Proxy:
     ) -> None:
         self.replicas = Replicas(connect)
         self._services = services
+        self.metrics = MeteredTraffic(traffic)
         self._access = Access(gate)
         self._rates = RateLimits(lambda: asyncio.get_running_loop().time())
-        self._forwarder = Forwarder(services, self.replicas, traffic, settings.limits)
+        self._forwarder = Forwarder(services, self.replicas, self.metrics, settings.limits)
         self._limits = settings.limits
         self._domain = settings.domain
         self._hang_ups = HangUps()

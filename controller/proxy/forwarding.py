@@ -164,7 +164,7 @@ class Forwarder:
         now = asyncio.get_running_loop().time
         began = now()
         outcome = _Outcome()
-        self._traffic.began(service.run_id, replica.group)
+        self._traffic.began(service, replica.group)
         try:
             yield outcome
         except asyncio.CancelledError:
@@ -172,9 +172,7 @@ class Forwarder:
             raise
         finally:
             seconds = None if outcome.is_stream else now() - began
-            self._traffic.ended(
-                service.run_id, replica.group, seconds=seconds, failed=outcome.failed
-            )
+            self._traffic.ended(service, replica.group, seconds=seconds, failed=outcome.failed)
 
     async def _exchange(
         self, call: Forwarded, replica: Replica, outcome: _Outcome

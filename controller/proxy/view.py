@@ -65,8 +65,8 @@ class Services(Protocol):
 class Traffic(Protocol):
     """The counts of requests, by which services are scaled."""
 
-    def began(self, run_id: str, group: str) -> None: ...
+    def began(self, service: Service, group: str) -> None: ...
 
-    def ended(self, run_id: str, group: str, *, seconds: float | None, failed: bool) -> None:
+    def ended(self, service: Service, group: str, *, seconds: float | None, failed: bool) -> None:
         """A request has ended. `seconds` None: it was a stream whose length says nothing about the
         replica's speed. `failed`: the replica gave no answer, or one from 500 on."""

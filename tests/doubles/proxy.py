@@ -56,13 +56,13 @@ class NotedTraffic:
         self.ended_ones: list[tuple[str, str, float | None, bool]] = []
         self.news = asyncio.Event()
 
-    def began(self, run_id: str, group: str) -> None:
+    def began(self, service: Service, group: str) -> None:
         self.in_flight += 1
         self.news.set()
 
-    def ended(self, run_id: str, group: str, *, seconds: float | None, failed: bool) -> None:
+    def ended(self, service: Service, group: str, *, seconds: float | None, failed: bool) -> None:
         self.in_flight -= 1
-        self.ended_ones.append((run_id, group, seconds, failed))
+        self.ended_ones.append((service.run_id, group, seconds, failed))
         self.news.set()
 
 
