@@ -43,6 +43,9 @@ from controller.pipelines.job_terminating import JobTerminatingPipeline
 from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import Clusters, secret_of
+from controller.proxy.entry import Proxy
+from controller.proxy.entry import Settings as ProxySettings
+from controller.proxy.view import NoServices, Uncounted
 from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
@@ -173,6 +176,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cluster_networks: tuple[IPv4Network, ...] = ()
     """The networks in which the jobs of multi-node runs reach each other, the preferred one
     first."""
+    proxy: ProxySettings = ProxySettings()
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
@@ -218,7 +222,14 @@ async def _controller(
         work = asyncio.create_task(
             _work(machinery, store, blobs, retention, certificate), name="controller"
         )
-        api = make_runner(service, shutdown_timeout=SHUTDOWN_SECONDS)
+        proxy = Proxy(
+            services=NoServices(),
+            traffic=Uncounted(),
+            gate=service.gate,
+            connect=machinery.nodes.connection,
+            settings=options.proxy,
+        )
+        api = make_runner(service, shutdown_timeout=SHUTDOWN_SECONDS, proxy=proxy)
         joining = make_join_runner(
             service.registrations,
             asyncio.get_running_loop().time,
@@ -232,6 +243,7 @@ async def _controller(
         finally:
             await joining.cleanup()
             await api.cleanup()
+            proxy.close()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
     finally:

@@ -29,14 +29,16 @@ from controller.api import (
 )
 from controller.api.errors import as_response, encoded, is_our_failure
 from controller.api.openapi import document
-from controller.api.routes import JSON, Call, Instead, Route, decode_body, decode_query
+from controller.api.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
 from controller.api.streams import STREAMS, end_streams
 from controller.proxy.entry import Proxy, tidy, to_services
 from controller.service import ControllerService
+from controller.service.users import require_admin
 from controller.store.base import StoredToken
 
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
+METRICS_PATH = "/metrics"
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -51,6 +53,8 @@ def make_app(service: ControllerService, proxy: Proxy | None = None) -> web.Appl
     for route in ROUTES:
         app.router.add_route(route.method, route.path, _endpoint(route, service))
     app.router.add_get(OPENAPI_PATH, _openapi(ROUTES))
+    if proxy is not None:
+        app.router.add_get(METRICS_PATH, _metrics(service, proxy))
     return app
 
 
@@ -139,6 +143,17 @@ def _openapi(routes: Sequence[Route]) -> _Endpoint:
         return web.Response(body=encoded, content_type=JSON)
 
     return openapi
+
+
+def _metrics(service: ControllerService, proxy: Proxy) -> _Endpoint:
+    """Return the endpoint that Prometheus scrapes with the token of an admin."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        token = service.gate.token_of(token_of(request))
+        require_admin(service.gate.users[token.user], "read the controller's metrics")
+        return web.Response(body=proxy.metrics.page(), content_type=TEXT, charset="utf-8")
+
+    return metrics
 
 
 def _json(answer: object, status: int) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -62,6 +63,22 @@ class Services(Protocol):
         """Return when a service has changed since the call."""
 
 
+class NoServices:
+    """No service is registered."""
+
+    def find(self, name: str) -> Service | None:
+        return None
+
+    def all(self) -> Iterable[Service]:
+        return ()
+
+    def hold(self, run_id: str, held: int) -> None:
+        pass
+
+    async def changed(self) -> None:
+        await asyncio.Event().wait()
+
+
 class Traffic(Protocol):
     """The counts of requests, by which services are scaled."""
 
@@ -70,3 +87,13 @@ class Traffic(Protocol):
     def ended(self, service: Service, group: str, *, seconds: float | None, failed: bool) -> None:
         """A request has ended. `seconds` None: it was a stream whose length says nothing about the
         replica's speed. `failed`: the replica gave no answer, or one from 500 on."""
+
+
+class Uncounted:
+    """Counts nothing."""
+
+    def began(self, service: Service, group: str) -> None:
+        pass
+
+    def ended(self, service: Service, group: str, *, seconds: float | None, failed: bool) -> None:
+        pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ from controller.configuration.units import (
     parse_duration,
     parse_size,
 )
+from controller.proxy.entry import Settings
+from controller.proxy.forwarding import Limits
 from controller.retention import Keep
 from controller.service.errors import Invalid
 from controller.service.ssh_keys import user_keys
@@ -61,6 +64,15 @@ DatabaseFile = Annotated[
 ]
 KeepRuns = Annotated[str, Parameter(help="How long ended runs are kept.")]
 KeepLogs = Annotated[str, Parameter(help="How long logs are kept.")]
+ServiceDomain = Annotated[
+    str | None, Parameter(help="Services answer at NAME.DOMAIN too (DNS *.DOMAIN leads here).")
+]
+ServiceTimeout = Annotated[
+    str, Parameter(help="How long a service may think before its answer begins.")
+]
+ServiceHold = Annotated[str, Parameter(help="How long a request waits for a sleeping service.")]
+ServiceBody = Annotated[str, Parameter(help="The largest body of a request to a service.")]
+_DOMAIN = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.ASCII)
 
 
 def controller(
@@ -79,6 +91,10 @@ def controller(
     database_file: DatabaseFile = None,
     keep_runs: KeepRuns = "90d",
     keep_logs: KeepLogs = "30d",
+    service_domain: ServiceDomain = None,
+    service_timeout: ServiceTimeout = "5m",
+    service_hold: ServiceHold = "5m",
+    service_body: ServiceBody = "1GiB",
     log_level: Annotated[LogLevel, Parameter(env_var="FAIRLEAD_LOG_LEVEL")] = "info",
 ) -> int:
     """Start a controller and serve until it is stopped.
@@ -119,6 +135,14 @@ def controller(
         database=find_database(data, database, database_file, os.environ),
         keep=Keep(
             runs=parse_keep(keep_runs, "--keep-runs"), logs=parse_keep(keep_logs, "--keep-logs")
+        ),
+        proxy=Settings(
+            domain=None if service_domain is None else parse_domain(service_domain),
+            limits=Limits(
+                answer_seconds=parse_keep(service_timeout, "--service-timeout"),
+                hold_seconds=parse_keep(service_hold, "--service-hold"),
+                most_body=parse_limit(service_body, "--service-body"),
+            ),
         ),
     )
     _serve(options, log_level)
@@ -196,6 +220,16 @@ def parse_keep(text: str, option: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise CliError(f"{option}: {error}; give {DURATION_ALLOWED}", EXIT_USAGE) from None
+
+
+def parse_domain(text: str) -> str:
+    """Return the domain of services. Raises CliError."""
+    domain = text.lower().removeprefix("*.").rstrip(".")
+    if not _DOMAIN.fullmatch(domain):
+        raise CliError(
+            f"--service-domain: {text!r} is no domain, such as svc.example.com", EXIT_USAGE
+        )
+    return domain
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:

@@ -62,6 +62,9 @@ def test_a_port_that_is_taken_is_told_in_a_few_words(tmp_path: Path) -> None:
         ("--user-upload-limit", "a size with a unit"),
         ("--keep-runs", "30s"),
         ("--keep-logs", "30s"),
+        ("--service-timeout", "30s"),
+        ("--service-hold", "30s"),
+        ("--service-body", "a size with a unit"),
     ],
 )
 def test_a_wrong_size_or_duration_is_refused_with_its_form(
@@ -89,6 +92,14 @@ def test_a_database_that_ends_the_controller_is_told_in_a_sentence(
             serve.controller(data=tmp_path / "c")
     finally:
         os.umask(before)
+
+
+def test_a_wrong_domain_of_services_is_refused_with_an_example(tmp_path: Path) -> None:
+    done = run_cli("controller", "--data", tmp_path / "c", "--service-domain", "no domain")
+    assert (done.status, done.errors) == (
+        2,
+        "fairlead: --service-domain: 'no domain' is no domain, such as svc.example.com\n",
+    )
 
 
 def test_half_of_a_certificate_is_a_usage_error(tmp_path: Path) -> None:
