@@ -42,7 +42,7 @@ from controller.pipelines.job_running import JobRunningPipeline
 from controller.pipelines.job_terminating import JobTerminatingPipeline
 from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import Clusters, secret_of
+from controller.pipelines.to_node import Clusters, Secrets, secret_of
 from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
 from controller.proxy.view import NoServices, Uncounted
@@ -61,6 +61,7 @@ from controller.tls import (
     ServerCertificate,
     own_certificate,
 )
+from controller.vault import SECRETS_KEY_NAME, KeyFile, KeyUnusable, Vault
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 
 
@@ -69,7 +70,8 @@ class Assembly:
 
     `node_failure`: how a node's silence is judged. `progress` gets the bytes of images being
     pulled, by attempt id; they are never stored. `cluster_secret`: what the SSH keys of multi-node
-    runs are derived from. `cluster_networks`: where their jobs reach each other.
+    runs are derived from. `cluster_networks`: where their jobs reach each other. `secrets`: what
+    `${{ secrets.NAME }}` stands for.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Assembly:
         node_failure: NodeFailure = DEFAULT_NODE_FAILURE,
         cluster_secret: bytes,
         cluster_networks: Sequence[IPv4Network] = (),
+        secrets: Secrets,
     ) -> None:
         fence = Fence(boot.epoch, boot.token)
         self._progress = progress
@@ -100,7 +103,7 @@ class Assembly:
         collector = LogCollector(self.turns, logs)
         self._strays = OrphanTasks(self.turns, store, fence, collector, restored=restored)
         clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
-        running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector)
+        running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector, secrets)
         terminating = JobTerminatingPipeline(self.turns, fence, clock)
         performers = running.performers | terminating.performers
         self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
@@ -177,6 +180,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The networks in which the jobs of multi-node runs reach each other, the preferred one
     first."""
     proxy: ProxySettings = ProxySettings()
+    secrets_key: Path | None = None
+    """The file with the key of stored secrets; None: one in the data folder."""
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
@@ -214,7 +219,7 @@ async def _controller(
             machinery, service = await _open(store, logs, blobs, options, point)
         except CertificateUnusable as error:
             raise CannotStart(f"--join: {error}") from error
-        except (StoreError, identity.IdentityUnusable) as error:
+        except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
             raise CannotStart(str(error)) from error
         retention = Retention(
             store, logs, SystemClock(), options.keep, lambda: tuple(machinery.turns.runs.values())
@@ -260,6 +265,7 @@ async def _open(
     far = sorted(node.name for node in snapshot.nodes if not node.address.local_socket)
     key = await asyncio.to_thread(identity.ssh_identity, options.data, far)
     snapshot = await identity.ensure_admin(store, snapshot, options.data, clock.now())
+    vault = await asyncio.to_thread(_vault, options, snapshot)
     machinery = Assembly(
         store=store,
         boot=boot,
@@ -273,6 +279,7 @@ async def _open(
         node_failure=options.node_failure,
         cluster_secret=secret_of(key),
         cluster_networks=options.cluster_networks,
+        secrets=vault,
     )
     service = ControllerService(
         turns=machinery.turns,
@@ -289,8 +296,15 @@ async def _open(
         node_key=identity.public_line(key),
         logs_kept_for=options.keep.of_logs,
         join=join,
+        vault=vault,
     )
     return machinery, service
+
+
+def _vault(options: Options, snapshot: Snapshot) -> Vault:
+    """Blocking. Raises KeyUnusable."""
+    path = options.secrets_key or options.data / SECRETS_KEY_NAME
+    return Vault(KeyFile.open(path, sealed=len(snapshot.secrets)), snapshot.secrets)
 
 
 def make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:

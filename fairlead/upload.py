@@ -266,15 +266,16 @@ class _Packer:
                     f"{field}.token_env", f"{repo.token_env!r} is not set in your environment"
                 )
             keys["token"] = self._environ[repo.token_env]
-            if url is not None and is_ssh(url):
-                keys["url"] = as_https(url)
+        has_token = repo.token_env is not None or repo.token is not None
+        if has_token and url is not None and is_ssh(url):
+            keys["url"] = as_https(url)
         if repo.key_file is not None:
             path = self._local(repo.key_file, f"{field}.key_file")
             try:
                 keys["private_key"] = path.read_text("utf-8")
             except (OSError, UnicodeDecodeError):
                 raise ConfigurationError(f"{field}.key_file", f"{path} can't be read") from None
-        if url is not None and is_ssh(url) and repo.token_env is None:
+        if url is not None and is_ssh(url) and not has_token:
             keys |= {"known_hosts": known} if (known := known_hosts(url)) else {}
         return keys
 

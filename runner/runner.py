@@ -296,7 +296,7 @@ class Runner:
             stop_signal=signal_number(job.stop_signal, "job.stop_signal"),
             restart_exit_code=job.restart_exit_code,
         )
-        secrets = tuple(request.secrets.values())
+        secrets = (*request.secrets.values(), *request.masked)
         execution = Execution(self.log, self._scope, self._children, limits, secrets)
         execution.hold_limit(self._suspended)
         return execution

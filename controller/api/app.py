@@ -24,6 +24,7 @@ from controller.api import (
     ports,
     runs,
     scheduling,
+    secrets,
     service_keys,
     users,
 )
@@ -188,6 +189,7 @@ ROUTES: tuple[Route, ...] = (
     *nodes.ROUTES,
     *scheduling.ROUTES,
     *users.ROUTES,
+    *secrets.ROUTES,
     *fleets.ROUTES,
     *service_keys.ROUTES,
 )

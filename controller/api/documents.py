@@ -368,6 +368,15 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str | None
 
 
+class SecretView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored secret without its value. `shared`: all users' runs may name it."""
+
+    name: str
+    shared: bool
+    created_at: str
+    updated_at: str
+
+
 class NewTokenView(TokenView, frozen=True, kw_only=True):
     """`token` is the secret itself; no other answer has it."""
 

@@ -87,6 +87,7 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     app.command(_user_app())
     app.command(_token_app())
     app.command(_service_app())
+    app.command(_secret_app())
     return app
 
 
@@ -176,6 +177,16 @@ def _service_app() -> App:
     key.command(f"{keys}:revoke", name="revoke", help="Revoke a key.")
     service.command(key)
     return service
+
+
+def _secret_app() -> App:
+    secret = App(name="secret", help="Store secrets that jobs name in their YAML.")
+    secrets = f"{_COMMANDS}.secrets"
+    secret.command(f"{secrets}:set_secret", name="set", help="Store a secret.")
+    secret.command(f"{secrets}:list_secrets", name="list", help="List secrets, without values.")
+    secret.command(f"{secrets}:delete_secret", name="delete", help="Delete a secret.")
+    secret.command(f"{secrets}:rotate_key", name="rotate-key", help="Seal all with a new key.")
+    return secret
 
 
 def main() -> None:

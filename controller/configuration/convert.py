@@ -16,6 +16,7 @@ import msgspec
 
 from controller.configuration.hints import not_a_field
 from controller.configuration.schema import ALLOWED
+from controller.configuration.stored_secrets import problem_of
 
 
 class ConfigurationError(Exception):
@@ -40,8 +41,11 @@ class ConfigurationError(Exception):
 
 
 MAX_DEPTH = 40
-_EXPRESSION = re.compile(r"\$\{\{[^{}]*\}\}")
-"""An expression of dstack's or GitHub's; taken literally, a secret's place would hold its name."""
+
+
+EXPRESSIONS_ALLOWED = (
+    "${{ secrets.NAME }} in env, secrets, registry_auth, repos.token and repos.private_key"
+)
 
 
 def check_content(data: object, path: str = "", depth: int = 0) -> None:
@@ -76,12 +80,8 @@ def _check_text(text: str, path: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ConfigurationError(path, "contains half of a character (a lone surrogate)") from None
-    if _EXPRESSION.search(text):
-        raise ConfigurationError(
-            path,
-            "holds ${{ … }}, which is not resolved here",
-            "secrets, or env",
-        )
+    if problem := problem_of(text, path):
+        raise ConfigurationError(path, problem, EXPRESSIONS_ALLOWED)
 
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from controller.configuration import schema
 from controller.configuration.convert import ConfigurationError, convert, convert_entry
+from controller.configuration.stored_secrets import is_reference
 from controller.configuration.units import parse_number, parse_size, shown
 from controller.lifecycle.model import Constraint, Operator
 from shim.schemas import Ulimit, VolumeKind, VolumeMount
@@ -75,6 +76,7 @@ def _repo(value: object, field: str, hook: Hook) -> schema.RepoFields:
     _check(repo.url is None or is_url(repo.url), field, "url", repo.url)
     _check(repo.hash is None or _COMMIT.fullmatch(repo.hash), field, "hash", repo.hash)
     _check(repo.branch is None or _REF.fullmatch(repo.branch), field, "branch", repo.branch)
+    _check_credentials(repo, field)
     if repo.local_path is not None and (repo.branch or repo.hash):
         name = "branch" if repo.branch else "hash"
         raise ConfigurationError(f"{field}.{name}", "needs url: a local folder is used as it is")
@@ -85,6 +87,20 @@ def _repo(value: object, field: str, hook: Hook) -> schema.RepoFields:
                 f"{field}.uploaded.diff", "needs url: an archive is used as it is"
             )
     return repo
+
+
+def _check_credentials(repo: schema.RepoFields, field: str) -> None:
+    """A value here would be stored with the run and shown with it, so only a name is taken."""
+    for name, given, other in (
+        ("token", repo.token, repo.token_env),
+        ("private_key", repo.private_key, repo.key_file),
+    ):
+        if given is not None and not is_reference(given):
+            allowed = schema.ALLOWED[f"repos.{name}"]
+            raise ConfigurationError(f"{field}.{name}", "is not a stored secret's name", allowed)
+        if given is not None and other is not None:
+            elsewhere = "token_env" if name == "token" else "key_file"
+            raise ConfigurationError(f"{field}.{name}", f"is given, and {elsewhere} too")
 
 
 def _repo_of_text(value: object) -> object:

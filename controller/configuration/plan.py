@@ -286,8 +286,8 @@ def _repo(number: int, written: RepoFields) -> JobRepo:
         diff=uploaded.diff,
         archive=uploaded.archive,
         if_exists=written.if_exists,
-        token=uploaded.token,
-        private_key=uploaded.private_key,
+        token=written.token or uploaded.token,
+        private_key=written.private_key or uploaded.private_key,
         known_hosts=uploaded.known_hosts,
     )
 

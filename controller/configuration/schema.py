@@ -210,6 +210,8 @@ class UploadedRepo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RepoFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the `repos`. `token` and `private_key` are names of stored secrets, never values."""
+
     local_path: Text | None = None
     url: Text | None = None
     branch: Text | None = None
@@ -218,6 +220,8 @@ class RepoFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     if_exists: IfExists = IfExists.ERROR
     token_env: Text | None = None
     key_file: Text | None = None
+    token: Text | None = None
+    private_key: Text | None = None
     uploaded: UploadedRepo | None = None
 
 
@@ -404,7 +408,7 @@ ALLOWED = {
     "registry_auth.username": "a string, or ${NAME} for a variable of your environment",
     "registry_auth.password": "a string, or ${NAME} for a variable of your environment",
     "repos": "a list of FOLDER[:PATH] or URL[:PATH], or of mappings with local_path or url,"
-    " branch, hash, path, if_exists, token_env, key_file",
+    " branch, hash, path, if_exists, token_env, key_file, token, private_key",
     "repos.local_path": "a folder of this machine, such as . or ../project",
     "repos.url": "a URL that git can fetch: https, ssh (git@host:path too), git, file",
     "repos.branch": "the name of a branch or tag",
@@ -413,13 +417,15 @@ ALLOWED = {
     "repos.if_exists": ", ".join(IfExists),
     "repos.token_env": "the name of a variable of your environment that holds an access token",
     "repos.key_file": "the path of a private SSH key on this machine",
+    "repos.token": "${{ secrets.NAME }}, the stored secret that holds an access token",
+    "repos.private_key": "${{ secrets.NAME }}, the stored secret that holds a private SSH key",
     "repos.uploaded": "nothing: `fairlead apply` fills it in",
     "files": "a list of LOCAL_PATH[:PATH], or of mappings with local_path and path",
     "files.local_path": "a file or folder of this machine",
     "files.path": "a path in the container, absolute or relative to working_dir",
     "files.uploaded": "nothing: `fairlead apply` fills it in",
-    "secrets": "a mapping of names to strings or ${NAME}, or a list of names of variables of your"
-    " environment",
+    "secrets": "a mapping of names to strings, ${NAME} or ${{ secrets.NAME }}, or a list of names"
+    " of variables of your environment",
     "tty": "true or false",
     "env_style": f"a list of {', '.join(EnvStyle)}",
     "volumes": "a list of NAME:/PATH, /PATH/ON/THE/NODE:/PATH (both with :ro if read only), or"

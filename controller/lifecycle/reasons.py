@@ -32,6 +32,7 @@ class Reason(StrEnum):
     VOLUME_ERROR = TaskReason.VOLUME_ERROR.value
     GATEWAY_ERROR = "gateway_error"
     WAITING_RUNNER_LIMIT_EXCEEDED = "waiting_runner_limit_exceeded"
+    SECRET_MISSING = "secret_missing"
     LOG_QUOTA_EXCEEDED = ExitReason.LOG_QUOTA_EXCEEDED.value
     MAX_DURATION_EXCEEDED = ExitReason.MAX_DURATION_EXCEEDED.value
     FAILED_TO_START_DUE_TO_NO_CAPACITY = "failed_to_start_due_to_no_capacity"
@@ -218,6 +219,12 @@ ROWS: Mapping[Reason, Row] = {
     Reason.GATEWAY_ERROR: _error("The job could not be registered with its gateway."),
     Reason.WAITING_RUNNER_LIMIT_EXCEEDED: _error(
         "The container is running, but the runner in it did not answer in time."
+    ),
+    Reason.SECRET_MISSING: Row(
+        final=AttemptStatus.FAILED,
+        reason_class=ReasonClass.FAILURE,
+        iris=IrisState.FAILED,
+        sentence="A stored secret that the job names is not there.",
     ),
     Reason.LOG_QUOTA_EXCEEDED: Row(
         final=AttemptStatus.FAILED,

@@ -21,7 +21,8 @@ from controller.pipelines import from_node, to_node
 from controller.pipelines.effects import Performer
 from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import AttemptContext, Clusters, RetryLater
+from controller.pipelines.to_node import AttemptContext, Clusters, RetryLater, Secrets
+from controller.vault import SecretMissing
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import RunnerState, StatusEvent
 from shim.client import ShimError
@@ -42,18 +43,26 @@ class TaskSubmitter:
     """PUT the task until the shim has it, and again when a restarted shim asks for the registry's
     credentials."""
 
-    def __init__(self, turns: RunPipeline, fence: Fence, clusters: Clusters) -> None:
+    def __init__(
+        self, turns: RunPipeline, fence: Fence, clusters: Clusters, secrets: Secrets
+    ) -> None:
         self._turns = turns
         self._fence = fence
         self._clusters = clusters
+        self._secrets = secrets
 
     async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
         attempt = view.attempt
         key = self._clusters.key(view)
         try:
+            sent = view.with_secrets(self._secrets)
+        except SecretMissing as error:
+            self._refused(view, Reason.SECRET_MISSING, str(error))
+            return
+        try:
             info = await connection.shim.put_task(
                 attempt.id,
-                to_node.task_request(view, None if key is None else key.public),
+                to_node.task_request(sent, None if key is None else key.public),
                 fence=self._fence,
                 incarnation=view.incarnation_number,
             )
@@ -62,18 +71,22 @@ class TaskSubmitter:
             passing = error.code in PASSING_REFUSALS and lost is None
             if passing or error.status >= 500:
                 raise RetryLater(str(error)) from error
-            self._turns.post(
-                reports.TaskRefused(
-                    run_id=view.state.run.id,
-                    attempt_id=attempt.id,
-                    reason=lost or Reason.CREATING_CONTAINER_ERROR,
-                    message=from_node.readable(error.message),
-                )
-            )
+            reason = lost or Reason.CREATING_CONTAINER_ERROR
+            self._refused(view, reason, from_node.readable(error.message))
             return
         supplied = msgspec.structs.replace(info, needs_credentials=False)
         for report in from_node.task_reports(supplied):
             self._turns.post(report)
+
+    def _refused(self, view: AttemptContext, reason: Reason, message: str) -> None:
+        self._turns.post(
+            reports.TaskRefused(
+                run_id=view.state.run.id,
+                attempt_id=view.attempt.id,
+                reason=reason,
+                message=message,
+            )
+        )
 
     async def _lost_allocation(
         self, error: ShimError, attempt: Attempt, connection: NodeConnection
@@ -104,12 +117,18 @@ class JobStarter:
     listens."""
 
     def __init__(
-        self, turns: RunPipeline, clock: Clock, blobs: BlobStore, clusters: Clusters
+        self,
+        turns: RunPipeline,
+        clock: Clock,
+        blobs: BlobStore,
+        clusters: Clusters,
+        secrets: Secrets,
     ) -> None:
         self._turns = turns
         self._clock = clock
         self._blobs = blobs
         self._clusters = clusters
+        self._secrets = secrets
 
     async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
         attempt = view.attempt
@@ -127,6 +146,9 @@ class JobStarter:
         except CodeGone as error:
             self._give_up(view, str(error))
             return
+        except SecretMissing as error:
+            self._give_up(view, str(error), Reason.SECRET_MISSING)
+            return
         self._turns.post(
             reports.RunnerStarted(
                 run_id=view.state.run.id, attempt_id=attempt.id, at=self._clock.now()
@@ -141,20 +163,23 @@ class JobStarter:
             async with contextlib.aclosing(self._blobs.read(digest)) as pieces:
                 await runner.put_code(digest, pieces)
 
-    def _give_up(self, view: AttemptContext, message: str) -> None:
+    def _give_up(
+        self, view: AttemptContext, message: str, reason: Reason = Reason.EXECUTOR_ERROR
+    ) -> None:
         self._turns.post(
             reports.RunnerExited(
                 run_id=view.state.run.id,
                 attempt_id=view.attempt.id,
-                reason=Reason.EXECUTOR_ERROR,
+                reason=reason,
                 message=from_node.readable(message),
             )
         )
 
     async def _start_when_it_listens(self, runner: RunnerApi, view: AttemptContext) -> StatusEvent:
         """Start the job. Raises RunnerUnavailable when the runner does not listen soon, RetryLater
-        while the gang is not placed."""
-        request = to_node.submit_request(view, self._clusters.info(view), self._clusters.key(view))
+        while the gang is not placed, SecretMissing."""
+        cluster, key = self._clusters.info(view), self._clusters.key(view)
+        request = to_node.submit_request(view.with_secrets(self._secrets), cluster, key)
         for _ in range(START_TRIES):
             try:
                 return await runner.start(request)
@@ -258,10 +283,11 @@ class JobRunningPipeline:
         blobs: BlobStore,
         clusters: Clusters,
         collector: LogCollector,
+        secrets: Secrets,
     ) -> None:
         self.performers: dict[EffectKind, Performer] = {
-            EffectKind.SUBMIT_TASK: TaskSubmitter(turns, fence, clusters),
-            EffectKind.START_JOB: JobStarter(turns, clock, blobs, clusters),
+            EffectKind.SUBMIT_TASK: TaskSubmitter(turns, fence, clusters, secrets),
+            EffectKind.START_JOB: JobStarter(turns, clock, blobs, clusters, secrets),
             EffectKind.FOLLOW_RUNNER: RunnerFollower(turns, clock),
             EffectKind.COLLECT_LOGS: collector,
             EffectKind.INTERRUPT_JOB: JobInterrupter(clock),

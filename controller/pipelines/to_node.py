@@ -10,6 +10,7 @@ import struct
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Network, ip_address
+from typing import Protocol
 
 import asyncssh
 import msgspec
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from controller.configuration.stored_secrets import resolved
 from controller.lifecycle.model import Allocation, Attempt, Job, JobSpec, Node, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from runner.schemas import (
@@ -41,12 +43,34 @@ class RetryLater(Exception):
     """The node could not do it now; the message says why."""
 
 
+class Secrets(Protocol):
+    """The stored secrets of users."""
+
+    def value(self, user: str, name: str) -> str:
+        """Return the value for a run of this user. Raises SecretMissing."""
+
+
 class AttemptContext(msgspec.Struct, frozen=True):
     """One attempt with its job and its run."""
 
     state: RunState
     job: Job
     attempt: Attempt
+    masked: tuple[str, ...] = ()
+    """Values of stored secrets, once `with_secrets` has filled them in."""
+
+    def with_secrets(self, secrets: Secrets) -> AttemptContext:
+        """Return the context with the values of the secrets that its job names: what it makes goes
+        to the node, and is neither stored nor shown. Raises SecretMissing."""
+        user = self.state.run.user
+        spec, values = resolved(self.job.spec, lambda name: secrets.value(user, name))
+        if not values:
+            return self
+        job = msgspec.structs.replace(self.job, spec=spec)
+        return AttemptContext(self.state, job, self.attempt, values)
+
+    def __repr__(self) -> str:
+        return f"AttemptContext(attempt={self.attempt.id!r})"
 
     @property
     def allocation(self) -> Allocation | None:
@@ -319,6 +343,7 @@ def submit_request(
     return SubmitRequest(
         job=_job(view, spec),
         secrets=spec.secrets,
+        masked=view.masked,
         repo_credentials={
             repo.path: keys for repo in spec.repos if (keys := repo.credentials) is not None
         },

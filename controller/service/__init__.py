@@ -18,12 +18,14 @@ from controller.service.nodes import DoctorService, GpuService, NodeService
 from controller.service.progress import PullBoard
 from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
+from controller.service.secrets import SecretService
 from controller.service.service_keys import ServiceKeys
 from controller.service.ssh_keys import HostKeys
 from controller.service.submissions import BlobService, SubmissionService
 from controller.service.user_data import JoinPoint
 from controller.service.users import Gate, UserService
 from controller.store.base import Store
+from controller.vault import Vault
 
 
 class ControllerService:
@@ -50,6 +52,7 @@ class ControllerService:
         node_key: str | None = None,
         logs_kept_for: float = math.inf,
         join: JoinPoint | None = None,
+        vault: Vault,
     ) -> None:
         self.gate = gate
         self.logs = logs
@@ -60,6 +63,7 @@ class ControllerService:
         self.runs = RunService(turns=turns, store=store, progress=progress)
         self.metrics = MetricsService(self.runs, connect)
         self.actions = ActionService(turns, self.runs)
+        self.secrets = SecretService(store=store, vault=vault, clock=clock)
         self.submissions = SubmissionService(
             turns=turns,
             store=store,
@@ -68,6 +72,7 @@ class ControllerService:
             defaults=defaults,
             blobs=blobs,
             runs=self.runs,
+            secrets=self.secrets,
         )
         self.explanations = ExplainService(turns, self.runs, clock)
         self.plans = PlanService(turns, self.submissions, clock)
@@ -81,5 +86,9 @@ class ControllerService:
             store=store, gate=gate, clock=clock, live_runs=lambda: turns.runs.values()
         )
         self.users = UserService(
-            store=store, gate=gate, clock=clock, live_runs=lambda: turns.runs.values()
+            store=store,
+            gate=gate,
+            clock=clock,
+            live_runs=lambda: turns.runs.values(),
+            committed=vault.apply,
         )

@@ -36,6 +36,7 @@ from controller.service.errors import (
     Unavailable,
     Unprocessable,
 )
+from controller.service.secrets import SecretService
 from controller.service.ssh_keys import user_keys
 from controller.service.users import require_band, require_control, sees_all
 from controller.store.base import Store, User
@@ -171,6 +172,7 @@ class SubmissionService:
         defaults: Defaults,
         blobs: BlobStore,
         runs: Runs,
+        secrets: SecretService,
     ) -> None:
         self._turns = turns
         self._store = store
@@ -179,6 +181,7 @@ class SubmissionService:
         self._defaults = defaults
         self._blobs = blobs
         self._runs = runs
+        self._secrets = secrets
         self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._takeovers = Takeovers(clock)
 
@@ -209,6 +212,7 @@ class SubmissionService:
         written = _mapping(submission.configuration)
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
+        self._secrets.require(plan.specs, user)
         order = _Order(plan=plan, user=user, submission=submission, parent=None)
         return self._new(self._name(_wanted_name(submission, plan)), order)
 
@@ -232,6 +236,7 @@ class SubmissionService:
     ) -> Submitted:
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
+        self._secrets.require(plan.specs, user)
         parent = await self._parent(submission.parent, user)
         name = self._name(_wanted_name(submission, plan))
         order = _Order(plan=plan, user=user, submission=submission, parent=parent)

@@ -201,7 +201,7 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
 
 class UserService:
     """Users and tokens; every change is committed. `live_runs`: runs whose owner must not be
-    removed."""
+    removed. `committed` hears each change."""
 
     def __init__(
         self,
@@ -210,11 +210,13 @@ class UserService:
         gate: Gate,
         clock: Clock,
         live_runs: Callable[[], Iterable[RunState]],
+        committed: Callable[[Changes], None] = lambda changes: None,
     ) -> None:
         self._store = store
         self._gate = gate
         self._clock = clock
         self._live_runs = live_runs
+        self._committed = committed
         self._changing = asyncio.Lock()
 
     def all(self, *, by: User) -> list[User]:
@@ -377,6 +379,7 @@ class UserService:
     async def _commit(self, changes: Changes) -> None:
         await self._store.commit(changes)
         self._gate.apply(changes)
+        self._committed(changes)
 
 
 def _require_own(by: User, name: str) -> None:

@@ -47,6 +47,21 @@ class ServiceKey(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
 
 
+class StoredSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret that jobs can name. `user` None: all users share it. `sealed` is its value, as only
+    the key file can open it."""
+
+    id: str
+    user: str | None
+    name: str
+    sealed: str
+    created_at: float
+    updated_at: float
+
+    def __repr__(self) -> str:
+        return f"StoredSecret(user={self.user!r}, name={self.name!r})"
+
+
 TOKEN_PREFIX = "fl_"
 KEY_PREFIX = "flk_"
 TOKEN_BYTES = 32
@@ -153,6 +168,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     service_keys: tuple[ServiceKey, ...] = ()
     past_use: tuple[Use, ...] = ()
     """Use within `USE_SECONDS` by allocations that are in none of `runs`."""
+    secrets: tuple[StoredSecret, ...] = ()
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,12 +185,14 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     users: tuple[User, ...] = ()
     tokens: tuple[StoredToken, ...] = ()
     removed_users: tuple[str, ...] = ()
-    """Their tokens and the keys of their services are removed with them."""
+    """Their tokens, secrets and the keys of their services are removed with them."""
     removed_tokens: tuple[str, ...] = ()
     fleets: dict[str, Fleet] = {}
     removed_fleets: tuple[str, ...] = ()
     service_keys: tuple[ServiceKey, ...] = ()
     removed_service_keys: tuple[str, ...] = ()
+    secrets: tuple[StoredSecret, ...] = ()
+    removed_secrets: tuple[str, ...] = ()
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from controller.store.rows import (
     JOB,
     NODE,
     RUN,
+    SECRET,
     SERVICE_KEY,
     TOKEN,
     USER,
@@ -58,6 +59,7 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
             for row in _rows(connection, sa.select(schema.fleets).order_by(schema.fleets.c.name))
         ),
         past_use=tuple(_past_use(connection, used_since, runs)),
+        secrets=tuple(map(SECRET.value, _rows(connection, sa.select(schema.secrets)))),
     )
 
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
 
-SCHEMA_VERSION = "0002"
+SCHEMA_VERSION = "0003"
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -106,6 +106,18 @@ service_keys = sa.Table(
     _text("digest", nullable=False),
     _text("label", nullable=False),
     _time("created_at", nullable=False),
+)
+secrets = sa.Table(
+    "secrets",
+    metadata,
+    _id(),
+    sa.Column(
+        "user", sa.String(64), sa.ForeignKey("users.name", ondelete="CASCADE"), nullable=True
+    ),
+    _word("name", nullable=False),
+    _text("sealed", nullable=False),
+    _time("created_at", nullable=False),
+    _time("updated_at", nullable=False),
 )
 fleets = sa.Table(
     "fleets",

@@ -25,6 +25,7 @@ from controller.store.rows import (
     JOB,
     NODE,
     RUN,
+    SECRET,
     SERVICE_KEY,
     TOKEN,
     USER,
@@ -35,8 +36,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def drops_values(changes: Changes) -> bool:
-    """Return whether the changes overwrite values that may be secret: those that a job needs to
-    start."""
+    """Return whether the changes overwrite or remove values that may be secret: those that a job
+    needs to start, and stored secrets."""
+    if changes.secrets or changes.removed_secrets or changes.removed_users:
+        return True
     return any(
         new_job.spec is not old_job.spec
         for old, new in changes.runs.values()
@@ -97,6 +100,8 @@ def write(connection: sa.Connection, changes: Changes) -> None:
     delete(connection, schema.tokens.c.id, changes.removed_tokens)
     _upsert(connection, SERVICE_KEY, "id", changes.service_keys)
     delete(connection, schema.service_keys.c.id, changes.removed_service_keys)
+    _upsert(connection, SECRET, "id", changes.secrets)
+    delete(connection, schema.secrets.c.id, changes.removed_secrets)
     if changes.events:
         rows = [EVENT.row(event) for event in changes.events]
         connection.execute(schema.events.insert(), rows)

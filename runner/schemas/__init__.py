@@ -209,6 +209,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     repo_credentials: dict[str, RepoCredentials] = {}
     """The credentials by the `path` of the repository."""
     cluster_key: ClusterKey | None = None
+    masked: tuple[str, ...] = ()
+    """More values that the job's log must not show: parts of `secrets`."""
 
     def is_the_same_job(self, other: SubmitRequest) -> bool:
         stays = {name: getattr(other.job, name) for name in _FIRST_SAID}

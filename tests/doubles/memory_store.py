@@ -35,6 +35,7 @@ from controller.store.base import (
     ServiceKey,
     Snapshot,
     StoredEvent,
+    StoredSecret,
     StoredToken,
     StoreUnavailable,
     User,
@@ -120,6 +121,7 @@ class MemoryDatabase:
         self.users: dict[str, User] = {}
         self.tokens: dict[str, StoredToken] = {}
         self.service_keys: dict[str, ServiceKey] = {}
+        self.secrets: dict[str, StoredSecret] = {}
         self.events: list[StoredEvent] = []
         self.last_seq = 0
 
@@ -168,6 +170,7 @@ class MemoryStore:
             ),
             fleets=tuple(sorted(database.fleets.values(), key=lambda fleet: fleet.name)),
             past_use=tuple(self._past_use(runs)),
+            secrets=tuple(database.secrets.values()),
         )
 
     def _past_use(self, runs: Iterable[RunState]) -> Iterator[Use]:
@@ -211,6 +214,12 @@ class MemoryStore:
                     if key.user in changes.removed_users
                 ),
             ),
+        )
+        left = [one.id for one in database.secrets.values() if one.user in changes.removed_users]
+        _put(
+            database.secrets,
+            {secret.id: secret for secret in changes.secrets},
+            (*changes.removed_secrets, *left),
         )
         first = database.last_seq + 1
         database.last_seq += len(changes.events)

@@ -16,6 +16,7 @@ from controller.links.base import NodeLink
 from controller.logs.store import LogStore
 from controller.store.base import Changes, LeaseLost, StoreUnavailable
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
+from tests.doubles.secrets import NO_SECRETS
 from tests.simulation.checks import Checks
 from tests.simulation.virtual import Life, VirtualLoop
 
@@ -109,6 +110,7 @@ class ControllerLife:
                 chance=chance,
                 blobs=BlobStore(log_folder.parent / "blobs"),
                 cluster_secret=b"simulated",
+                secrets=NO_SECRETS,
             )
 
         self.machinery = await self.perform(boot())

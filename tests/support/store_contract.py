@@ -19,6 +19,7 @@ from controller.store.base import (
     LeaseHeld,
     ServiceKey,
     Store,
+    StoredSecret,
     StoredToken,
     StoreRefused,
     StoreUnavailable,
@@ -199,6 +200,20 @@ class StoreContract(Opened):
 
         assert snapshot.users == (demoted,)
         assert snapshot.tokens == (token,)
+
+    async def test_secrets_come_back_change_and_go_with_their_user(self, store: Store) -> None:
+        user = User(name="ada", role=Role.USER, created_at=0.0)
+        own, shared, gone = (
+            StoredSecret(id=id, user=by, name="A", sealed="s", created_at=1.0, updated_at=1.0)
+            for id, by in (("1", "ada"), ("2", None), ("3", None))
+        )
+        await store.commit(Changes(users=(user,), secrets=(own, shared, gone)))
+        changed = msgspec.structs.replace(shared, sealed="t", updated_at=2.0)
+        await store.commit(Changes(secrets=(changed,), removed_secrets=("3",)))
+        secrets = (await store.load()).secrets
+        assert sorted(secrets, key=lambda secret: secret.id) == [own, changed]
+        await store.commit(Changes(removed_users=("ada",)))
+        assert (await store.load()).secrets == (changed,)
 
     async def test_a_user_is_removed_with_the_tokens_and_a_token_alone(self, store: Store) -> None:
         ada, bob = (User(name=name, role=Role.USER, created_at=1.0) for name in ("ada", "bob"))

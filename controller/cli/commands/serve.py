@@ -63,6 +63,13 @@ DatabaseFile = Annotated[
     Path | None, Parameter(help="A file with the database's URL, password included.")
 ]
 KeepRuns = Annotated[str, Parameter(help="How long ended runs are kept.")]
+SecretsKeyFile = Annotated[
+    Path | None,
+    Parameter(
+        help="The file with the key of stored secrets; it is made if it is missing"
+        " (default: secrets.key in the data folder)."
+    ),
+]
 KeepLogs = Annotated[str, Parameter(help="How long logs are kept.")]
 ServiceDomain = Annotated[
     str | None, Parameter(help="Services answer at NAME.DOMAIN too (DNS *.DOMAIN leads here).")
@@ -89,6 +96,7 @@ def controller(
     project_keys: ProjectKeys = None,
     database: str | None = None,
     database_file: DatabaseFile = None,
+    secrets_key_file: SecretsKeyFile = None,
     keep_runs: KeepRuns = "90d",
     keep_logs: KeepLogs = "30d",
     service_domain: ServiceDomain = None,
@@ -133,6 +141,7 @@ def controller(
         node_failure=operating.node_failure,
         cluster_networks=operating.cluster_networks,
         database=find_database(data, database, database_file, os.environ),
+        secrets_key=secrets_key_file,
         keep=Keep(
             runs=parse_keep(keep_runs, "--keep-runs"), logs=parse_keep(keep_logs, "--keep-logs")
         ),

@@ -116,6 +116,34 @@ def test_a_secret_that_its_job_prints_is_nowhere_on_disk(
     assert b"it is ***" in lab.log("told-canary")
 
 
+def test_a_stored_secret_reaches_the_job_that_names_it_alone(
+    lab: RunLab, canary: str, tmp_path: Path
+) -> None:
+    for name, value in (("HF", canary), ("OTHER", f"other-{canary}")):
+        (tmp_path / name).write_text(f"{value}\n")
+        lab.cli("secret", "set", name, "--from-file", tmp_path / name).succeeded()
+    tell = (
+        'echo "it is $TOKEN"; env | grep -c other-; [ "$TOKEN" = "Bearer $(cat x)" ] && echo same'
+    )
+    env = {"TOKEN": "Bearer ${{ secrets.HF }}"}
+    auth = {"username": "anna", "password": "${{ secrets.OTHER }}"}
+    command = f"printf %s {canary[:8]} >x; printf %s {canary[8:]} >>x; {tell}; rm x; {UNTIL_ASKED}"
+    lab.start("stored-canary", env=env, registry_auth=auth, commands=[command])
+    lab.wait_for_log("stored-canary", b"same")
+    assert _leaks(lab, "stored-canary", canary) == []
+    assert list(_in_files(lab.controller.data, canary)) == []
+    lab.cli("secret", "rotate-key").succeeded()
+    lab.cli("secret", "delete", "HF").succeeded()
+    lab.shim.restart()
+    lab.controller.restart()
+    assert _leaks(lab, "stored-canary", canary) == []
+    lab.let_go("stored-canary")
+    lab.wait_for("stored-canary", "done")
+    assert lab.log("stored-canary").splitlines() == [b"it is ***", b"0", b"same"]
+    refused = lab.apply("stored-canary", env=env, commands=["true"])
+    assert (refused.status, "there is no secret HF" in refused.errors) == (1, True)
+
+
 def test_a_registry_password_reaches_the_pull_alone(lab: RunLab, canary: str) -> None:
     auth = {"username": "anna", "password": canary}
     lab.start("auth-canary", commands=[UNTIL_ASKED], registry_auth=auth)

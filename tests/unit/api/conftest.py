@@ -30,6 +30,7 @@ from controller.service import ControllerService
 from controller.service.progress import PullBoard
 from controller.service.users import Gate
 from controller.store.base import Changes, StoredToken, User, digest
+from controller.vault import KeyFile, Vault
 from tests.doubles.memory_store import MemoryStore
 from tests.support.ssh_daemon import free_port
 
@@ -85,7 +86,9 @@ class EndedLogs:
 
 
 class Controller:
-    def __init__(self, store: MemoryStore, logs: LogStore, gate: Gate, blobs: BlobStore) -> None:
+    def __init__(
+        self, store: MemoryStore, logs: LogStore, gate: Gate, blobs: BlobStore, vault: Vault
+    ) -> None:
         clock, chance = SystemClock(), system_chance()
         self.store = store
         self.logs = logs
@@ -107,6 +110,7 @@ class Controller:
             progress=self.progress,
             connect=self._connect,
             node_key="ssh-ed25519 AAAA",
+            vault=vault,
         )
 
     async def _connect(self, node_id: str) -> NodeConnection:
@@ -130,7 +134,9 @@ async def _gate(store: MemoryStore) -> Gate:
 async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     store, logs = MemoryStore(), LogStore(tmp_path / "logs")
     await store.open()
-    running = Controller(store, logs, await _gate(store), BlobStore(tmp_path / "blobs"))
+    keys = await asyncio.to_thread(KeyFile.open, tmp_path / "secrets.key")
+    gate, blobs = await _gate(store), BlobStore(tmp_path / "blobs")
+    running = Controller(store, logs, gate, blobs, Vault(keys))
     turns = asyncio.create_task(running.turns.run())
     yield running
     turns.cancel()

@@ -30,12 +30,12 @@ class Person:
     """Asks with one token. Every answer is (status, JSON)."""
 
     def __init__(self, client: TestClient[Any, Any], token: str) -> None:
-        self._client = client
+        self.client = client
         self.token = token
 
     async def __call__(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
         sends = method in ("POST", "PUT", "PATCH")
-        async with self._client.request(
+        async with self.client.request(
             method,
             path,
             headers=as_(self.token),
@@ -45,7 +45,7 @@ class Person:
             return answer.status, await answer.json()
 
     async def watch(self, run: str) -> ClientResponse:
-        return await self._client.get(f"/v1/runs/{run}/watch", headers=as_(self.token))
+        return await self.client.get(f"/v1/runs/{run}/watch", headers=as_(self.token))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tests.unit.cli.conftest import Fairlead, Result
 
@@ -59,3 +60,36 @@ async def test_a_key_of_a_service_is_added_listed_and_revoked(start: Fairlead) -
     assert (await of(start, "service", "key", "revoke", id)).out.decode() == f"key {id} revoked\n"
     again = await of(start, "service", "key", "revoke", id)
     assert (again.status, "there is no key" in again.err) == (1, True)
+
+
+async def test_a_secret_is_stored_from_a_file_or_standard_input_and_never_shown(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("canary-cli\n")
+    stored = await of(start, "secret", "set", "HF", "--from-file", str(file))
+    assert (stored.status, stored.out) == (0, b"secret HF stored\n")
+    shared = await of(start, "secret", "set", "ALL", "--shared", "--from-file", str(file))
+    assert shared.status == 0
+    listed = (await of(start, "secret", "list")).out.decode()
+    assert [line.split()[:2] for line in listed.splitlines()[1:]] == [["ALL", "all"], ["HF", "you"]]
+    rotated = await of(start, "secret", "rotate-key")
+    assert rotated.out == b"2 secrets have a new key\n"
+    assert (await of(start, "secret", "delete", "HF")).out == b"secret HF deleted\n"
+    assert (await of(start, "secret", "delete", "ALL", "--shared")).status == 0
+    again = await of(start, "secret", "delete", "HF")
+    assert (again.status, "there is no secret 'HF'" in again.err) == (1, True)
+    shown = (listed, rotated.err, again.err, stored.err, stored.out.decode())
+    assert "canary-cli" not in "".join(shown)
+
+
+async def test_a_secret_that_is_no_text_is_refused_with_a_way_out(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\x00canary")
+    refused = await of(start, "secret", "set", "HF", "--from-file", str(file))
+    assert refused.status == 2
+    assert "is not UTF-8 text; encode it first" in refused.err
+    missing = await of(start, "secret", "set", "HF", "--from-file", str(tmp_path / "none"))
+    assert (missing.status, "can't be read" in missing.err) == (2, True)

@@ -329,7 +329,8 @@ def test_a_variable_given_twice_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"env": {"TOKEN": "${{ secrets.HF }}"}}, "env.TOKEN"),
+        ({"env": {"TOKEN": "${{ env.HF }}"}}, "env.TOKEN"),
+        ({"env": {"TOKEN": "${{ secrets.HF }}${{ secrets.0 }}"}}, "env.TOKEN"),
         ({"commands": ["echo ${{run.nodes}}"]}, "commands[0]"),
         ({"image": "a:${{ env.TAG }}"}, "image"),
     ],
@@ -339,7 +340,39 @@ def test_an_expression_of_other_systems_is_never_taken_literally(
 ) -> None:
     found, sentence = refused(**fields)
     assert found == field
-    assert sentence == "holds ${{ … }}, which is not resolved here (allowed: secrets, or env)"
+    assert sentence.startswith("holds ${{ … }}, which is not resolved here (allowed: ${{ secrets.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"commands": ["echo ${{ secrets.HF }}"]}, "commands[0]"),
+        ({"image": "a:${{ secrets.TAG }}"}, "image"),
+        ({"name": "${{ secrets.HF }}"}, "name"),
+    ],
+)
+def test_a_stored_secret_is_refused_where_it_would_be_shown(
+    fields: dict[str, Any], field: str
+) -> None:
+    found, sentence = refused(**fields)
+    assert found == field
+    assert sentence.startswith("cannot hold a stored secret (allowed: ${{ secrets.NAME }} in env")
+
+
+@pytest.mark.parametrize(
+    ("repo", "field"),
+    [
+        ({"token": "hunter2"}, "repos[0].token"),
+        ({"private_key": "x${{ secrets.KEY }}"}, "repos[0].private_key"),
+        ({"token": "${{ secrets.GIT }}", "token_env": "GIT"}, "repos[0].token"),
+    ],
+)
+def test_credentials_of_a_repository_are_names_of_stored_secrets_alone(
+    repo: dict[str, str], field: str
+) -> None:
+    found, sentence = refused(repos=[{"url": "https://git.example/a.git"} | repo])
+    assert found == field
+    assert "hunter2" not in sentence
 
 
 def test_braces_of_a_shell_are_no_expression() -> None:

@@ -20,6 +20,7 @@ from controller.pipelines.to_node import AttemptContext
 from runner.schemas import Files, RepoCredentials
 from tests.doubles.clock import ManualClock
 from tests.doubles.node import FakeConnection
+from tests.doubles.secrets import NO_SECRETS
 from tests.unit.pipelines.parts import ALONE, NotedTurns, placed, view_of
 
 BLOBS = {hashlib.sha256(blob).hexdigest(): blob for blob in (b"diff", b"archive")}
@@ -51,7 +52,7 @@ async def blobs(tmp_path: Path) -> BlobStore:
 async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> None:
     node, turns = FakeConnection(), NotedTurns()
     view = a_view()
-    await JobStarter(turns, ManualClock(), blobs, ALONE)(view, node)
+    await JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)(view, node)
     assert node.the_runner.asked == ["start", "put_code", "put_code", "run"]
     assert node.the_runner.code == BLOBS
     assert isinstance(turns.posted[0], reports.RunnerStarted)
@@ -59,7 +60,7 @@ async def test_all_code_is_sent_before_the_job_is_started(blobs: BlobStore) -> N
 
 async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
     node, turns = FakeConnection(), NotedTurns()
-    starter = JobStarter(turns, ManualClock(), blobs, ALONE)
+    starter = JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)
     view = a_view()
     await starter(view, node)
     node.the_runner.code.clear()
@@ -70,7 +71,9 @@ async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
 async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     node, turns = FakeConnection(), NotedTurns()
     view = a_view()
-    await JobStarter(turns, ManualClock(), BlobStore(tmp_path / "empty"), ALONE)(view, node)
+    await JobStarter(turns, ManualClock(), BlobStore(tmp_path / "empty"), ALONE, NO_SECRETS)(
+        view, node
+    )
     (exited,) = turns.posted
     assert isinstance(exited, reports.RunnerExited)
     assert exited.reason is Reason.EXECUTOR_ERROR

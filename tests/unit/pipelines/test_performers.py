@@ -10,6 +10,7 @@ import pytest
 
 from controller.blobs import BlobStore
 from controller.lifecycle import reports
+from controller.lifecycle.model import RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import from_node, job_running, to_node
@@ -28,6 +29,7 @@ from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.node import FakeConnection, node_info, status
+from tests.doubles.secrets import NO_SECRETS, GivenSecrets
 from tests.unit.pipelines.parts import (
     ALONE,
     SOCKET,
@@ -52,7 +54,7 @@ EXIT = ExitRecord(reason="done_by_runner", exit_code=0, finished_at=NOW, log_end
 async def test_the_shim_gets_the_task_with_fence_place_and_image(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PROVISIONING)
     turns = NotedTurns()
-    await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
     (request,) = node.shim.requests
     assert (request.run_id, request.allocation_id) == (state.run.id, state.allocations[0].id)
     assert (request.image, node.shim.fences) == ("busybox", [(FENCE, 0)])
@@ -74,14 +76,18 @@ async def test_a_refusal_that_can_pass_is_tried_again(
     turns = NotedTurns()
     node.shim.refusal = refusal
     with pytest.raises(RetryLater, match=refusal.message):
-        await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+            view_of(placed(AttemptStatus.PROVISIONING)), node
+        )
     assert turns.posted == []
 
 
 async def test_a_refusal_for_good_is_reported_with_the_shims_words(node: FakeConnection) -> None:
     turns = NotedTurns()
     node.shim.refusal = CONFLICT
-    await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+        view_of(placed(AttemptStatus.PROVISIONING)), node
+    )
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.CREATING_CONTAINER_ERROR, "another body")
@@ -93,7 +99,9 @@ async def test_a_job_that_a_drained_node_no_longer_takes_loses_its_place(
     turns = NotedTurns()
     turns.nodes["n1"] = a_node(draining=True)
     node.shim.refusal = ShimError("draining", "the node is draining", 409)
-    await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+        view_of(placed(AttemptStatus.PROVISIONING)), node
+    )
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.NODE_DRAINED, "the node is draining")
@@ -114,7 +122,7 @@ async def test_a_job_whose_gpu_broke_before_its_node_took_it_loses_its_place(
     node.shim.refusal = NOT_OFFERED
     node.shim.info = msgspec.structs.replace(node.shim.info, gpus=(a_gpu(healthy=False),))
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
-    await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not offered)")
@@ -126,7 +134,7 @@ async def test_a_job_whose_gpu_was_split_anew_before_its_node_took_it_loses_its_
     turns = NotedTurns()
     node.shim.refusal = ShimError("no_capacity", "gpu: G (not on this node)", 409)
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
-    await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (Reason.GPU_UNHEALTHY, "gpu: G (not on this node)")
@@ -138,7 +146,9 @@ async def test_a_job_whose_node_keeps_its_network_to_itself_loses_its_place(
     """Its operator said so after the place was given."""
     turns = NotedTurns()
     node.shim.refusal = ShimError("no_host_network", "(--host-network never)", 409)
-    await TaskSubmitter(turns, FENCE, ALONE)(view_of(placed(AttemptStatus.PROVISIONING)), node)
+    await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(
+        view_of(placed(AttemptStatus.PROVISIONING)), node
+    )
     (refused,) = turns.posted
     assert isinstance(refused, reports.TaskRefused)
     assert (refused.reason, refused.message) == (
@@ -172,7 +182,7 @@ async def test_a_job_waits_for_a_gpu_whose_memory_is_still_being_freed(
     node.shim.info = info
     state = placed(AttemptStatus.PROVISIONING, gpus=("G",))
     with pytest.raises(RetryLater, match="not offered"):
-        await TaskSubmitter(turns, FENCE, ALONE)(view_of(state), node)
+        await TaskSubmitter(turns, FENCE, ALONE, NO_SECRETS)(view_of(state), node)
     assert turns.posted == []
 
 
@@ -188,13 +198,58 @@ def test_credentials_reach_the_request_and_no_text_of_it() -> None:
     assert "hunter2" not in repr(request) + repr(state)
 
 
+def naming_secrets(status: AttemptStatus) -> RunState:
+    state = placed(status)
+    job = state.jobs[0]
+    auth = RegistryAuth(username="ann", password="${{ secrets.PULL }}")
+    env = {"PLAIN": "1", "TOKEN": "${{ secrets.HF }}"}
+    spec = msgspec.structs.replace(job.spec, registry_auth=auth, env=env)
+    return msgspec.structs.replace(state, jobs=(msgspec.structs.replace(job, spec=spec),))
+
+
+STORED = {"PULL": "hunter2", "HF": "canary", "UNUSED": "unused"}
+
+
+async def test_stored_secrets_reach_the_pull_and_the_job_that_name_them(
+    node: FakeConnection,
+) -> None:
+    secrets, turns = GivenSecrets(STORED), NotedTurns()
+    state = naming_secrets(AttemptStatus.PROVISIONING)
+    await TaskSubmitter(turns, FENCE, ALONE, secrets)(view_of(state), node)
+    (sent,) = node.shim.requests
+    assert sent.registry_auth is not None
+    assert sent.registry_auth.password == "hunter2"
+    assert b"canary" not in msgspec.json.encode(sent)
+    state = naming_secrets(AttemptStatus.PULLING)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(view_of(state), node)
+    (request,) = node.the_runner.submitted
+    assert (request.job.env, request.secrets) == ({"PLAIN": "1"}, {"TOKEN": "canary"})
+    assert "canary" in request.masked
+    assert b"unused" not in msgspec.json.encode(request)
+    assert "canary" not in repr(turns.posted) + repr(request)
+
+
+async def test_a_secret_that_was_deleted_ends_the_start_with_its_name(node: FakeConnection) -> None:
+    secrets, turns = GivenSecrets({"PULL": "hunter2"}), NotedTurns()
+    state = naming_secrets(AttemptStatus.PROVISIONING)
+    await TaskSubmitter(turns, FENCE, ALONE, secrets)(view_of(state), node)
+    state = naming_secrets(AttemptStatus.PULLING)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, secrets)(view_of(state), node)
+    refused, exited = turns.posted
+    assert isinstance(refused, reports.TaskRefused)
+    assert isinstance(exited, reports.RunnerExited)
+    assert refused.reason is exited.reason is Reason.SECRET_MISSING
+    assert "there is no secret HF" in refused.message
+    assert (node.shim.requests, node.the_runner.submitted) == ([], [])
+
+
 # -- start -------------------------------------------------------------------------------------
 
 
 async def test_the_runner_gets_the_job_and_is_started(node: FakeConnection) -> None:
     state = placed(AttemptStatus.PULLING)
     turns = NotedTurns()
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(view_of(state), node)
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(view_of(state), node)
     assert node.the_runner.asked == ["start"]
     (request,) = node.the_runner.submitted
     assert (request.job.run_name, request.job.commands) == ("hello", ("true",))
@@ -210,7 +265,7 @@ async def test_a_runner_that_does_not_listen_yet_is_waited_for(
     monkeypatch.setattr(job_running, "START_PAUSE_SECONDS", 0.0)
     node.the_runner.failures = [RunnerUnavailable("not yet")] * 5
     turns = NotedTurns()
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
         view_of(placed(AttemptStatus.PULLING)), node
     )
     assert isinstance(turns.posted[0], reports.RunnerStarted)
@@ -223,7 +278,7 @@ async def test_a_runner_that_never_listens_is_unavailable(
     node.the_runner.failures = [RunnerUnavailable("never")] * 1000
     turns = NotedTurns()
     with pytest.raises(RunnerUnavailable, match="never"):
-        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
+        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
             view_of(placed(AttemptStatus.PULLING)), node
         )
     assert turns.posted == []
@@ -232,7 +287,7 @@ async def test_a_runner_that_never_listens_is_unavailable(
 async def test_a_runner_that_refuses_the_job_ends_it(node: FakeConnection) -> None:
     node.the_runner.failures = [RunnerError("bad_user", "no user ann", 422)]
     turns = NotedTurns()
-    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
+    await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
         view_of(placed(AttemptStatus.PULLING)), node
     )
     (exited,) = turns.posted
@@ -245,7 +300,7 @@ async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> No
     node.the_runner.failures = [RunnerError("bad_answer", "HTTP status 500", 500)]
     turns = NotedTurns()
     with pytest.raises(RetryLater):
-        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE)(
+        await JobStarter(turns, ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(
             view_of(placed(AttemptStatus.PULLING)), node
         )
     assert turns.posted == []
@@ -254,7 +309,7 @@ async def test_a_runner_that_stumbles_is_tried_again(node: FakeConnection) -> No
 async def test_nobody_connects_to_a_runner_whose_socket_is_not_known(node: FakeConnection) -> None:
     view = view_of(placed(AttemptStatus.PULLING, runner_socket=None))
     with pytest.raises(RetryLater, match="no runner yet"):
-        await JobStarter(NotedTurns(), ManualClock(), NO_BLOBS, ALONE)(view, node)
+        await JobStarter(NotedTurns(), ManualClock(), NO_BLOBS, ALONE, NO_SECRETS)(view, node)
     assert node.the_runner.asked == []
 
 

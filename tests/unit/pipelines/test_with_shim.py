@@ -21,6 +21,7 @@ from controller.nodes import session
 from shim.engines.base import ImageInfo
 from shim.schemas import RegistryAuth, TaskStatus
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
+from tests.doubles.secrets import NO_SECRETS
 from tests.support.waiting import eventually
 from tests.unit.pipelines.parts import a_node, attempt_of, steady_chance, submitted
 from tests.unit.shim.parts import Node
@@ -61,6 +62,7 @@ async def controller(node: Node, folder: Path, database: MemoryDatabase) -> Asyn
         chance=steady_chance(),
         blobs=BlobStore(folder / "blobs"),
         cluster_secret=b"secret",
+        secrets=NO_SECRETS,
     )
     work = asyncio.create_task(made.run())
     try:

@@ -1,0 +1,101 @@
+"""`${{ secrets.NAME }}` stands for a secret that its user stored with the controller.
+
+It may stand in `env`, `secrets`, `registry_auth` and the credentials of `repos`, and nowhere else.
+A run is stored with the expression; the value is filled in when the job is sent to its node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from controller.lifecycle.model import JobRepo, JobSpec
+
+NAME_ALLOWED = "a letter or underscore, then up to 63 letters, digits and underscores"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+_EXPRESSION = re.compile(r"\$\{\{[^{}]*\}\}")
+"""An expression of any kind, as dstack and GitHub have them."""
+_SECRET = re.compile(r"\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}", re.ASCII)
+_PLACE = re.compile(
+    r"(?:(?:groups\[\d+\]\.)?env[.\[].*|secrets\..*|registry_auth\.(?:username|password)"
+    r"|repos\[\d+\]\.(?:token|private_key))",
+    re.ASCII | re.DOTALL,
+)
+"""The fields in which the expression may stand."""
+ValueOf = Callable[[str], str]
+"""Returns the value of the secret with this name."""
+
+
+def is_secret_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def is_reference(text: str) -> bool:
+    """Return whether the text is one secret's expression and nothing else."""
+    return _SECRET.fullmatch(text) is not None
+
+
+def problem_of(text: str, path: str) -> str | None:
+    """Return what is wrong with the expressions of the string at this field; None: nothing."""
+    found = _EXPRESSION.findall(text)
+    if not found:
+        return None
+    if not all(map(is_reference, found)):
+        return "holds ${{ … }}, which is not resolved here"
+    return None if _PLACE.fullmatch(path) else "cannot hold a stored secret"
+
+
+def names_of(spec: JobSpec) -> dict[str, str]:
+    """Return the secrets that the job names, each with the first field that names it."""
+    found: dict[str, str] = {}
+    for field, text in _texts(spec):
+        for name in _SECRET.findall(text):
+            found.setdefault(name, field)
+    return found
+
+
+def resolved(spec: JobSpec, value_of: ValueOf) -> tuple[JobSpec, tuple[str, ...]]:
+    """Return the spec with the values, and all values, which logs must not show.
+
+    A variable of `env` that holds a secret becomes one of `secrets`: it reaches the commands, but
+    no SSH session. Raises what `value_of` raises.
+    """
+    names = names_of(spec)
+    if not names:
+        return spec, ()
+    values = {name: value_of(name) for name in names}
+
+    def fill(text: str) -> str:
+        return _SECRET.sub(lambda match: values[match[1]], text)
+
+    secret = {name: fill(text) for name, text in spec.env.items() if _SECRET.search(text)}
+    auth = spec.registry_auth
+    return replace(
+        spec,
+        env={name: text for name, text in spec.env.items() if name not in secret},
+        secrets={**secret, **{name: fill(text) for name, text in spec.secrets.items()}},
+        registry_auth=None
+        if auth is None
+        else replace(auth, username=fill(auth.username), password=fill(auth.password)),
+        repos=tuple(_with_credentials(repo, fill) for repo in spec.repos),
+    ), tuple(values.values())
+
+
+def _with_credentials(repo: JobRepo, fill: ValueOf) -> JobRepo:
+    key = repo.private_key
+    if key is not None and is_reference(key):
+        key = fill(key).rstrip("\n") + "\n"  # OpenSSH refuses a key without its last line's end
+    return replace(repo, token=None if repo.token is None else fill(repo.token), private_key=key)
+
+
+def _texts(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    yield from ((f"env.{name}", text) for name, text in spec.env.items())
+    yield from ((f"secrets.{name}", text) for name, text in spec.secrets.items())
+    if spec.registry_auth is not None:
+        yield "registry_auth.username", spec.registry_auth.username
+        yield "registry_auth.password", spec.registry_auth.password
+    for number, repo in enumerate(spec.repos):
+        yield f"repos[{number}].token", repo.token or ""
+        yield f"repos[{number}].private_key", repo.private_key or ""
