@@ -116,7 +116,7 @@ async def test_a_task_that_ends_while_its_shim_is_killed_leaves_no_process(
 
 
 @pytest.mark.parametrize("init", [False, True], ids=["runner first", "init first"])
-async def test_what_was_executed_in_a_container_from_outside_ends_with_it(
+async def test_a_process_executed_in_a_container_from_outside_ends_with_it(
     shim_process: ShimFactory, dockerd: DockerDaemon, busybox_image: str, init: bool
 ) -> None:
     shim = await asyncio.to_thread(shim_process, "docker")

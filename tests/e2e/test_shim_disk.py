@@ -66,7 +66,7 @@ async def refused(client: ShimClient, *, wholly: bool) -> list[ShimError]:
 
 
 @pytest.mark.parametrize(("number", "only"), BROKEN)
-async def test_what_a_broken_disk_cannot_keep_is_refused_and_the_rest_goes_on(
+async def test_a_task_that_a_broken_disk_cannot_keep_is_refused_and_the_others_go_on(
     shim: ShimProcess, disk: FailingDisk, number: int, only: str
 ) -> None:
     async with client_of(shim) as client:

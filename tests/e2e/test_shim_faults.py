@@ -263,7 +263,7 @@ async def test_a_shim_that_lost_all_its_records_knows_its_containers_by_their_la
     assert starts(lab) == ["start"]
 
 
-async def test_what_a_real_container_uses_is_measured(lab: KillLab) -> None:
+async def test_the_use_of_a_real_container_is_measured(lab: KillLab) -> None:
     await asyncio.to_thread(lab.shim.start)
     await started(lab)
     async with client_of(lab.shim) as client:

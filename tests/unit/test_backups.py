@@ -112,7 +112,7 @@ def test_a_database_that_was_put_back_otherwise_can_be_marked(backup: Path, tmp_
     assert (boot.epoch, boot.restored_at, len(snapshot.runs)) == (epoch, NOW, 2)
 
 
-def test_what_is_no_backup_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_file_that_is_no_backup_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello" * 500)
     with tarfile.open(tmp_path / "other.tar", "w") as archive:
         archive.add(tmp_path / "text", "text")
@@ -200,7 +200,7 @@ def test_a_link_in_a_backup_is_not_followed(tmp_path: Path) -> None:
         backups.restore(tmp_path / "backup", tmp_path / "new", force=False, now=NOW)
 
 
-def test_what_is_no_database_cannot_be_marked(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_cannot_be_marked(tmp_path: Path) -> None:
     (tmp_path / "controller.db").write_bytes(b"hello" * 500)
     with pytest.raises(StoreUnusable, match=r"/controller\.db is no database"):
         backups.mark_restored(SqliteDatabase(tmp_path), NOW)

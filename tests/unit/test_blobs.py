@@ -42,7 +42,7 @@ async def read(store: BlobStore, digest: str) -> bytes:
     return b"".join([piece async for piece in store.read(digest)])
 
 
-async def test_what_was_put_comes_back_also_from_another_controller(tmp_path: Path) -> None:
+async def test_a_stored_blob_comes_back_also_from_another_controller(tmp_path: Path) -> None:
     assert await BlobStore(tmp_path).put(DIGEST, pieces(), user="ada") == len(CONTENT)
     restarted = BlobStore(tmp_path)
     assert await restarted.size(DIGEST) == len(CONTENT)
@@ -63,7 +63,7 @@ async def test_bytes_that_are_not_what_they_say_leave_nothing(tmp_path: Path) ->
     assert (await store.size(DIGEST), blobs_in(tmp_path), marks_in(tmp_path)) == (None, [], [])
 
 
-async def test_what_is_too_large_is_refused_while_it_comes(tmp_path: Path) -> None:
+async def test_a_blob_that_is_too_large_is_refused_while_it_comes(tmp_path: Path) -> None:
     async with contextlib.aclosing(pieces()) as coming:
         with pytest.raises(BlobTooLarge, match="may have 0 MiB"):
             await BlobStore(tmp_path, most_bytes=2999).put(DIGEST, coming, user="ada")
@@ -76,7 +76,7 @@ async def test_a_connection_that_breaks_leaves_nothing(tmp_path: Path) -> None:
     assert (blobs_in(tmp_path), marks_in(tmp_path)) == ([], [])
 
 
-async def test_what_nobody_needs_any_more_is_removed(tmp_path: Path) -> None:
+async def test_blobs_that_no_run_needs_any_more_are_removed(tmp_path: Path) -> None:
     now = 1_000_000.0
     store = BlobStore(tmp_path, now=lambda: now)
     others = [named(bytes([n])) for n in range(3)]
@@ -118,7 +118,7 @@ async def test_it_is_there_for_those_who_sent_its_bytes_and_for_nobody_else(tmp_
     assert blobs_in(tmp_path) == [DIGEST]
 
 
-async def test_what_one_user_asks_for_is_not_kept_for_another(tmp_path: Path) -> None:
+async def test_a_blob_that_one_user_asks_for_is_not_kept_for_another(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     for user in ("ada", "bob"):
         await store.put(DIGEST, pieces(), user=user)
@@ -198,7 +198,7 @@ async def test_uploads_at_the_same_time_share_the_room_of_their_user(tmp_path: P
     assert marks_in(tmp_path) == [named(first)]
 
 
-async def test_what_another_upload_took_meanwhile_is_counted_at_the_end(tmp_path: Path) -> None:
+async def test_the_size_of_another_upload_meanwhile_is_counted_at_the_end(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, most_of_user=10_000)
     first, second = b"1" * 6000, b"2" * 6000
     slow = Slow(first, before=1000)

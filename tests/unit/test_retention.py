@@ -125,12 +125,12 @@ async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
         (Keep(runs=0.0, logs=0.0), 1.0),
     ],
 )
-def test_what_is_kept_a_short_time_is_looked_for_more_often(keep: Keep, seconds: float) -> None:
+def test_runs_kept_a_short_time_are_looked_for_more_often(keep: Keep, seconds: float) -> None:
     assert keep.sweep_every == seconds
 
 
 @pytest.mark.parametrize("trouble", [StoreRefused("rule"), StoreUnusable("damaged"), OSError(5)])
-async def test_what_cannot_be_removed_now_is_left_for_the_next_time(
+async def test_runs_that_cannot_be_removed_now_are_left_for_the_next_time(
     logs: LogStore, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     store = MemoryStore()

@@ -49,7 +49,7 @@ async def withdrawn(watch: GpuWatch, left: list[int]) -> None:
     await eventually(lambda: offered(watch) == left, what=f"only {left} to be offered")
 
 
-def test_what_is_read_is_read_and_answered_for_within_two_seconds() -> None:
+def test_a_reading_and_its_answer_take_less_than_two_seconds() -> None:
     """A GPU that hangs right after a reading is found at the end of the next one."""
     assert READ_EVERY + CALL_SECONDS < CORDONED_WITHIN
 
@@ -145,7 +145,7 @@ async def test_vitals_are_read(open_gpus: OpenGpus, machine: StandIn) -> None:
     assert (now.ecc_uncorrected, now.recovery) == (2, NO_ACTION)
 
 
-async def test_what_an_older_driver_does_not_know_is_left_out(
+async def test_a_reading_leaves_out_values_that_an_older_driver_does_not_know(
     open_gpus: OpenGpus, machine: StandIn
 ) -> None:
     missing = ("FieldValues", "RemappedRows", "TotalEccErrors", "PowerUsage", "MemoryInfo_v2")

@@ -101,7 +101,7 @@ def test_another_version_replaces_the_first_only_when_that_is_asked_for(
     assert host.does("readlink /opt/fairlead/current") == "/opt/fairlead/1.1\n"
 
 
-def test_what_is_uninstalled_leaves_nothing_behind(
+def test_an_uninstall_leaves_nothing_behind(
     controller: ControllerProcess, bare_host: BareHosts, tmp_path: Path
 ) -> None:
     host, bundle = bare_host(), make_bundle(tmp_path, "1.0")

@@ -112,7 +112,7 @@ def test_with_the_engines_init_a_job_that_kills_its_runner_ends_its_container(la
         ("capable", "cap_add", ["SYS_ADMIN"], "the capability SYS_ADMIN is not allowed"),
     ],
 )
-def test_what_the_node_does_not_allow_ends_the_run_with_the_reason(
+def test_an_option_that_the_node_does_not_allow_ends_the_run_with_the_reason(
     lab: RunLab, name: str, field: str, value: object, words: str
 ) -> None:
     lab.submit(name, commands=["true"], **{field: value})

@@ -25,7 +25,7 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_so(lab: RunLab) 
     assert lab.attempts("hungry")[0]["termination_reason"] == "out_of_memory"
 
 
-def test_what_a_job_leaves_running_ends_with_it(lab: RunLab) -> None:
+def test_processes_that_a_job_leaves_running_end_with_it(lab: RunLab) -> None:
     commands = ["sleep 1000 & (setsid sleep 1000 &)", "echo started"]
     lab.apply("litter", commands=commands).succeeded()
     assert lab.log("litter") == b"started\n"

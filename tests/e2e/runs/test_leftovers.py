@@ -33,7 +33,7 @@ def user(lab: RunLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visito
 
 
 @pytest.mark.parametrize("init", [False, True], ids=["runner first", "init first"])
-def test_what_a_visitor_left_in_a_container_ends_with_it(
+def test_processes_that_a_visitor_left_in_a_container_end_with_it(
     lab: RunLab, user: Visitor, init: bool
 ) -> None:
     with user.run("visited", init=init):
@@ -45,7 +45,7 @@ def test_what_a_visitor_left_in_a_container_ends_with_it(
         assert processes_of(container) == {}
 
 
-def test_what_a_visitor_left_in_a_job_without_a_container_ends_with_it(
+def test_processes_that_a_visitor_left_in_a_job_without_a_container_end_with_it(
     controller_process: ControllerFactory,
     shim_process: ShimFactory,
     tmp_path: Path,

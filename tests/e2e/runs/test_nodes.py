@@ -32,7 +32,7 @@ def _containers(lab: RunLab) -> str:
     return lab.dockerd.docker("ps", "-q", "--no-trunc")
 
 
-def test_what_runs_at_a_drains_deadline_is_moved_and_charged_nothing(lab: RunLab) -> None:
+def test_a_job_that_runs_at_a_drains_deadline_is_moved_and_charged_nothing(lab: RunLab) -> None:
     lab.start("moved", commands=[UNTIL_ASKED], retry={"max_preemptions": 0})
     lab.cli("node", "drain", "n1", "--deadline", "1s", "--reason", "new fans").succeeded()
     try:

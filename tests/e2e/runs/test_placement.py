@@ -59,7 +59,7 @@ def test_a_job_without_room_waits_and_says_for_what(lab: RunLab) -> None:
     assert lab.log("second") == b"my turn\n"
 
 
-def test_what_fits_goes_before_what_waits(lab: RunLab) -> None:
+def test_a_job_that_fits_goes_before_one_that_waits(lab: RunLab) -> None:
     lab.start("holder", commands=[UNTIL_ASKED], resources={"cpu": 1})
     lab.submit("large", commands=["true"], resources={"cpu": 2})
     assert "2 CPU" in _why_it_waits(lab, "large")
@@ -71,7 +71,7 @@ def test_what_fits_goes_before_what_waits(lab: RunLab) -> None:
     lab.wait_for("holder", "done")
 
 
-def test_what_no_node_could_hold_is_refused(lab: RunLab) -> None:
+def test_a_job_that_no_node_could_hold_is_refused(lab: RunLab) -> None:
     result = lab.apply("giant", commands=["true"], resources={"memory": "5TB"})
     assert result.status != 0
     assert "memory" in result.errors

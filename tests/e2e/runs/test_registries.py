@@ -54,7 +54,7 @@ def test_a_private_image_runs_with_the_users_password(
     assert digest.startswith(f"{private.address}/team/tool@sha256:")
 
 
-def test_what_one_run_pulled_with_a_password_another_gets_only_from_the_registry(
+def test_a_run_gets_an_image_that_another_pulled_with_a_password_only_from_the_registry(
     lab: RunLab, private: DockerRegistry, words: dict[str, str]
 ) -> None:
     """By its tag, its digest or its id; what the operator has brought is open to all."""

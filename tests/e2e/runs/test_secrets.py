@@ -196,7 +196,7 @@ def test_a_refusal_does_not_repeat_a_secret(
     assert canary not in lab.controller.daemon.log.read_text(errors="replace")
 
 
-def test_what_the_controller_keeps_is_its_own(lab: RunLab) -> None:
+def test_only_the_controllers_user_reads_its_files(lab: RunLab) -> None:
     modes = {
         path.name: oct(path.stat().st_mode & 0o077) for path in (lab.controller.data, *_files(lab))
     }
@@ -207,7 +207,7 @@ def _files(lab: RunLab) -> list[Path]:
     return [path for path in lab.controller.data.iterdir() if path.is_file()]
 
 
-def test_what_a_run_had_to_keep_secret_leaves_the_controllers_files_soon_after_its_end(
+def test_a_runs_secrets_leave_the_controllers_files_soon_after_its_end(
     lab: RunLab, canary: str
 ) -> None:
     fields = {

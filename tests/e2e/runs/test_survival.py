@@ -181,7 +181,7 @@ def test_a_container_that_ends_while_both_are_dead_ends_well(lab: RunLab) -> Non
 
 
 @pytest.mark.parametrize("victim", ["controller", "shim"])
-def test_what_was_acknowledged_is_run_once_whoever_dies_then(lab: RunLab, victim: str) -> None:
+def test_an_acknowledged_run_runs_once_whichever_daemon_dies_then(lab: RunLab, victim: str) -> None:
     name = f"promised-by-{victim}"
     lab.submit(name, commands=["echo once"])
     getattr(lab, victim).restart()

@@ -144,7 +144,7 @@ def test_a_file_of_the_node_can_be_a_volume(lab: RunLab, offered: Path) -> None:
         ("a-pipe", "{offered}/pipe", "neither a folder nor a regular file"),
     ],
 )
-def test_what_may_not_be_a_volume_is_a_volume_error_that_says_why(
+def test_a_refused_volume_is_a_volume_error_that_says_why(
     lab: RunLab, offered: Path, name: str, source: str, words: str
 ) -> None:
     if name == "led-out":

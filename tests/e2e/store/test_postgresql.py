@@ -49,7 +49,7 @@ class TestHistory(HistoryContract):
 
 
 class TestRefusals(RefusalContract):
-    async def test_what_is_too_large_for_an_index_or_a_column_is_refused_not_waited_for(
+    async def test_a_value_too_large_for_an_index_or_a_column_is_refused_not_waited_for(
         self, store: Store
     ) -> None:
         for_index = a_run("run1", client_key=secrets.token_hex(1 << 16))
@@ -270,7 +270,7 @@ async def test_a_database_that_was_put_back_begins_an_epoch(
     assert (after.epoch, after.restored_at) == (epoch, 1e9)
 
 
-async def test_what_is_old_is_forgotten_with_all_that_belongs_to_it(
+async def test_an_old_run_is_forgotten_with_all_that_belongs_to_it(
     make_store: MakeStore, postgresql: PostgresqlServer, database_url: str
 ) -> None:
     store = make_store()

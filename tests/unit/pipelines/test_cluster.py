@@ -60,7 +60,7 @@ CLUSTERS = Clusters(NODES, SECRET)
 
 
 @pytest.mark.parametrize("forged", ["10.0.0.1\n ProxyCommand sh", "gpu-1", "", "fe80::1%a b"])
-def test_what_is_no_address_of_a_node_reaches_no_other_node(forged: str) -> None:
+def test_a_forged_address_of_a_node_reaches_no_other_node(forged: str) -> None:
     said = msgspec.structs.replace(node_info(), addresses=(forged, "10.0.0.7", "fd00::7"))
     assert from_node.capacity(said).addresses == ("10.0.0.7", "fd00::7")
 

@@ -108,7 +108,7 @@ async def world(status: AttemptStatus, folder: Path, **changes: Any) -> AsyncIte
         await asyncio.to_thread(made.logs.close)
 
 
-async def test_what_is_wanted_is_begun_once_however_often_it_is_committed(tmp_path: Path) -> None:
+async def test_a_wanted_effect_begins_once_however_often_it_is_committed(tmp_path: Path) -> None:
     async with world(AttemptStatus.RUNNING, tmp_path) as it:
         for _ in range(5):
             it.commit()
@@ -119,7 +119,7 @@ async def test_what_is_wanted_is_begun_once_however_often_it_is_committed(tmp_pa
         }
 
 
-async def test_what_is_done_is_not_done_again_by_the_next_commit(tmp_path: Path) -> None:
+async def test_a_finished_effect_is_not_repeated_by_the_next_commit(tmp_path: Path) -> None:
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
         submit.go_on.set()
@@ -130,7 +130,7 @@ async def test_what_is_done_is_not_done_again_by_the_next_commit(tmp_path: Path)
         assert submit.begun == [attempt_of(it.state).id]
 
 
-async def test_what_is_wanted_no_more_is_cancelled(tmp_path: Path) -> None:
+async def test_an_effect_that_is_no_longer_wanted_is_cancelled(tmp_path: Path) -> None:
     async with world(AttemptStatus.PROVISIONING, tmp_path) as it:
         submit = it.scripts[EffectKind.SUBMIT_TASK]
         it.commit()
@@ -162,7 +162,7 @@ async def test_a_final_attempt_has_nothing_under_way_and_its_readers_end(tmp_pat
         (ValueError("wrong"), True, True),
     ],
 )
-async def test_what_fails_is_tried_again_until_it_works(
+async def test_a_failed_effect_is_tried_again_until_it_works(
     tmp_path: Path,
     failure: Exception,
     is_shown: bool,
@@ -179,7 +179,7 @@ async def test_what_fails_is_tried_again_until_it_works(
     assert ["Traceback" in caplog.text, str(failure) in caplog.text] == [is_ours, is_shown]
 
 
-async def test_what_is_refused_again_and_again_is_told_once_for_each_reason(
+async def test_an_effect_that_is_refused_again_and_again_is_told_once_for_each_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "MOST_WAIT_SECONDS", 0.001)
@@ -294,7 +294,7 @@ async def test_a_beginning_that_takes_long_keeps_nobody_else_from_his(
         assert submit.finished == 0
 
 
-async def test_what_lasts_as_long_as_its_job_keeps_others_from_beginning_only_for_a_moment(
+async def test_an_effect_as_long_as_its_job_keeps_others_from_beginning_only_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "LENT_SECONDS", 60.0)

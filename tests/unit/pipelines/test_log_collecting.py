@@ -54,7 +54,7 @@ async def test_a_log_is_stored_acknowledged_and_complete(
     assert [type(report) for report in turns.posted] == [reports.LogsComplete]
 
 
-async def test_what_is_durable_is_acknowledged_while_the_job_still_runs(
+async def test_durable_bytes_are_acknowledged_while_the_job_still_runs(
     node: FakeConnection, logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_collection, "SOON_SECONDS", 0.0)

@@ -168,7 +168,7 @@ def test_the_node_is_told_whether_peers_reach_the_job_at_its_address(reached: bo
 
 
 @pytest.mark.parametrize("said", list(HostNetwork))
-def test_what_a_node_says_of_its_network_is_known(said: HostNetwork) -> None:
+def test_a_nodes_answer_about_its_network_is_known(said: HostNetwork) -> None:
     known = from_node.capacity(node_info(host_network=said)).host_network
     assert known is (said is HostNetwork.WHOLE_NODE)
 

@@ -60,7 +60,7 @@ def two_running(database: Kept) -> tuple[RunState, RunState]:
     return wrong, sound
 
 
-async def test_what_others_are_told_in_the_same_turn_is_stored(
+async def test_reports_to_other_runs_in_the_same_turn_are_stored(
     database: Kept, clock: ManualClock
 ) -> None:
     wrong, sound = two_running(database)
@@ -160,7 +160,7 @@ async def test_a_new_run_that_is_refused_never_was_and_a_sound_one_beside_it_is(
         assert attempt_of(turns.runs[sound.run.id]).node_id == "n1"
 
 
-async def test_what_is_refused_of_a_node_never_was(database: Kept) -> None:
+async def test_a_refused_change_of_a_node_never_was(database: Kept) -> None:
     async with refusing(database) as (turns, store):
         await turns.save_node(a_node("n1"), "n1")
         store.nodes.add("n1")

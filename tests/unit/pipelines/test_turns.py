@@ -224,7 +224,7 @@ async def test_node_changes_outlive_a_failed_commit_and_the_newest_wins(
         assert database.nodes["n1"].message == "new"
 
 
-async def test_what_was_placed_in_a_failed_commit_is_placed_again(
+async def test_a_job_placed_in_a_failed_commit_is_placed_again(
     database: Kept,
 ) -> None:
     stores: list[CountedCommits] = []

@@ -177,7 +177,7 @@ def test_a_replacement_goes_to_the_value_of_the_survivors_and_before_the_queue()
     assert cluster.places(run) == {"main/0": "a1", "main/1": "a2"}
 
 
-def test_what_replaces_one_job_is_said_to_wait_for_one_node() -> None:
+def test_the_replacement_of_one_job_is_said_to_wait_for_one_node() -> None:
     cluster = Cluster(gpu_node("n1"), gpu_node("n2"), gpu_node("n3"))
     cluster.submit("blocker", gpus=8)
     cluster.settle()
@@ -330,7 +330,7 @@ def test_independent_jobs_of_a_cluster_are_placed_on_one_node_however_many_they_
     assert len(cluster.places(run)) == 9
 
 
-def test_what_others_start_on_a_node_delays_a_gang_and_no_more() -> None:
+def test_starts_of_others_on_a_node_delay_a_gang_and_no_more() -> None:
     cluster = Cluster(node("n0", capacity={"cpu": 64.0, "memory": 1 << 40}))
     for n in range(MAX_STARTS):
         cluster.submit(f"other{n}")
@@ -359,7 +359,7 @@ def test_a_rank_is_replaced_beside_the_other_ranks_that_wait_for_it_to_start() -
     assert len(cluster.places(run)) == 9
 
 
-def test_what_has_its_container_builds_nothing_any_more() -> None:
+def test_a_job_that_has_its_container_no_longer_counts_as_a_start() -> None:
     """Ranks that wait for another one would keep what that one needs from starting beside them."""
     cluster = Cluster(node("n0", capacity={"cpu": 64.0, "memory": 1 << 40}))
     run = cluster.submit("a", gang(MAX_STARTS))

@@ -62,7 +62,7 @@ def test_no_gpu_of_many_that_are_equally_far_is_given_twice() -> None:
     assert len({one.uuid for one in choose(seen, seen, 8)}) == 8
 
 
-def test_what_is_broken_or_held_is_not_given() -> None:
+def test_a_broken_or_held_gpu_is_not_given() -> None:
     gpus = (gpu(0), gpu(1, healthy=False, message="cordoned"), gpu(2, held=True))
     seen = capacity(node_info(gpus=gpus)).gpus
     assert [(one.healthy, one.message) for one in seen] == [

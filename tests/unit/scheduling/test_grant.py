@@ -72,7 +72,7 @@ def test_a_job_without_gpus_gets_one_core_and_two_gib() -> None:
     assert given_on(eight_gpus(), need()) == (1.0, 2 * GIB, 2 * GIB)
 
 
-def test_what_the_user_wrote_stays_as_it_is() -> None:
+def test_an_amount_that_the_user_wrote_stays_as_it_is() -> None:
     wanted = need(gpus=4, cpu=3.0, shm_size=GIB, unset=(Amount.MEMORY,))
     assert given_on(eight_gpus(), wanted) == (3.0, 256 * GIB, GIB)
 
@@ -89,7 +89,7 @@ def test_instances_of_a_gpu_share_by_their_memory() -> None:
     assert (got.cpu, got.memory) == (4.0, 4 * GIB)
 
 
-def test_what_others_took_is_missing_equally_from_all_shares() -> None:
+def test_amounts_that_others_took_are_missing_equally_from_all_shares() -> None:
     greedy = held(Resources(cpu=48.0, memory=GIB, gpu=GpuNeed(count=1)), ("g7",))
     assert given_on(eight_gpus(), need(gpus=1), greedy)[0] == 2.28  # of the 16 that are left
 
@@ -143,7 +143,7 @@ def test_a_gang_whose_shares_leave_no_room_for_its_other_jobs_gets_the_least() -
     assert cpus == [1.0, 1.0, 1.0]
 
 
-def test_what_was_granted_is_the_same_when_it_is_read_again() -> None:
+def test_a_granted_amount_is_the_same_when_it_is_read_again() -> None:
     cluster = Cluster(eight_gpus(cpu=8.0))
     run_id = cluster.submit("a", gang(2), gpus=2, unset=EVERYTHING)
     cluster.turn()

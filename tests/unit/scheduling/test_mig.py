@@ -67,7 +67,7 @@ def test_a_job_waits_for_whole_gpus_beside_free_instances_and_is_told_why() -> N
     )
 
 
-def test_what_only_instances_could_hold_is_refused_at_submit() -> None:
+def test_a_request_that_only_instances_could_hold_is_refused_at_submit() -> None:
     found = why_never(run(gpu=GpuNeed(count=3)), [split_node()], {})
     assert found is not None
     assert "0 such GPU free of 0 (MIG instances are given only by name" in found[1]

@@ -42,14 +42,14 @@ def test_jobs_of_one_round_do_not_take_the_same_place_twice() -> None:
 @pytest.mark.parametrize(
     "state", [AllocationState.HELD, AllocationState.NOMINATED, AllocationState.ORPHANED]
 )
-def test_what_is_held_nominated_or_orphaned_is_taken(state: AllocationState) -> None:
+def test_a_held_nominated_or_orphaned_allocation_is_taken(state: AllocationState) -> None:
     first = settled(run("a", cpu=3.0), [node()])
     first = replace(first, allocations=(replace(first.allocations[0], state=state),))
     second = run("b", cpu=3.0)
     assert told([first, second], [node()]) == "needs 3 CPU; best node n1 has 1 free of 4"
 
 
-def test_what_was_released_is_free() -> None:
+def test_a_released_allocation_is_free() -> None:
     first = settled(run("a", cpu=3.0), [node()])
     released = replace(first.allocations[0], state=AllocationState.RELEASED)
     first = replace(first, allocations=(released,))

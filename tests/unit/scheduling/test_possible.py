@@ -102,7 +102,7 @@ def test_only_nodes_that_meet_the_constraints_are_asked_for_room() -> None:
     )
 
 
-def test_what_is_busy_drained_or_cordoned_may_hold_it_later() -> None:
+def test_a_busy_drained_or_cordoned_node_may_hold_it_later() -> None:
     nodes = [replace(gpu_node("n1"), cordoned=True), replace(gpu_node("n2"), draining=True)]
     assert why_never(asking(gang(2), whole_node=True), nodes, {}) is None
 
@@ -145,7 +145,7 @@ def test_a_fleet_that_nobody_has_made_is_refused_even_beside_one_that_is_there()
     assert refusal(asking(fleets=("default", "trainnig")), RACKS, {}) == sentence
 
 
-def test_what_is_kept_between_submissions_follows_every_change_of_a_node() -> None:
+def test_kept_answers_follow_every_change_of_a_node() -> None:
     kept, state = Feasibility(), asking(gpus=8)
     nodes: dict[str, Node] = {}
 

@@ -48,7 +48,7 @@ def test_use_of_years_ago_is_nothing_and_breaks_nothing() -> None:
         min_size=1,
     )
 )
-def test_what_is_added_and_taken_away_again_leaves_what_was_there(
+def test_use_that_is_added_and_taken_away_again_leaves_the_rest(
     spans: list[tuple[int, float, float | None]],
 ) -> None:
     uses = [spent("ada", g, s, None if d is None else s + d) for g, s, d in spans]
@@ -105,7 +105,7 @@ def test_a_gang_goes_first_among_equals_but_not_before_a_higher_priority() -> No
     assert first_placed(cluster, solo, gangs) == "solo"
 
 
-def test_what_a_run_takes_counts_for_its_user() -> None:
+def test_a_runs_use_counts_for_its_user() -> None:
     cluster = Cluster(gpu_node("n1"))
     cluster.submit("one", user="ada", gpus=4)
     cluster.settle()

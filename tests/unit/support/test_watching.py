@@ -86,7 +86,7 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("test_child", "sleep 5"),
     ],
 )
-def test_what_blocks_or_leaks_is_named(
+def test_a_blocking_call_or_a_leak_is_named(
     complaints: dict[str, str], test: str, complaint: str
 ) -> None:
     assert complaint in complaints[test]

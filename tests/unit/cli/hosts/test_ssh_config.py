@@ -44,7 +44,7 @@ def test_an_alias_has_address_login_and_jump_host_of_the_configuration(ssh: Path
     assert target_of("gpu-1") == wanted
 
 
-def test_what_is_given_counts_before_the_configuration(ssh: Path) -> None:
+def test_given_options_override_the_configuration(ssh: Path) -> None:
     given = target_of("gpu-1", port=22, user="root", identity=Path("/k"), jump="you@other:2200")
     other = Jump(host="other", port=2200, user="you", identity=Path("/k"))
     assert given == Target(host="10.0.0.5", identity=Path("/k"), jump=other)
