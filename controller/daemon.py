@@ -45,7 +45,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import Clusters, Secrets, secret_of
 from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
-from controller.proxy.view import NoServices, Uncounted
+from controller.proxy.view import NoServices
 from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
@@ -229,7 +229,7 @@ async def _controller(
         )
         proxy = Proxy(
             services=NoServices(),
-            traffic=Uncounted(),
+            traffic=NoServices(),
             gate=service.gate,
             connect=machinery.nodes.connection,
             settings=options.proxy,

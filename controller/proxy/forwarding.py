@@ -120,7 +120,7 @@ class Forwarder:
         service = self._service(call)
         if service.replicas:
             return service
-        if not service.asleep:
+        if not service.is_held:
             raise NoReplica(
                 f"no replica of the service {call.service} is ready; "
                 f"`fairlead service show {call.service}` tells why"
@@ -130,26 +130,32 @@ class Forwarder:
                 f"the service {call.service} is starting, and {self._limits.most_held} requests "
                 f"wait for it already; try again soon"
             )
-        self._hold(call.run_id, 1)
-        try:
-            async with asyncio.timeout(self._limits.hold_seconds):
-                while not service.replicas:
-                    await self._services.changed()
-                    service = self._service(call)
-        except TimeoutError:
-            raise NoReplica(
-                f"no replica of the service {call.service} was ready within "
-                f"{self._limits.hold_seconds:g} s; `fairlead service show {call.service}` tells why"
-            ) from None
-        finally:
-            self._hold(call.run_id, -1)
+        with self._counted_as_held(service):
+            try:
+                async with asyncio.timeout(self._limits.hold_seconds):
+                    while not service.replicas:
+                        self._services.wake(call.run_id)
+                        await self._services.changed(call.run_id)
+                        service = self._service(call)
+            except TimeoutError:
+                raise NoReplica(
+                    f"no replica of the service {call.service} was ready within "
+                    f"{self._limits.hold_seconds:g} s; `fairlead service show {call.service}` "
+                    "tells why"
+                ) from None
         return service
 
-    def _hold(self, run_id: str, more: int) -> None:
-        held = self._held.pop(run_id, 0) + more
-        if held:
-            self._held[run_id] = held
-        self._services.hold(run_id, held)
+    @contextmanager
+    def _counted_as_held(self, service: Service) -> Iterator[None]:
+        self._held[service.run_id] = self._held.get(service.run_id, 0) + 1
+        counted = self._traffic.begin(service, None)
+        try:
+            yield
+        finally:
+            counted.end()
+            self._held[service.run_id] -= 1
+            if not self._held[service.run_id]:
+                del self._held[service.run_id]
 
     def _service(self, call: Forwarded) -> Service:
         service = self._services.find(call.service)
@@ -161,18 +167,15 @@ class Forwarder:
 
     @contextmanager
     def _counted(self, service: Service, replica: Replica) -> Iterator[_Outcome]:
-        now = asyncio.get_running_loop().time
-        began = now()
         outcome = _Outcome()
-        self._traffic.began(service, replica.group)
+        counted = self._traffic.begin(service, replica)
         try:
             yield outcome
         except asyncio.CancelledError:
             outcome.failed = False  # the client went away
             raise
         finally:
-            seconds = None if outcome.is_stream else now() - began
-            self._traffic.ended(service, replica.group, seconds=seconds, failed=outcome.failed)
+            counted.end(failed=outcome.failed, is_stream=outcome.is_stream)
 
     async def _exchange(
         self, call: Forwarded, replica: Replica, outcome: _Outcome

@@ -34,11 +34,10 @@ class _Use:
         self.kept: deque[ReplicaConnection] = deque()
         self.avoided_until = 0.0
         self.last_used = 0
-        self.idle: asyncio.Event | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.in_flight and not self.kept and self.idle is None
+        return not self.in_flight and not self.kept
 
 
 class Replicas:
@@ -69,13 +68,6 @@ class Replicas:
         use = self._uses.get(replica_id)
         return 0 if use is None else use.in_flight
 
-    async def wait_idle(self, replica_id: str) -> None:
-        """Return when the replica has no request."""
-        use = self._uses.get(replica_id)
-        if use is not None and use.in_flight:
-            use.idle = use.idle or asyncio.Event()
-            await use.idle.wait()
-
     @contextmanager
     def using(self, replica: Replica) -> Iterator[None]:
         """Count a request of the replica."""
@@ -87,9 +79,6 @@ class Replicas:
             yield
         finally:
             use.in_flight -= 1
-            if not use.in_flight and use.idle is not None:
-                use.idle.set()
-                use.idle = None
             self._schedule()
 
     def kept(self, replica: Replica) -> ReplicaConnection | None:

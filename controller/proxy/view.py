@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -43,10 +42,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     model_prefix: str = "/v1"
     headers: tuple[tuple[str, str], ...] = ()
     """They are set on each request to a replica."""
+    groups: tuple[str, ...] = ("main",)
     rate_limits: tuple[RateLimit, ...] = ()
     replicas: tuple[Replica, ...] = ()
-    asleep: bool = False
-    """No replica runs, and a request starts one."""
+    is_held: bool = False
+    """Requests wait while it has no replica: they wake it, or it is waking up."""
 
 
 class Services(Protocol):
@@ -56,15 +56,30 @@ class Services(Protocol):
 
     def all(self) -> Iterable[Service]: ...
 
-    def hold(self, run_id: str, held: int) -> None:
-        """So many requests of this service wait for a replica now."""
+    def wake(self, run_id: str) -> None:
+        """A request waits for a replica of this service, which has none. May be repeated."""
 
-    async def changed(self) -> None:
-        """Return when a service has changed since the call."""
+    async def changed(self, run_id: str) -> None:
+        """Return when this service has changed since the call, or is gone."""
+
+
+class Counted(Protocol):
+    """A request that was counted."""
+
+    def end(self, *, failed: bool = False, is_stream: bool = False) -> None:
+        """End it once. `failed`: the replica gave no answer, or one from 500 on. `is_stream`: its
+        length says nothing about the replica's speed."""
+
+
+class Traffic(Protocol):
+    """The counts of requests, by which services are scaled and replicas drained."""
+
+    def begin(self, service: Service, replica: Replica | None) -> Counted:
+        """Count a request at this replica; None: one that is held until there is a replica."""
 
 
 class NoServices:
-    """No service is registered."""
+    """No service is registered, and nothing is counted."""
 
     def find(self, name: str) -> Service | None:
         return None
@@ -72,28 +87,11 @@ class NoServices:
     def all(self) -> Iterable[Service]:
         return ()
 
-    def hold(self, run_id: str, held: int) -> None:
-        pass
+    def wake(self, run_id: str) -> None:
+        raise AssertionError("there is no service")
 
-    async def changed(self) -> None:
-        await asyncio.Event().wait()
+    async def changed(self, run_id: str) -> None:
+        raise AssertionError("there is no service")
 
-
-class Traffic(Protocol):
-    """The counts of requests, by which services are scaled."""
-
-    def began(self, service: Service, group: str) -> None: ...
-
-    def ended(self, service: Service, group: str, *, seconds: float | None, failed: bool) -> None:
-        """A request has ended. `seconds` None: it was a stream whose length says nothing about the
-        replica's speed. `failed`: the replica gave no answer, or one from 500 on."""
-
-
-class Uncounted:
-    """Counts nothing."""
-
-    def began(self, service: Service, group: str) -> None:
-        pass
-
-    def ended(self, service: Service, group: str, *, seconds: float | None, failed: bool) -> None:
-        pass
+    def begin(self, service: Service, replica: Replica | None) -> Counted:
+        raise AssertionError("there is no service")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -13,10 +14,10 @@ from tests.doubles.node import FakeConnection, FakeRunner
 
 
 class PlantedServices:
-    """Has the services that a test puts there; `held` notes each count of waiting requests."""
+    """Has the services that a test puts there; `woken` notes each time that one is woken."""
 
     def __init__(self) -> None:
-        self.held: list[tuple[str, int]] = []
+        self.woken: list[str] = []
         self._services: dict[str, Service] = {}
         self._changed = asyncio.Event()
 
@@ -41,29 +42,34 @@ class PlantedServices:
     def all(self) -> Iterable[Service]:
         return tuple(self._services.values())
 
-    def hold(self, run_id: str, held: int) -> None:
-        self.held.append((run_id, held))
+    def wake(self, run_id: str) -> None:
+        self.woken.append(run_id)
 
-    async def changed(self) -> None:
+    async def changed(self, run_id: str) -> None:
         await self._changed.wait()
 
 
+class _Noted:
+    def __init__(self, traffic: NotedTraffic, at: str | None) -> None:
+        self._traffic = traffic
+        self._at = at
+        traffic.in_flight[at] += 1
+
+    def end(self, *, failed: bool = False, is_stream: bool = False) -> None:
+        self._traffic.in_flight[self._at] -= 1
+        self._traffic.ended.append((self._at, failed, is_stream))
+
+
 class NotedTraffic:
-    """Notes what it is told, and sets `news` each time."""
+    """Notes requests by the ids of their replicas; None: held ones. `ended` has (replica, failed,
+    is a stream)."""
 
     def __init__(self) -> None:
-        self.in_flight = 0
-        self.ended_ones: list[tuple[str, str, float | None, bool]] = []
-        self.news = asyncio.Event()
+        self.in_flight: Counter[str | None] = Counter()
+        self.ended: list[tuple[str | None, bool, bool]] = []
 
-    def began(self, service: Service, group: str) -> None:
-        self.in_flight += 1
-        self.news.set()
-
-    def ended(self, service: Service, group: str, *, seconds: float | None, failed: bool) -> None:
-        self.in_flight -= 1
-        self.ended_ones.append((service.run_id, group, seconds, failed))
-        self.news.set()
+    def begin(self, service: Service, replica: Replica | None) -> _Noted:
+        return _Noted(self, None if replica is None else replica.id)
 
 
 class _PortsHere(FakeRunner):

@@ -261,8 +261,8 @@ async def test_an_answer_that_breaks_off_breaks_off_for_the_client(part: bytes) 
         with pytest.raises(aiohttp.ClientPayloadError):
             async with bed.client.get("/services/api/") as answer:
                 await answer.read()
-        await eventually(lambda: not bed.traffic.in_flight, SOON)
-    assert [failed for *_, failed in bed.traffic.ended_ones] == [True]
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
+    assert [failed for _, failed, _ in bed.traffic.ended] == [True]
 
 
 async def test_an_answer_that_ends_with_the_connection_is_whole() -> None:
@@ -279,7 +279,7 @@ async def test_a_replica_that_hangs_gives_504_and_the_others_go_on() -> None:
     async with a_bed() as bed, a_server(hang) as port, an_app(echo) as other:
         bed.serve(port)
         waiting = asyncio.create_task(bed.client.get("/services/api/"))
-        await eventually(lambda: bed.traffic.in_flight, SOON)
+        await eventually(bed.traffic.in_flight.total, SOON)
         bed.services.put_replicas("api", replica(port), replica(other))
         async with bed.client.get("/services/api/") as answer:
             assert answer.status == 200
@@ -301,12 +301,12 @@ async def test_a_client_that_hangs_up_ends_the_request_to_the_replica() -> None:
         bed.serve(port)
         _, writer = await asyncio.open_connection("127.0.0.1", bed.client.port)
         writer.write(b"GET /services/api/ HTTP/1.1\r\nHost: x\r\n\r\n")
-        await eventually(lambda: bed.traffic.in_flight, SOON)
+        await eventually(bed.traffic.in_flight.total, SOON)
         writer.close()
         async with asyncio.timeout(SOON):
             await ended.wait()
-        await eventually(lambda: not bed.traffic.in_flight, SOON)
-    assert [failed for *_, failed in bed.traffic.ended_ones] == [False]
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
+    assert [failed for _, failed, _ in bed.traffic.ended] == [False]
 
 
 async def test_a_body_that_is_too_large_is_refused_with_and_without_a_length() -> None:
@@ -346,7 +346,7 @@ async def test_a_slow_client_costs_little_memory_and_slows_its_replica() -> None
                 before = sent
                 await asyncio.wait([asyncio.create_task(asyncio.sleep(0.3))])
         assert 0 < sent < 16 << 20
-        await eventually(lambda: not bed.traffic.in_flight, SOON)
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
 
 
 # -- sleeping services --------------------------------------------------------------------------
@@ -354,20 +354,20 @@ async def test_a_slow_client_costs_little_memory_and_slows_its_replica() -> None
 
 async def test_a_request_to_a_sleeping_service_is_held_until_a_replica_is_ready() -> None:
     async with a_bed() as bed, an_app(echo) as port:
-        bed.serve(asleep=True)
+        bed.serve(is_held=True)
         waiting = asyncio.create_task(bed.client.post("/services/api/", data=b"x"))
-        await eventually(lambda: bed.services.held, SOON)
+        await eventually(lambda: bed.services.woken, SOON)
         bed.services.put_replicas("api", replica(port))
         async with await waiting as answer:
             assert (answer.status, (await answer.json())["body"]) == (200, "x")
-    assert bed.services.held == [("run-api", 1), ("run-api", 0)]
+    assert bed.traffic.ended == [(None, False, False), (f"at-{port}", False, False)]
 
 
 async def test_only_so_many_requests_are_held_and_only_for_so_long() -> None:
     async with a_bed(Limits(hold_seconds=0.5, most_held=1)) as bed:
-        bed.serve(asleep=True)
+        bed.serve(is_held=True)
         waiting = asyncio.create_task(bed.client.get("/services/api/"))
-        await eventually(lambda: bed.services.held, SOON)
+        await eventually(lambda: bed.services.woken, SOON)
         async with bed.client.get("/services/api/") as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
             assert "1 requests wait" in (await answer.json())["error"]["message"]
@@ -378,9 +378,9 @@ async def test_only_so_many_requests_are_held_and_only_for_so_long() -> None:
 
 async def test_a_held_request_ends_with_its_service() -> None:
     async with a_bed() as bed:
-        bed.serve(asleep=True)
+        bed.serve(is_held=True)
         waiting = asyncio.create_task(bed.client.get("/services/api/"))
-        await eventually(lambda: bed.services.held, SOON)
+        await eventually(lambda: bed.services.woken, SOON)
         bed.services.remove("api")
         async with await waiting as answer:
             assert answer.status == 404
@@ -396,7 +396,7 @@ async def test_a_service_without_replicas_that_does_not_sleep_is_unavailable_at_
 # -- draining -----------------------------------------------------------------------------------
 
 
-async def test_a_replica_out_of_traffic_gets_no_request_and_its_last_one_is_waited_for() -> None:
+async def test_a_replica_out_of_traffic_gets_no_request_and_ends_its_last_one() -> None:
     go_on = asyncio.Event()
 
     async def slow(request: web.Request) -> web.Response:
@@ -406,15 +406,12 @@ async def test_a_replica_out_of_traffic_gets_no_request_and_its_last_one_is_wait
     async with a_bed() as bed, an_app(slow) as old, an_app(echo) as new:
         bed.serve(old)
         waiting = asyncio.create_task(bed.client.get("/services/api/"))
-        await eventually(lambda: bed.proxy.replicas.in_flight(f"at-{old}"), SOON)
+        await eventually(lambda: bed.traffic.in_flight[f"at-{old}"], SOON)
         bed.services.put_replicas("api", replica(new))
-        idle = asyncio.create_task(bed.proxy.replicas.wait_idle(f"at-{old}"))
         for _ in range(3):
             async with bed.client.get("/services/api/") as answer:
                 assert (await answer.json())["method"] == "GET"
-        assert not idle.done()
+        assert bed.traffic.in_flight[f"at-{old}"] == 1
         go_on.set()
-        async with asyncio.timeout(SOON):
-            await idle
-        assert bed.proxy.replicas.in_flight(f"at-{old}") == 0
         assert await (await waiting).text() == "slow"
+        assert bed.traffic.in_flight.total() == 0

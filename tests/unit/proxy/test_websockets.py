@@ -42,8 +42,8 @@ async def test_messages_pass_both_ways_and_the_close_code_too(compress: int) -> 
             await ws.send_str("bye")
             assert (await ws.receive(timeout=SOON)).type is WSMsgType.CLOSE
             assert ws.close_code == 4001
-        await eventually(lambda: not bed.traffic.in_flight, SOON)
-    assert [seconds for _, _, seconds, _ in bed.traffic.ended_ones] == [None]
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
+    assert [is_stream for *_, is_stream in bed.traffic.ended] == [True]
 
 
 async def test_a_client_that_leaves_closes_the_socket_of_the_replica() -> None:
@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_closes_the_socket_of_the_replica() -> None:
         await ws.close()
         async with asyncio.timeout(SOON):
             await ended.wait()
-        await eventually(lambda: not bed.traffic.in_flight, SOON)
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
 
 
 async def test_a_refused_handshake_is_the_replicas_answer() -> None:
@@ -80,7 +80,7 @@ async def test_a_socket_of_a_revoked_token_ends() -> None:
         ws = await bed.client.ws_connect("/services/api/ws", headers=as_user("ada"))
         bed.gate.end_streams("ada")
         assert (await ws.receive(timeout=SOON)).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
-        await eventually(lambda: not bed.traffic.in_flight, SOON)
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
 
 
 async def test_bytes_that_follow_the_handshake_at_once_reach_the_client() -> None:
