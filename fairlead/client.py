@@ -36,7 +36,7 @@ from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STAT
 from fairlead import notebook, settings
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import News, follow_events, follow_log, follow_run, unread
-from fairlead.progress import exit_status, job_name, step_of, why
+from fairlead.progress import exit_status, find_job, job_name, step_of, why
 from fairlead.rest import ControllerClient, decode, job_path, run_path
 from fairlead.ssh_keys import public_keys
 from fairlead.submission import submit, with_code
@@ -391,11 +391,7 @@ class Run:
         return self
 
     def _job(self, key: str | int | None) -> JobView:
-        for job in self.state.jobs:
-            if key is None or str(key) in (job.id, str(job.index), job_name(job)):
-                return job
-        names = ", ".join(job_name(job) for job in self.state.jobs) or "none yet"
-        raise UsageError(f"{self.name} has no job {key!r}: give one of {names}")
+        return find_job(self.state, key)
 
     def _watched(self, timeout: float | None) -> Iterator[WatchLine]:
         with _ending_after(self._rest, timeout, self) as rest:

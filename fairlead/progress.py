@@ -18,6 +18,7 @@ from controller.lifecycle.reasons import (
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.scheduling.answers import Amounts
+from fairlead.errors import UsageError
 from shim.schemas import PullProgress
 
 _BY_ITS_JOBS = (
@@ -148,6 +149,15 @@ def exit_status(run: RunView) -> int:
     if attempt is None and len(run.jobs) == 1 and run.jobs[0].attempts:
         attempt = run.jobs[0].attempts[-1]
     return (attempt.exit_code if attempt else None) or 1
+
+
+def find_job(run: RunView, key: str | int | None) -> JobView:
+    """Return the job with this id, index or GROUP/COOKIE; None: the first. Raises UsageError."""
+    for job in run.jobs:
+        if key is None or str(key) in (job.id, str(job.index), job_name(job)):
+            return job
+    names = ", ".join(job_name(job) for job in run.jobs[:_MOST_ROWS]) or "none yet"
+    raise UsageError(f"{run.name} has no job {key!r}: give one of {names}")
 
 
 def job_name(job: JobView) -> str:

@@ -64,6 +64,7 @@ class TaskFields(TypedDict, total=False):
     repos: Sequence[str | Mapped]
     files: Sequence[str | Mapped]
     secrets: Mapping[str, str] | Strings
+    ports: Sequence[int | str]
     tty: bool
     env_style: Strings
     ssh: str

@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING, TypeVar
 from controller.api.documents import AttemptView, JobView, RunView, WatchLine
 from controller.cli import output
 from controller.cli.display import Display, display
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AttemptStatus,
+)
 from fairlead.errors import ApiError
 from fairlead.follow import News, follow_log, follow_run
-from fairlead.progress import grants, job_name, step_of
+from fairlead.progress import find_job, grants, job_name, step_of
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
+    from controller.cli.forward import Forwarding
     from runner.schemas.frames import Frame
 LONGEST_DEAFNESS_SECONDS = 0.5
 T = TypeVar("T")
@@ -69,15 +74,23 @@ class _LogEnded:
 _Told = WatchLine | _LogEnded | _Failed
 
 
-def attach(client: ControllerClient, run: RunView) -> RunView:
+def attach(client: ControllerClient, run: RunView, job: str | None = None) -> RunView:
     """Follow the run and its output; return its final state. Raises ApiError when the controller
-    refuses."""
-    return _Attachment(client, run, display()).until_final()
+    refuses.
+
+    `job`: follow only that job. Its ports, by default those of the first job, are forwarded while
+    it runs.
+    """
+    return _Attachment(client, run, display(), job).until_final()
 
 
 class _Attachment:
-    def __init__(self, client: ControllerClient, run: RunView, shown: Display) -> None:
+    def __init__(
+        self, client: ControllerClient, run: RunView, shown: Display, job: str | None
+    ) -> None:
         self._client = client
+        self._job = job
+        self._forwarding = _forwarding_of(client, run, job, self._tell)
         self._run = run
         self._display = shown
         self._inbox: SimpleQueue[_Told] = SimpleQueue()
@@ -104,7 +117,13 @@ class _Attachment:
                 self._take_up(told)
         finally:
             self._display.pause()
+            if self._forwarding is not None:
+                self._forwarding.stop()
         return self._run
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._job is not None or len(self._run.jobs) == 1
 
     def _is_over(self) -> bool:
         return self._run.status in FINAL_RUN_STATUSES and not self._following
@@ -114,11 +133,20 @@ class _Attachment:
         self._run = told.run
         self._tell_switches()
         self._tell_grants()
-        for job in self._run.jobs[:MOST_JOBS]:
+        jobs = [find_job(self._run, self._job)] if self._job else self._run.jobs[:MOST_JOBS]
+        for job in jobs:
             self._follow_next(job)
+        self._forward_ports()
         if self._run.status not in FINAL_RUN_STATUSES:
             flows = bool(self._following & self._wrote)
             self._display.show(step_of(self._run, told.progress), output_flows=flows)
+
+    def _forward_ports(self) -> None:
+        """Forward the ports from the moment when the job runs first."""
+        if self._forwarding is None:
+            return
+        if find_job(self._run, self._job).status == AttemptStatus.RUNNING:
+            self._forwarding.start()
 
     def _tell_switches(self) -> None:
         fresh = [one for one in self._run.switches if one.incarnation > self._incarnation]
@@ -141,7 +169,7 @@ class _Attachment:
             if attempt.id not in self._followed and not _never_ran(attempt):
                 self._followed.add(attempt.id)
                 self._following.add(job.id)
-                writer = output.log_writer(job_name(job), alone=len(self._run.jobs) == 1)
+                writer = output.log_writer(job_name(job), alone=self._is_alone)
                 self._in_thread(partial(self._carry, job.id, attempt.id, writer))
                 return
 
@@ -170,6 +198,18 @@ class _Attachment:
                 self._inbox.put(_Failed(error))
 
         threading.Thread(target=guarded, daemon=True).start()
+
+
+def _forwarding_of(
+    client: ControllerClient, run: RunView, job: str | None, tell: Callable[[str], None]
+) -> Forwarding | None:
+    """Return what forwards the run's ports, if it has any. Call it before other threads begin: they
+    import parts of the same library."""
+    if not run.configuration.get("ports"):
+        return None
+    from controller.cli.forward import Forwarding, declared
+
+    return Forwarding(client, run, job, declared(run), tell)
 
 
 def _never_ran(attempt: AttemptView) -> bool:

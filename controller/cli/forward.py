@@ -1,4 +1,7 @@
-"""Local TCP ports that lead to ports of a job; each connection has its own WebSocket."""
+"""Local TCP ports that lead to ports of a job; each connection has its own WebSocket.
+
+`forward` runs in a command's own loop, `Forwarding` next to a command that waits in threads.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ import contextlib
 import random
 import socket
 import struct
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
+from controller.api.documents import RunView
 from controller.cli.errors import CliError
+from controller.configuration.fields import port_mapping
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import FIRST_WAIT_SECONDS, News
 from fairlead.rest import CONNECT_SECONDS, ControllerClient, run_path, why_lost
@@ -25,10 +32,11 @@ PATIENCE_SECONDS = 30.0
 
 
 class Forward(msgspec.Struct, frozen=True):
-    """One forwarded port. `local` 0: any free port."""
+    """One forwarded port. `local` 0: any free port; `or_another`: also when it is taken."""
 
     port: int
     local: int
+    or_another: bool = False
 
 
 def parse_forward(text: str) -> Forward:
@@ -39,7 +47,7 @@ def parse_forward(text: str) -> Forward:
         raise CliError(f"{text!r} is not PORT or PORT:LOCAL, such as 8080 or 8080:9000", 2)
     if int(port) == 0:
         raise CliError("port 0 is not a port of a job", 2)
-    return Forward(*map(int, numbers))
+    return Forward(int(numbers[0]), int(numbers[1]))
 
 
 async def forward(
@@ -55,17 +63,84 @@ async def forward(
     async with contextlib.AsyncExitStack() as stack:
         for one in forwards:
             carrier = _Carrier(client, run, job, one.port, tell, news)
-            try:
-                server = await asyncio.start_server(carrier.accept, bind, one.local)
-            except OSError as error:
-                raise CliError(
-                    f"cannot listen on {bind}:{one.local} ({why_lost(error)}); give another port "
-                    f"as {one.port}:LOCAL"
-                ) from None
+            server = await _listen(carrier, one, bind, tell)
             await stack.enter_async_context(server)
             local = server.sockets[0].getsockname()[1]
             tell(f"{bind}:{local} leads to port {one.port} of {run}")
         await asyncio.Event().wait()
+
+
+async def _listen(
+    carrier: _Carrier, wanted: Forward, bind: str, tell: Callable[[str], None]
+) -> asyncio.Server:
+    try:
+        return await asyncio.start_server(carrier.accept, bind, wanted.local)
+    except OSError as error:
+        why = why_lost(error)
+    if not wanted.or_another:
+        raise CliError(
+            f"cannot listen on {bind}:{wanted.local} ({why}); give another port as "
+            f"{wanted.port}:LOCAL"
+        )
+    tell(f"cannot listen on {bind}:{wanted.local} ({why}); using another port")
+    return await asyncio.start_server(carrier.accept, bind, 0)
+
+
+def declared(run: RunView) -> list[Forward]:
+    """Return the `ports` of the run's configuration."""
+    return [
+        Forward(mapping.port, mapping.local, or_another=True)
+        for mapping in map(port_mapping, run.configuration.get("ports") or ())
+    ]
+
+
+class Forwarding:
+    """Forwards ports in a thread of its own, from the first `start` to `stop`."""
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        run: RunView,
+        job: str | None,
+        forwards: Sequence[Forward],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._forward = partial(forward, client, run.name, job, forwards, "127.0.0.1", tell)
+        self._tell = tell
+        self._thread: threading.Thread | None = None
+        self._stop: Callable[[], object] = bool
+        self._begun = threading.Event()
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Close the ports and their connections."""
+        if self._thread is not None:
+            self._begun.wait()
+            self._stop()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._until_stopped())
+        except asyncio.CancelledError:
+            pass
+        except (FairleadError, OSError) as error:
+            self._tell(f"no ports are forwarded: {error}")
+
+    async def _until_stopped(self) -> None:
+        loop, forwarding = asyncio.get_running_loop(), asyncio.create_task(self._forward())
+
+        def stop() -> None:
+            with contextlib.suppress(RuntimeError):  # it has failed and ended by itself
+                loop.call_soon_threadsafe(forwarding.cancel)
+
+        self._stop = stop
+        self._begun.set()
+        await forwarding
 
 
 class _Carrier:

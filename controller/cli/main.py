@@ -52,6 +52,9 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         result_action="return_value",
     )
     app.command(f"{_COMMANDS}.apply:apply", name="apply", help="Submit a run and follow it.")
+    app.command(
+        f"{_COMMANDS}.apply:attach", name="attach", help="Follow a live run, and its ports."
+    )
     app.command(f"{_COMMANDS}.runs:ps", name="ps", help="List runs.")
     app.command(f"{_COMMANDS}.runs:inspect", name="inspect", help="Show a run in full.")
     app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Show why a run waits.")
@@ -65,6 +68,10 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         app.command(f"{_COMMANDS}.actions:{name}", name=name, help=said)
     app.command(_job_app())
     app.command(f"{_COMMANDS}.ssh:ssh", name="ssh", help="Log in to a run's job.")
+    app.command(f"{_COMMANDS}.ssh:cp", name="cp", help="Copy files to or from a run's job.")
+    app.command(
+        f"{_COMMANDS}.shell:shell", name="shell", help="Start a job, and work in its container."
+    )
     app.command(
         f"{_COMMANDS}.ssh:ssh_config",
         name="ssh-config",

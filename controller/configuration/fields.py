@@ -347,3 +347,19 @@ def _bound(name: str, text: str) -> int:
     if not _NUMBER.fullmatch(text.strip()):
         raise ValueError(f"{shown(text)} is not a value for {name}")
     return int(text)
+
+
+_MAPPED = re.compile(r"(?:(?P<local>\d{1,5}|\*):)?(?P<port>\d{1,5})", re.ASCII)
+_MOST_PORT = 65535
+
+
+def port_mapping(value: object) -> schema.PortMapping:
+    """Return the mapping of `PORT` or `LOCAL:PORT`."""
+    found = _MAPPED.fullmatch(str(value)) if type(value) in (int, str) else None
+    if found is None:
+        raise ValueError(f"{shown(value)} is not a port")
+    port = int(found["port"])
+    local = 0 if found["local"] == "*" else int(found["local"] or port)
+    if not (1 <= port <= _MOST_PORT and local <= _MOST_PORT):
+        raise ValueError(f"{shown(value)} is out of range: ports are 1 to {_MOST_PORT}")
+    return schema.PortMapping(port, local)

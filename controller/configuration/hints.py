@@ -17,7 +17,9 @@ _OWN_NODES = (
 )
 _OF_SERVICES = "is for services, which are not supported yet"
 _OF_DEV_ENVIRONMENTS = "is for dev environments, which are not supported yet"
-_TUNNEL = "no port has to be opened; `fairlead port-forward RUN PORT` forwards a port of the job"
+_TUNNEL = (
+    "no port has to be opened; write ports, or use `fairlead port-forward RUN PORT` while it runs"
+)
 _BUILT = "nodes build no images; push it to a registry and use its name as image"
 _BANDS = "there are no queues; write band and priority"
 _NO_LIMIT_YET = "is not supported yet; max_duration limits how long the run may be running"
@@ -72,7 +74,6 @@ RENAMED: Mapping[str, str] = {
 """Names that dstack, YTsaurus, Iris and common use give to these fields."""
 
 SAID: Mapping[str, str] = {
-    "ports": _TUNNEL,
     "port": _TUNNEL,
     "python": "the image has it; use one such as image: python:3.12",
     "nvcc": "the image has it; use one with the CUDA compiler, such as a -devel image",

@@ -113,6 +113,12 @@ _SCHEMAS: dict[type, dict[str, Any]] = {
     schema.Volume: {"anyOf": [_STRING, _mapping(schema.VolumeFields)]},
     schema.Capability: _STRING,
     schema.Ulimits: {"type": "object", "additionalProperties": {"type": ["integer", "string"]}},
+    schema.PortMapping: {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": 65535},
+            {"type": "string", "pattern": r"^(([0-9]{1,5}|\*):)?[0-9]{1,5}$"},
+        ]
+    },
     schema.Needs: {"anyOf": [_STRING, _mapping(schema.ConstraintFields)]},
     schema.Names: {"anyOf": [_STRING, {**_STRINGS, "minItems": 1}]},
     schema.Schedule: {

@@ -118,6 +118,14 @@ class Secrets(dict[str, str]):
         return f"Secrets({sorted(self)})"
 
 
+class PortMapping:
+    """A port of the job, and the local port that leads to it; `local` 0 is any free one."""
+
+    def __init__(self, port: int, local: int) -> None:
+        self.port = port
+        self.local = local
+
+
 class Needs:
     """One of the `constraints`."""
 
@@ -324,6 +332,7 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     repos: Repos | None = None
     files: FileList | None = None
     secrets: Secrets | None = None
+    ports: tuple[PortMapping, ...] = ()
     tty: bool = False
     env_style: tuple[EnvStyle, ...] = ()
     ssh: SshChoice | None = None
@@ -426,6 +435,7 @@ ALLOWED = {
     "files.uploaded": "nothing: `fairlead apply` fills it in",
     "secrets": "a mapping of names to strings, ${NAME} or ${{ secrets.NAME }}, or a list of names"
     " of variables of your environment",
+    "ports": "a list of PORT or LOCAL:PORT, such as 8080 or 80:8000; LOCAL * is any free port",
     "tty": "true or false",
     "env_style": f"a list of {', '.join(EnvStyle)}",
     "volumes": "a list of NAME:/PATH, /PATH/ON/THE/NODE:/PATH (both with :ro if read only), or"

@@ -223,6 +223,7 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.Volume: lambda value: fields.volume(value, make),
     schema.Capability: fields.capability,
     schema.Ulimits: fields.ulimits,
+    schema.PortMapping: fields.port_mapping,
     schema.Needs: lambda value: fields.needs(value, make),
     schema.Names: fields.fleets,
     schema.Schedule: fields.schedule,

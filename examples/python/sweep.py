@@ -1,4 +1,4 @@
-"""Try several learning rates at once and keep the best one: one run each, awaited together."""
+"""Try several sizes at once and keep the best one: one run each, awaited together."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import sys
 
 from fairlead import AsyncClient, RunFailed, Task
 
-RATES = ("0.1", "0.01", "0.001")
-TRAIN = """awk -v rate="$RATE" 'BEGIN { print "loss", (rate - 0.01) ^ 2 }'"""
+SIZES = (4, 8, 16)
+TRAIN = "echo loss $(( (SIZE - 8) * (SIZE - 8) ))"  # your training program
 
 
 async def main() -> None:
     image = sys.argv[1] if len(sys.argv) > 1 else "ubuntu:24.04"
     async with AsyncClient() as client:
-        losses = await asyncio.gather(*(loss_of(client, image, rate) for rate in RATES))
-    print(f"best rate: {min(zip(losses, RATES, strict=True))[1]}")
+        losses = await asyncio.gather(*(loss_of(client, image, size) for size in SIZES))
+    print(f"best size: {min(zip(losses, SIZES, strict=True))[1]}")
 
 
-async def loss_of(client: AsyncClient, image: str, rate: str) -> float:
-    run = await client.submit(Task(image=image, commands=[TRAIN], env={"RATE": rate}))
+async def loss_of(client: AsyncClient, image: str, size: int) -> float:
+    run = await client.submit(Task(image=image, commands=[TRAIN], env={"SIZE": size}))
     try:
         await run.wait()
     except RunFailed as error:

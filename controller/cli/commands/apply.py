@@ -116,30 +116,52 @@ def is_fleet(document: Document) -> bool:
     return isinstance(document.data, dict) and document.data.get("type") == "fleet"
 
 
-def _follow(client: ControllerClient, run: RunView, json: bool) -> int:
-    from controller.cli.follow import attach
+def attach(run: str, /, *, job: str | None = None, json: Json = False) -> int:
+    """Follow a run that is live: its progress, its output and its `ports`; Ctrl-C detaches.
+
+    Parameters
+    ----------
+    run
+        Id or name.
+    job
+        Id, GROUP/COOKIE or index: follow only this job, and forward its ports; default: all jobs,
+        and the ports of the first.
+    """
+    client = settings.client()
+    return _follow(client, client.run(run), json, job, may_stop=False)
+
+
+def _follow(
+    client: ControllerClient,
+    run: RunView,
+    json: bool,
+    job: str | None = None,
+    *,
+    may_stop: bool = True,
+) -> int:
+    from controller.cli import follow
     from fairlead.progress import exit_status, why
 
     try:
-        final = attach(client, run)
+        final = follow.attach(client, run, job)
     except KeyboardInterrupt:
-        return _interrupted(client, run)
+        return _interrupted(client, run, may_stop)
     if json:
         output.emit_json(client.get(run_path(run.id)))
     output.note(f"{final.name}: {final.status}: {why(final)}")
     return exit_status(final)
 
 
-def _interrupted(client: ControllerClient, run: RunView) -> int:
+def _interrupted(client: ControllerClient, run: RunView, may_stop: bool) -> int:
     with output.alone_on_terminals():
         output.write_all(output.STDERR_FD, b"\n")
-        if _wants_stop(run.name):
+        if may_stop and _wants_stop(run.name):
             client.post(run_path(run.id, "stop"), {"abort": False})
             output.note(f"{run.name} is being stopped")
         else:
             output.note(
-                f"detached; {run.name} goes on (`fairlead logs -f {run.name}`, "
-                f"`fairlead stop {run.name}`)"
+                f"detached; {run.name} goes on (`fairlead attach {run.name}`, "
+                f"`fairlead logs -f {run.name}`, `fairlead stop {run.name}`)"
             )
     return EXIT_INTERRUPTED
 

@@ -1,4 +1,5 @@
-"""Commands that log in to a job's container: `ssh`, and `ssh-config` for other programs."""
+"""Commands that reach a job's container by the user's own OpenSSH: `ssh`, `cp`, and `ssh-config`
+for other programs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from cyclopts import Parameter
 
 from controller.api.documents import SshTarget
 from controller.cli import openssh, output
-from controller.cli.errors import EXIT_FAILED, CliError
+from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from fairlead import settings
 from fairlead.rest import decode, run_path
 
@@ -38,18 +39,71 @@ def ssh(
     job
         Id, GROUP/COOKIE or index; default: the first.
     """
-    program = shutil.which("ssh")
-    if program is None:
-        raise CliError("there is no ssh program here: install OpenSSH's client", EXIT_FAILED)
-    target, blocks, folder = _prepare(run, user, job)
-    try:
-        config = openssh.write_config(target, blocks, folder)
-    except OSError as error:
-        raise _cannot_write(folder, error) from None
+    program = program_of("ssh")
+    target, config = written_config(run, user, job)
     remote = [shlex.join(command)] if len(command) > 1 else list(command)
     separator = ["--"] if remote else []
     sys.stdout.flush()
     os.execv(program, ["ssh", "-F", str(config), target.run_name, *separator, *remote])
+
+
+def cp(source: str, destination: str, /, *, user: str = "root", job: str | None = None) -> int:
+    """Copy a file or a folder to a run's job, or from it; the exit status is that of scp.
+
+    Parameters
+    ----------
+    source
+        A path, or RUN:PATH for one in the job's container.
+    destination
+        The same; one of the two is in the container.
+    user
+        A user of the image.
+    job
+        Id, GROUP/COOKIE or index; default: the first.
+    """
+    runs = [name for name, _ in (place_of(source), place_of(destination)) if name is not None]
+    if len(runs) != 1:
+        raise CliError(
+            "give one path of this machine and one RUN:PATH, such as out.txt train:/tmp/out.txt",
+            EXIT_USAGE,
+        )
+    program = program_of("scp")
+    target, config = written_config(runs[0], user, job)
+    places = (_for_scp(place, target.run_name) for place in (source, destination))
+    sys.stdout.flush()
+    os.execv(program, ["scp", "-r", "-F", str(config), "--", *places])
+
+
+def place_of(text: str) -> tuple[str | None, str]:
+    """Return the run and the path of `RUN:PATH`. A path with a slash before its first colon is one
+    of this machine."""
+    run, colon, path = text.partition(":")
+    return (run, path) if colon and run and "/" not in run else (None, text)
+
+
+def _for_scp(text: str, host: str) -> str:
+    run, path = place_of(text)
+    if run is not None:
+        return f"{host}:{path}"
+    return path if path.startswith("/") else f"./{path}"  # no name of a host, and no option
+
+
+def program_of(name: str) -> str:
+    """Return the path of an OpenSSH program. Raises CliError."""
+    program = shutil.which(name)
+    if program is None:
+        raise CliError(f"there is no {name} program here: install OpenSSH's client", EXIT_FAILED)
+    return program
+
+
+def written_config(run: str, user: str, job: str | None) -> tuple[SshTarget, Path]:
+    """Return the way to the job, and the written configuration for `ssh -F`. Raises
+    FairleadError."""
+    target, blocks, folder = _prepare(run, user, job)
+    try:
+        return target, openssh.write_config(target, blocks, folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
 
 
 def ssh_config(run: str, /, *, user: str = "root", job: str | None = None) -> int:

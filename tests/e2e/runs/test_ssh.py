@@ -75,6 +75,38 @@ def test_scp_and_sftp_carry_files_both_ways(user: Visitor, tmp_path: Path) -> No
     assert here.read_bytes() == back.read_bytes() == again.read_bytes()
 
 
+def test_cp_carries_files_and_folders_both_ways(lab: RunLab, user: Visitor, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "a").write_bytes(os.urandom(MEGABYTE))
+    with user.run("copied"):
+        lab.cli("cp", folder, "copied:/tmp/there").succeeded()
+        lab.cli("cp", "copied:/tmp/there/a", tmp_path / "back").succeeded()
+        missing = lab.cli("cp", "copied:/tmp/none", tmp_path / "none")
+    assert (tmp_path / "back").read_bytes() == (folder / "a").read_bytes()
+    assert (missing.status, "No such file" in missing.errors) == (1, True)
+
+
+def test_a_shell_is_a_job_that_ends_when_it_is_left(lab: RunLab, user: Visitor) -> None:
+    file = lab.write(commands=["exit 9"], env={"SEED": "7"})
+    done = lab.cli("shell", "-f", file, "-n", "worked", "--", "sh", "-c", "echo $SEED; exit 3")
+    assert (done.status, done.output) == (3, "7\n")
+    assert lab.wait_for("worked")["status"] == "done"
+
+
+def test_a_shell_whose_command_is_killed_ends_by_itself(lab: RunLab, user: Visitor) -> None:
+    file = lab.write(commands=["exit 9"])
+    with lab.controller.spawn_cli("shell", "-f", file, "-n", "left", "--", "sleep 3600") as command:
+        assert command.stderr is not None
+        assert command.stderr.readline() == b"fairlead: submitted left\n"
+        lab.wait_for("left", "running")
+        wait_until(lambda: "sleep 3600" in lab.inside("left", "ps"), what="the session")
+        for child in psutil.Process(command.pid).children(recursive=True):
+            child.kill()
+        command.kill()
+    assert lab.wait_for("left")["status"] == "done"
+
+
 def test_ports_are_forwarded_in_all_three_ways(user: Visitor) -> None:
     """In the container `nc` answers each connection with one line."""
     answer = "while :; do echo inside | nc -l -p 8000; done &"

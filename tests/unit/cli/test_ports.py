@@ -16,6 +16,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from controller.api.app import make_app
+from controller.configuration.fields import port_mapping
 from controller.links.base import NodeConnection
 from runner.client import RunnerClient
 from tests.support.ssh_daemon import free_port
@@ -206,3 +207,88 @@ class TestApi:
             await stream.send_bytes(b"last words")
             await stream.close()
             assert await asyncio.wait_for(ended, DEADLINE) == b"last words"
+
+
+@contextlib.asynccontextmanager
+async def attached(
+    start: Fairlead, controller: Controller, node: PlayedNode, folder: Path, *ports: str
+) -> AsyncIterator[Command]:
+    """`fairlead attach` to a run that has these ports and runs."""
+    file = folder / "ports.yml"
+    file.write_text(f"type: task\nname: served\ncommands: [serve]\nports: [{', '.join(ports)}]\n")
+    async with a_runner(folder) as (_, client):
+        controller.connections["n1"] = cast(NodeConnection, ConnectedNode(client))
+        assert (await (await start("apply", "-d", "-f", str(file))).ended()).status == 0
+        await node.runs("served")
+        yield await start("attach", "served")
+
+
+async def test_attach_leads_local_ports_to_those_of_the_configuration_until_it_is_left(
+    start: Fairlead, controller: Controller, node: PlayedNode, tmp_path: Path
+) -> None:
+    async with digesting() as port:
+        mapping = f'"*:{port}"'
+        async with attached(start, controller, node, tmp_path, mapping) as command:
+            local = await local_port(command)
+            assert await talk(local, b"hello") == hashlib.sha256(b"hello").digest() * 1000
+            command.interrupt()
+            ended = await command.ended()
+    assert ended.status == 130
+    assert "served goes on (`fairlead attach served`" in ended.err
+    assert (await controller.service.runs.get("served")).run.status == "running"
+
+
+async def test_a_local_port_that_is_taken_gets_another_and_this_is_said(
+    start: Fairlead, controller: Controller, node: PlayedNode, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        mapping = f'"{number}:8000"'
+        async with attached(start, controller, node, tmp_path, mapping) as command:
+            local = await local_port(command)
+            command.interrupt()
+            ended = await command.ended()
+    assert local != number
+    assert f"127.0.0.1:{number} (Address already in use); using another port" in ended.err
+
+
+async def test_attach_ends_with_the_run_and_its_exit_status(
+    start: Fairlead, controller: Controller, node: PlayedNode, tmp_path: Path
+) -> None:
+    async with attached(start, controller, node, tmp_path, '"*:8000"') as command:
+        await local_port(command)
+        await node.prints("served", b"last words\n")
+        await node.ends("served", 5)
+        ended = await command.ended()
+    assert (ended.status, ended.out) == (5, b"last words\n")
+
+
+async def test_attach_refuses_a_job_that_is_not_there(
+    start: Fairlead, controller: Controller, node: PlayedNode, tmp_path: Path
+) -> None:
+    async with attached(start, controller, node, tmp_path, "8000") as command:
+        command.interrupt()
+        await command.ended()
+        other = await (await start("attach", "served", "--job", "9")).ended()
+    assert other.status == 2
+    assert "served has no job '9': give one of main/0" in other.err
+
+
+@pytest.mark.parametrize(
+    ("written", "forward"),
+    [
+        (8080, (8080, 8080)),
+        ("8080", (8080, 8080)),
+        ("80:8000", (8000, 80)),
+        ("*:8000", (8000, 0)),
+    ],
+)
+def test_ports_are_written_as_dstack_writes_them(written: object, forward: tuple[int, int]) -> None:
+    found = port_mapping(written)
+    assert (found.port, found.local) == forward
+
+
+@pytest.mark.parametrize("written", [0, 70000, "80:", "a:80", True, 1.5, "80:0", "1:2:3"])
+def test_what_is_no_port_is_refused(written: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a port|out of range"):
+        port_mapping(written)

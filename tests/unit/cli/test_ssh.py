@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from controller.api.documents import SshTarget
+from controller.cli.commands.ssh import place_of
 from controller.cli.openssh import (
     host_blocks,
     identity,
@@ -17,6 +18,7 @@ from controller.cli.openssh import (
 )
 from fairlead.errors import UsageError
 from fairlead.ssh_keys import public_keys
+from tests.unit.cli import output
 from tests.unit.cli.conftest import Fairlead
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XK8EfMlRDiwuR2PXDMZhYsKNAJsYlKFT8pCHPJ2cF"
@@ -139,3 +141,54 @@ async def test_a_run_that_does_not_run_yet_says_so(start: Fairlead, tmp_path: Pa
     refused = await (await start("ssh", "waiting", **env)).ended()
     assert refused.status == 1
     assert "waiting has no container yet (submitted)" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("train:/tmp/a", ("train", "/tmp/a")),
+        ("train:", ("train", "")),
+        ("a.txt", (None, "a.txt")),
+        ("./odd:name", (None, "./odd:name")),
+        (":x", (None, ":x")),
+    ],
+)
+def test_a_colon_names_a_run_unless_a_slash_comes_before_it(
+    text: str, place: tuple[str | None, str]
+) -> None:
+    assert place_of(text) == place
+
+
+@pytest.mark.parametrize("places", [("a", "b"), ("one:a", "two:b")])
+async def test_cp_wants_one_path_here_and_one_in_a_job(
+    start: Fairlead, places: tuple[str, str]
+) -> None:
+    ended = await output.of(start, "cp", *places)
+    assert ended.status == 2
+    assert "give one path of this machine and one RUN:PATH" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("nodes: 2\ncommands: [x]", "nodes: a shell is one job"),
+        ("schedule: 0 8 * * *\ncommands: [x]", "schedule: a shell is one job"),
+        ("ssh: off\ncommands: [x]", "ssh: a shell needs it"),
+    ],
+)
+async def test_a_shell_is_one_job_with_ssh(
+    start: Fairlead, tmp_path: Path, fields: str, said: str
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_ed25519.pub").write_text(KEY)
+    file = tmp_path / "job.yml"
+    file.write_text(f"type: task\n{fields}\n")
+    ended = await output.of(start, "shell", "-f", str(file), HOME=str(tmp_path))
+    assert (ended.status, said in ended.err) == (2, True)
+
+
+async def test_a_shell_without_a_key_says_how_to_make_one(start: Fairlead, tmp_path: Path) -> None:
+    file = tmp_path / "job.yml"
+    file.write_text("type: task\ncommands: [x]\n")
+    ended = await output.of(start, "shell", "-f", str(file), HOME=str(tmp_path))
+    assert "you have no SSH key: make one (`ssh-keygen -t ed25519`)" in ended.err
