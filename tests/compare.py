@@ -167,7 +167,7 @@ class Installation:
             return await answer.json()
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """What the YAML of each run has become."""
+        """The stored form of each run's YAML."""
         with contextlib.closing(sqlite3.connect(self.data / "controller.db")) as database:
             for table, columns in TABLES.items():
                 wanted = ", ".join(f'"{name}"' for name in columns)

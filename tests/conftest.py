@@ -1,6 +1,6 @@
 """Every test is watched: it may not block an event loop and leaves nothing behind.
 
-What a fixture sets up may outlive a test only if the fixture's scope is wider than the test's.
+A fixture's work may outlive a test only if the fixture's scope is wider than the test's.
 `tests/support/` says what counts as blocking and as left behind.
 """
 
@@ -73,8 +73,8 @@ _current: list[_Watched] = []
 
 
 def pytest_configure() -> None:
-    """Whoever starts the tests in the background ignores the keyboard's signals, and all that the
-    tests start would inherit that; a handler is not inherited, so theirs are the defaults."""
+    """A shell that starts the tests in the background ignores the keyboard's signals, and all that
+    the tests start would inherit that; a handler is not inherited, so theirs are the defaults."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 

@@ -1,1 +1,1 @@
-"""Stand-ins for real parts, one per Protocol. What misbehaves is named after what it does wrong."""
+"""Stand-ins for real parts, one per Protocol. A double that misbehaves is named after its fault."""

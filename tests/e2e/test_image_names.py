@@ -1,4 +1,4 @@
-"""What is refused at submit as no image's name is what the engine refuses, and nothing else."""
+"""A submission refuses the image names that the engine refuses, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong around a shim: it is killed, dockerd restarts, an answer is lost, a disk is full.
+"""Faults around a shim: it is killed, dockerd restarts, an answer is lost, a disk is full.
 
 The containers run a script in the place of the runner, since only the shim is looked at.
 """

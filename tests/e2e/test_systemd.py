@@ -47,7 +47,7 @@ def test_systemd_understands_every_line_of_the_unit(unit: Path, tmp_path: Path) 
 
 
 def _command(unit: Path, paths: dict[str, Path], options: str) -> list[str]:
-    """What systemd would run, with other paths and with these options in the unit's variable."""
+    """The command that systemd would run, with other paths and these options in its variable."""
     (line,) = _COMMAND.findall(unit.read_text().replace("\\\n", " "))
     text = _OPTIONS.sub(options, line)
     for installed, ours in paths.items():

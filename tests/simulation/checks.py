@@ -1,4 +1,4 @@
-"""What must hold after every commit, whatever happened before it.
+"""Checks that must hold after every commit, whatever happened before it.
 
 Each check compares the controller's committed account with the truth, which only the simulation
 knows: what really ran, wrote and ended. A breach is a `Violation`, not an exception, so that the

@@ -78,7 +78,7 @@ class Container:
         return self.frames[-1].end if self.frames else 0
 
     def log_from(self, offset: int) -> bytes:
-        """What the shim serves of the files: all from the segment that holds `offset`."""
+        """The part of the files that the shim serves: all from the segment that holds `offset`."""
         at = sum(frame.end <= offset for frame in self.frames)
         first = at - at % FRAMES_IN_A_SEGMENT
         return b"".join(encode(frame) for frame in self.frames[first:])

@@ -13,7 +13,7 @@ LONGEST_SECONDS = 300.0
 
 
 def explored(seed: int) -> Outcome:
-    """What ends the world itself, or keeps it from its end, is found like anything else."""
+    """A fault that ends the world itself, or keeps it from its end, is found like any other."""
     signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, LONGEST_SECONDS, LONGEST_SECONDS)
     try:

@@ -1,4 +1,4 @@
-"""What goes wrong, and how often. Each fault is one coroutine that does its harm and ends it."""
+"""The faults, and how often they come. Each is one coroutine that does its harm and ends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_SILENCE_SECONDS = 330.0
 
 
 class Faulty(Protocol):
-    """What faults are done to."""
+    """The targets of faults."""
 
     nodes: dict[str, SimulatedNode]
     rivals: Rivals

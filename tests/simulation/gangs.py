@@ -1,4 +1,4 @@
-"""What must hold of a run with gangs, judged by what was committed (docs/rules.md 5)."""
+"""Checks of a run with gangs, judged by its commits (docs/rules.md 5)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _changed_incarnations(name: str, before: RunState | None, after: RunState) -
 
 
 def _half_placed(name: str, before: RunState | None, after: RunState) -> Iterator[str]:
-    """Whoever of the ranked got a place in this commit, all others have one then."""
+    """If a ranked job got a place in this commit, all others have one then."""
     known = {} if before is None else {a.id: a for _, a in _attempts(before)}
     ranked = [a for a in _current(after) if a.rank is not None]
     placed = [

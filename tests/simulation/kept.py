@@ -1,5 +1,5 @@
-"""What a switch frees goes to nobody else until the gang is whole or gives up (docs/rules.md 5),
-judged by what was committed."""
+"""A place that a switch frees goes to no other run until the gang is whole or gives up
+(docs/rules.md 5), judged by its commits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The way between controller and node, with everything that can happen on it.
 
 A request that was sent may be performed although its sender is gone, and answered although nobody
-waits. Whoever waits is told of a cut at once and of silence after 30 s, as the real clients are.
+waits. A waiting sender hears of a cut at once and of silence after 30 s, as the real clients are.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from tests.simulation.task import SimulatedTask, TaskDriver
 
 
 class Watcher(Protocol):
-    """What a node tells the simulation itself, beside the wire. Nobody but the checks listens."""
+    """A node's notes for the simulation itself, beside the wire. Nobody but the checks listens."""
 
     def container_started(self, node: SimulatedNode, info: TaskInfo, made: Container) -> None: ...
 
@@ -71,7 +71,7 @@ class SimulatedNode:
         self.install_id = self._fresh("install", chance)
         self.draining = False
         self.attributes: dict[str, str] = {}
-        """What the admin says of it."""
+        """The admin's settings for it."""
         self.fleet = "fleet"
         self.generation = 0
         """How often it was removed as lost and added again."""

@@ -1,4 +1,4 @@
-"""What a run's own policy promises of its course, judged by what was committed (docs/rules.md
+"""Checks of a run's own policy, judged by its commits (docs/rules.md
 section 4 on limits; `startup_order`)."""
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _failed(job: Job, beside: Attempt) -> bool:
 
 
 def _seconds_running(state: RunState, occurrence: int, until: float) -> float:
-    """Wall time of the occurrence during which at least one job was RUNNING. What the state no
-    longer has is not in it."""
+    """Wall time of the occurrence during which at least one job was RUNNING. Attempts that the
+    state no longer has are not in it."""
     past = state.run.past_running
     total = past.seconds if past.occurrence == occurrence else 0.0
     covered = float("-inf")

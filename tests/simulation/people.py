@@ -1,6 +1,6 @@
 """The users of a simulated world, and its admin: they submit, look away and change their minds.
 
-Whatever a user asks for is asked again until a controller has acknowledged it.
+A user repeats each request until a controller has acknowledged it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class User:
             await self._wish(wish)
 
     async def close(self) -> None:
-        """What would go on forever is ended, what was put aside goes on."""
+        """Endless runs are ended, suspended runs go on."""
         if self._state is None:
             return
         state = self._office.database.runs.get(self._state.run.id)
@@ -245,11 +245,11 @@ class Admin:
             await self.register(node)
 
     async def settle(self) -> None:
-        """Whatever was asked for is committed, by whoever has gone since, too."""
+        """Each request is committed, also that of a user who has gone since."""
         await insist(self._office, lambda turns: turns.settled())
 
     async def remove_stale(self) -> None:
-        """What a restored database still has of machines that were replaced since."""
+        """The nodes of a restored database whose machines were replaced since."""
         office = self._office
         present = {id_of(node) for node in office.nodes.values()}
         for node_id in [one for one in office.database.nodes if one not in present]:

@@ -1,4 +1,4 @@
-"""What a simulated job will do, written into the job itself so that its node needs no other source.
+"""The script of a simulated job, written into the job so that its node needs no other source.
 
 The image says how the container's start goes, one variable of the environment how the job goes.
 """

@@ -18,14 +18,14 @@ PATIENCE_SECONDS = 120.0
 NEARLY = 1.0
 """Seconds; a decision is a little older than its commit."""
 TOLD_WITHIN_SECONDS = 10.0
-"""What the runner of an interrupted job has beyond `stop_duration`."""
+"""The time of an interrupted job's runner beyond `stop_duration`."""
 
 _ON_ITS_WAY = frozenset({AttemptStatus.PROVISIONING, AttemptStatus.PULLING})
 
 
 def unlimited(state: RunState) -> Iterator[str]:
-    """What this commit leaves without a limit on its way to RUNNING, or with one that stands still
-    although nothing is in its way; and what it leaves without words."""
+    """Attempts that this commit leaves without a limit on their way to RUNNING, with one that
+    stands still although nothing is in their way, or without words for what they wait for."""
     for attempt in _live(state):
         if awaited(state, attempt) is None:
             yield f"{attempt.id} is {attempt.status}, and nothing says what it waits for"
@@ -63,7 +63,7 @@ def stuck(
     container: Container | None,
     now: float,
 ) -> str | None:
-    """What is in truth so that nothing can move this attempt on, or should have done so; None when
+    """The truth by which nothing can move this attempt on, or should have done so; None when
     something can. `now` in Unix seconds."""
     limit = limits.deadline(state.run, attempt)
     if limit is not None and now >= limit.at:

@@ -60,7 +60,7 @@ def small(name: str, **more: Any) -> Node:
 
 
 def story_of(*moments: tuple[RunState, ...], nodes: dict[str, Node] | None = None) -> list[str]:
-    """What is found when these are committed one after the other."""
+    """The violations when these are committed one after the other."""
     freed, known = FreedPlaces(), dict[str, RunState]()
     found: list[str] = []
     nodes = nodes or {name: small(name) for name in ("n0", "n1")}

@@ -53,10 +53,10 @@ _BY_POLICY = frozenset(
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What befell an attempt from outside."""
+    """An attempt's fate from outside."""
 
     asked: frozenset[type[Report]]
-    """What users had asked of its job or of its run."""
+    """Users' requests to its job or to its run."""
     parent_ended: bool
     one_job_aborted: bool
     """A user aborted a job of its run, which may end the run."""

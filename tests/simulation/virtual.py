@@ -25,7 +25,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 EPOCH = 1_750_000_000.0
-"""What the simulated clocks show at the start, in Unix seconds."""
+"""The simulated clocks' time at the start, in Unix seconds."""
 SLOW_WORK = 0.1
 """Share of the work for threads that takes noticeable time."""
 SLOWEST_WORK_SECONDS = 0.3
@@ -36,7 +36,7 @@ class Deadlock(Exception):
 
 
 class Life:
-    """One life of a simulated process. What is started in `context` belongs to it."""
+    """One life of a simulated process. Tasks that are started in `context` belong to it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Life:
         self.withheld: list[tuple[Callable[..., Any], tuple[Any, ...], Context]] = []
         self.paused = False
         self.backlog: list[Any] = []
-        """What would have run while it was paused, and its timers."""
+        """Callbacks that would have run while it was paused, and its timers."""
 
     def __repr__(self) -> str:
         return f"<life {self.name}{' (dead)' if self.dead else ''}>"
@@ -240,7 +240,7 @@ def _settle(future: asyncio.Future[Any], result: object, error: Exception | None
 
 
 class VirtualClock:
-    """What one machine takes for the time of day; `jumped` is by how much it is wrong."""
+    """One machine's time of day; `jumped` is by how much it is wrong."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop

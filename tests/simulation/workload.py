@@ -1,4 +1,4 @@
-"""What the simulated users submit: single jobs, replicas, groups, gangs, and what is between."""
+"""The simulated users' submissions: single jobs, replicas, groups, gangs, and mixtures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SCHEDULES = (("*/5 * * * *",), ("*/7 * * * *", "3 * * * *"))
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes are like that the runs must fit, once they are empty."""
+    """The sizes of the empty nodes that the runs must fit."""
 
     largest_place: int
     """Nodes under one value of the fleet's placement attribute."""

@@ -364,7 +364,7 @@ class World:
 
 
 class _ErrorLog(logging.Handler):
-    """What the controller did not expect is a violation too."""
+    """An error that the controller did not expect is a violation too."""
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(logging.ERROR)

@@ -169,7 +169,7 @@ class BareHost:
         return run([*self._inside(), "sh", "-ec", command])
 
     def files(self) -> dict[str, str]:
-        """What an installation can change, file by file: kind, owner, mode, time, checksum."""
+        """Files that an installation can change: kind, owner, mode, time, checksum."""
         listed = self.does(
             "find /etc /opt /var/tmp -xdev -printf '%p\\t%y %u:%g %m %T@ %s %l\\n' 2>/dev/null"
         )

@@ -41,7 +41,7 @@ _BLOCKING: tuple[tuple[Any, str], ...] = (
 
 
 class BlockingCalls:
-    """What was found; `watch` one test at a time."""
+    """Findings are in `found`; `watch` one test at a time."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

@@ -123,7 +123,7 @@ def run(
 
 
 def inside(netns: str | None, boot_id: Path | None = None) -> list[str | Path]:
-    """What a command line begins with to run in the network namespace of that name, on a machine
+    """The beginning of a command line that runs in the network namespace of that name, on a machine
     that is called like it; the file `boot_id` holds what it finds to be the kernel's boot id."""
     if netns is None:
         return []

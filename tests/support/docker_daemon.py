@@ -100,7 +100,7 @@ class DockerDaemon:
         return self.docker("ps", "-aq").split()
 
     def _wait_for_removal(self, containers: list[str], what: str) -> None:
-        """What a shim has just begun to remove, even one that was killed then, goes by itself."""
+        """A container whose removal a shim has begun, even one killed then, goes by itself."""
         wait_until(lambda: set(containers).isdisjoint(self._containers()), what=what)
 
     def _networks(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What every engine promises, whatever it runs tasks on.
+"""The promises of every engine, whatever it runs tasks on.
 
 A test module gives a fixture `world` for its engine and inherits the tests. A task is a script in
 the words of a POSIX shell, which may call `ready` and `wait_forever`.

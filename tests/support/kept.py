@@ -1,4 +1,4 @@
-"""What survives a controller, whichever store it is in: for tests that run on all of them.
+"""The data that survives a controller, for tests that run on all kinds of stores.
 
 A test opens a store with `store()`, puts down what a controller of before has left, and looks at
 what is committed, beside any store that is open.

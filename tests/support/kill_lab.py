@@ -148,7 +148,7 @@ class KillLab:
         self._phase = "start"
 
     def be(self, script: str) -> None:
-        """What containers that start from now on do."""
+        """The script of containers that start from now on."""
         self._script.write_text(f"#!/bin/sh\n{script}\n")
 
     def finish(self) -> None:
@@ -376,7 +376,7 @@ class KillLab:
             self._broken(f"{task_id}: its end is not kept\n{self._story_of(ended)}")
 
     def _story_of(self, ended: TaskInfo) -> str:
-        """What those left behind who took part in its end."""
+        """The leftovers of those that took part in its end."""
         folder = self.shim.data / "tasks" / ended.id / "job"
         records = self.shim.data / "records" / "tasks"
         record = next((path for path in records.iterdir() if ended.id in path.name), None)

@@ -1,6 +1,6 @@
 """Finds what a test leaves behind: tasks, file descriptors, threads and child processes.
 
-What a fixture of a wider scope than one test sets up may outlive the test: its scope says so.
+A fixture of a wider scope than one test may leave such things to the next test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOBODYS_FILES = ("/dev/null", "/dev/urandom", "/dev/pts/", "/proc/", "pipe:[pyt
 
 @dataclass(frozen=True)
 class Holdings:
-    """What the process holds at one moment; each set's members are readable."""
+    """The process's holdings at one moment; each set's members are readable."""
 
     files: frozenset[str]
     threads: frozenset[str]
@@ -56,7 +56,7 @@ def holdings() -> Holdings:
 
 
 def leaked_since(before: Holdings) -> list[str]:
-    """What is held now and was not before, after what ends by itself has had time to end."""
+    """New holdings since then, after those that end by themselves have had time to end."""
 
     def settled() -> bool:
         if not (holdings() - before).describe():

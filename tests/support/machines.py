@@ -147,7 +147,7 @@ class Host:
         self.switch_on()
 
     def close(self) -> None:
-        """Whatever state it is in."""
+        """In any state."""
         self.shim.close()
         self.sshd.stop()
         self._kill_all()

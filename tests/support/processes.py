@@ -30,7 +30,7 @@ _PROGRAMS = Path(sys.executable).parent
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a finished `fairlead` command said. `json` reads its standard output."""
+    """The output of a finished `fairlead` command. `json` reads its standard output."""
 
     argv: Sequence[str]
     status: int

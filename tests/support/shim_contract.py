@@ -1,4 +1,4 @@
-"""What every shim answers to its controller, the real one and the simulated one.
+"""The answers of every shim to its controller, the real one and the simulated one.
 
 A test module gives the fixtures `shim`, for a node of 4 CPUs that has no task yet, and `image`,
 which takes long to pull, and inherits the tests.

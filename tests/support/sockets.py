@@ -1,4 +1,4 @@
-"""Who listens on TCP: read from /proc, so that no daemon's own word is taken for it."""
+"""Finds the listeners on TCP in /proc, so that no daemon's own word is taken for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store promises, whatever it is made of.
+"""The promises of every store, whatever it is made of.
 
 A test module gives a fixture `make_store`, each call of which gives another controller's view of
 the same data, and inherits the tests.
@@ -373,7 +373,7 @@ class StoreContract(Opened):
 
 
 class RefusalContract(Opened):
-    """What stores promise that can be given something that they cannot hold."""
+    """The promises of stores that can be given a value that they cannot hold."""
 
     async def test_a_number_that_does_not_fit_is_blamed_on_its_run_and_changes_nothing(
         self, store: Store

@@ -1,4 +1,4 @@
-"""What every store promises about a run that has had many attempts: the recent ones come with its
+"""The promises of every store about a run that has had many attempts: the recent ones come with its
 state, the others in pages, and the oldest are forgotten. Used as `store_contract` is.
 """
 

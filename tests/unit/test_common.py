@@ -1,4 +1,4 @@
-"""What all programs share, where no program's own tests look at it."""
+"""The parts that all programs share, where no program's own tests look at them."""
 
 from __future__ import annotations
 

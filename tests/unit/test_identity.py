@@ -1,4 +1,4 @@
-"""What the controller makes on its first start is private, durable, and made once."""
+"""The controller's files of its first start are private, durable, and made once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is old goes, what is live or occupies a place stays; time is virtual."""
+"""Old runs go, runs that live or occupy a place stay; time is virtual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node boots with is what the example in cloud-init/ shows."""
+"""A node boots with what the example in cloud-init/ shows."""
 
 from __future__ import annotations
 

@@ -45,6 +45,6 @@ def whole_gang_lab(
 
 @pytest.fixture
 def gang_lab(whole_gang_lab: GangLab) -> Iterator[GangLab]:
-    """Whatever the test has done, its machines and the controller are there for the next one."""
+    """The machines and the controller are there for the next test, whatever this one has done."""
     yield whole_gang_lab
     whole_gang_lab.repair()

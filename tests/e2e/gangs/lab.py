@@ -95,7 +95,7 @@ class GangLab(ControllerLab):
         wait_until(reached, PATIENCE, f"attempt {number} of {name} to be {status}")
 
     def environment(self, attempt: Any) -> dict[str, str]:
-        """What it was told. A job is RUNNING a moment before it has written that down."""
+        """The job's variables. A job is RUNNING a moment before it has written that down."""
         written = "until [ -e /tmp/env ]; do sleep 0.05; done; cat /tmp/env"
         text = self.inside(attempt, "sh", "-c", written)
         return dict(line.partition("=")[::2] for line in text.splitlines())

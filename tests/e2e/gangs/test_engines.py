@@ -1,4 +1,4 @@
-"""What becomes of a gang whose machine is started anew, or whose machine's Docker is."""
+"""A gang's fate when its machine is started anew, or the machine's Docker."""
 
 from __future__ import annotations
 

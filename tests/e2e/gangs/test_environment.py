@@ -1,4 +1,4 @@
-"""What the jobs of a gang are told, seen from inside their containers on different machines, and
+"""The environment of a gang's jobs, seen from inside their containers on different machines, and
 that they reach each other with it (docs/rules.md 5)."""
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ async def test_a_gpu_that_hangs_is_withdrawn_and_comes_back(
 
 
 async def seen_by(open_gpus: OpenGpus) -> MemoryRecords[Entry]:
-    """What a shim on this machine remembers."""
+    """The records of a shim on this machine."""
     seen: MemoryRecords[Entry] = MemoryRecords()
     async with open_gpus() as gpus, watching(gpus, seen):
         return seen

@@ -39,7 +39,7 @@ class Node:
         self.controller = controller
 
     def install(self, *options: str) -> list[dict[str, str]]:
-        """What it has changed."""
+        """The files that it has changed."""
         answer = self.machine.run(f"{self.folder}/install", "--json", *options)
         changes: list[dict[str, str]] = json.loads(answer)
         return changes

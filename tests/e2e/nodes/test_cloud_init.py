@@ -55,7 +55,7 @@ def known_keys() -> set[str]:
 
 
 def joined(folder: Path, text: str) -> dict[str, Any]:
-    """What cloud-init makes of all its parts."""
+    """All parts of it, as cloud-init merges them."""
     done = subprocess.run(
         ["/usr/bin/python3", "-c", JOIN, folder], input=text, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""What the bundle's `install` has made can be taken away again, to the last file."""
+"""The bundle's `install` can be undone to the last file."""
 
 from __future__ import annotations
 

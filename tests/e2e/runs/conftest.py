@@ -46,7 +46,7 @@ def whole_lab(
 
 @pytest.fixture
 def lab(whole_lab: RunLab) -> Iterator[RunLab]:
-    """What a test has left running, as one does that fails, holds up no other."""
+    """Runs that a test has left, as a failed one does, are ended before the next test."""
     yield whole_lab
     for process in (whole_lab.shim, whole_lab.controller):
         if not process.daemon.is_alive():

@@ -1,6 +1,6 @@
-"""What users do to live runs and jobs, with a real controller, real shims and real runners.
+"""Users act on live runs and jobs, with a real controller, real shims and real runners.
 
-The process engine is enough: what is asked of a container is asked of it elsewhere.
+The process engine is enough: other tests ask containers.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def scheduled(nodes: ActionLab) -> str:
 
 @pytest.fixture
 def lab(nodes: ActionLab, scheduled: str) -> Iterator[ActionLab]:
-    """Whatever a test has left is aborted after it."""
+    """Runs that a test has left are aborted after it."""
     yield nodes
     for run in nodes.get("/v1/runs")["runs"]:
         if run["name"] != scheduled:
@@ -165,7 +165,7 @@ def test_a_suspended_run_keeps_its_jobs_and_gets_no_others(lab: ActionLab) -> No
 
 
 def test_no_limit_ends_a_job_of_a_suspended_run_not_its_runner_s_either(lab: ActionLab) -> None:
-    """Another job is the clock. What the controller counts is over then, too: it says so once the
+    """Another job is the clock. The controller's own count is over then, too: it says so once the
     run goes on."""
     lab.small("slow", max_duration=6, stop_duration=1)
     first = lab.begun("slow")

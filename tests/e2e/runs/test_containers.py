@@ -1,4 +1,4 @@
-"""What a job's container may do and not do, asked from inside of it."""
+"""The rights of a job's container, tried from inside."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_harm_done_to_the_runner_harms_nobody_else(lab: RunLab, harm: str) -> No
     ids=["a number beyond all bounds", "a character that no database keeps", "a deep nest"],
 )
 def test_a_forged_exit_record_harms_nobody_else(lab: RunLab, forged: str) -> None:
-    """The job writes the record, and its runner has no time left to write its own. Whoever kills
+    """The job writes the record, and its runner has no time left to write its own. A kill of
     the container interrupts the job, which is not tried again here."""
     write = f"printf %s '{forged}' > {OURS}/task/exit.json"
     lab.submit("forged", commands=[write, "echo ready", "sleep 1000"], retry=False)

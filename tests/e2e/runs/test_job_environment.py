@@ -1,4 +1,4 @@
-"""What a job finds when it starts: its folder, its user, its variables, its image."""
+"""A job's surroundings when it starts: its folder, its user, its variables, its image."""
 
 from __future__ import annotations
 

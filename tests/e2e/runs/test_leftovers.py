@@ -1,4 +1,4 @@
-"""What a visitor has left running in a job by SSH ends with the job's attempt."""
+"""Processes that a visitor has left in a job by SSH end with the job's attempt."""
 
 from __future__ import annotations
 

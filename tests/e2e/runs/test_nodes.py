@@ -1,4 +1,4 @@
-"""What admins do with nodes that have jobs, and what a node does that hears of nobody."""
+"""Admins act on nodes that have jobs; a node acts by itself when it hears of no controller."""
 
 from __future__ import annotations
 

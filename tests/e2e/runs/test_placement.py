@@ -1,4 +1,4 @@
-"""Who runs where and when, and what those are told who have to wait."""
+"""Jobs get nodes in their order, and a waiting job is told why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job listens on, also only on its loopback, is reached from the user's machine: through
+"""A port of a job, also one on its loopback, is reached from the user's machine: through
 controller, SSH and runner, with nothing published on the node."""
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ def line_from(port: int, socks_to: int | None = None) -> bytes:
 
 
 def test_an_editors_script_runs_beside_a_dynamic_forward(user: Visitor) -> None:
-    """What VS Code's Remote-SSH does first: a shell without a terminal that reads a script, and a
-    SOCKS port in the same connection."""
+    """The first steps of VS Code's Remote-SSH: a shell without a terminal that reads a script, and
+    a SOCKS port in the same connection."""
     script = b"uname -s; mkdir -p ~/.server && echo $? && exit 3\n"
     with user.run("editor"):
         done = user.ssh("editor", "-T", "-D", str(free_port()), "editor", "sh", stdin=script)
@@ -234,7 +234,7 @@ def test_the_jump_user_opens_the_tasks_port_and_nothing_else(lab: RunLab, user: 
 
 
 async def greeting_of(lab: RunLab, user: Visitor, port: int) -> bytes:
-    """What a job's server says first, also if it is started for this visitor alone."""
+    """The first line of a job's server, also if it is started for this visitor alone."""
     async with as_jump_user(lab, user) as connection, asyncio.timeout(60):
         reader, writer = await connection.open_connection("127.0.0.1", port)
         said: bytes = await reader.readexactly(8)

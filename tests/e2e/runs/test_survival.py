@@ -1,4 +1,4 @@
-"""What a cut or a kill may not change: the container, the attempt, the log, the exit status.
+"""A cut or a kill leaves these as they are: the container, the attempt, the log, the exit status.
 
 The jobs count lines until they are told to stop, so that the log alone shows whether a byte was
 lost, doubled or moved.
@@ -38,7 +38,7 @@ def _lines(lab: RunLab, name: str) -> int:
 
 
 def _lines_on_node(lab: RunLab, name: str) -> int:
-    """What its runner has stored, whether or not the controller has it."""
+    """The lines that its runner has stored, whether or not the controller has them."""
     attempt: str = lab.attempts(name)[-1]["id"]
     files = (lab.shim.data / "tasks" / attempt).rglob("*")
     return sum(file.read_bytes().count(b"line ") for file in files if file.is_file())

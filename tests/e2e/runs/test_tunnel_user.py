@@ -1,4 +1,4 @@
-"""What a stolen key of the controller is good for: the sockets of its group, and nothing else.
+"""A stolen key of the controller opens the sockets of its group, and nothing else.
 
 sshd cannot refuse TCP from the node without refusing unix sockets too: that is left to the firewall
 by owner, see tests/e2e/test_firewall.py.

@@ -1,4 +1,4 @@
-"""What people get wrong is answered in sentences: where, what, and what would be right."""
+"""Wrong input is answered in sentences: where it is, its fault, and a right value."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 
 
 def told_by_the_old_one(shim: ShimProcess, run: Any, fence: Fence) -> tuple[str, int]:
-    """What the shim answers to its command to end the job: code and status."""
+    """The shim's answer to its command to end the job: code and status."""
     (attempt,) = run["jobs"][0]["attempts"]
 
     async def terminate() -> tuple[str, int]:

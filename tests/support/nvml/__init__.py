@@ -27,7 +27,7 @@ def build(folder: Path) -> Path:
 
 
 def load(library: Path) -> None:
-    """Whoever asks this process for the driver's library gets this one, for good."""
+    """From now on, this process gets this one for the driver's library."""
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
@@ -40,7 +40,7 @@ def mig_uuid(index: int, instance: int) -> str:
 
 
 class StandIn:
-    """What the library says: `gpus` by index, each a dictionary of standin.c's keys; `lines` as
+    """The library's answers: `gpus` by index, each a dictionary of standin.c's keys; `lines` as
     they are. `tell` makes it true, at once and as a whole."""
 
     def __init__(self, state: Path, count: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the API ask for, and how they read the answers."""
+"""Requests of the tests of the API, and readers of the answers."""
 
 from __future__ import annotations
 

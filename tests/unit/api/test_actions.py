@@ -1,4 +1,4 @@
-"""What users do to live runs and jobs: recorded when answered, refused when it makes no sense."""
+"""Actions on live runs and jobs are recorded when answered, refused when they make no sense."""
 
 from __future__ import annotations
 

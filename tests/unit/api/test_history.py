@@ -1,4 +1,4 @@
-"""What a run's document no longer has can still be asked for."""
+"""Attempts that a run's document no longer has can still be asked for."""
 
 from __future__ import annotations
 

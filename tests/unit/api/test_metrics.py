@@ -1,4 +1,4 @@
-"""What running jobs use: asked of their nodes, and honest about nodes that do not answer."""
+"""The use of running jobs: asked of their nodes, and honest about nodes that do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user does to runs and jobs, by command."""
+"""Users act on runs and jobs by command."""
 
 from __future__ import annotations
 

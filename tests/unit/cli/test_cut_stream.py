@@ -1,4 +1,4 @@
-"""What is said when the stream of a log is cut."""
+"""A cut in the stream of a log is told."""
 
 from __future__ import annotations
 

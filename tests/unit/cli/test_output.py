@@ -1,4 +1,4 @@
-"""What commands write, and who waits while a person is asked something."""
+"""Commands write, and wait while a person is asked a question."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_long_text_is_cut_with_a_mark_in_a_list_and_a_short_one_is_not() -> No
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """What is written to the second comes out of the first."""
+    """Bytes that are written to the second come out of the first."""
     screen, own = os.openpty()
     tty.setraw(own)
     yield screen, own

@@ -1,4 +1,4 @@
-"""What lies on the user's machine becomes uploads, the same way every time, or a sentence."""
+"""Files of the user's machine become uploads, the same way every time, or a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fairlead` does with the streams that a shell gives it."""
+"""The command handles the streams that a shell gives it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["controller", "node", "server"]
 
 @pytest.fixture
 def told() -> list[str]:
-    """What the client says by the way."""
+    """The client's remarks."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""What shows the progress of a wait."""
+"""The progress of a wait is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What could never run is refused when it is submitted, by its field."""
+"""A job that could never run is refused when it is submitted, by its field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user wrote, and the defaults where nothing was written."""
+"""A plan holds what the user wrote, and defaults elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a visitor becomes, in images that say much, little or nothing about users."""
+"""A visitor's identity in images that say much, little or nothing about users."""
 
 from __future__ import annotations
 

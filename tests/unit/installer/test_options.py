@@ -1,4 +1,4 @@
-"""What the operator wishes: checked in words, and kept where nothing is said now."""
+"""The operator's options are checked in words, and kept where they are not named again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt waits for is always known, in words, and until when where there is a limit."""
+"""An attempt always says in words for what it waits, and until when where there is a limit."""
 
 from __future__ import annotations
 

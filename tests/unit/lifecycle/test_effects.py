@@ -1,4 +1,4 @@
-"""What the outside is asked to do at each point of a life."""
+"""The effects that are wanted at each point of a life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is reported, in whatever order and however often: what must always hold."""
+"""Properties that hold for all reports, in any order and number."""
 
 from __future__ import annotations
 

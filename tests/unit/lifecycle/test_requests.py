@@ -1,4 +1,4 @@
-"""What users ask of a run: docs/rules.md 2, 3 and 4."""
+"""Users' requests to a run: docs/rules.md 2, 3 and 4."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_the_duration_of_other_events_counts_from_the_last_end_of_a_placed_attem
 
 
 def test_the_duration_goes_on_while_no_attempt_gets_a_place() -> None:
-    """Who is ended in the queue has begun nothing anew."""
+    """A job that is ended in the queue has begun nothing anew."""
     interruptions = frozenset({RetryEvent.INTERRUPTION})
     play = Play(retry=RetryPolicy(on_events=interruptions, duration=100.0))
     play.to_running().wait(600.0)

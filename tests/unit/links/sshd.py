@@ -30,7 +30,7 @@ HOST_KEYS = {
 
 
 class Sockets:
-    """What listens on the node: one app that plays shim and runner."""
+    """The listeners on the node: one app that plays shim and runner."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "shim.sock")

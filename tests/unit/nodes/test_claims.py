@@ -1,4 +1,4 @@
-"""What a controller finds on a node and has itself, it alone commands from then on."""
+"""A controller that finds its task on a node alone commands it from then on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shim says about a job's GPUs reaches the job's log, by way of its runner."""
+"""The shim's notices about a job's GPUs reach the job's log, by way of its runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What silence makes of a node (docs/rules.md 7), each rule by its words."""
+"""A node's states through silence (docs/rules.md 7), each rule by its words."""
 
 from __future__ import annotations
 

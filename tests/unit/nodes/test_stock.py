@@ -1,4 +1,4 @@
-"""What a node has, compared with what it should have, whenever it is reached."""
+"""A node's tasks are compared with those it should have, whenever it is reached."""
 
 from __future__ import annotations
 

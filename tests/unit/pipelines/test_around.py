@@ -1,4 +1,4 @@
-"""What a run's decision is told of the nodes that it has places on."""
+"""A run's decision is told about the nodes that it has places on."""
 
 from __future__ import annotations
 

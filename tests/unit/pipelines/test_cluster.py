@@ -1,4 +1,4 @@
-"""What the jobs of a multi-node run are told about each other (docs/rules.md 5)."""
+"""The jobs of a multi-node run are told about each other (docs/rules.md 5)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class World:
         )
 
     def commit(self, status: AttemptStatus | None = None, **changes: Any) -> None:
-        """What the turn would tell after a commit that changed the attempt like this."""
+        """The turn's message after a commit that changed the attempt like this."""
         job = self.state.jobs[0]
         attempt = msgspec.structs.replace(
             job.attempts[0], **({"status": status} if status else {}), **changes

@@ -1,4 +1,4 @@
-"""What the proxy changes in paths and headers."""
+"""The proxy's changes to paths and headers."""
 
 import pytest
 from hypothesis import given

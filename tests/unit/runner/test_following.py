@@ -68,7 +68,7 @@ async def a_stalled_follower(folder: Path) -> AsyncIterator[socket.socket]:
 
 
 async def read_until(connection: socket.socket, text: bytes) -> bytes:
-    """What arrives until it holds `text` or the connection ends."""
+    """The bytes that arrive until they hold `text` or the connection ends."""
     loop, received = asyncio.get_running_loop(), b""
     async with asyncio.timeout(DEADLINE):
         while text not in received[-200:] and (data := await loop.sock_recv(connection, 1 << 20)):

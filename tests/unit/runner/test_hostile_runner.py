@@ -22,7 +22,7 @@ Ask = Callable[[RunnerClient], Awaitable[object]]
 
 
 async def logs(client: RunnerClient) -> object:
-    """What the frames are is for the reader to see."""
+    """The reader judges the frames."""
     decoder = Decoder()
     frames = list(decoder.feed((await client.logs(0)).frames))
     if decoder.pending:

@@ -1,4 +1,4 @@
-"""Who of many followers waits, and for how long."""
+"""The first follower never waits; the others take turns."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What a runner kills when its job is over, in a process of its own: that may be the test's."""
+"""A runner kills its job's leftovers, in a process of its own: the victim may be the test's."""
 
 from __future__ import annotations
 

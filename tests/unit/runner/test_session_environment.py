@@ -1,4 +1,4 @@
-"""What a visitor's session is told of its job, and what it never is."""
+"""A visitor's session has some variables of its job, and never others."""
 
 from __future__ import annotations
 

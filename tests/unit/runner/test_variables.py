@@ -1,4 +1,4 @@
-"""What a job is told: in our names always, in others' when it asks (docs/rules.md 5)."""
+"""A job's variables: in our names always, in others' when it asks (docs/rules.md 5)."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Cluster:
             pass
 
     def start_all(self) -> None:
-        """Whatever has a place runs."""
+        """All jobs with a place run."""
         for run_id, state in list(self.states.items()):
             for attempt in attempts(state):
                 if attempt.status is AttemptStatus.PROVISIONING:
@@ -112,7 +112,7 @@ class Cluster:
                     self.tell(run_id, TaskAccepted(**ids), RunnerStarted(at=self.now, **ids))
 
     def leave(self, run_id: str, at_most: int | None = None) -> None:
-        """What is ending there has ended, and is cleaned up."""
+        """Jobs that are ending there have ended, and are cleaned up."""
         ending = [
             attempt
             for attempt in attempts(self.states[run_id])

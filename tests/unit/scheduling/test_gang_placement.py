@@ -416,7 +416,7 @@ def test_the_place_of_the_rank_that_ended_goes_to_nobody_while_the_others_are_st
 
 
 def test_freed_places_stay_kept_while_they_are_too_few_for_the_gang() -> None:
-    """What is left would do for others."""
+    """The rest would do for others."""
     cluster = Cluster(*(gpu_node(f"n{n}") for n in range(3)))
     run = running_gang(cluster, 3, whole_node=True)
     other = cluster.submit("other", gpus=8)

@@ -1,4 +1,4 @@
-"""What a job gets of the amounts that its user left out."""
+"""A job's amounts where its user left them out."""
 
 from __future__ import annotations
 

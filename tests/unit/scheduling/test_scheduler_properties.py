@@ -1,5 +1,5 @@
-"""Whatever happens, in whatever order: nothing is over-committed, a gang is whole or not at all,
-no job waits while a node can take it, and the index is what one made anew would be."""
+"""Properties that hold in any order of events: nothing is over-committed, a gang is whole or not at
+all, no job waits while a node can take it, and the index is what one made anew would be."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def settings(folder: Path) -> Settings:
 
 
 class Node:
-    """What survives a crash of the shim: the host's containers and the records."""
+    """The parts that survive a crash of the shim: the host's containers and the records."""
 
     def __init__(self, folder: Path) -> None:
         self.settings = settings(folder)

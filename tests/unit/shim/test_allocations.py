@@ -1,4 +1,4 @@
-"""What does not fit is refused, by name; what fits is never promised twice."""
+"""A request that does not fit is refused by name; a resource is never promised twice."""
 
 from __future__ import annotations
 

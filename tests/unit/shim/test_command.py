@@ -245,7 +245,7 @@ def test_a_string_that_is_no_size_is_refused(text: str) -> None:
 def test_a_shim_as_it_is_started_answers_all_that_is_asked_without_a_task(
     start: Start, folder: Path
 ) -> None:
-    """What it leaves unloaded at its start is there when it is needed."""
+    """Modules that it leaves unloaded at its start are there when they are needed."""
     process = start()
     place = ready(folder)
     paths = ("health", "openapi.json", "node", "node/metrics", "allocations", "tasks")

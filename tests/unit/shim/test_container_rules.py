@@ -1,4 +1,4 @@
-"""What a container may be given on a node, and who it starts as."""
+"""The options of a container on a node, and the user it starts as."""
 
 from __future__ import annotations
 

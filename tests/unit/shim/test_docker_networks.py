@@ -1,4 +1,4 @@
-"""Who owns a network at any time: one without an owner would never be removed."""
+"""A network has an owner at any time: one without an owner would never be removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Docker is asked for, also what this machine's engine may not be able to give."""
+"""The requests to Docker, also for options that this machine's engine may lack."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ while True:
     os.wait()
     start()
 """
-"""Whatever of its children is killed, there is another one before all of them are."""
+"""It has a new child before the last one is killed."""
 
 HEIR = """
 import ctypes, os, signal
@@ -105,7 +105,7 @@ class Task:
             return True
 
     def close(self) -> None:
-        """What a failed test left behind is told to go."""
+        """A failed test's leftovers are told to go."""
         (self.folder / "landed").touch()
         os.close(self._life)
 

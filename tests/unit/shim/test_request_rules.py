@@ -1,4 +1,4 @@
-"""What is wrong with a request on any node is refused, with its field, before anything is begun."""
+"""A request that is wrong on any node is refused, with its field, before anything is begun."""
 
 from __future__ import annotations
 

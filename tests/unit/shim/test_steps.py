@@ -61,7 +61,7 @@ class Bench:
         self.mounter = mounter
 
     def facts(self) -> dict[str, Any]:
-        """What a second doing must leave as it is."""
+        """The state that a second doing must leave as it is."""
         task_id = self.ctx.task.info.id
         folders = (
             self.ctx.settings.job_folder(task_id),

@@ -1,4 +1,4 @@
-"""What no event tells is found out, and systemd hears that the shim is alive."""
+"""Changes without an event are found out, and systemd hears that the shim is alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lock of a data folder proves, and what not."""
+"""The lock of a data folder proves that a life is over, or nothing."""
 
 from __future__ import annotations
 

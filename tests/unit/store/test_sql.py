@@ -1,4 +1,4 @@
-"""What only the store in a database can promise: durability, privacy, an unblocked event loop."""
+"""Promises of the store in a database alone: durability, privacy, an unblocked event loop."""
 
 from __future__ import annotations
 

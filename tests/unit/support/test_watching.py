@@ -59,7 +59,7 @@ def test_held(held):
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the watchers said about each test above; "" where they said nothing."""
+    """The watchers' complaint about each test above; "" where they had none."""
     folder = tmp_path_factory.mktemp("watched")
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     (folder / "conftest.py").write_text(_IMPATIENT)

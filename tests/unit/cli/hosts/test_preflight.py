@@ -1,4 +1,4 @@
-"""What is said of a host before anything is changed there: a function of facts alone."""
+"""The verdict on a host before anything is changed there: a function of facts alone."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class GangPlay(Play):
         return replace(report, allocation=replace(report.allocation, placement=placement))
 
     def place_waiting(self) -> GangPlay:
-        """What the scheduler does: all that waits gets its place in one turn."""
+        """As the scheduler does: all waiting jobs get places in one turn."""
         waiting = [n for n in range(self.count) if self.waits(n)]
         self.send(*(self.placed_in(n) for n in waiting))
         return self

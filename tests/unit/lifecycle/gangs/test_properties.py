@@ -1,4 +1,4 @@
-"""Whatever happens to a gang, in whatever order and however often: what must always hold."""
+"""Properties of a gang that hold for all reports, in any order and number."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _checked(play: GangPlay, reports: Sequence[Report]) -> None:
 
 
 def _reachable(phase: Phase) -> set[Phase]:
-    """What one turn may lead to: it may end an incarnation and begin the next."""
+    """One turn's allowed outcomes: it may end an incarnation and begin the next."""
     found, left = {phase}, [phase]
     while left:
         for target in PHASE_MOVES[left.pop()] - found:
@@ -186,7 +186,7 @@ def _check_state(state: RunState) -> None:
 
 
 def _check_kept(state: RunState) -> None:
-    """What a switch freed: one place for each, and none once nothing waits for it."""
+    """The places that a switch freed: one for each, and none once nothing waits for it."""
     kept = freed.kept(state.allocations)
     states = {place.id: place.state for place in state.allocations}
     former = [victim for place in kept for victim in place.victims]

@@ -97,7 +97,7 @@ def _project(root: Path) -> str:
 
 @pytest.fixture(params=["image-image", "image-ours", "runtime-image", "runtime-ours"])
 def my_git(request: pytest.FixtureRequest, scratch: Scratch) -> Git:
-    """Whose git, and whose ssh."""
+    """Its git and its ssh are the image's, ours or the runtime's."""
     helpers = Helpers(Children(), dict(os.environ), None)
     whose_git, whose_ssh = request.param.split("-")
     ssh = shutil.which("ssh") if whose_ssh == "image" else None

@@ -202,6 +202,6 @@ def test_content_is_copied_in_pieces(target: Path) -> None:
 
 
 def test_a_stream_is_read_to_its_end_only_once(target: Path) -> None:
-    """What follows the end of the archive is nobody's business."""
+    """Bytes after the end of the archive are ignored."""
     put(tar(file("f")) + b"garbage" * 1000, target)
     assert [path.name for path in target.iterdir()] == ["f"]

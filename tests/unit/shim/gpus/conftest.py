@@ -1,4 +1,4 @@
-"""What watches GPUs does so often enough for a test."""
+"""The watch of GPUs reads often enough for a test."""
 
 from __future__ import annotations
 

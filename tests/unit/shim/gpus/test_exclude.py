@@ -1,4 +1,4 @@
-"""What the operator keeps is never offered, however it is named."""
+"""A GPU that the operator keeps is never offered, however it is named."""
 
 from __future__ import annotations
 

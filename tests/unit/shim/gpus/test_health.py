@@ -1,4 +1,4 @@
-"""Whose fault an error is, and which GPU the next job does not get."""
+"""An error has an owner, and a broken GPU gets no next job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is asked in whatever order, a GPU has one owner (`./dev prove gpus` asks more often)."""
+"""A GPU has one owner, whatever the order of requests (`./dev prove gpus` asks more often)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LOST = "cordoned: the GPU is lost: the driver no longer has it"
 
 
 class Machine:
-    """What outlives the shim: its cards and its records."""
+    """The parts that outlive the shim: its cards and its records."""
 
     def __init__(self, *gpus: GpuInfo) -> None:
         self.gpus = MemoryGpus(*gpus)
