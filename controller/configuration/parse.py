@@ -6,6 +6,7 @@ It raises only ConfigurationError, whatever the data is.
 from __future__ import annotations
 
 from controller.configuration.convert import ConfigurationError, check_content, convert
+from controller.configuration.dstack import translated
 from controller.configuration.groups import GroupPlan, check_groups, check_limits, plan_groups
 from controller.configuration.schema import ALLOWED, RetryFields, TaskConfiguration
 from controller.configuration.units import shown
@@ -22,6 +23,7 @@ def parse(data: object) -> TaskConfiguration:
             "", f"a configuration is a mapping of fields to values, not {shown(data)}", "type: task"
         )
     check_content(data)
+    data = translated(data).data
     _check_type(data.get("type"))
     configuration = convert(data, TaskConfiguration, make)
     check_groups(configuration)

@@ -63,8 +63,12 @@ def _duration(value: object) -> float | None:
 
 
 def parse_cpu(value: object) -> float:
-    """Return cores, more than 0; for a range its lower end, which is what a job takes."""
-    cores = parse_number(lower_end(value))
+    """Return cores, more than 0; for a range its lower end, which is what a job takes.
+
+    dstack's `x86:4` names the architecture that all nodes have.
+    """
+    amount = value.strip().removeprefix("x86:") if isinstance(value, str) else value
+    cores = parse_number(lower_end(amount))
     if cores is None:
         raise ValueError(f"{shown(value)} is not a number of CPU cores")
     if not 0 < cores <= MAX_CPU:

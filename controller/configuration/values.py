@@ -29,6 +29,8 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)
 _SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGKILL"})
 _SSH_CHOICES = frozenset({"auto", "embedded", "install", "off"})
 _GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _-]{0,63}", re.ASCII)
+_VENDOR = "nvidia"
+_OTHER_VENDORS = frozenset({"amd", "google", "tpu", "intel", "tenstorrent"})
 _CAPABILITY = re.compile(r"(\d{1,2}\.\d{1,2})(?:\.\.)?", re.ASCII)
 
 
@@ -147,14 +149,20 @@ def _gpu(value: object) -> schema.Gpu:
 
 
 def _gpu_of_text(text: str) -> GpuNeed:
-    """Return the need of `NAME[,NAME…][:MEMORY][:COUNT]`, each part optional, as in dstack."""
+    """Return the need of `[VENDOR:]NAME[,NAME…][:MEMORY][:COUNT]`, each part optional, as in
+    dstack; of a range of memory or counts a job takes the lower end."""
     count, memory, names = 1, 0, tuple[str, ...]()
+    vendor, colon, rest = text.partition(":")
+    if vendor.strip().lower() == _VENDOR:
+        text = rest if colon else str(count)
+    elif colon and vendor.strip().lower() in _OTHER_VENDORS:
+        raise ValueError(f"{shown(text)}: GPUs of {vendor.strip()} are not supported")
     for number, part in enumerate(text.split(":")):
         word = part.strip()
         if word.replace(".", "").isdigit():
             count = parse_count(word)
         elif word[:1].isdigit():
-            memory = parse_size(word.removesuffix(".."))
+            memory = _least_size(word)
         elif number == 0:
             names = _gpu_names(word.split(","))
         else:
@@ -191,7 +199,7 @@ def _named(name: str, make_value: Callable[[Any], Any], value: object) -> Any:
 
 
 def _least_size(value: str) -> int:
-    return parse_size(value.removesuffix(".."))
+    return parse_size(_without_open_end(value))
 
 
 def _capability(value: object) -> str | None:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from controller.cli import output
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_INTERRUPTED
+from controller.configuration.dstack import translated
 from controller.configuration.source import Document
 from fairlead import settings
 from fairlead.rest import ControllerClient, decode, run_path
@@ -64,6 +65,7 @@ def apply(
 
         return apply_fleet(document, file, bundle=bundle, yes=yes, upgrade=upgrade, json=json)
     configuration = completed(document, os.environ, given_variables(env, os.environ))
+    tell_translation(configuration)
     client = settings.client()
     configuration = with_code(
         client, configuration, file.resolve().parent, str(file), os.environ, output.note
@@ -109,6 +111,13 @@ def read_configuration(file: Path, env: tuple[str, ...], environ: Mapping[str, s
     Raises InvalidConfiguration, UsageError.
     """
     return completed(read_document(file), environ, given_variables(env, environ))
+
+
+def tell_translation(configuration: object) -> None:
+    """Tell in one line what a file of dstack's means here."""
+    notes = translated(configuration).notes if isinstance(configuration, dict) else ()
+    if notes:
+        output.note(f"read as a file of dstack: {'; '.join(notes)}")
 
 
 def is_fleet(document: Document) -> bool:

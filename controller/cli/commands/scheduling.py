@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from controller.api.documents import ExplainView, PlanView, UnderWayView
 from controller.cli import output
-from controller.cli.commands.apply import read_configuration
+from controller.cli.commands.apply import read_configuration, tell_translation
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_FAILED
 from controller.scheduling.answers import NodeAnswer, Waiting
@@ -86,7 +86,9 @@ def plan(
     env
         As for `apply`.
     """
-    body = {"configuration": _without_code(read_configuration(file, env, os.environ)), "name": name}
+    configuration = read_configuration(file, env, os.environ)
+    tell_translation(configuration)
+    body = {"configuration": _without_code(configuration), "name": name}
     data = settings.client().post("/v1/plan", body)
     found = decode(data, PlanView)
     if json:

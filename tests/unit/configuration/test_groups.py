@@ -201,7 +201,6 @@ def group(**fields: Any) -> dict[str, Any]:
         (group(nodes=2, gang={"size": 3}), "groups[0].gang.size", "more than the 2 nodes"),
         (group(nodes=0), "groups[0].nodes", "is out of range"),
         (group(name="A"), "groups[0].name", "'A' is not a name"),
-        ({"groups": [{"commands": ["x"]}]}, "groups[0].name", "is missing"),
         (group(comands=["x"]), "groups[0].comands", "did you mean commands?"),
         (group(priority=3), "groups[0].priority", "set it at the top level"),
         (group(resources={"memory": "1B"}), "groups[0].resources.memory", "less than 6MiB"),

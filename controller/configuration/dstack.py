@@ -1,0 +1,258 @@
+"""A task's file of dstack, as its author means it here.
+
+dstack's YAML is the model of ours, so most files need nothing. This module turns the rest into our
+fields: forms that dstack reads in a way of its own, and fields of its cloud that have no meaning on
+nodes that an operator added. `translated` is pure, and idempotent on what it returns.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from controller.configuration.schema import TaskConfiguration
+
+WORKING_FOLDER = "/workflow"
+"""Where dstack puts the repository, and from where a relative `working_dir` counts."""
+NEWEST_PYTHON = "3.13"
+"""What a file gets that names neither an image nor a Python."""
+_PYTHON_IMAGE = "astral/uv:python{version}-bookworm"
+_DOCKER_IMAGE = "dstackai/dind"
+_START_DOCKER = "start-dockerd"
+_HOME = "/root"
+_MENTION = "DSTACK_"
+_PYTHON = re.compile(r"3\.\d{1,2}", re.ASCII)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
+_OF_CLOUDS = (
+    *("spot_policy", "backends", "regions", "availability_zones", "instance_types"),
+    *("max_price", "reservation", "creation_policy", "idle_duration", "instances"),
+)
+"""Fields that choose among a cloud's offers."""
+_ALSO_OURS = frozenset(
+    {
+        *("type", "name", "image", "commands", "entrypoint", "shell", "env", "working_dir", "user"),
+        *("nodes", "groups", "schedule", "max_duration", "stop_duration", "retry", "priority"),
+        *("stop_criteria", "startup_order", "registry_auth", "repos", "files", "privileged"),
+        *("resources", "volumes", "fleets", "ports"),
+    }
+)
+"""Fields that dstack has, too."""
+_OURS = frozenset(TaskConfiguration.__struct_fields__) - _ALSO_OURS
+"""A file with one of these was written for us, so our default image holds."""
+_AMOUNTS = ("cpu", "memory", "gpu", "disk", "shm_size")
+
+
+class Translation(msgspec.Struct, frozen=True, kw_only=True):
+    """`data`: the configuration in our fields. `notes`: what its user should know, one phrase each;
+    empty for a file without dstack's own forms."""
+
+    data: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def translated(data: Mapping[str, Any]) -> Translation:
+    """Return the configuration with dstack's own forms in ours.
+
+    What it does not know stays as it is, so that `parse` refuses it with its hint.
+    """
+    if data.get("type") != "task":
+        return Translation(data=dict(data))
+    work = _Work(data)
+    for step in (_amounts, _groups, _folders, _files, _clouds, _entrypoint, _docker, _python):
+        step(work)
+    if work.notes or work.silently or _mentions(data):
+        if not _OURS & data.keys():
+            _image(work)
+        work.data.setdefault("env_style", ["dstack"])
+    return Translation(data=work.data, notes=tuple(work.notes))
+
+
+class _Work:
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = dict(data)
+        self.notes: list[str] = []
+        self.silently = False
+        """Something of dstack's was translated that needs no word."""
+
+
+def _mentions(data: Mapping[str, Any]) -> bool:
+    """Return whether what the jobs run names a variable of dstack's."""
+    groups = data.get("groups")
+    parts = [data, *(groups if isinstance(groups, list | tuple) else ())]
+    texts = (part.get(name) for part in parts if isinstance(part, Mapping) for name in _RUNS)
+    return any(_MENTION in str(text) for text in texts if text)
+
+
+_RUNS = ("commands", "entrypoint", "env")
+
+
+def _amounts(work: _Work) -> None:
+    """Read amounts beside an empty `resources` as those of it: an indentation was forgotten."""
+    data = work.data
+    if "resources" not in data or data["resources"] is not None:
+        return
+    found = {name: data.pop(name) for name in _AMOUNTS if name in data}
+    data.pop("resources")
+    if found:
+        data["resources"] = found
+        work.notes.append(f"{', '.join(found)} read as those of resources")
+
+
+def _groups(work: _Work) -> None:
+    """Name the groups that have no name, and gather their ports."""
+    groups = work.data.get("groups")
+    if not isinstance(groups, list | tuple) or not all(isinstance(g, dict) for g in groups):
+        return
+    taken = {group.get("name") for group in groups}
+    named, ports = [], list(work.data.get("ports") or ())
+    for number, group in enumerate(groups):
+        changed = dict(group)
+        if "name" not in changed:
+            name = f"group{number}"
+            changed = {"name": name if name not in taken else f"nameless{number}", **changed}
+            work.silently = True
+        if isinstance(own := changed.get("ports"), list | tuple):
+            ports += [port for port in own if port not in ports]
+            del changed["ports"]
+            work.silently = True
+        named.append(changed)
+    work.data["groups"] = named
+    if ports:
+        work.data["ports"] = ports
+
+
+def _folders(work: _Work) -> None:
+    """Let a relative `working_dir` count from where dstack puts the repository."""
+    folder = work.data.get("working_dir")
+    if not isinstance(folder, str) or not folder or folder.startswith("/"):
+        return
+    work.data["working_dir"] = posixpath.normpath(posixpath.join(WORKING_FOLDER, folder))
+    work.silently = True
+    repos = work.data.get("repos")
+    if isinstance(repos, list | tuple):
+        work.data["repos"] = [_with_path(repo) for repo in repos]
+
+
+def _with_path(repo: object) -> object:
+    if isinstance(repo, str):
+        has_path = ":" in repo and not _URL.match(repo)
+        return repo if has_path or _URL.match(repo) else f"{repo}:{WORKING_FOLDER}"
+    if isinstance(repo, dict) and repo.get("path") in (None, "."):
+        return {**repo, "path": WORKING_FOLDER}
+    return repo
+
+
+def _files(work: _Work) -> None:
+    """Put files that go to `~` into the home of root, who runs dstack's jobs."""
+    files = work.data.get("files")
+    if not isinstance(files, list | tuple) or work.data.get("user") not in (None, "root"):
+        return
+    changed = [_at_home(file) for file in files]
+    if changed != list(files):
+        work.data["files"] = changed
+        work.silently = True
+
+
+def _at_home(file: object) -> object:
+    if isinstance(file, str):
+        local, _, path = file.partition(":")
+        path = path or (local if local.startswith("~/") else "")
+        return f"{local}:{_HOME}{path[1:]}" if path.startswith("~/") else file
+    if isinstance(file, dict) and "uploaded" not in file:
+        target = file.get("path") or file.get("local_path")
+        if isinstance(target, str) and target.startswith("~/"):
+            return {**file, "path": f"{_HOME}{target[1:]}"}
+    return file
+
+
+def _clouds(work: _Work) -> None:
+    data = work.data
+    without = [name for name in _OF_CLOUDS if data.pop(name, None) is not None]
+    if without:
+        work.notes.append(f"without meaning on your own nodes: {', '.join(without)}")
+    if data.pop("utilization_policy", None) is not None:
+        work.notes.append("utilization_policy ends no run here: max_duration limits it")
+    named = [one["name"] for one in _mappings(data.get("volumes")) if one.get("name")]
+    if named and any(name in work.data for name in ("python", "docker")):
+        work.notes.append("a named volume is a folder of the node on which a job runs")
+
+
+def _mappings(value: object) -> list[dict[str, Any]]:
+    return (
+        [one for one in value if isinstance(one, dict)] if isinstance(value, list | tuple) else []
+    )
+
+
+def _entrypoint(work: _Work) -> None:
+    """Give the commands to the entrypoint as its arguments, as dstack does."""
+    entrypoint, commands = work.data.get("entrypoint"), work.data.get("commands")
+    if not isinstance(entrypoint, str) or not isinstance(commands, list | tuple):
+        return
+    try:
+        words = shlex.split(entrypoint)
+    except ValueError:
+        return
+    if words and commands:
+        work.data["entrypoint"] = [*words, *commands]
+        del work.data["commands"]
+        work.notes.append("commands are the arguments of entrypoint")
+
+
+def _docker(work: _Work) -> None:
+    """Give a job with `docker: true` dstack's image with a Docker daemon, which it starts."""
+    data, wanted = work.data, work.data.get("docker")
+    if not isinstance(wanted, bool) or (wanted and ("image" in data or "python" in data)):
+        return
+    del data["docker"]
+    work.silently = True
+    if not wanted:
+        return
+    data |= {"image": _DOCKER_IMAGE, "privileged": True}
+    if isinstance(commands := data.get("commands"), list | tuple):
+        data["commands"] = [_START_DOCKER, *commands]
+    work.notes.append(
+        f"docker: image {_DOCKER_IMAGE}, privileged where the node's operator allows it"
+    )
+
+
+def _python(work: _Work) -> None:
+    """Choose the image with this Python; YAML reads 3.10 as the number 3.1."""
+    given = work.data.get("python")
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        return
+    version = "3.10" if given == 3.1 else str(given)
+    if not _PYTHON.fullmatch(version) or "image" in work.data:
+        return
+    del work.data["python"]
+    if not work.data.get("nvcc"):
+        _use_python(work, version)
+
+
+def _image(work: _Work) -> None:
+    data = work.data
+    if data.pop("nvcc", False) not in (False, None):
+        data["nvcc"] = True
+    nothing = "commands" not in data and "groups" not in data
+    if "image" in data or "python" in data or "nvcc" in data or nothing:
+        return
+    groups = _mappings(data.get("groups"))
+    if not groups or not all("image" in group for group in groups):
+        _use_python(work, NEWEST_PYTHON)
+
+
+def _use_python(work: _Work, version: str) -> None:
+    image = _PYTHON_IMAGE.format(version=version)
+    work.data["image"] = image
+    env = work.data.get("env")
+    if env is None or isinstance(env, dict):
+        work.data["env"] = {"UV_SYSTEM_PYTHON": "1", **(env or {})}
+    elif isinstance(env, list | tuple) and not any(
+        str(one).startswith("UV_SYSTEM_PYTHON") for one in env
+    ):
+        work.data["env"] = [*env, "UV_SYSTEM_PYTHON=1"]
+    work.notes.append(f"Python {version} and uv by image {image}")
