@@ -120,25 +120,26 @@ async def start(environment: dict[str, str]) -> AsyncIterator[Fairlead]:
     outputs: list[PipeReader] = []
 
     async def started(*arguments: str, **env: str) -> Command:
-        outputs.append(PipeReader())
-        await outputs[-1].open()
+        output = PipeReader()
+        outputs.append(output)
+        await output.open()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
             PROGRAM,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=outputs[-1].write_end,
+            stdout=output.write_end,
             stderr=asyncio.subprocess.PIPE,
             env={name: value for name, value in (environment | env).items() if value},
         )
-        os.close(outputs[-1].write_end)
+        os.close(output.write_end)
         processes.append(process)
-        return Command(process, outputs[-1])
+        return Command(process, output)
 
     yield started
-    for output in outputs:
-        output.close()
+    for opened in outputs:
+        opened.close()
     for process in processes:
         if process.returncode is None:
             process.kill()
