@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from controller.api.documents import AttemptView, JobView, RunView, WatchLine
 from controller.cli import output
 from controller.cli.display import Display, display
+from controller.configuration.dstack import ports_of
 from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
@@ -205,7 +206,7 @@ def _forwarding_of(
 ) -> Forwarding | None:
     """Return what forwards the run's ports, if it has any. Call it before other threads begin: they
     import parts of the same library."""
-    if not run.configuration.get("ports"):
+    if not ports_of(run.configuration):
         return None
     from controller.cli.forward import Forwarding, declared
 

@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from controller.api.documents import RunView
 from controller.cli.errors import CliError
+from controller.configuration.dstack import ports_of
 from controller.configuration.fields import port_mapping
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import FIRST_WAIT_SECONDS, News
@@ -90,7 +91,7 @@ def declared(run: RunView) -> list[Forward]:
     """Return the `ports` of the run's configuration."""
     return [
         Forward(mapping.port, mapping.local, or_another=True)
-        for mapping in map(port_mapping, run.configuration.get("ports") or ())
+        for mapping in map(port_mapping, ports_of(run.configuration))
     ]
 
 

@@ -72,6 +72,11 @@ def translated(data: Mapping[str, Any]) -> Translation:
     return Translation(data=work.data, notes=tuple(work.notes))
 
 
+def ports_of(configuration: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return the ports of a submitted configuration, also those of groups in a file of dstack."""
+    return tuple(translated(configuration).data.get("ports") or ())
+
+
 class _Work:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = dict(data)

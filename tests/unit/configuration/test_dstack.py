@@ -204,6 +204,7 @@ def test_groups_without_names_get_some_and_their_ports_belong_to_the_run() -> No
     groups = [{"commands": ["a"], "ports": [8000]}, {"name": "b", "commands": ["b"]}]
     data = translated({"type": "task", "image": "i", "groups": groups}).data
     assert [group["name"] for group in data["groups"]] == ["group0", "b"]
+    assert data["ports"] == [8000]
 
 
 def test_the_commands_are_arguments_of_an_entrypoint() -> None:
