@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -25,6 +25,7 @@ from controller.api.documents import (
 )
 from controller.lifecycle.statuses import RunStatus
 from fairlead.client import Client, IfExists, Output, Run, Source, Tell
+from fairlead.offers import Offer
 
 T = TypeVar("T")
 _AHEAD = 64
@@ -88,8 +89,21 @@ class AsyncClient:
     async def run(self, key: str) -> AsyncRun:
         return AsyncRun(await asyncio.to_thread(self._client.run, key))
 
-    async def runs(self, *, all: bool = False, limit: int = 100) -> list[RunSummary]:
-        return await asyncio.to_thread(self._client.runs, all=all, limit=limit)
+    async def runs(
+        self,
+        name: str | None = None,
+        *,
+        all: bool = False,
+        status: Sequence[str] = (),
+        user: str | None = None,
+        limit: int = 100,
+    ) -> list[RunSummary]:
+        return await asyncio.to_thread(
+            self._client.runs, name, all=all, status=status, user=user, limit=limit
+        )
+
+    async def offers(self) -> list[Offer]:
+        return await asyncio.to_thread(self._client.offers)
 
     async def nodes(self) -> list[NodeView]:
         return await asyncio.to_thread(self._client.nodes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STAT
 from fairlead import notebook, settings
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import News, follow_events, follow_log, follow_run, unread
+from fairlead.offers import Offer, offers
 from fairlead.progress import exit_status, find_job, job_name, step_of, why
 from fairlead.rest import ControllerClient, decode, job_path, run_path
 from fairlead.ssh_keys import public_keys
@@ -181,12 +182,35 @@ class Client:
         """Return the run with this id or name. Raises NotFound."""
         return Run(self, self.rest.run(key))
 
-    def runs(self, *, all: bool = False, limit: int = 100) -> list[RunSummary]:
-        """Return the newest live runs; `all`: finished ones too."""
-        return decode(self.rest.get("/v1/runs", all=all, limit=limit), _Runs).runs
+    def runs(
+        self,
+        name: str | None = None,
+        *,
+        all: bool = False,
+        status: Sequence[str] = (),
+        user: str | None = None,
+        limit: int = 100,
+    ) -> list[RunSummary]:
+        """Return the newest live runs; `all`: finished ones too.
+
+        `name`: a pattern with `*` and `?`. `status`: only these, finished ones too.
+        """
+        data = self.rest.get(
+            "/v1/runs",
+            all=all,
+            limit=limit,
+            status=",".join(status) or None,
+            user=user,
+            name=name,
+        )
+        return decode(data, _Runs).runs
 
     def nodes(self) -> list[NodeView]:
         return decode(self.rest.get("/v1/nodes"), _Nodes).nodes
+
+    def offers(self) -> list[Offer]:
+        """Return what is free now, by the kind of GPU."""
+        return offers(self.nodes())
 
     def events(
         self, run: Run | str | None = None, *, after: int = 0, follow: bool = False

@@ -15,7 +15,8 @@ from controller.api.routes import NDJSON, Call, Instead, PositiveInt, Query, Rou
 from controller.api.streams import HEARTBEAT_SECONDS, cancel_this, reader_may_leave, registered
 from controller.api.views import run_summary, run_view
 from controller.lifecycle.model import RunState
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
+from controller.service.errors import Invalid
 from controller.service.submissions import IfExists, Submission
 from shim.schemas import PullProgress
 
@@ -56,12 +57,16 @@ class ScaleBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsQuery(Query, frozen=True):
-    """`cursor`: the `next_cursor` of the previous page (`before` is its old name)."""
+    """`cursor`: the `next_cursor` of the previous page (`before` is its old name). `status`: one or
+    several, with commas between them. `user`: the owner. `name`: a pattern with `*` and `?`."""
 
     all: bool = False
     limit: PositiveInt = 100
     cursor: str | None = None
     before: str | None = None
+    status: str | None = None
+    user: str | None = None
+    name: str | None = None
 
 
 class RunsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +91,23 @@ async def list_runs(call: Call) -> RunsAnswer:
         limit=query.limit + 1,
         before=query.cursor or query.before,
         user=call.caller,
+        owner=query.user,
+        statuses=_statuses(query.status),
+        name=query.name,
     )
     names = call.service.nodes.names()
     states, cursor = cut(states, query.limit, lambda state: state.run.id)
     return RunsAnswer(runs=tuple(run_summary(state, names) for state in states), next_cursor=cursor)
+
+
+def _statuses(text: str | None) -> tuple[RunStatus, ...]:
+    try:
+        return tuple(RunStatus(word.strip()) for word in text.split(",")) if text else ()
+    except ValueError:
+        known = ", ".join(RunStatus)
+        raise Invalid(
+            f"{text!r} is no status: give one or several of {known}", field="status"
+        ) from None
 
 
 async def get_run(call: Call) -> RunView:

@@ -28,7 +28,7 @@ _COMMANDS = "controller.cli.commands"
 
 
 _ACTIONS = {
-    "stop": "Stop a run.",
+    "stop": "Stop runs.",
     "complete": "End a run as done now.",
     "suspend": "Suspend a run: no placements, retries or triggers.",
     "resume": "Resume a suspended run.",
@@ -57,10 +57,16 @@ def make_app(arguments: Sequence[str] = ()) -> App:
     )
     app.command(f"{_COMMANDS}.runs:ps", name="ps", help="List runs.")
     app.command(f"{_COMMANDS}.runs:inspect", name="inspect", help="Show a run in full.")
+    app.command(f"{_COMMANDS}.scheduling:offer", name="offer", help="Show what is free.")
     app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Show why a run waits.")
     app.command(f"{_COMMANDS}.scheduling:plan", name="plan", help="Show where a run would go.")
     app.command(
         f"{_COMMANDS}.schema:schema", name="schema", help="Write the JSON Schema of the YAML."
+    )
+    app.command(
+        f"{_COMMANDS}.completion:completion",
+        name="completion",
+        help="Write the completion of this command for a shell.",
     )
     app.command(f"{_COMMANDS}.runs:metrics", name="metrics", help="Show what a run's jobs use.")
     app.command(f"{_COMMANDS}.logs:logs", name="logs", help="Show a run's log.")

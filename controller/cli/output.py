@@ -10,10 +10,12 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from controller.cli.errors import OutputError
 
@@ -26,6 +28,8 @@ STDOUT_FD = 1
 STDERR_FD = 2
 MOST_IN_A_CELL = 200
 _GAP = "  "
+_CLEAR = "\x1b[H\x1b[2J"
+REPEAT_SECONDS = 2.0
 _LEAST_OF_LAST = 24
 _LEAST_OF_CUT = 8
 
@@ -136,9 +140,30 @@ def write_all(fd: int, data: bytes) -> None:
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns, on a terminal not wider than it."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in table_lines(columns, rows, width):
+    for line in table_lines(columns, rows, table_width()):
         emit(line)
+
+
+def table_width() -> int | None:
+    """Return the terminal's width; None: stdout is no terminal, and a line may have any."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
+    """Show these lines again and again, until interrupted: in place on a terminal, else whenever
+    they have changed. A controller that is away is waited for."""
+    from fairlead.follow import News, patiently
+
+    news, shown = News(note), list[str]()
+    while True:
+        width = table_width()
+        lines = patiently(news, partial(lines_of, width))
+        if width is not None:
+            emit("\n".join([f"{_CLEAR}{utc_now():%H:%M:%S} UTC", *lines]))
+        elif lines != shown:
+            emit("\n".join(lines))
+        shown = lines
+        time.sleep(REPEAT_SECONDS)
 
 
 def table_lines(

@@ -17,7 +17,7 @@ from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.schedules import waits_for_trigger
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
 from controller.pipelines.live_state import Watch
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.answers import PlannedPlace, Waiting
@@ -291,15 +291,30 @@ class RunService:
         return [*(one for one in self.children(state) if one.run.id not in ids), *known]
 
     async def page(
-        self, *, include_finished: bool, limit: int, before: str | None, user: User
+        self,
+        *,
+        include_finished: bool,
+        limit: int,
+        before: str | None,
+        user: User,
+        owner: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        name: str | None = None,
     ) -> list[RunState]:
-        """Return the runs that the user may see, newest first. Raises Invalid (`before` is no run's
-        id), StoreUnavailable."""
+        """Return the runs that the user may see, newest first.
+
+        `owner`, `statuses` and `name` (a pattern with `*` and `?`) leave out others. Raises Invalid
+        (`before` is no run's id), StoreUnavailable.
+        """
+        if owner is not None and not sees_all(user) and owner != user.name:
+            return []
         stored = await self._store.list_runs(
-            include_finished=include_finished,
+            include_finished=include_finished or not FINAL_RUN_STATUSES.isdisjoint(statuses),
             limit=limit,
             before=before,
-            user=None if sees_all(user) else user.name,
+            user=owner if sees_all(user) else user.name,
+            statuses=statuses,
+            name=name,
         )
         if before is not None and not stored:
             last = await self._store.find_run(before)

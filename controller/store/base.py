@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from controller.lifecycle.events import Event
 from controller.lifecycle.model import Allocation, Attempt, Band, Fleet, Node, Role, RunState, Use
+from controller.lifecycle.statuses import RunStatus
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,11 +238,15 @@ class Store(Protocol):
         before: str | None = None,
         user: str | None = None,
         parent_id: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        name: str | None = None,
     ) -> list[RunState]:
         """Return runs, newest first.
 
         `before` is the id of the last run of the previous page (unknown: the result is empty).
-        `parent_id`: only the children of this run.
+        `parent_id`: only the children of this run. `statuses`: only runs with one of these. `name`:
+        only runs whose name fits this pattern, in which `*` stands for any characters and `?` for
+        one.
         """
 
     async def events(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +16,7 @@ from controller.lifecycle.statuses import (
     FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AllocationState,
+    RunStatus,
 )
 from controller.store import schema
 from controller.store.base import Snapshot, StoredEvent
@@ -121,6 +123,8 @@ def list_runs(
     before: str | None,
     user: str | None,
     parent_id: str | None = None,
+    statuses: Collection[RunStatus] = (),
+    name: str | None = None,
 ) -> list[RunState]:
     query = sa.select(schema.runs).order_by(_runs.submitted_at.desc(), _runs.id.desc())
     if not include_finished:
@@ -129,6 +133,10 @@ def list_runs(
         query = query.where(_runs.user == user)
     if parent_id is not None:
         query = query.where(_runs.parent_id == parent_id)
+    if statuses:
+        query = query.where(_runs.status.in_([status.value for status in statuses]))
+    if name is not None:
+        query = query.where(_runs.name.like(_like(storable(name)), escape=_ESCAPE))
     if before is not None:
         before = storable(before)
         last = connection.execute(sa.select(_runs.submitted_at).where(_runs.id == before)).scalar()
@@ -137,6 +145,15 @@ def list_runs(
         earlier = _runs.submitted_at < last
         query = query.where(earlier | ((_runs.submitted_at == last) & (_runs.id < before)))
     return _assemble(connection, query.limit(limit))
+
+
+_ESCAPE = "\\"
+
+
+def _like(pattern: str) -> str:
+    """Return the pattern, with `*` and `?`, in the language of SQL."""
+    plain = re.sub(r"([\\%_])", r"\\\1", pattern)
+    return plain.replace("*", "%").replace("?", "_")
 
 
 def events(

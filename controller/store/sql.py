@@ -8,13 +8,14 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
 from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.statuses import RunStatus
 from controller.store import queries, schema, writes
 from controller.store.base import (
     USE_SECONDS,
@@ -233,6 +234,8 @@ class SqlStore:
         before: str | None = None,
         user: str | None = None,
         parent_id: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        name: str | None = None,
     ) -> list[RunState]:
         return await self._read(
             lambda connection: queries.list_runs(
@@ -242,6 +245,8 @@ class SqlStore:
                 before=before,
                 user=user,
                 parent_id=parent_id,
+                statuses=statuses,
+                name=name,
             )
         )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.statuses import RunStatus
 from controller.store.base import (
     Boot,
     Changes,
@@ -45,6 +46,8 @@ class _Around:
         before: str | None = None,
         user: str | None = None,
         parent_id: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        name: str | None = None,
     ) -> list[RunState]:
         return await self._inner.list_runs(
             include_finished=include_finished,
@@ -52,6 +55,8 @@ class _Around:
             before=before,
             user=user,
             parent_id=parent_id,
+            statuses=statuses,
+            name=name,
         )
 
     async def events(

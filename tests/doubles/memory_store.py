@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -25,7 +26,7 @@ from controller.lifecycle.model import (
     RunState,
     Use,
 )
-from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState, RunStatus
 from controller.store.base import (
     USE_SECONDS,
     Boot,
@@ -310,6 +311,8 @@ class MemoryStore:
         before: str | None = None,
         user: str | None = None,
         parent_id: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        name: str | None = None,
     ) -> list[RunState]:
         database = self._opened()
         runs = self._newest_first(
@@ -317,6 +320,8 @@ class MemoryStore:
                 (include_finished or not _is_final(state))
                 and (user is None or state.run.user == user)
                 and (parent_id is None or state.run.parent_id == parent_id)
+                and (not statuses or state.run.status in statuses)
+                and (name is None or fnmatchcase(state.run.name, name.replace("[", "[[]")))
             )
         )
         if before is not None:

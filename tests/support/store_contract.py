@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -153,6 +154,26 @@ class StoreContract(Opened):
         await store.commit(submission(a_run()))
 
         assert await store.list_runs(before="nobody") == []
+
+    async def test_runs_are_listed_by_status_and_by_a_pattern_of_their_names(
+        self, store: Store
+    ) -> None:
+        named = ("train-1", "train-10", "a%b")
+        runs = [a_run(name, name=name, submitted_at=float(at)) for at, name in enumerate(named)]
+        await store.commit(submission(*runs))
+        done = with_status(runs[1], RunStatus.DONE)
+        await store.commit(change(runs[1], done))
+        live = (runs[0].run.status,)
+
+        async def names(**wanted: Any) -> list[str]:
+            return [state.run.name for state in await store.list_runs(**wanted)]
+
+        assert await names(name="train-*") == ["train-10", "train-1"]
+        assert await names(name="train-?") == ["train-1"]
+        assert await names(name="a%*") == ["a%b"]
+        assert await names(name="%") == []
+        assert await names(statuses=(RunStatus.DONE,)) == ["train-10"]
+        assert await names(statuses=live, name="t*") == ["train-1"]
 
     async def test_runs_can_be_listed_of_one_user(self, store: Store) -> None:
         hers, his = a_run("run1", user="ada"), a_run("run2", user="bob")

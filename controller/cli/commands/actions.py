@@ -7,19 +7,32 @@ from typing import Annotated
 from controller.api.documents import RunView
 from controller.cli import output
 from controller.cli.commands.options import Flag, Json
+from controller.cli.errors import EXIT_FAILED
 from fairlead import settings
+from fairlead.errors import ApiError
 from fairlead.rest import decode, job_path, run_path
 
 
-def stop(run: str, /, *, abort: Annotated[bool, Flag] = False, json: Json = False) -> int:
-    """Stop a run; returns when the controller has recorded it.
+def stop(run: str, /, *more: str, abort: Annotated[bool, Flag] = False, json: Json = False) -> int:
+    """Stop runs; returns when the controller has recorded it.
 
     Parameters
     ----------
+    more
+        More runs; one that cannot be stopped holds up no other.
     abort
         End the jobs at once, without their grace.
     """
-    return _do(run_path(run, "stop"), {"abort": abort}, json)
+    if not more:
+        return _do(run_path(run, "stop"), {"abort": abort}, json)
+    failed = 0
+    for one in (run, *more):
+        try:
+            _do(run_path(one, "stop"), {"abort": abort}, json)
+        except ApiError as error:
+            output.note(f"{one}: {error}")
+            failed += 1
+    return EXIT_FAILED if failed else 0
 
 
 def complete(run: str, /, *, json: Json = False) -> int:

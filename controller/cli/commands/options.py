@@ -10,6 +10,10 @@ from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.units import DURATION_ALLOWED, parse_duration
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the API's JSON.")]
+Watch = Annotated[
+    bool,
+    Parameter(name=["-w", "--watch"], negative=(), help="Show it anew until you interrupt it."),
+]
 Flag = Parameter(negative=())
 Attributes = Annotated[
     list[str] | None,

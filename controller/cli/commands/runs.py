@@ -20,7 +20,7 @@ from controller.api.documents import (
     RunView,
 )
 from controller.cli import output
-from controller.cli.commands.options import Json
+from controller.cli.commands.options import Json, Watch
 from controller.cli.history import with_history
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead import settings
@@ -44,8 +44,13 @@ class _Events(msgspec.Struct):
 
 
 def ps(
+    name: Annotated[str | None, Parameter(name="PATTERN")] = None,
+    /,
     *,
     all_: Annotated[bool, Parameter(name=["-a", "--all"], negative=())] = False,
+    status: Annotated[tuple[str, ...], Parameter(name=["-s", "--status"], negative=())] = (),
+    user: Annotated[str | None, Parameter(name=["-u", "--user"])] = None,
+    watch: Watch = False,
     limit: int = 100,
     json: Json = False,
 ) -> int:
@@ -53,34 +58,54 @@ def ps(
 
     Parameters
     ----------
+    name
+        Only runs whose name fits; * stands for any characters and ? for one.
     all_
         List finished runs too.
+    status
+        Only runs with this status, finished ones too; may be repeated.
+    user
+        Only runs of this user.
     limit
         List so many of the newest, up to 1000.
     """
-    data = settings.client().get("/v1/runs", all=all_, limit=limit)
+    ask = partial(
+        settings.client().get,
+        "/v1/runs",
+        all=all_,
+        limit=limit,
+        status=",".join(status) or None,
+        user=user,
+        name=name,
+    )
+    if watch:
+        output.repeat(lambda width: _run_lines(decode(ask(), _Runs), width))
+    data = ask()
     if json:
         output.emit_json(data)
         return 0
-    now = output.utc_now()
     page = decode(data, _Runs)
-    output.emit_table(
-        ("NAME", "STATUS", "NODE", "SUBMITTED", "USER", "ABOUT"),
-        [
-            (
-                run.name,
-                _status(run),
-                _nodes(run),
-                output.ago(run.submitted_at, now),
-                run.user,
-                _about(run),
-            )
-            for run in page.runs
-        ],
-    )
+    for line in _run_lines(page, output.table_width()):
+        output.emit(line)
     if page.next_cursor is not None:
         output.note(f"these are the newest {len(page.runs)}; --limit shows up to 1000")
     return 0
+
+
+def _run_lines(page: _Runs, width: int | None) -> list[str]:
+    now = output.utc_now()
+    rows = [
+        (
+            run.name,
+            _status(run),
+            _nodes(run),
+            output.ago(run.submitted_at, now),
+            run.user,
+            _about(run),
+        )
+        for run in page.runs
+    ]
+    return output.table_lines(("NAME", "STATUS", "NODE", "SUBMITTED", "USER", "ABOUT"), rows, width)
 
 
 def inspect(

@@ -1,4 +1,5 @@
-"""`explain` shows why a run waits; `plan` shows where one would go, without submitting it."""
+"""`explain` shows why a run waits; `plan` shows where one would go, without submitting it; `offer`
+shows what is free."""
 
 from __future__ import annotations
 
@@ -6,15 +7,18 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from cyclopts import Parameter
 
-from controller.api.documents import ExplainView, PlanView, UnderWayView
+from common.units import human_size
+from controller.api.documents import ExplainView, NodeView, PlanView, UnderWayView
 from controller.cli import output
 from controller.cli.commands.apply import read_configuration, tell_translation
 from controller.cli.commands.options import Json
 from controller.cli.errors import EXIT_FAILED
 from controller.scheduling.answers import NodeAnswer, Waiting
 from fairlead import settings
+from fairlead.offers import Offer, offers
 from fairlead.progress import grant_sentences
 from fairlead.rest import decode, run_path
 
@@ -133,3 +137,42 @@ def _show_plan(found: PlanView) -> None:
 
 def _why(why: str | None, victims: tuple[str, ...]) -> str:
     return f"{why}: {', '.join(victims)}" if why and victims else why or ""
+
+
+class _Nodes(msgspec.Struct):
+    nodes: list[NodeView]
+
+
+class _Offers(msgspec.Struct, frozen=True):
+    offers: list[Offer]
+
+
+def offer(*, gpu: str | None = None, json: Json = False) -> int:
+    """Show what is free now, by the kind of GPU.
+
+    Parameters
+    ----------
+    gpu
+        Only kinds with this in their name.
+    """
+    nodes = decode(settings.client().get("/v1/nodes"), _Nodes).nodes
+    found = [one for one in offers(nodes) if gpu is None or gpu.lower() in (one.gpu or "").lower()]
+    if json:
+        output.emit_json(msgspec.json.encode(_Offers(found)))
+        return 0
+    output.emit_table(
+        ("GPU", "MEMORY", "FREE", "ON ONE NODE", "CPU FREE", "MEMORY FREE", "NODES"),
+        [
+            (
+                one.gpu or "none",
+                human_size(one.gpu_memory) if one.gpu else "-",
+                f"{one.free} of {one.total}" if one.gpu else "-",
+                str(one.most_on_a_node) if one.gpu else "-",
+                f"{one.cpu_free:g}",
+                human_size(one.memory_free),
+                ", ".join(one.nodes),
+            )
+            for one in found
+        ],
+    )
+    return 0

@@ -84,6 +84,11 @@ class Command:
         async with asyncio.timeout(DEADLINE_SECONDS):
             return await self._output.stream.readexactly(size)
 
+    async def prints(self, text: bytes) -> None:
+        """Wait until stdout has this."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self._output.stream.readuntil(text)
+
     def close_output(self) -> None:
         """As `head` does when it has read enough."""
         self._output.close()

@@ -125,6 +125,48 @@ async def test_ps_lists_what_lives_and_with_all_what_has_ended(start: Fairlead, 
     assert names == ["alive", "ended"]
 
 
+async def test_ps_lists_the_runs_that_fit(start: Fairlead, task: str) -> None:
+    for name in ("train-1", "train-2", "other"):
+        await of(start, "apply", "-f", task, "-d", "-n", name)
+    stopped = await of(start, "stop", "train-1", "missing", "other")
+    assert (stopped.status, stopped.out) == (1, b"train-1: terminated\nother: terminated\n")
+    assert "missing: run: there is no run 'missing'" in stopped.err
+
+    async def names(*filters: str) -> list[str]:
+        listed = await of(start, "ps", *filters, "--json")
+        return [run["name"] for run in json.loads(listed.out)["runs"]]
+
+    assert await names("train-*") == ["train-2"]
+    assert await names("train-?", "-a") == ["train-2", "train-1"]
+    assert await names("-s", "terminated", "-s", "failed") == ["other", "train-1"]
+    assert await names("--user", "admin", "%") == []
+    assert await names("--user", "ada", "-a") == []
+    wrong = await of(start, "ps", "-s", "dead")
+    assert (wrong.status, "status: 'dead' is no status: give one" in wrong.err) == (2, True)
+
+
+async def test_ps_goes_on_showing_what_changes_until_it_is_interrupted(
+    start: Fairlead, task: str
+) -> None:
+    watching = await start("ps", "-w")
+    assert b"NAME" in await watching.reads(5)
+    await of(start, "apply", "-f", task, "-d", "-n", "fresh")
+    await watching.prints(b"fresh")
+    watching.interrupt()
+    assert (await watching.ended()).status == 130
+
+
+async def test_completion_knows_the_commands(start: Fairlead) -> None:
+    script = (await of(start, "completion", "bash")).out.decode()
+    assert " port-forward " in script
+    assert "--if-exists" in script
+
+
+async def test_offer_shows_only_nodes_that_take_work(start: Fairlead) -> None:
+    assert (await of(start, "node", "add", "n1", "--local", "/run/shim.sock")).status == 0
+    assert json.loads((await of(start, "offer", "--json")).out) == {"offers": []}
+
+
 async def test_why_a_run_ended_is_told_by_name_and_in_words(
     start: Fairlead, tmp_path: Path
 ) -> None:
