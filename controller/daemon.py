@@ -35,8 +35,8 @@ from controller.links.ssh import SshLink
 from controller.logs.store import LogStore
 from controller.nodes.drains import DrainDeadlines
 from controller.nodes.manager import NodeManager
-from controller.nodes.orphans import OrphanTasks
 from controller.nodes.session import Settings
+from controller.nodes.strays import StrayTasks
 from controller.pipelines.effects import EffectRunner
 from controller.pipelines.job_running import JobRunningPipeline
 from controller.pipelines.job_terminating import JobTerminatingPipeline
@@ -49,7 +49,7 @@ from controller.proxy.view import NoServices
 from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
-from controller.service.progress import PullBoard
+from controller.service.progress import PullsInProgress
 from controller.service.user_data import JoinPoint
 from controller.service.users import Gate
 from controller.store.base import Boot, LeaseLost, Snapshot, Store, StoreError, StoreUnavailable
@@ -101,7 +101,7 @@ class Assembly:
         self._drains = DrainDeadlines(self.turns, clock)
         restored = boot.restored_at is not None
         collector = LogCollector(self.turns, logs)
-        self._strays = OrphanTasks(self.turns, store, fence, collector, restored=restored)
+        self._strays = StrayTasks(self.turns, store, fence, collector, restored=restored)
         clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
         running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector, secrets)
         terminating = JobTerminatingPipeline(self.turns, fence, clock)
@@ -259,7 +259,7 @@ async def _controller(
 async def _open(
     store: Store, logs: LogStore, blobs: BlobStore, options: Options, join: JoinPoint | None
 ) -> tuple[Assembly, ControllerService]:
-    clock, chance, progress = SystemClock(), system_chance(), PullBoard()
+    clock, chance, progress = SystemClock(), system_chance(), PullsInProgress()
     boot = await store.open()
     snapshot = await store.load()
     far = sorted(node.name for node in snapshot.nodes if not node.address.local_socket)

@@ -9,26 +9,51 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 
-from entrypoint.init import adopt_orphans
-from entrypoint.ssh.door import Door
+from entrypoint.ssh.port import SshPort
 from runner.options import Options, complain
 from runner.processes.spawn import Children
 from runner.server import log_to, serve
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans(children: Children) -> None:
+    """Adopt and reap every process that loses its parent, except the `children` that have an owner:
+    the kernel expects that of a container's first process.
+
+    Call it inside the loop. Raises OSError.
+    """
+    if os.getpid() != 1:
+        _become_subreaper()
+    children.adopts_orphans = True
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, children.reap_orphans)
+    children.reap_orphans()
+
+
+def _become_subreaper() -> None:
+    import ctypes  # costs a MiB that pid 1 of a container does not need
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 async def live(options: Options, listener: socket.socket) -> int:
     """Live one container's life; return the status to exit with."""
     children = Children()
     adopt_orphans(children)
-    door = Door(options.task, children)
-    door.open()
+    ssh_port = SshPort(options.task, children)
+    ssh_port.open()
     try:
         return await serve(options, children, listener=listener)
     finally:
-        await door.close()
+        await ssh_port.close()
 
 
 def run(program: str, options: Options, listener: socket.socket) -> None:

@@ -23,7 +23,7 @@ from runner import __version__
 from runner.code.prepare import CodeStore
 from runner.errors import CannotStart
 from runner.job import execution
-from runner.job.execution import Execution, Limits, MainEnded
+from runner.job.execution import Execution, JobLimits, MainEnded
 from runner.job.outcome import STOPPED_BEFORE_START, Scope, Verdict, of_log_quota
 from runner.job.setup import Preparation
 from runner.logs.segments import SegmentLog
@@ -291,7 +291,7 @@ class Runner:
 
     def _execution_of(self, request: SubmitRequest) -> Execution:
         job = request.job
-        limits = Limits(
+        limits = JobLimits(
             max_duration=job.max_duration,
             stop_signal=signal_number(job.stop_signal, "job.stop_signal"),
             restart_exit_code=job.restart_exit_code,

@@ -32,7 +32,7 @@ from runner.sockets import Peers, is_welcome, listen
 _MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
-class Door:
+class Listener:
     """The listening side. `http` makes protocols for requests; connections to a port of the job go
     to `relayed`."""
 
@@ -73,7 +73,7 @@ class Door:
 class _Visitor(asyncio.Protocol):
     """A new connection; a peer that may not connect is cut off before it can send a byte."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Listener) -> None:
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._said = b""
@@ -144,7 +144,7 @@ async def served(
     await app_runner.setup()
     server_factory = app_runner.server
     assert server_factory is not None
-    door = Door(peers, server_factory, relay)
+    door = Listener(peers, server_factory, relay)
     loop = asyncio.get_running_loop()
     listener = listener or await asyncio.to_thread(listen, path)
     server = await loop.create_unix_server(door.make_protocol, sock=listener)

@@ -35,7 +35,7 @@ _SHARED_MEMORY = PurePosixPath("/dev/shm")
 MOST_VOLUMES = 64
 
 
-class HostPlace(msgspec.Struct, frozen=True):
+class HostPath(msgspec.Struct, frozen=True):
     """A path on the node: the prefix that allows it, and the rest."""
 
     prefix: Path
@@ -63,7 +63,7 @@ def check_volumes(volumes: Sequence[VolumeMount]) -> None:
             raise VolumeError(f"the volume at {target} cannot have the size {volume.size}")
 
 
-def allowed_place(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPlace:
+def allowed_path(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPath:
     """Return the path's longest allowed prefix. Raises VolumeError if the operator allows none.
 
     A device's prefix must lie below /dev, where jobs put no links.
@@ -79,7 +79,7 @@ def allowed_place(volume: VolumeMount, prefixes: Sequence[Path]) -> HostPlace:
             f"{source} may not be a volume on this node (its operator allows: {allowed})"
         )
     prefix = max(fitting, key=lambda each: len(each.parts))
-    return HostPlace(prefix, str(path.relative_to(prefix)))
+    return HostPath(prefix, str(path.relative_to(prefix)))
 
 
 def _target(volume: VolumeMount) -> PurePosixPath:

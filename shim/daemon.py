@@ -23,7 +23,7 @@ from shim.engines.base import Engine
 from shim.errors import EngineError
 from shim.gpus import Gpus
 from shim.gpus.health import Fault
-from shim.gpus.inventory import Entry, Roll
+from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
 from shim.image_access import ImageAccess, PrivateImage
 from shim.images import ImageRecord, Images, Watermarks
@@ -34,7 +34,14 @@ from shim.schemas import DrainRequest, Fence, Finding, Health, NodeInfo, NodeMet
 from shim.settings import Settings
 from shim.state.events import EventLog
 from shim.state.fencing import FenceBook, Fences
-from shim.state.records import DiskRecords, NodeRecord, RecordBooks, TaskRecord, TwinRecords, kept
+from shim.state.records import (
+    DiskRecords,
+    NodeRecord,
+    RecordBooks,
+    TaskRecord,
+    TwinRecords,
+    all_stored,
+)
 from shim.tasks.controller_silence import ControllerSilence
 from shim.tasks.reconcile import leftovers_of, reconcile
 from shim.tasks.steps.volumes import release_strays
@@ -111,9 +118,9 @@ async def _watch(
     settings: Settings, gpus: Gpus, tasks: Iterable[TaskRecord], executor: Executor
 ) -> GpuWatch:
     faults = [settings.data / "records" / "gpus", settings.data / "gpu-faults"]
-    seen = DiskRecords(settings.data / "records" / "gpus-seen", Entry, executor)
+    seen = DiskRecords(settings.data / "records" / "gpus-seen", RememberedGpu, executor)
     twins = TwinRecords(*(DiskRecords(folder, Fault, executor) for folder in faults))
-    watch = GpuWatch(gpus, twins, Roll(seen))
+    watch = GpuWatch(gpus, twins, RememberedGpus(seen))
     alive = (task.info for task in tasks if task.info.status is not TaskStatus.TERMINATED)
     await watch.open([uuid for info in alive for uuid in info.gpus])
     return watch
@@ -286,7 +293,7 @@ class Daemon:
 
     async def drain(self, request: DrainRequest) -> None:
         """Start or end a drain. Raises Refused (507)."""
-        await kept(self._identity.set_draining(request.draining, request.reason))
+        await all_stored(self._identity.set_draining(request.draining, request.reason))
         self.supervisor.draining = request.draining
         self.events.node_changed()
 

@@ -429,7 +429,7 @@ def _engine(
 
 
 def _gpus(excluded: list[Exclusion]) -> Gpus:
-    from shim.gpus.nvml import NvmlGpus
+    from shim.gpus.nvidia.nvml import NvmlGpus
 
     return NvmlGpus(excluded)
 

@@ -56,7 +56,7 @@ def settle(draft: Draft) -> None:
     for allocation, attempt in _idle(draft):
         if attempt.cleanup_unknown:
             continue
-        if attempt.place_released:
+        if attempt.allocation_released:
             draft.move_allocation(attempt, AllocationState.RELEASED, "cleanup confirmed")
         elif allocation.state is not AllocationState.HELD or allocation.releasing:
             continue
@@ -79,7 +79,7 @@ def free_orphaned(draft: Draft, attempt: Attempt, cause: str) -> None:
     An allocation that was taken over is only marked `releasing`: the shim must confirm its release.
     """
     place = draft.allocation_of(attempt)
-    if attempt.place_released or goes_with_its_task(draft, attempt):
+    if attempt.allocation_released or goes_with_its_task(draft, attempt):
         draft.move_allocation(attempt, AllocationState.RELEASED, cause)
     elif place is not None:
         draft.change_allocation(place, releasing=True)
@@ -102,7 +102,7 @@ def lose(draft: Draft, report: NodeGone) -> None:
         if (
             allocation.node_id != report.node_id
             or attempt.cleanup_unknown
-            or attempt.place_released
+            or attempt.allocation_released
         ):
             continue
         if report.removed:

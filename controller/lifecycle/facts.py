@@ -127,8 +127,8 @@ def _placed_attempt_fact(
             _task_seen(draft, attempt, report)
         case TaskMissing() | TaskRemoved():
             if attempt.status in _ACKNOWLEDGED or attempt.status in FINAL_ATTEMPT_STATUSES:
-                gone_with_it = isinstance(report, TaskRemoved) and report.place_released
-                _nothing_left(draft, attempt, place_released=gone_with_it)
+                gone_with_it = isinstance(report, TaskRemoved) and report.allocation_released
+                _nothing_left(draft, attempt, allocation_released=gone_with_it)
         case LogsComplete():
             draft.change_attempt(attempt, logs_complete=True)
 
@@ -286,11 +286,11 @@ def _exit_code(attempt: Attempt, report: TaskSeen) -> int | None:
     return attempt.exit_code if told else report.exit_code
 
 
-def _nothing_left(draft: Draft, attempt: Attempt, *, place_released: bool) -> None:
+def _nothing_left(draft: Draft, attempt: Attempt, *, allocation_released: bool) -> None:
     draft.change_attempt(
         attempt,
         container_gone=True,
         logs_complete=True,
         task_removed=True,
-        place_released=attempt.place_released or place_released,
+        allocation_released=attempt.allocation_released or allocation_released,
     )

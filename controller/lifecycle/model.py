@@ -296,7 +296,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     disconnected: bool = False
     cleanup_unknown: bool = False
-    place_released: bool = False
+    allocation_released: bool = msgspec.field(default=False, name="place_released")
     """The shim released its allocation together with its task."""
     credentials_asked: int | None = None
     """The task version at which the shim last asked for the registry's credentials again, as it

@@ -209,7 +209,7 @@ class LogsComplete(_AttemptReport, frozen=True, kw_only=True):
 class TaskRemoved(_AttemptReport, frozen=True, kw_only=True):
     """The shim removed the task, and its allocation unless that is kept: cleanup is confirmed."""
 
-    place_released: bool = True
+    allocation_released: bool = True
 
 
 class AllocationReleased(_Report, frozen=True, kw_only=True):

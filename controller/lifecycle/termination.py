@@ -134,7 +134,9 @@ def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
     if attempt.status is AttemptStatus.TERMINATING:
         if report.cleanup_confirmed:
             released = report.removed or allocations.goes_with_its_task(draft, attempt)
-            attempt = draft.change_attempt(attempt, container_gone=True, place_released=released)
+            attempt = draft.change_attempt(
+                attempt, container_gone=True, allocation_released=released
+            )
         if attempt.container_gone:
             _finish(draft, attempt, "NodeGone")
         else:

@@ -107,7 +107,9 @@ class TaskRemover:
         )
         if attempt.runner_socket is not None:
             await connection.forget_runner(attempt.runner_socket)
-        removed = reports.TaskRemoved(run_id=run_id, attempt_id=attempt.id, place_released=not kept)
+        removed = reports.TaskRemoved(
+            run_id=run_id, attempt_id=attempt.id, allocation_released=not kept
+        )
         self._turns.post(removed)
 
 

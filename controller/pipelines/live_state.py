@@ -204,7 +204,7 @@ class Families:
 T = TypeVar("T")
 
 
-class Inventory(msgspec.Struct):
+class InventoryChanges(msgspec.Struct):
     """Nodes and fleets that were changed or removed (None) and are not committed yet."""
 
     nodes: dict[str, Node | None] = {}
@@ -213,9 +213,9 @@ class Inventory(msgspec.Struct):
     stored_fleets: dict[str, Fleet | None] = {}
     """The store's version of the changed fleets; `stored_nodes`: of the changed nodes."""
 
-    def over(self, older: Inventory) -> Inventory:
+    def over(self, older: InventoryChanges) -> InventoryChanges:
         """Return both; `older` could not be committed."""
-        return Inventory(
+        return InventoryChanges(
             nodes={**older.nodes, **self.nodes},
             fleets={**older.fleets, **self.fleets},
             stored_nodes={**self.stored_nodes, **older.stored_nodes},

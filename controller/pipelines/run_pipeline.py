@@ -19,13 +19,12 @@ from controller.clock import Chance, Clock
 from controller.lifecycle.compaction import recent
 from controller.lifecycle.decide import decide
 from controller.lifecycle.events import Event
-from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, RunState
+from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, Run, RunState
 from controller.lifecycle.reports import Preempted, Report, Tick
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
-from controller.pipelines.brake import Brake
 from controller.pipelines.live_state import (
     Families,
-    Inventory,
+    InventoryChanges,
     ParentGone,
     RunsByNode,
     Watch,
@@ -189,6 +188,42 @@ class _Waiter(NamedTuple):
     of: str | None
 
 
+FIRST_BRAKE_SECONDS = 1.0
+LONGEST_BRAKE_SECONDS = 60.0
+
+
+class Brake:
+    """Protects the turn loop from a run that asks to be decided at once, again and again, without a
+    change.
+
+    Such a run would take the loop from all other runs. It is a bug of this program: it is logged as
+    an error, and the run is looked at less and less often until something changes it. Reports about
+    it are decided at once, as always.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[str, float] = {}
+
+    def next_look(
+        self, run: Run, wake_at: float | None, now: float, *, changed: bool
+    ) -> float | None:
+        """Return when to decide the run again, given the time that its decision at `now` asks
+        for."""
+        if changed or wake_at is None or wake_at > now:
+            self._waits.pop(run.id, None)
+            return wake_at
+        wait = min(LONGEST_BRAKE_SECONDS, 2 * self._waits.get(run.id, FIRST_BRAKE_SECONDS / 2))
+        self._waits[run.id] = wait
+        log.error(
+            "internal error: run %s (%s) asks for a decision now, and nothing changes; it is "
+            "decided again in %g s",
+            run.name,
+            run.id,
+            wait,
+        )
+        return now + wait
+
+
 class RunPipeline:
     """Owns the live runs and nodes in memory; a change is committed to the store before it is shown
     here."""
@@ -215,7 +250,7 @@ class RunPipeline:
         self._known = ChainMap(self.runs, self._leftovers)
         self._inbox: dict[str, list[Report]] = {}
         self._admitted: dict[str, RunState] = {}
-        self._inventory = Inventory()
+        self._inventory = InventoryChanges()
         self._aside = RefusedRuns()
         self._brake = Brake()
         self._waiters: list[_Waiter] = []
@@ -413,7 +448,7 @@ class RunPipeline:
         now = self._clock.now()
         inbox, self._inbox = self._inbox, {}
         admitted, self._admitted = self._admitted, {}
-        inventory, self._inventory = self._inventory, Inventory()
+        inventory, self._inventory = self._inventory, InventoryChanges()
         waiters = self._take_waiters()
         for run_id in self._due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
@@ -445,7 +480,7 @@ class RunPipeline:
         self._resolve(waiters, None)
         await self._tell(turn, inventory.nodes)
 
-    async def _commit(self, turn: TurnInProgress, inventory: Inventory) -> None:
+    async def _commit(self, turn: TurnInProgress, inventory: InventoryChanges) -> None:
         changes = Changes(
             runs={
                 run_id: (self._known.get(run_id), state)
@@ -477,7 +512,7 @@ class RunPipeline:
         error: StoreRefused,
         turn: TurnInProgress,
         inbox: dict[str, list[Report]],
-        inventory: Inventory,
+        inventory: InventoryChanges,
     ) -> None:
         """Leave out what the store refused: a run is set aside, and a node or fleet becomes again
         what the store has."""
@@ -587,7 +622,7 @@ class RunPipeline:
                 due.append(run_id)
         return due
 
-    def _put_back(self, inbox: dict[str, list[Report]], inventory: Inventory) -> None:
+    def _put_back(self, inbox: dict[str, list[Report]], inventory: InventoryChanges) -> None:
         for run_id, reports in inbox.items():
             self._inbox[run_id] = reports + self._inbox.get(run_id, [])
         self._inventory = self._inventory.over(inventory)

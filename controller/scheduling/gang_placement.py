@@ -30,7 +30,7 @@ from controller.scheduling.queue import Member, Unit
 NewId = Callable[[], str]
 
 
-class Place(msgspec.Struct, frozen=True):
+class MemberAllocation(msgspec.Struct, frozen=True):
     member: Member
     allocation: Allocation
 
@@ -69,15 +69,15 @@ def allocate(
 
 def place_all(
     board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
-) -> list[Place] | None:
+) -> list[MemberAllocation] | None:
     """Give every member an allocation in this domain, or none of them one. Freed allocations of the
     run are used first; where the shares of the first jobs leave too little for the others, each
     gets the least."""
     for least in (False, True) if can_get_less(unit) else (False,):
         for kept_first in (True, False) if unit.freed else (False,):
-            places = _place_all(board, unit, where, now, new_id, kept_first=kept_first, least=least)
-            if places is not None:
-                return places
+            chosen = _place_all(board, unit, where, now, new_id, kept_first=kept_first, least=least)
+            if chosen is not None:
+                return chosen
     return None
 
 
@@ -98,9 +98,9 @@ def _place_all(
     *,
     kept_first: bool,
     least: bool,
-) -> list[Place] | None:
+) -> list[MemberAllocation] | None:
     mark = board.mark
-    places: list[Place] = []
+    chosen: list[MemberAllocation] = []
     for member in hardest_first(unit.members):
         free = best_kept(board, unit, member, where) if kept_first else None
         free = free or board.best(member.need, where)
@@ -109,8 +109,8 @@ def _place_all(
             return None
         allocation = allocate(unit, member, free, where, now, new_id, least=least)
         board.give(allocation)
-        places.append(Place(member, allocation))
-    return places
+        chosen.append(MemberAllocation(member, allocation))
+    return chosen
 
 
 def best_kept(board: TrialCapacity, unit: Unit, member: Member, where: Where) -> Room | None:
@@ -144,18 +144,18 @@ def whole_of(unit: Unit) -> Unit:
 
 def place_first(
     board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
-) -> list[Place] | None:
+) -> list[MemberAllocation] | None:
     """Place the unit as `place_all` does, where there is room for `whole_of` the unit."""
     whole = whole_of(unit)
     mark = board.mark
-    places = place_all(board, whole, where, now, new_id)
-    if places is None or whole is unit:
-        return places
+    chosen = place_all(board, whole, where, now, new_id)
+    if chosen is None or whole is unit:
+        return chosen
     board.undo(mark)
-    places = [place for place in places if place.member in unit.members]
-    for place in places:
-        board.give(place.allocation)
-    return places
+    chosen = [choice for choice in chosen if choice.member in unit.members]
+    for choice in chosen:
+        board.give(choice.allocation)
+    return chosen
 
 
 def hardest_first(members: Iterable[Member]) -> list[Member]:

@@ -21,7 +21,7 @@ from controller.lifecycle.reports import (
 from controller.scheduling.capacity import Need
 from controller.scheduling.diagnosis import why_all_wait, why_one_waits
 from controller.scheduling.gang_placement import (
-    Place,
+    MemberAllocation,
     allocate,
     best_kept,
     by_need,
@@ -36,7 +36,7 @@ from controller.scheduling.gang_placement import (
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
 from controller.scheduling.kept import lost as lost_allocations
 from controller.scheduling.kept import used_up
-from controller.scheduling.preemption import Nomination, Preemption, orphans, review
+from controller.scheduling.preemption import Nomination, Preemption, ended_nominations, review
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
 MOST_NEWS = 100
@@ -76,7 +76,7 @@ class SchedulingPass:
 
         `units`: those that may be placed now; None: all. `without`: runs whose units are left out.
         """
-        for ended in orphans(self._index):
+        for ended in ended_nominations(self._index):
             self._tell(ended)
         for lost in lost_allocations(self._index):
             self._tell(lost)
@@ -116,14 +116,14 @@ class SchedulingPass:
 
     def _nominate(self, unit: Unit, nomination: Nomination) -> None:
         reason = VictimsLeave(count=nomination.waits_for)
-        for place in nomination.places:
-            if place.member not in unit.members:
+        for choice in nomination.chosen:
+            if choice.member not in unit.members:
                 continue
             self._tell(
                 Nominated(
                     run_id=unit.run.id,
-                    attempt_id=place.member.attempt.id,
-                    allocation=place.allocation,
+                    attempt_id=choice.member.attempt.id,
+                    allocation=choice.allocation,
                     pending_reason=reason,
                 )
             )
@@ -162,7 +162,7 @@ class SchedulingPass:
             domain = self._index.domain(free.node.id)
             allocation = allocate(unit, member, free, domain, self._now, self._new_id)
             self.board.give(allocation)
-            self._placed(unit, [Place(member, allocation)])
+            self._placed(unit, [MemberAllocation(member, allocation)])
             return
         self._full.add(key)
         preemption = self._preempting(unit)
@@ -197,10 +197,10 @@ class SchedulingPass:
                     most(self.board, need, domain, count) < count for need, count in counted.items()
                 ):
                     continue
-                places = place_first(self.board, unit, domain, self._now, self._new_id)
-                if places is not None:
+                chosen = place_first(self.board, unit, domain, self._now, self._new_id)
+                if chosen is not None:
                     self._went_to[unit.run.id] = domain
-                    self._placed(unit, places)
+                    self._placed(unit, chosen)
                     return
             self._in_vain.add(key)
         self._incomplete.add(unit.run.id)
@@ -242,17 +242,17 @@ class SchedulingPass:
 
     # -- what is told -----------------------------------------------------------------------
 
-    def _placed(self, unit: Unit, places: Sequence[Place]) -> None:
-        new = [place.allocation for place in places]
+    def _placed(self, unit: Unit, chosen: Sequence[MemberAllocation]) -> None:
+        new = [choice.allocation for choice in chosen]
         used = used_up(self._index, unit, new, self.board.taken_on) if unit.freed else {}
-        for place in places:
-            instead_of = used.get(place.allocation.id, ())
+        for choice in chosen:
+            instead_of = used.get(choice.allocation.id, ())
             self.board.use_up(instead_of)
             self._tell(
                 Placed(
                     run_id=unit.run.id,
-                    attempt_id=place.member.attempt.id,
-                    allocation=place.allocation,
+                    attempt_id=choice.member.attempt.id,
+                    allocation=choice.allocation,
                     instead_of=instead_of,
                 )
             )

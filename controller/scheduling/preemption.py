@@ -24,8 +24,8 @@ from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import Domain
 from controller.scheduling.fit import room
 from controller.scheduling.gang_placement import (
+    MemberAllocation,
     NewId,
-    Place,
     allocate,
     can_get_less,
     hardest_first,
@@ -66,7 +66,7 @@ def review(
         for allocation in unit.nominated
     }
     used = used_up(index, unit, list(held.values()), lambda node_id: _beside(index, node_id, held))
-    places = [(member, held[member.attempt.allocation_id or ""]) for member in unit.members]
+    chosen = [(member, held[member.attempt.allocation_id or ""]) for member in unit.members]
     return [
         Placed(
             run_id=unit.run.id,
@@ -74,7 +74,7 @@ def review(
             allocation=allocation,
             instead_of=used.get(allocation.id, ()),
         )
-        for member, allocation in places
+        for member, allocation in chosen
     ]
 
 
@@ -83,7 +83,7 @@ def _beside(index: CapacityIndex, node_id: str, held: Mapping[str, Allocation]) 
     return [held.get(one.id, one) for one in index.taken.get(node_id, {}).values()]
 
 
-def orphans(index: CapacityIndex) -> Iterator[NominationEnded]:
+def ended_nominations(index: CapacityIndex) -> Iterator[NominationEnded]:
     """Yield the end of nominations whose run no longer waits, because it is suspended."""
     for allocation in index.nominations.values():
         if allocation.run_id not in index.units:
@@ -149,15 +149,15 @@ _MOST_GANGS = 8
 
 
 class Nomination(msgspec.Struct, frozen=True):
-    """`places` are NOMINATED; `victims` are the jobs to evict."""
+    """`chosen` are NOMINATED; `victims` are the jobs to evict."""
 
-    places: tuple[Place, ...]
+    chosen: tuple[MemberAllocation, ...]
     victims: tuple[Victim, ...]
     waits_for: int
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    places: list[Place]
+    chosen: list[MemberAllocation]
     victims: dict[str, Victim]
 
     @property
@@ -201,14 +201,15 @@ class Preemption:
             self._searches += 1
             nodes = self._nodes(member.need, where)
             self._evictions[key] = Evictions(self._victims, member.need, claimant, nodes)
-        plan = self._evictions[key].best()
-        if plan is None:
+        eviction = self._evictions[key].best()
+        if eviction is None:
             self._in_vain.add(key)
             return None
-        domain = self._index.domain(plan.node_id)
-        place = allocate(unit, member, plan.freed, domain, self._now, self._new_id)
+        domain = self._index.domain(eviction.node_id)
+        allocation = allocate(unit, member, eviction.freed, domain, self._now, self._new_id)
         return self._nominate(
-            [Place(member, place)], {one.allocation.id: one for one in plan.victims}
+            [MemberAllocation(member, allocation)],
+            {one.allocation.id: one for one in eviction.victims},
         )
 
     def for_all(self, unit: Unit, domains: Sequence[Domain]) -> Nomination | None:
@@ -234,7 +235,7 @@ class Preemption:
             self._in_vain.add(key)
             return None
         best = min(trials, key=lambda trial: trial.cost)
-        return self._nominate(best.places, best.victims)
+        return self._nominate(best.chosen, best.victims)
 
     def _evict_gang(self, unit: Unit, claimant: Claimant, domain: Domain) -> _Trial | None:
         for tried, gang in enumerate(self._victims.gangs_in(domain, claimant)):
@@ -243,10 +244,10 @@ class Preemption:
             mark = self._board.mark
             for node_id in dict.fromkeys(victim.allocation.node_id for victim in gang):
                 self._vacate(node_id, {victim.allocation.id for victim in gang})
-            places = place_all(self._board, unit, domain, self._now, self._new_id)
+            chosen = place_all(self._board, unit, domain, self._now, self._new_id)
             self._board.undo(mark)
-            if places is not None:
-                return _Trial(places, {one.allocation.id: one for one in gang})
+            if chosen is not None:
+                return _Trial(chosen, {one.allocation.id: one for one in gang})
         return None
 
     def _evict_solos(
@@ -269,12 +270,12 @@ class Preemption:
                 self._vacate(plan.node_id, {one.allocation.id for one in plan.victims})
                 self._victims.claimed.update(one.allocation.id for one in plan.victims)
                 free = plan.freed
-            place = allocate(unit, member, free, domain, self._now, self._new_id, least=least)
-            self._board.give(place)
-            trial.places.append(Place(member, place))
+            allocation = allocate(unit, member, free, domain, self._now, self._new_id, least=least)
+            self._board.give(allocation)
+            trial.chosen.append(MemberAllocation(member, allocation))
         self._board.undo(mark)
         self._victims.claimed = claimed
-        return trial if len(trial.places) == len(unit.members) and trial.victims else None
+        return trial if len(trial.chosen) == len(unit.members) and trial.victims else None
 
     def _vacate(self, node_id: str, gone: set[str]) -> None:
         if node_id in self._board.rooms:
@@ -285,7 +286,9 @@ class Preemption:
         nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
         return [one for one in nodes if one in scope and one in self._index.taken]
 
-    def _nominate(self, places: Sequence[Place], victims: dict[str, Victim]) -> Nomination:
+    def _nominate(
+        self, chosen: Sequence[MemberAllocation], victims: dict[str, Victim]
+    ) -> Nomination:
         """Nominate the allocations. In the trial capacity they are taken at once, beside their
         present holders."""
         on_node: dict[str, tuple[str, ...]] = {}
@@ -294,11 +297,11 @@ class Preemption:
             on_node[there] = (*on_node.get(there, ()), victim.allocation.id)
         self._victims.claimed.update(victims)
         nominated = []
-        for place in places:
-            allocation = self._as_nominated(place.allocation, on_node)
+        for choice in chosen:
+            allocation = self._as_nominated(choice.allocation, on_node)
             self._board.give(allocation)
-            nominated.append(Place(place.member, allocation))
-        taken = {place.allocation.node_id for place in nominated}
+            nominated.append(MemberAllocation(choice.member, allocation))
+        taken = {choice.allocation.node_id for choice in nominated}
         waits_for = [one for one in victims.values() if one.allocation.node_id in taken]
         evicted = tuple(one for one in victims.values() if not one.leaves_anyway)
         return Nomination(tuple(nominated), evicted, len(waits_for))

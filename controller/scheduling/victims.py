@@ -59,7 +59,7 @@ class Victim(msgspec.Struct, frozen=True):
 Cost = tuple[int, tuple[tuple[bool, int, bool, float, str], ...]]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Eviction(msgspec.Struct, frozen=True):
     """One more job fits this node when these victims have left it."""
 
     node_id: str
@@ -122,7 +122,7 @@ class Victims:
             ):
                 yield found
 
-    def plan(self, node_id: str, need: Need, claimant: Claimant) -> Plan | None:
+    def plan(self, node_id: str, need: Need, claimant: Claimant) -> Eviction | None:
         """Return the cheapest plan for one node; None: no job has to go, or it would not fit even
         then."""
         candidates = self.solos_on(node_id, claimant)
@@ -138,10 +138,10 @@ class Victims:
         if shortfalls(need.resources, freed) or all(one.leaves_anyway for one in chosen):
             return None
         if len(chosen) == 1:
-            return Plan(node_id, tuple(chosen), freed)
+            return Eviction(node_id, tuple(chosen), freed)
         return self._pruned(node_id, need, chosen)
 
-    def _pruned(self, node_id: str, need: Need, chosen: list[Victim]) -> Plan | None:
+    def _pruned(self, node_id: str, need: Need, chosen: list[Victim]) -> Eviction | None:
         """Return the plan without victims that turned out to be unnecessary; the dearest are spared
         first."""
         for victim in sorted(chosen, key=lambda one: one.price, reverse=True):
@@ -150,7 +150,7 @@ class Victims:
                 chosen = fewer
         if all(one.leaves_anyway for one in chosen):
             return None
-        return Plan(node_id, tuple(chosen), self._without(node_id, chosen))
+        return Eviction(node_id, tuple(chosen), self._without(node_id, chosen))
 
     def _without(self, node_id: str, gone: Iterable[Victim]) -> Room:
         """Return the room of the node when these are gone. An allocation with a nomination counts
@@ -218,7 +218,7 @@ class Evictions:
         for node_id in node_ids:
             self._push(node_id)
 
-    def best(self) -> Plan | None:
+    def best(self) -> Eviction | None:
         while self._heap:
             cost, node_id = heapq.heappop(self._heap)
             plan = self._victims.plan(node_id, self._need, self._claimant)

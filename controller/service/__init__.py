@@ -15,7 +15,7 @@ from controller.service.actions import ActionService
 from controller.service.fleets import FleetService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
 from controller.service.nodes import DoctorService, GpuService, NodeService
-from controller.service.progress import PullBoard
+from controller.service.progress import PullsInProgress
 from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
 from controller.service.secrets import SecretService
@@ -46,7 +46,7 @@ class ControllerService:
         chance: Chance,
         defaults: Defaults,
         host_keys: HostKeys,
-        progress: PullBoard,
+        progress: PullsInProgress,
         blobs: BlobStore,
         connect: Connect,
         node_key: str | None = None,

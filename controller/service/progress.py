@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from shim.schemas import PullProgress
 
 
-class PullBoard(MutableMapping[str, PullProgress]):
+class PullsInProgress(MutableMapping[str, PullProgress]):
     """Attempt id → its pull progress."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from controller.scheduling.answers import PlannedPlace, Waiting
 from controller.scheduling.feasibility import as_begun, why_queued
 from controller.service.errors import Invalid, NotFound
 from controller.service.job_access import find_attempt, find_job
-from controller.service.progress import ProgressWatch, PullBoard
+from controller.service.progress import ProgressWatch, PullsInProgress
 from controller.service.submissions import Submission, SubmissionService
 from controller.service.users import names_for, require_sight, sees_all
 from controller.store.base import Store, StoredEvent, User
@@ -203,7 +203,7 @@ class RunService:
         *,
         turns: RunPipeline,
         store: Store,
-        progress: PullBoard,
+        progress: PullsInProgress,
     ) -> None:
         self._turns = turns
         self._store = store

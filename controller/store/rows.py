@@ -38,9 +38,11 @@ class RowCodec(Generic[T]):
             if field.name in columns and columns[field.name].info.get("json")
         )
         in_columns = {*self._plain, *self._json}
-        self._rest_defaults = {
-            field.name: field.default for field in fields if field.name not in in_columns
-        }
+        self._rest = tuple(
+            (field.name, field.encode_name, field.default)
+            for field in fields
+            if field.name not in in_columns
+        )
         self._names = tuple(field.name for field in fields)
 
     def row(self, value: T, **keys: object) -> dict[str, Any]:
@@ -49,8 +51,8 @@ class RowCodec(Generic[T]):
         for name in self._json:
             row[name] = _encode(getattr(value, name)).decode()
         rest = {
-            name: content
-            for name, default in self._rest_defaults.items()
+            key: content
+            for name, key, default in self._rest
             if (content := getattr(value, name)) is not default
         }
         if "rest" in self.table.columns:

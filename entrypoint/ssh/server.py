@@ -3,7 +3,7 @@
 It accepts only the task's authorized keys, for any user that the image knows (without root, every
 name is the present user). It offers all that OpenSSH offers a user: exec, shell with a terminal,
 sftp, scp, local, remote and dynamic forwarding of ports and unix sockets, agent. It ends when no
-user has been connected for a while; the door starts it again.
+user has been connected for a while; the port's owner starts it again.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from runner.code.errors import BadArchive, Limits
+from runner.code.errors import ArchiveLimits, BadArchive
 
 _MEMORY = 192 << 20
 """The memory of a decompressor; `xz -9` needs 65 MiB."""
@@ -123,7 +123,7 @@ class _Extension(msgspec.Struct):
 class TarReader:
     """Iterate once; `pieces` yields the content of the last entry. Raises BadArchive."""
 
-    def __init__(self, stream: BinaryIO, packed_size: int, limits: Limits) -> None:
+    def __init__(self, stream: BinaryIO, packed_size: int, limits: ArchiveLimits) -> None:
         self._stream = stream
         self._limits = limits
         self._most = min(limits.size, limits.ratio_free + limits.ratio * packed_size)

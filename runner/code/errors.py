@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in bytes. `ratio` is unpacked to packed; it counts beyond `ratio_free` bytes."""
 
     size: int = 32 << 30

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from common.durable import write_all
 from runner.code.archive import Entry, Kind, Parts, TarReader, shown, unpacked
-from runner.code.errors import BadArchive, Limits
+from runner.code.errors import ArchiveLimits, BadArchive
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -156,7 +156,7 @@ def unpack(
     *,
     owner: tuple[int, int] | None = None,
     replace: bool = False,
-    limits: Limits | None = None,
+    limits: ArchiveLimits | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Unpack a blob. What was written before a refusal stays. Raises BadArchive, OSError. Blocking.
@@ -165,7 +165,7 @@ def unpack(
     """
     with blob.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        reader = TarReader(unpacked(file), size, limits or Limits())
+        reader = TarReader(unpacked(file), size, limits or ArchiveLimits())
         root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         writer = TreeWriter(root, owner=owner, replace=replace)
         try:

@@ -137,7 +137,7 @@ class Countdown:
         self._timer = None
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class JobLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_duration: float | None
     stop_signal: int
     restart_exit_code: int | None = None
@@ -151,7 +151,7 @@ class Execution:
         log: SegmentLog,
         scope: Scope,
         children: Children,
-        limits: Limits,
+        limits: JobLimits,
         secrets: tuple[str, ...],
     ) -> None:
         self._log = log

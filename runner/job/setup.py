@@ -19,7 +19,7 @@ from runner.processes import environment
 from runner.processes.environment import Paths
 from runner.processes.launch import (
     Launch,
-    Place,
+    LaunchSettings,
     find,
     place_of,
     prepare,
@@ -46,7 +46,7 @@ class Groundwork:
         self._request = request
         self._image: ImageConfig = read_image_config(task)
         self.inherited = environment.inherited()
-        self.place: Place = settle(request, self._image)
+        self.place: LaunchSettings = settle(request, self._image)
         self.scratch = Scratch(request.job.attempt_id, self.place.identity)
         self._in_cluster = False
         self.troubles: list[str] = []

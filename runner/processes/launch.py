@@ -48,7 +48,7 @@ def read_image_config(task: Path) -> ImageConfig:
         raise CannotStart(f"the image's configuration cannot be read: {error}") from error
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The job's folder and user. `identity` None: the runner's user (`effective`)."""
 
     working_dir: str
@@ -56,7 +56,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     effective: Identity
 
 
-def settle(request: SubmitRequest, image: ImageConfig, root: Path = Path("/")) -> Place:
+def settle(request: SubmitRequest, image: ImageConfig, root: Path = Path("/")) -> LaunchSettings:
     """Make the working folder and return folder and user. Raises CannotStart with a sentence for
     the user."""
     job = request.job
@@ -64,7 +64,7 @@ def settle(request: SubmitRequest, image: ImageConfig, root: Path = Path("/")) -
     working_dir = _working_dir(job, image)
     make_folder(working_dir, identity, "working_dir")
     effective = identity or current_identity(root)
-    return Place(working_dir=working_dir, identity=identity, effective=effective)
+    return LaunchSettings(working_dir=working_dir, identity=identity, effective=effective)
 
 
 def prepare(
@@ -74,7 +74,7 @@ def prepare(
     inherited: Mapping[str, str],
     shells: tuple[str, ...] = _SHELLS,
     root: Path = Path("/"),
-    place: Place | None = None,
+    place: LaunchSettings | None = None,
     paths: Paths | None = None,
 ) -> Launch:
     """Return what to execute. `place`: the result of `settle`, if it was called before. Raises

@@ -1,6 +1,6 @@
 """The node's GPUs: what they are, who may have them, how healthy they are.
 
-`base` is the seam and `nvml` the real version. `selection` and `health` decide without I/O, `watch`
+`base` is the seam, `nvidia` the real version. `selection` and `health` decide without I/O, `watch`
 keeps what is known up to date. How a container gets its GPUs is the engine's affair.
 """
 

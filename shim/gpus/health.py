@@ -18,7 +18,7 @@ HELD_BYTES = 512 << 20
 _DAMAGED = "the record of its fault was damaged; check it, then `fairlead node clear-gpu`"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class GpuFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A fact about a GPU to report. `cordon`: no new job gets the GPU until its operator clears it.
     Findings with the same `key` on one GPU are equal."""
 
@@ -31,55 +31,55 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A cordoned GPU, as remembered across restarts. `at` is Unix time."""
 
     gpu: GpuInfo
-    finding: Finding
+    finding: GpuFinding
     at: float
 
 
-def judge_event(event: GpuEvent, recovery: Recovery | None) -> Finding:
+def judge_event(event: GpuEvent, recovery: Recovery | None) -> GpuFinding:
     """`recovery` is the driver's verdict right after the event; None when it gives none."""
     key, words = event.kind, event.words
     if event.blame is Blame.APPLICATION:
-        return Finding(key=key, words=f"{words}, caused by the application", cordon=False)
+        return GpuFinding(key=key, words=f"{words}, caused by the application", cordon=False)
     if event.blame is Blame.GPU or recovery is None:
-        return Finding(key=key, words=words, cordon=True)
+        return GpuFinding(key=key, words=words, cordon=True)
     if recovery.action is None:
-        return Finding(key=key, words=f"{words}; the driver asks for no action", cordon=False)
-    return Finding(key=key, words=f"{words}; {_asks(recovery)}", cordon=True)
+        return GpuFinding(key=key, words=f"{words}; the driver asks for no action", cordon=False)
+    return GpuFinding(key=key, words=f"{words}; {_asks(recovery)}", cordon=True)
 
 
-def judge_vitals(before: Vitals | None, now: Vitals) -> Finding | None:
+def judge_vitals(before: Vitals | None, now: Vitals) -> GpuFinding | None:
     """The worst that this reading says. `before` is the last one since the shim was started."""
     if now.recovery is not None and now.recovery.action is not None:
-        return Finding(key="recovery", words=_asks(now.recovery), cordon=True)
+        return GpuFinding(key="recovery", words=_asks(now.recovery), cordon=True)
     if now.remap_failed:
-        return Finding(key="remap-failed", words="memory rows cannot be remapped", cordon=True)
+        return GpuFinding(key="remap-failed", words="memory rows cannot be remapped", cordon=True)
     if now.remap_pending and now.recovery is None:
         words = "memory rows wait for a reset to be remapped"
-        return Finding(key="remap-pending", words=words, cordon=True)
+        return GpuFinding(key="remap-pending", words=words, cordon=True)
     more = now.ecc_uncorrected - (before.ecc_uncorrected if before else 0)
     if more > 0 and (before is not None or now.recovery is None):
         words = f"{more} new uncorrected ECC error(s)"
-        return Finding(key="ecc", words=words, cordon=now.recovery is None)
+        return GpuFinding(key="ecc", words=words, cordon=now.recovery is None)
     return None
 
 
-def lost() -> Finding:
-    return Finding(key="lost", words="the GPU is lost", cordon=True)
+def lost() -> GpuFinding:
+    return GpuFinding(key="lost", words="the GPU is lost", cordon=True)
 
 
-def gone() -> Finding:
+def gone() -> GpuFinding:
     words = "the GPU is lost: the driver no longer has it"
-    return Finding(key="lost", words=words, cordon=True)
+    return GpuFinding(key="lost", words=words, cordon=True)
 
 
-def record_damaged() -> Finding:
-    return Finding(key="record", words=_DAMAGED, cordon=True)
+def record_damaged() -> GpuFinding:
+    return GpuFinding(key="record", words=_DAMAGED, cordon=True)
 
 
-def silent() -> Finding:
+def silent() -> GpuFinding:
     """Return the finding of a silent driver. It does not cordon: a driver that answers again is as
     good as before."""
-    return Finding(key="silent", words="the driver does not answer for this GPU", cordon=False)
+    return GpuFinding(key="silent", words="the driver does not answer for this GPU", cordon=False)
 
 
 def who_holds(vitals: Vitals) -> str | None:
@@ -92,7 +92,7 @@ def who_holds(vitals: Vitals) -> str | None:
     return None
 
 
-def line(gpu: GpuInfo, finding: Finding) -> str:
+def line(gpu: GpuInfo, finding: GpuFinding) -> str:
     """Return the line for the job's log."""
     what = f"[gpu-health] GPU {gpu.index} ({gpu.name}, {gpu.uuid}): {finding.words}"
     return f"{what}; no new job gets this GPU" if finding.cordon else what

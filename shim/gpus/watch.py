@@ -28,8 +28,8 @@ from shim.gpus.base import (
     GpuSilent,
     Vitals,
 )
-from shim.gpus.health import Fault, Finding
-from shim.gpus.inventory import Roll
+from shim.gpus.health import Fault, GpuFinding
+from shim.gpus.remembered import RememberedGpus
 from shim.schemas import GpuInfo
 from shim.state.records import Records
 
@@ -44,7 +44,7 @@ CONFIRM_AFTER = 1.0
 _SILENT = "the driver does not answer for it"
 _GONE = "the driver no longer has it"
 
-Told = Callable[[GpuInfo, Finding, str], Awaitable[None]]
+Told = Callable[[GpuInfo, GpuFinding, str], Awaitable[None]]
 """Gets a GPU, a finding about it, and the line for the logs of jobs that have it."""
 
 
@@ -62,7 +62,7 @@ class GpuWatch:
     """Watches the GPUs. `changed` is called when the offered GPUs change, `told` for each
     finding."""
 
-    def __init__(self, gpus: Gpus, faults: Records[Fault], roll: Roll) -> None:
+    def __init__(self, gpus: Gpus, faults: Records[Fault], roll: RememberedGpus) -> None:
         self.changed: Callable[[], None] = lambda: None
         self.told: Told = _nobody
         self._gpus = gpus
@@ -274,7 +274,7 @@ class GpuWatch:
         else:
             await self._tell(units, finding)
 
-    async def _found(self, gpu: GpuInfo, finding: Finding) -> None:
+    async def _found(self, gpu: GpuInfo, finding: GpuFinding) -> None:
         """Handle a finding. A fault belongs to the whole GPU, whichever MIG instance shows it; the
         first one is reported."""
         whole = gpu.mig_parent or gpu.uuid
@@ -284,7 +284,7 @@ class GpuWatch:
             await self._cordon(msgspec.structs.replace(gpu, uuid=whole, mig_parent=None), finding)
         await self._tell(self._units(whole), finding)
 
-    async def _cordon(self, gpu: GpuInfo, finding: Finding) -> None:
+    async def _cordon(self, gpu: GpuInfo, finding: GpuFinding) -> None:
         fault = Fault(gpu=gpu, finding=finding, at=time.time())
         self._faults[gpu.uuid] = fault
         self.changed()
@@ -293,7 +293,7 @@ class GpuWatch:
         except OSError as error:
             log.error("GPU %s is cordoned, but not across a restart: %s", gpu.uuid, error)
 
-    async def _tell(self, units: Iterable[_Known], finding: Finding) -> None:
+    async def _tell(self, units: Iterable[_Known], finding: GpuFinding) -> None:
         for known in units:
             text = health.line(known.info, finding)
             log.warning("%s", text)
@@ -331,5 +331,5 @@ class GpuWatch:
         return [self._known[uuid] for uuid in tuple(uuids) if uuid in self._known]
 
 
-async def _nobody(gpu: GpuInfo, finding: Finding, line: str) -> None:
+async def _nobody(gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
     return None

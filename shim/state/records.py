@@ -61,7 +61,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
+class StopRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The order to end a task by `kill_at` (Unix seconds; 0: at once) at the latest; the first
     reason stays."""
 
@@ -82,7 +82,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     had_credentials: bool
     info: TaskInfo
     fence: Fence
-    stop: StopOrder | None = None
+    stop: StopRecord | None = None
     boot_id: str | None = None
     """The kernel's boot id when the task was accepted."""
 
@@ -130,7 +130,7 @@ class Records(Protocol[T]):
     async def load(self) -> Loaded[T]: ...
 
 
-async def kept(*writes: Awaitable[None]) -> None:
+async def all_stored(*writes: Awaitable[None]) -> None:
     """Wait for all writes. If one fails, raise Refused (507): nothing was accepted."""
     results = await asyncio.gather(*writes, return_exceptions=True)
     for result in results:

@@ -23,7 +23,7 @@ from shim.access import runner_socket
 from shim.engines.base import EngineUnavailable, Exit, NodeFault
 from shim.errors import EngineError
 from shim.schemas import TaskReason, TaskStatus
-from shim.state.records import StopOrder
+from shim.state.records import StopRecord
 from shim.tasks.steps.base import Step, StepContext
 from shim.tasks.steps.container import Container, Network, Start
 from shim.tasks.steps.folders import Folders
@@ -176,7 +176,7 @@ async def _set_up(ctx: StepContext) -> bool:
             work.cancel()
         await asyncio.wait({stop, work})
     if work.cancelled():
-        order = ctx.task.record.stop or StopOrder(kill_at=0.0)
+        order = ctx.task.record.stop or StopRecord(kill_at=0.0)
         await _give_up(ctx, order.reason, order.message)
         return False
     error = work.exception()

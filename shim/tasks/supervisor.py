@@ -22,7 +22,7 @@ from shim import container_rules, validation
 from shim.access.jump_keys import Visit
 from shim.engines.base import ContainerState, Engine, Found
 from shim.errors import EngineError, conflict, invalid, not_found
-from shim.gpus.health import Finding
+from shim.gpus.health import GpuFinding
 from shim.gpus.watch import GpuWatch
 from shim.images import Images
 from shim.node.ledger import Ledger
@@ -42,7 +42,14 @@ from shim.schemas import (
 from shim.settings import Settings, check_name
 from shim.state.events import EventLog
 from shim.state.fencing import Caller, Fences
-from shim.state.records import RecordBooks, TaskRecord, hash_of, is_same_body, kept, without_secrets
+from shim.state.records import (
+    RecordBooks,
+    TaskRecord,
+    all_stored,
+    hash_of,
+    is_same_body,
+    without_secrets,
+)
 from shim.tasks import driver, reconcile
 from shim.tasks.steps.base import RunLocks, StepContext
 from shim.tasks.steps.ssh import PORT_NAME
@@ -142,7 +149,7 @@ class Supervisor:
         validation.check_order(order)
         task = await self.spoken_for(task_id, speaker)
         if not task.ended:
-            await kept(task.order_stop(order.grace, order.reason, order.message))
+            await all_stored(task.order_stop(order.grace, order.reason, order.message))
         return task.info
 
     async def remove(self, task_id: str, speaker: Caller) -> None:
@@ -163,7 +170,7 @@ class Supervisor:
                     500, "cleanup_failed", f"task {task_id} is not fully removed: {error}"
                 ) from error
             async with self._deciding:
-                await kept(self._forget(task))
+                await all_stored(self._forget(task))
             log.info("task %s: removed", task_id)
             self.events.task_removed(task_id)
 
@@ -177,7 +184,7 @@ class Supervisor:
                 raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
             self._check_idle(allocation_id)
             self._check_explained(allocation_id)
-            await kept(self._books.allocations.delete(allocation_id))
+            await all_stored(self._books.allocations.delete(allocation_id))
             self.ledger.release(allocation_id)
             self.gpus.doubt(allocation.gpus)
             self.events.node_changed()
@@ -187,7 +194,7 @@ class Supervisor:
         """Offer a cordoned GPU again. Raises Refused: 404 for a GPU that is not cordoned."""
         if not self.gpus.is_cordoned(uuid):
             raise not_found(f"there is no cordoned GPU {uuid}")
-        await kept(self.gpus.clear(uuid))
+        await all_stored(self.gpus.clear(uuid))
 
     @property
     def live(self) -> tuple[TaskState, ...]:
@@ -275,7 +282,7 @@ class Supervisor:
     ) -> TaskInfo:
         if not is_same_body(known.record, request):
             raise conflict(f"task {known.info.id} already exists with another body")
-        await kept(self.fences.hear(speaker))
+        await all_stored(self.fences.hear(speaker))
         if request.registry_auth is not None:
             known.give_credentials(request.registry_auth)
         return known.info
@@ -290,7 +297,7 @@ class Supervisor:
         allocation = self.ledger.plan(task_id, request)
         record = self._new_record(task_id, request, speaker, allocation.gpus)
         try:
-            await kept(
+            await all_stored(
                 self.fences.hear(speaker),
                 self._books.allocations.save(allocation.id, allocation),
                 self._books.tasks.save(task_id, record),
@@ -313,7 +320,7 @@ class Supervisor:
         if self.ledger.gpus() != before:
             self.events.node_changed()
 
-    async def _notice(self, gpu: GpuInfo, finding: Finding, line: str) -> None:
+    async def _notice(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
         """Notify the tasks that have this GPU, each once."""
         notice = Notice(id=f"{gpu.uuid}:{finding.key}", at=time.time(), text=line)
         for task in list(self._tasks.values()):
@@ -391,12 +398,12 @@ class Supervisor:
                 self.settings.check_task_id(task_id)
                 check_name(speaker.run_id, "Fairlead-Run")
                 used = self._run_is_used(speaker.run_id)
-                await kept(self.fences.remember_unknown(task_id, speaker, used))
+                await all_stored(self.fences.remember_unknown(task_id, speaker, used))
                 raise not_found(f"there is no task {task_id}")
             if task.info.run_id != speaker.run_id:
                 raise conflict(f"task {task_id} belongs to run {task.info.run_id}")
             self.fences.check_for_task(speaker, task.info.incarnation)
-            await kept(self.fences.hear(speaker))
+            await all_stored(self.fences.hear(speaker))
             return task
 
     async def _forget(self, task: TaskState) -> None:

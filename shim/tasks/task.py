@@ -15,7 +15,7 @@ import msgspec
 
 from shim.schemas import RegistryAuth, TaskInfo, TaskRequest, TaskStatus
 from shim.state.events import EventLog
-from shim.state.records import Records, StopOrder, TaskRecord
+from shim.state.records import Records, StopRecord, TaskRecord
 
 log = logging.getLogger(__name__)
 _LONGEST_WORDS = 500
@@ -119,7 +119,7 @@ class TaskState:
         known = self.record.stop
         kill_at = time.time() + grace if grace > 0 else 0.0
         if known is None:
-            order = StopOrder(kill_at=kill_at, reason=reason, message=message)
+            order = StopRecord(kill_at=kill_at, reason=reason, message=message)
         else:
             order = msgspec.structs.replace(known, kill_at=min(kill_at, known.kill_at))
         self.record = msgspec.structs.replace(self.record, stop=order)

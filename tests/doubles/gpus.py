@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 
 from shim.gpus.base import GpuError, GpuEvent, Vitals
-from shim.gpus.nvml import NVIDIA
-from shim.gpus.xids import event_of
+from shim.gpus.nvidia.nvml import NVIDIA
+from shim.gpus.nvidia.xids import event_of
 from shim.schemas import GpuInfo
 
 

@@ -23,7 +23,7 @@ import msgspec
 from controller.lifecycle.model import Fleet, Node
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeLink
-from controller.pipelines import brake
+from controller.pipelines import run_pipeline
 from controller.pipelines.run_pipeline import NameTaken
 from controller.store.base import LeaseLost, StoreUnavailable
 from shim.node.ledger import Capacity
@@ -375,5 +375,5 @@ class _ErrorLog(logging.Handler):
             with contextlib.suppress(Exception):
                 error = record.exc_info[1]
                 self._checks.violated(f"unexpected: {record.getMessage()}: {error!r}")
-        elif record.name == brake.__name__:
+        elif record.name == run_pipeline.__name__:
             self._checks.violated(record.getMessage())

@@ -14,7 +14,7 @@ from controller.cli.commands.install import Terminal, find_bundle
 from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import HostError
-from controller.cli.hosts.fleet import Board, Outcome, accept_keys, host_keys_of, make_nodes
+from controller.cli.hosts.fleet import HostTable, Outcome, accept_keys, host_keys_of, make_nodes
 from controller.cli.hosts.fleet_file import FleetWish, read_fleet
 from controller.cli.hosts.install import NodesApi
 from controller.configuration.convert import ConfigurationError
@@ -64,7 +64,7 @@ def _make_nodes(
         for name, error in trusted.items()
         if isinstance(error, HostError)
     ]
-    board = Board([plan.name for plan in plans], terminal.confirms)
+    board = HostTable([plan.name for plan in plans], terminal.confirms)
     return [*refused, *asyncio.run(make_nodes(plans, api, board))]
 
 

@@ -22,8 +22,8 @@ from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle, read_bundle
 from controller.cli.hosts.connection import HostError, Target
 from controller.cli.hosts.fleet_file import install_options
-from controller.cli.hosts.install import NodesApi, Plan, make_node, remove_node
-from controller.cli.hosts.preflight import Docker, Finding, Level
+from controller.cli.hosts.install import HostPlan, NodesApi, make_node, remove_node
+from controller.cli.hosts.preflight import Docker, HostFinding, Level
 from controller.cli.hosts.ssh_config import target_of
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
 from fairlead import settings
@@ -100,7 +100,7 @@ def install(
         raise CliError(str(error)) from None
     if uninstall:
         return _uninstall(where, key, node, reached, api, progress, json)
-    plan = Plan(
+    plan = HostPlan(
         target=where,
         name=node,
         address=reached,
@@ -115,7 +115,7 @@ def install(
     return _install(plan, api, progress, json)
 
 
-def _install(plan: Plan, api: NodesApi, progress: Terminal, json: bool) -> int:
+def _install(plan: HostPlan, api: NodesApi, progress: Terminal, json: bool) -> int:
     try:
         result = asyncio.run(make_node(plan, api, progress))
     except HostError as error:
@@ -194,12 +194,12 @@ class Terminal:
     def stage(self, text: str) -> None:
         output.note(text)
 
-    def found(self, findings: Sequence[Finding]) -> None:
+    def found(self, findings: Sequence[HostFinding]) -> None:
         for finding in findings:
             fix = f" -> {finding.fix}" if finding.fix else ""
             output.note(f"{_MARKS[finding.level]}{finding.subject}: {finding.message}{fix}")
 
-    def agrees(self, findings: Sequence[Finding]) -> bool:
+    def agrees(self, findings: Sequence[HostFinding]) -> bool:
         if all(finding.level in (Level.OK, Level.WARNING) for finding in findings):
             return True
         return self.confirms("Go on?")

@@ -17,8 +17,8 @@ from controller.cli.commands.user_data import parse_address
 from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import HostError
-from controller.cli.hosts.fleet import Board, HostRow
-from controller.cli.hosts.install import NodesApi, Plan
+from controller.cli.hosts.fleet import HostRow, HostTable
+from controller.cli.hosts.install import HostPlan, NodesApi
 from controller.cli.hosts.ssh_config import target_of
 from controller.cli.hosts.trust import trusted_key
 from controller.cli.hosts.upgrade import End, Upgrade, is_upgradable, roll, upgrade_node
@@ -84,7 +84,7 @@ async def _roll(
     api: NodesApi,
     terminal: Terminal,
 ) -> list[Upgrade]:
-    board = Board(list(nodes), terminal.confirms)
+    board = HostTable(list(nodes), terminal.confirms)
 
     async def one(name: str) -> Upgrade:
         row = HostRow(name, board)
@@ -99,13 +99,13 @@ async def _roll(
         return await roll(list(nodes), batch, one)
 
 
-async def _plan(node: NodeView, bundle: Bundle, login: Login) -> Plan:
+async def _plan(node: NodeView, bundle: Bundle, login: Login) -> HostPlan:
     """Plan one node, with the address and host key that the controller has. Raises HostError."""
     host, port = parse_address(node.address.partition("@")[2])
     target = target_of(host, port=port, user=login.user, identity=login.identity, jump=login.jump)
     pinned = node.host_key_fingerprint
     key = await trusted_key(target, host_key=None, accepted=None, pinned=pinned)
-    return Plan(
+    return HostPlan(
         target=target,
         name=node.name,
         address=(host, port),

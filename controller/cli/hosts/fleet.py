@@ -18,8 +18,8 @@ from controller.cli import output
 from controller.cli.errors import CliError
 from controller.cli.hosts.connection import HostError
 from controller.cli.hosts.fleet_file import FleetHost
-from controller.cli.hosts.install import NodesApi, Plan, Result, make_node
-from controller.cli.hosts.preflight import Finding, Level
+from controller.cli.hosts.install import HostPlan, NodesApi, Result, make_node
+from controller.cli.hosts.preflight import HostFinding, Level
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
 from fairlead.errors import FairleadError
 
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class Board:
+class HostTable:
     """A live table on a terminal, else one line for each stage."""
 
     def __init__(self, names: Sequence[str], confirms: Callable[[str], bool]) -> None:
@@ -79,7 +79,7 @@ class Board:
 class HostRow:
     """One host's progress on the board."""
 
-    def __init__(self, name: str, board: Board) -> None:
+    def __init__(self, name: str, board: HostTable) -> None:
         self._name = name
         self._board = board
         self._told = 0
@@ -87,12 +87,12 @@ class HostRow:
     def stage(self, text: str) -> None:
         self._board.tell(self._name, text)
 
-    def found(self, findings: Sequence[Finding]) -> None:
+    def found(self, findings: Sequence[HostFinding]) -> None:
         for finding in findings:
             if finding.level is Level.WARNING:
                 self._board.tell(self._name, f"{finding.subject}: {finding.message}")
 
-    def agrees(self, findings: Sequence[Finding]) -> bool:
+    def agrees(self, findings: Sequence[HostFinding]) -> bool:
         if all(finding.level in (Level.OK, Level.WARNING) for finding in findings):
             return True
         return self._board.agrees("Install Fairlead on the hosts that lack it?")
@@ -142,11 +142,11 @@ def accept_keys(
     return {**keys, **{name: key.preferred for name, key in unknown.items()}}
 
 
-async def make_nodes(plans: Sequence[Plan], api: NodesApi, board: Board) -> list[Outcome]:
+async def make_nodes(plans: Sequence[HostPlan], api: NodesApi, board: HostTable) -> list[Outcome]:
     """Make a few nodes at a time; one that fails does not delay the others."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(plan: Plan) -> Outcome:
+    async def one(plan: HostPlan) -> Outcome:
         async with slots:
             try:
                 result: Result = await make_node(plan, api, HostRow(plan.name, board))

@@ -9,7 +9,7 @@ import msgspec
 
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import Target
-from controller.cli.hosts.install import Plan
+from controller.cli.hosts.install import HostPlan
 from controller.cli.hosts.preflight import Docker
 from controller.cli.hosts.ssh_config import target_of
 from controller.configuration.convert import ConfigurationError, convert
@@ -84,8 +84,8 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str]
     options: tuple[str, ...]
 
-    def plan(self, *, fleet: str, host_key: str, bundle: Bundle, upgrade: bool) -> Plan:
-        return Plan(
+    def plan(self, *, fleet: str, host_key: str, bundle: Bundle, upgrade: bool) -> HostPlan:
+        return HostPlan(
             target=self.target,
             name=self.name,
             address=self.address,

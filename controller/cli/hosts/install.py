@@ -23,7 +23,7 @@ from controller.cli.hosts.preflight import (
     BadFacts,
     Docker,
     Facts,
-    Finding,
+    HostFinding,
     Level,
     Wish,
     errors,
@@ -46,7 +46,7 @@ _WOULD_CHANGE = 3
 """The exit status of `install --check`."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan for one host. `address`: at which the controller reaches its sshd; `host_key`: the
     trusted key line; `options`: further arguments of the bundle's `install`."""
 
@@ -69,7 +69,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     changed: list[str]
-    findings: list[Finding]
+    findings: list[HostFinding]
     node: NodeView | None
 
 
@@ -77,9 +77,9 @@ class Progress(Protocol):
     def stage(self, text: str) -> None:
         """Show the stage that begins now."""
 
-    def found(self, findings: Sequence[Finding]) -> None: ...
+    def found(self, findings: Sequence[HostFinding]) -> None: ...
 
-    def agrees(self, findings: Sequence[Finding]) -> bool:
+    def agrees(self, findings: Sequence[HostFinding]) -> bool:
         """Return whether the operator agrees; may block."""
 
     def uploaded(self, size: int, whole: int) -> None:
@@ -123,7 +123,7 @@ class NodesApi:
                 return None
             raise
 
-    def join(self, plan: Plan) -> list[str]:
+    def join(self, plan: HostPlan) -> list[str]:
         """Make the host a node of the controller; return the changes."""
         node = self.find(plan.name)
         if node is None:
@@ -169,7 +169,7 @@ class NodesApi:
     def remove(self, name: str) -> None:
         self._client.delete(node_path(name))
 
-    def _add(self, plan: Plan) -> None:
+    def _add(self, plan: HostPlan) -> None:
         host, port = plan.address
         self._client.post(
             "/v1/nodes",
@@ -183,7 +183,7 @@ class NodesApi:
             },
         )
 
-    def _change(self, node: NodeView, plan: Plan) -> list[str]:
+    def _change(self, node: NodeView, plan: HostPlan) -> list[str]:
         body: dict[str, object] = {}
         if fingerprint(plan.host_key) != node.host_key_fingerprint:
             body["host_key"] = plan.host_key
@@ -207,7 +207,7 @@ def shown_address(host: str, port: int) -> str:
     return f"fairlead@{host}" + ("" if port == 22 else f":{port}")
 
 
-async def make_node(plan: Plan, api: NodesApi, progress: Progress) -> Result:
+async def make_node(plan: HostPlan, api: NodesApi, progress: Progress) -> Result:
     """Make the host a node. Raises HostError, CliError."""
     progress.stage("connecting")
     async with connect(plan.target, plan.host_key) as host:
@@ -236,7 +236,7 @@ async def make_node(plan: Plan, api: NodesApi, progress: Progress) -> Result:
     return Result(name=plan.name, changed=changed, findings=findings, node=node)
 
 
-async def examine(host: Host, plan: Plan) -> tuple[Facts, list[Finding]]:
+async def examine(host: Host, plan: HostPlan) -> tuple[Facts, list[HostFinding]]:
     """Read the host's facts and judge them. Raises HostError."""
     before = time.time()
     said = await host.must("sh", root=True, stdin=FACTS_SCRIPT)
@@ -248,7 +248,7 @@ async def examine(host: Host, plan: Plan) -> tuple[Facts, list[Finding]]:
     return facts, preflight(facts, wish)
 
 
-def wish_of(plan: Plan, now: float = 0.0, has_root: bool = True) -> Wish:
+def wish_of(plan: HostPlan, now: float = 0.0, has_root: bool = True) -> Wish:
     return Wish(
         version=plan.bundle.version,
         arch=plan.bundle.arch,
@@ -260,7 +260,7 @@ def wish_of(plan: Plan, now: float = 0.0, has_root: bool = True) -> Wish:
 
 
 async def install(
-    host: Host, plan: Plan, facts: Facts, options: Sequence[str], progress: Progress
+    host: Host, plan: HostPlan, facts: Facts, options: Sequence[str], progress: Progress
 ) -> list[str]:
     """Install the bundle and return the changes. Nothing is uploaded to a host that already has it.
     A new bundle first tells its changes and whether it can make them, and changes nothing until
@@ -280,13 +280,13 @@ async def run_install(host: Host, program: str, options: Sequence[str]) -> list[
     return [f"{change.name}: {change.change}" for change in _changes(said, program)]
 
 
-async def announced(host: Host, program: str, options: Sequence[str]) -> list[Finding]:
+async def announced(host: Host, program: str, options: Sequence[str]) -> list[HostFinding]:
     """Return what the bundle's `install` would change, as it says itself. Raises HostError, also
     when it could not."""
     words = (program, "--check", "--json", *options)
     said = await host.must(*words, root=True, fine=(0, _WOULD_CHANGE))
     return [
-        Finding(subject=change.name, level=Level.CHANGE, message=change.change)
+        HostFinding(subject=change.name, level=Level.CHANGE, message=change.change)
         for change in _changes(said, program)
     ]
 

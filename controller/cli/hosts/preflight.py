@@ -84,7 +84,7 @@ class Level(StrEnum):
     """A fault that must be repaired first."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class HostFinding(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     level: Level
     message: str
@@ -103,7 +103,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     upgrade: bool = False
 
 
-def preflight(facts: Facts, wish: Wish) -> list[Finding]:
+def preflight(facts: Facts, wish: Wish) -> list[HostFinding]:
     """Return one finding for each subject, in reading order."""
     return [
         _system(facts),
@@ -124,31 +124,31 @@ def is_installed(facts: Facts, wish: Wish) -> bool:
     return facts.installed == wish.version
 
 
-def changes(findings: list[Finding]) -> list[str]:
+def changes(findings: list[HostFinding]) -> list[str]:
     return [finding.message for finding in findings if finding.level is Level.CHANGE]
 
 
-def errors(findings: list[Finding]) -> list[Finding]:
+def errors(findings: list[HostFinding]) -> list[HostFinding]:
     return [finding for finding in findings if finding.level is Level.ERROR]
 
 
-def _ok(subject: str, message: str) -> Finding:
-    return Finding(subject=subject, level=Level.OK, message=message)
+def _ok(subject: str, message: str) -> HostFinding:
+    return HostFinding(subject=subject, level=Level.OK, message=message)
 
 
-def _error(subject: str, message: str, fix: str) -> Finding:
-    return Finding(subject=subject, level=Level.ERROR, message=message, fix=fix)
+def _error(subject: str, message: str, fix: str) -> HostFinding:
+    return HostFinding(subject=subject, level=Level.ERROR, message=message, fix=fix)
 
 
-def _warning(subject: str, message: str, fix: str) -> Finding:
-    return Finding(subject=subject, level=Level.WARNING, message=message, fix=fix)
+def _warning(subject: str, message: str, fix: str) -> HostFinding:
+    return HostFinding(subject=subject, level=Level.WARNING, message=message, fix=fix)
 
 
-def _change(subject: str, message: str) -> Finding:
-    return Finding(subject=subject, level=Level.CHANGE, message=message)
+def _change(subject: str, message: str) -> HostFinding:
+    return HostFinding(subject=subject, level=Level.CHANGE, message=message)
 
 
-def _system(facts: Facts) -> Finding:
+def _system(facts: Facts) -> HostFinding:
     name = facts.os_name or facts.os_id or "an unknown system"
     if not facts.systemd:
         return _error("system", f"{name} does not run systemd", "use a host that boots with it")
@@ -167,7 +167,7 @@ def _system(facts: Facts) -> Finding:
     return _ok("system", f"{name}, kernel {facts.kernel}")
 
 
-def _architecture(facts: Facts, wish: Wish) -> Finding:
+def _architecture(facts: Facts, wish: Wish) -> HostFinding:
     has, needs = (_ARCHITECTURES.get(arch, arch) for arch in (facts.arch, wish.arch))
     if has != needs:
         return _error(
@@ -178,7 +178,7 @@ def _architecture(facts: Facts, wish: Wish) -> Finding:
     return _ok("architecture", f"{has}, {facts.cpus} CPUs, {facts.memory >> 20} GiB of memory")
 
 
-def _rights(wish: Wish) -> Finding:
+def _rights(wish: Wish) -> HostFinding:
     if wish.has_root:
         return _ok("rights", "root")
     return _error(
@@ -188,7 +188,7 @@ def _rights(wish: Wish) -> Finding:
     )
 
 
-def _docker(facts: Facts, wish: Wish) -> Finding:
+def _docker(facts: Facts, wish: Wish) -> HostFinding:
     if wish.docker == "none":
         return _warning(
             "docker",
@@ -214,7 +214,7 @@ def _docker(facts: Facts, wish: Wish) -> Finding:
     return _ok("docker", f"Docker {facts.docker}")
 
 
-def _disk(facts: Facts) -> Finding:
+def _disk(facts: Facts) -> HostFinding:
     for path, free, least in (
         ("/opt", facts.disk_opt, _LEAST_OPT),
         ("/var/lib", facts.disk_data, _LEAST_DATA),
@@ -232,7 +232,7 @@ def _disk(facts: Facts) -> Finding:
     return _ok("disk", f"{_gib(facts.disk_data)} free in /var/lib")
 
 
-def _gpus(facts: Facts) -> list[Finding]:
+def _gpus(facts: Facts) -> list[HostFinding]:
     if not facts.gpus:
         return [_ok("GPU", "no NVIDIA GPU")]
     named = f"{facts.gpus} NVIDIA GPU" + ("s" if facts.gpus > 1 else "")
@@ -266,7 +266,7 @@ def _gpus(facts: Facts) -> list[Finding]:
     return found
 
 
-def _clock(facts: Facts, wish: Wish) -> Finding:
+def _clock(facts: Facts, wish: Wish) -> HostFinding:
     off = abs(facts.clock - wish.now)
     message = f"the clock is {off:.0f} s off from this machine's"
     fix = "set it by NTP: timedatectl set-ntp true"
@@ -275,7 +275,7 @@ def _clock(facts: Facts, wish: Wish) -> Finding:
     return _warning("clock", message, fix) if off > _ADVISED_CLOCK_OFF else _ok("clock", message)
 
 
-def _sshd(facts: Facts) -> Finding:
+def _sshd(facts: Facts) -> HostFinding:
     if not facts.sshd_includes:
         return _error(
             "sshd",
@@ -304,7 +304,7 @@ def _sshd(facts: Facts) -> Finding:
     return _ok("ports", f"sshd on {ports}; Fairlead opens no other")
 
 
-def _firewall(facts: Facts) -> Finding:
+def _firewall(facts: Facts) -> HostFinding:
     if facts.nft:
         return _ok("firewall", "nftables is installed")
     return _error(
@@ -314,7 +314,7 @@ def _firewall(facts: Facts) -> Finding:
     )
 
 
-def _fairlead(facts: Facts, wish: Wish) -> Finding:
+def _fairlead(facts: Facts, wish: Wish) -> HostFinding:
     if is_installed(facts, wish):
         return _ok("fairlead", f"version {wish.version} is there; only what differs changes")
     if not facts.installed:

@@ -17,8 +17,8 @@ import msgspec
 from controller.api.documents import NodeView
 from controller.cli.hosts.connection import Host, HostError, connect
 from controller.cli.hosts.install import (
+    HostPlan,
     NodesApi,
-    Plan,
     Progress,
     examine,
     install,
@@ -81,7 +81,7 @@ def is_upgradable(node: NodeView) -> str | None:
     return None
 
 
-async def upgrade_node(plan: Plan, api: NodesApi, progress: Progress) -> Upgrade:
+async def upgrade_node(plan: HostPlan, api: NodesApi, progress: Progress) -> Upgrade:
     """Upgrade one node. A failure of the node is in the result; only other errors are raised."""
     try:
         progress.stage("connecting")
@@ -92,7 +92,7 @@ async def upgrade_node(plan: Plan, api: NodesApi, progress: Progress) -> Upgrade
         return Upgrade(name=plan.name, end=End.FAILED, message=str(error))
 
 
-async def _upgrade(host: Host, plan: Plan, api: NodesApi, progress: Progress) -> Upgrade:
+async def _upgrade(host: Host, plan: HostPlan, api: NodesApi, progress: Progress) -> Upgrade:
     facts, findings = await examine(host, plan)
     before, wanted = facts.installed, plan.bundle.version
     if before == wanted:
@@ -115,7 +115,7 @@ async def _upgrade(host: Host, plan: Plan, api: NodesApi, progress: Progress) ->
 
 
 async def _roll_back(
-    host: Host, plan: Plan, before: str, why: str, api: NodesApi, progress: Progress
+    host: Host, plan: HostPlan, before: str, why: str, api: NodesApi, progress: Progress
 ) -> Upgrade:
     """Install the former version. Raises HostError when the node does not come back with that
     either."""

@@ -58,7 +58,7 @@ class Volumes:
 
     async def _mount(self, ctx: StepContext, volume: VolumeMount, place: Path) -> bool:
         """Mount a volume; False for an optional one whose source is missing."""
-        allowed = container_rules.allowed_place(volume, ctx.settings.volume_prefixes)
+        allowed = container_rules.allowed_path(volume, ctx.settings.volume_prefixes)
 
         def mount() -> bool:
             if volume.kind is VolumeKind.DEVICE:

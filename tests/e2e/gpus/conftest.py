@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from shim.gpus.nvml import NvmlGpus
+from shim.gpus.nvidia.nvml import NvmlGpus
 from shim.gpus.selection import Exclusion
 from tests.support import nvml
 from tests.support.nvml import StandIn

@@ -12,7 +12,7 @@ import docker
 import pytest
 
 from shim.engines.docker.handover import Means, hand_over
-from shim.gpus.nvml import NVIDIA
+from shim.gpus.nvidia.nvml import NVIDIA
 from shim.schemas import GpuInfo
 from tests.support.docker_daemon import DockerDaemon
 from tests.unit.shim.gpus.parts import gpu

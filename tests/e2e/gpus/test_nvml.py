@@ -13,10 +13,10 @@ import pytest
 
 from shim.gpus.base import NO_ACTION, GpuError, GpuLost, GpuSilent
 from shim.gpus.health import Fault
-from shim.gpus.inventory import Entry, Roll
-from shim.gpus.nvml import CALL_SECONDS, NvmlGpus
+from shim.gpus.nvidia.nvml import CALL_SECONDS, NvmlGpus
+from shim.gpus.nvidia.xids import event_of
+from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import READ_EVERY, GpuWatch
-from shim.gpus.xids import event_of
 from shim.schemas import GpuInfo, GpuLink
 from tests.doubles.records import MemoryRecords
 from tests.e2e.gpus.conftest import OpenGpus
@@ -30,10 +30,10 @@ CORDONED_WITHIN = 2.0
 
 @asynccontextmanager
 async def watching(
-    gpus: NvmlGpus, seen: MemoryRecords[Entry] | None = None
+    gpus: NvmlGpus, seen: MemoryRecords[RememberedGpu] | None = None
 ) -> AsyncIterator[GpuWatch]:
     faults: MemoryRecords[Fault] = MemoryRecords()
-    watch = GpuWatch(gpus, faults, Roll(MemoryRecords() if seen is None else seen))
+    watch = GpuWatch(gpus, faults, RememberedGpus(MemoryRecords() if seen is None else seen))
     await watch.open()
     try:
         yield watch
@@ -227,7 +227,7 @@ async def _answer(gpus: NvmlGpus) -> None:
 async def test_a_driver_that_hangs_at_its_start_does_not_hold_up_the_shim(
     open_gpus: OpenGpus, machine: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shim.gpus.nvml.OPEN_SECONDS", 0.1)
+    monkeypatch.setattr("shim.gpus.nvidia.nvml.OPEN_SECONDS", 0.1)
     machine.tell("hang nvmlInitWithFlags")
     async with asyncio.timeout(LONG), open_gpus() as gpus:
         assert await gpus.list() == ()
@@ -324,9 +324,9 @@ async def test_a_gpu_that_hangs_is_withdrawn_and_comes_back(
         await eventually(lambda: offered(watch) == [0, 1])
 
 
-async def seen_by(open_gpus: OpenGpus) -> MemoryRecords[Entry]:
+async def seen_by(open_gpus: OpenGpus) -> MemoryRecords[RememberedGpu]:
     """The records of a shim on this machine."""
-    seen: MemoryRecords[Entry] = MemoryRecords()
+    seen: MemoryRecords[RememberedGpu] = MemoryRecords()
     async with open_gpus() as gpus, watching(gpus, seen):
         return seen
 
@@ -395,7 +395,7 @@ async def test_a_gpu_that_is_there_and_not_offered_is_not_lost(
 async def test_a_driver_that_does_not_answer_has_lost_no_gpu(
     open_gpus: OpenGpus, machine: StandIn, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shim.gpus.nvml.OPEN_SECONDS", 0.3)
+    monkeypatch.setattr("shim.gpus.nvidia.nvml.OPEN_SECONDS", 0.3)
     monkeypatch.setattr("shim.gpus.watch.LIST_EVERY", 0.2)
     seen = await seen_by(open_gpus)
     machine.tell(line)

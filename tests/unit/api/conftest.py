@@ -27,7 +27,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.placement import Told
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
-from controller.service.progress import PullBoard
+from controller.service.progress import PullsInProgress
 from controller.service.users import Gate
 from controller.store.base import Changes, StoredToken, User, digest
 from controller.vault import KeyFile, Vault
@@ -95,7 +95,7 @@ class Controller:
         self.turns = RunPipeline(store, clock, chance, NoPlace(chance.new_id))
         self.turns.listen(EndedLogs(logs))
         self.host_keys = PresentedKeys()
-        self.progress = PullBoard()
+        self.progress = PullsInProgress()
         self.connections: dict[str, NodeConnection] = {}
         self.service = ControllerService(
             blobs=blobs,

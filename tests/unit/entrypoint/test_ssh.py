@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from entrypoint.ssh.door import Door
+from entrypoint.ssh.port import SshPort
 from entrypoint.ssh.server import serve
 from entrypoint.ssh.settings import HOST_KEY_NAME, SETTINGS_NAME, Mode, SshSettings
 from runner.options import UMASK
@@ -52,7 +52,7 @@ class Task:
 
     @contextlib.asynccontextmanager
     async def door(self) -> AsyncIterator[None]:
-        door = Door(self.folder, Children())
+        door = SshPort(self.folder, Children())
         door.open()
         try:
             yield

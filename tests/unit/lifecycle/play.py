@@ -199,7 +199,7 @@ class Play:
         return TaskRemoved(
             run_id=self.run_id,
             attempt_id=attempt.id,
-            place_released=not is_kept(self.run, attempt),
+            allocation_released=not is_kept(self.run, attempt),
         )
 
     def release_places(self) -> Self:

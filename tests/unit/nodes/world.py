@@ -12,8 +12,8 @@ from controller.lifecycle import reports
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Node, NodeStatus, RunState
 from controller.links.base import NodeConnection
-from controller.nodes.orphans import OrphanTasks
 from controller.nodes.session import Handshakes, NodeSession, Settings
+from controller.nodes.strays import StrayTasks
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext
 from controller.scheduling.scheduler import JobSubmittedPipeline
@@ -30,7 +30,7 @@ FENCE = Fence(1, 1)
 
 
 class Listener:
-    def __init__(self, strays: OrphanTasks) -> None:
+    def __init__(self, strays: StrayTasks) -> None:
         self._strays = strays
         self.connections = 0
         self.seen: list[TaskInfo] = []
@@ -87,7 +87,7 @@ class World:
             database.runs[state.run.id] = state
         self.collected: list[str] = []
         self.full: OSError | None = None
-        self.strays = OrphanTasks(self.turns, store, FENCE, self._collect, restored=restored)
+        self.strays = StrayTasks(self.turns, store, FENCE, self._collect, restored=restored)
         self.listener = Listener(self.strays)
         self.session = NodeSession(
             node.id,

@@ -530,7 +530,7 @@ async def test_a_place_that_is_kept_outlives_its_task(node: FakeConnection) -> N
     assert node.shim.asked == [("remove", attempt_of(state).id)]
     (removed,) = turns.posted
     assert isinstance(removed, reports.TaskRemoved)
-    assert removed.place_released is False
+    assert removed.allocation_released is False
 
 
 async def test_a_place_without_a_task_is_released_by_itself(node: FakeConnection) -> None:

@@ -23,8 +23,7 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.statuses import AttemptStatus, IllegalMove, RunStatus
 from controller.pipelines import run_pipeline
 from controller.pipelines import run_pipeline as turns_module
-from controller.pipelines.brake import Brake
-from controller.pipelines.run_pipeline import NameTaken
+from controller.pipelines.run_pipeline import Brake, NameTaken
 from controller.store.base import LeaseLost, Store, StoreUnavailable
 from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.failing_stores import CountedCommits, DiskFull, SlowCommit, TakenOver

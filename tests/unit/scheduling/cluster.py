@@ -121,7 +121,7 @@ class Cluster:
         for attempt in ending[:at_most]:
             ids = {"run_id": run_id, "attempt_id": attempt.id}
             gone = not is_kept(self.states[run_id].run, attempt)
-            self.tell(run_id, TaskRemoved(place_released=gone, **ids))
+            self.tell(run_id, TaskRemoved(allocation_released=gone, **ids))
 
     def _set(self, state: RunState) -> None:
         self.states[state.run.id] = state

@@ -43,7 +43,7 @@ def node_fails(
     cluster.tell(run_id, seen, LogsComplete(**ids))
     for attempt in [job.attempts[-1] for job in cluster.states[run_id].jobs]:
         gone = TaskRemoved(
-            run_id=run_id, attempt_id=attempt.id, place_released=attempt.id == failed
+            run_id=run_id, attempt_id=attempt.id, allocation_released=attempt.id == failed
         )
         cluster.tell(run_id, LogsComplete(run_id=run_id, attempt_id=attempt.id), gone)
     cluster.now += 60.0

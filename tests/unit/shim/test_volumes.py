@@ -63,28 +63,28 @@ def test_shared_memory_may_be_a_tmpfs_of_its_own() -> None:
 
 def test_the_longest_prefix_that_the_operator_allows_counts() -> None:
     prefixes = (Path("/mnt"), Path("/mnt/data"), Path("/srv"))
-    place = container_rules.allowed_place(host("/mnt/data/a/b"), prefixes)
+    place = container_rules.allowed_path(host("/mnt/data/a/b"), prefixes)
     assert (place.prefix, place.relative) == (Path("/mnt/data"), "a/b")
 
 
 def test_a_prefix_itself_may_be_mounted() -> None:
-    assert container_rules.allowed_place(host("/mnt/data"), (Path("/mnt/data"),)).relative == "."
+    assert container_rules.allowed_path(host("/mnt/data"), (Path("/mnt/data"),)).relative == "."
 
 
 @pytest.mark.parametrize("source", ["/etc", "/mnt/database", "/"])
 def test_a_path_below_no_prefix_is_refused_with_what_is_allowed(source: str) -> None:
     with pytest.raises(VolumeError, match=r"its operator allows: /mnt/data"):
-        container_rules.allowed_place(host(source), (Path("/mnt/data"),))
+        container_rules.allowed_path(host(source), (Path("/mnt/data"),))
 
 
 def test_where_the_operator_allows_nothing_that_is_said() -> None:
     with pytest.raises(VolumeError, match=r"its operator allows: none"):
-        container_rules.allowed_place(host("/mnt"), ())
+        container_rules.allowed_path(host("/mnt"), ())
 
 
 def test_a_device_must_lie_where_only_root_can_put_it() -> None:
     device = host("/mnt/data/link-to-a-disk", kind=VolumeKind.DEVICE)
     with pytest.raises(VolumeError, match="may not be a volume"):
-        container_rules.allowed_place(device, (Path("/mnt/data"),))
+        container_rules.allowed_path(device, (Path("/mnt/data"),))
     allowed = host("/dev/vdb", kind=VolumeKind.DEVICE)
-    assert container_rules.allowed_place(allowed, (Path("/dev/vdb"),)).prefix == Path("/dev/vdb")
+    assert container_rules.allowed_path(allowed, (Path("/dev/vdb"),)).prefix == Path("/dev/vdb")

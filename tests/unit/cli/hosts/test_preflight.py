@@ -11,7 +11,7 @@ from controller.cli.hosts.preflight import (
     FACTS_SCRIPT,
     BadFacts,
     Facts,
-    Finding,
+    HostFinding,
     Level,
     Wish,
     changes,
@@ -42,7 +42,7 @@ GOOD = Facts(
 WISH = Wish(version="0.2", arch="amd64", docker="install", now=1000.0, has_root=True)
 
 
-def found(level: Level, wish: Wish = WISH, /, **facts: object) -> list[Finding]:
+def found(level: Level, wish: Wish = WISH, /, **facts: object) -> list[HostFinding]:
     told = preflight(msgspec.structs.replace(GOOD, **facts), wish)
     return [finding for finding in told if finding.level is level]
 

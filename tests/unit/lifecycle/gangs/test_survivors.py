@@ -360,8 +360,8 @@ def test_a_gang_that_ends_for_no_capacity_queues_whole_after_fifteen_seconds() -
 def test_a_place_that_survives_is_never_released_on_its_shim() -> None:
     play = GangPlay().run_all().fail(1)
     play.send(play.seen(0, terminated=True)).send(play.logs_complete(0))
-    assert play.removed(0).place_released is False
-    assert play.removed(1).place_released is True
+    assert play.removed(0).allocation_released is False
+    assert play.removed(1).allocation_released is True
     play.clean_all()
     assert releases(play.state) == {}
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.code.errors import BadArchive, Limits
+from runner.code.errors import ArchiveLimits, BadArchive
 from runner.code.tree import unpack
 from tests.unit.runner.code import hostile
 from tests.unit.runner.code.hostile import file, folder, hard, link, member, tar
 
-SMALL = Limits(size=4 << 20, entries=1000, ratio=50, ratio_free=1 << 20)
+SMALL = ArchiveLimits(size=4 << 20, entries=1000, ratio=50, ratio_free=1 << 20)
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ def target(tmp_path: Path) -> Path:
     return made
 
 
-def put(archive: bytes, target: Path, limits: Limits = SMALL, *, replace: bool = False) -> None:
+def put(
+    archive: bytes, target: Path, limits: ArchiveLimits = SMALL, *, replace: bool = False
+) -> None:
     blob = target.parent.parent / "blob"
     blob.write_bytes(archive)
     unpack(blob, target, limits=limits, replace=replace)

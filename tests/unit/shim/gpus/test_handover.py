@@ -10,7 +10,7 @@ import pytest
 
 from shim.engines.docker.handover import Means, Way, hand_over, means_of
 from shim.errors import EngineError
-from shim.gpus.nvml import NVIDIA
+from shim.gpus.nvidia.nvml import NVIDIA
 from tests.unit.shim.gpus.parts import gpu, mig
 
 UNITS = (gpu(0), gpu(1))

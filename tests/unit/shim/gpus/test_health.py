@@ -9,7 +9,7 @@ import pytest
 
 from shim.gpus import health
 from shim.gpus.base import NO_ACTION, Recovery, Vitals
-from shim.gpus.xids import APPLICATION, event_of
+from shim.gpus.nvidia.xids import APPLICATION, event_of
 from tests.unit.shim.gpus.parts import gpu
 
 RESET = Recovery("a reset of the GPU")

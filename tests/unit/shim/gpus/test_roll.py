@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shim.gpus.base import GpuError
-from shim.gpus.health import Fault, Finding
-from shim.gpus.inventory import Entry, Roll
+from shim.gpus.health import Fault, GpuFinding
+from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
 from shim.schemas import GpuInfo
 from shim.state.records import DiskRecords, Records
@@ -31,12 +31,12 @@ class Machine:
     def __init__(self, *gpus: GpuInfo) -> None:
         self.gpus = MemoryGpus(*gpus)
         self.faults: MemoryRecords[Fault] = MemoryRecords()
-        self.seen: Records[Entry] = MemoryRecords()
+        self.seen: Records[RememberedGpu] = MemoryRecords()
         self.told: list[tuple[str, str]] = []
 
     @asynccontextmanager
     async def shim(self, *held: str) -> AsyncIterator[GpuWatch]:
-        it = GpuWatch(self.gpus, self.faults, Roll(self.seen))
+        it = GpuWatch(self.gpus, self.faults, RememberedGpus(self.seen))
         it.told = self._tell
         await it.open(held)
         try:
@@ -48,7 +48,7 @@ class Machine:
         async with self.shim():
             pass
 
-    async def _tell(self, gpu: GpuInfo, finding: Finding, line: str) -> None:
+    async def _tell(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
         self.told.append((gpu.uuid, finding.key))
 
 
@@ -188,7 +188,7 @@ async def test_the_gpu_of_a_task_is_known_where_nothing_was_written() -> None:
 async def test_a_damaged_record_still_names_its_gpu(tmp_path: Path, held: Iterable[str]) -> None:
     machine = Machine(gpu(0), gpu(1))
     with ThreadPoolExecutor(1) as threads:
-        machine.seen = DiskRecords(tmp_path, Entry, threads)
+        machine.seen = DiskRecords(tmp_path, RememberedGpu, threads)
         await machine.once()
         for name in ("GPU-0.json", "GPU-1.json"):
             assert (tmp_path / name).read_text().startswith("fairlead1")
@@ -201,8 +201,8 @@ async def test_a_damaged_record_still_names_its_gpu(tmp_path: Path, held: Iterab
 
 async def test_a_full_disk_is_no_hindrance_and_is_made_up_for() -> None:
     machine = Machine(gpu(0), gpu(1))
-    kept: MemoryRecords[Entry] = MemoryRecords()
-    full: FailingRecords[Entry] = FailingRecords()
+    kept: MemoryRecords[RememberedGpu] = MemoryRecords()
+    full: FailingRecords[RememberedGpu] = FailingRecords()
     machine.seen = full
     async with machine.shim() as it:
         assert offered(it) == ["GPU-0", "GPU-1"]
@@ -211,7 +211,7 @@ async def test_a_full_disk_is_no_hindrance_and_is_made_up_for() -> None:
 
 
 async def test_a_gpu_that_cannot_be_forgotten_stays_cordoned() -> None:
-    class Stuck(MemoryRecords[Entry]):
+    class Stuck(MemoryRecords[RememberedGpu]):
         async def delete(self, key: str) -> None:
             raise OSError(30, "Read-only file system")
 

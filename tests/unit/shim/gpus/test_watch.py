@@ -11,8 +11,8 @@ import pytest
 
 from shim.gpus import watch
 from shim.gpus.base import NO_ACTION, GpuLost, GpuSilent, Recovery, Vitals
-from shim.gpus.health import Fault, Finding
-from shim.gpus.inventory import Entry, Roll
+from shim.gpus.health import Fault, GpuFinding
+from shim.gpus.remembered import RememberedGpu, RememberedGpus
 from shim.gpus.watch import GpuWatch
 from shim.schemas import GpuInfo
 from shim.state.records import DiskRecords, Records, TwinRecords
@@ -27,9 +27,11 @@ HEALTHY = Vitals(recovery=NO_ACTION)
 
 
 class World:
-    def __init__(self, gpus: MemoryGpus, faults: Records[Fault], seen: Records[Entry]) -> None:
+    def __init__(
+        self, gpus: MemoryGpus, faults: Records[Fault], seen: Records[RememberedGpu]
+    ) -> None:
         self.gpus = gpus
-        self.watch = GpuWatch(gpus, faults, Roll(seen))
+        self.watch = GpuWatch(gpus, faults, RememberedGpus(seen))
         self.told: list[tuple[str, str]] = []
         self.changes = 0
         self.watch.told = self._tell
@@ -45,7 +47,7 @@ class World:
     async def until_offered(self, *uuids: str) -> None:
         await eventually(lambda: self.offered() == list(uuids), what=f"{uuids} to be offered")
 
-    async def _tell(self, gpu: GpuInfo, finding: Finding, line: str) -> None:
+    async def _tell(self, gpu: GpuInfo, finding: GpuFinding, line: str) -> None:
         self.told.append((gpu.uuid, finding.key))
 
     def _change(self) -> None:
@@ -56,7 +58,7 @@ class World:
 async def world(
     gpus: MemoryGpus,
     faults: Records[Fault],
-    seen: Records[Entry] | None = None,
+    seen: Records[RememberedGpu] | None = None,
     held: tuple[str, ...] = (),
 ) -> AsyncIterator[World]:
     it = World(gpus, faults, MemoryRecords() if seen is None else seen)

@@ -1,4 +1,4 @@
-"""Orphan tasks and allocations are on a node, but no live attempt has them.
+"""Stray tasks and allocations are on a node, but no live attempt has them.
 
 If the run is known, the attempt was given up while the node was away. Its task is stopped, and
 removed once the rest of its log is stored.
@@ -31,8 +31,8 @@ from shim.schemas import AllocationInfo, Fence, TaskInfo, TaskStatus, TerminateR
 log = logging.getLogger(__name__)
 
 
-class OrphanTasks:
-    """Clears or quarantines orphan tasks.
+class StrayTasks:
+    """Clears or quarantines stray tasks.
 
     `collect` stores the log of a task that has ended. `restored`: this database was restored from a
     backup, so runs may have had attempts since then that it does not know.
@@ -127,7 +127,7 @@ class OrphanTasks:
             return
         if info.status is TaskStatus.TERMINATED:
             removed = reports.TaskRemoved(
-                run_id=info.run_id, attempt_id=info.id, place_released=not kept
+                run_id=info.run_id, attempt_id=info.id, allocation_released=not kept
             )
             self._turns.post(removed)
 

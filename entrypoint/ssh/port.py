@@ -27,17 +27,16 @@ from runner.processes.spawn import Children
 
 _BACKLOG = 64
 _PAUSE_AFTER_FAILURE = 1.0
-
 _log = logging.getLogger(__name__)
 
 
 class Server(Protocol):
     async def answer(self, listener: socket.socket) -> None:
-        """Answer a waiting connection; return when the door may look for the next one. Raises
+        """Answer a waiting connection; return when the port may look for the next one. Raises
         OSError."""
 
 
-class Door:
+class SshPort:
     """The SSH port. Call `open` once, and `close` any number of times.
 
     If it cannot be opened, the runner's log says so and the job goes on.
@@ -59,7 +58,7 @@ class Door:
             _log.error("no SSH: %s", error)
             return
         serving = self._serve(settings, self._listener)
-        self._serving = asyncio.create_task(serving, name="ssh door")
+        self._serving = asyncio.create_task(serving, name="ssh port")
 
     async def close(self) -> None:
         if self._serving is not None:

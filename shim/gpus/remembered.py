@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 _WHOLE = "GPU-"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class RememberedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU as it was offered: itself, or its MIG instances."""
 
     units: tuple[GpuInfo, ...]
 
 
-class Roll:
+class RememberedGpus:
     """The remembered GPUs, by the UUID of the whole GPU."""
 
-    def __init__(self, records: Records[Entry]) -> None:
+    def __init__(self, records: Records[RememberedGpu]) -> None:
         self._records = records
-        self._entries: dict[str, Entry] = {}
-        self._kept: dict[str, Entry] = {}
+        self._entries: dict[str, RememberedGpu] = {}
+        self._kept: dict[str, RememberedGpu] = {}
         self._held: frozenset[str] = frozenset()
 
     async def load(self, held: Iterable[str]) -> None:
@@ -47,7 +47,7 @@ class Roll:
         for uuid in (*loaded.damaged, *self._held):
             if uuid.startswith(_WHOLE) and uuid not in known:
                 unknown = GpuInfo(uuid=uuid, index=0, name="unknown", memory=0)
-                self._entries.setdefault(uuid, Entry(units=(unknown,)))
+                self._entries.setdefault(uuid, RememberedGpu(units=(unknown,)))
 
     def boards(self) -> tuple[GpuInfo, ...]:
         """Return the whole GPUs, split or not."""
@@ -66,7 +66,7 @@ class Roll:
         for gpu in listed:
             board = gpu.mig_parent or gpu.uuid
             units[board] = (*units.get(board, ()), msgspec.structs.replace(gpu, links={}))
-        now = {board: Entry(units=its) for board, its in units.items()}
+        now = {board: RememberedGpu(units=its) for board, its in units.items()}
         replaced = self._replaced_by(now)
         self._entries.update(now)
         changed = [uuid for uuid, entry in now.items() if self._kept.get(uuid) != entry]
@@ -78,7 +78,7 @@ class Roll:
         self._kept.pop(board, None)
         self._entries.pop(board, None)
 
-    def _replaced_by(self, now: dict[str, Entry]) -> list[str]:
+    def _replaced_by(self, now: dict[str, RememberedGpu]) -> list[str]:
         """Return the cards that a new one replaces, because it sits in the same place.
 
         A cloud machine may come back with other cards, and a broken card may be replaced. A known
@@ -108,6 +108,6 @@ class Roll:
             log.error("GPU %s is not forgotten: %s", board, error)
 
 
-def _place(entry: Entry) -> str | None:
+def _place(entry: RememberedGpu) -> str | None:
     pci = entry.units[0].pci
     return None if pci is None else normal_pci(pci)

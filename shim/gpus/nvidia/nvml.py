@@ -32,8 +32,8 @@ from shim.gpus.base import (
     Recovery,
     Vitals,
 )
+from shim.gpus.nvidia.xids import Watched, XidListener
 from shim.gpus.selection import Exclusion
-from shim.gpus.xids import Watched, XidListener
 from shim.schemas import GpuInfo, GpuLink
 
 T = TypeVar("T")
@@ -142,8 +142,6 @@ _LINKS = {
     50: GpuLink.SYSTEM,
 }
 _MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
-
-
 NVIDIA = GpuDelivery(
     cdi_kind="nvidia.com/gpu",
     hook=GpuHook(
