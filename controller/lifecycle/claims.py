@@ -1,14 +1,13 @@
 """Reports of one turn claim why an attempt ended; this module chooses the claim to believe.
 
-docs/rules.md 2.5 ranks them: runner exit 0 > out_of_memory > runner exit code > shim error > node
-loss. The best claim becomes the reason; the others are recorded. The choice does not depend on the
+docs/rules.md 2.5 ranks them, and each reason's row says how a runner's or a shim's claim of it
+ranks. The best claim becomes the reason; the others are recorded. The choice does not depend on the
 order in which the reports of a turn arrive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import msgspec
 
@@ -16,7 +15,7 @@ from controller.lifecycle import termination
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Amount, Attempt
 from controller.lifecycle.pending_reasons import size_words
-from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reasons import ROWS, Rank, Reason
 from controller.lifecycle.reports import (
     NodeDrained,
     NodeGone,
@@ -30,20 +29,6 @@ from controller.lifecycle.reports import (
     TaskSeen,
 )
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
-
-
-class Rank(IntEnum):
-    """The rank of a claim; the smallest number wins."""
-
-    RUNNER_DONE = 0
-    OUT_OF_MEMORY = 1
-    ENDED_BY_SHIM = 2
-    """The shim ended the job: the runner's own report of that end is only a consequence."""
-    RUNNER_ERROR = 3
-    SHIM_ERROR = 4
-    NODE_LOSS = 5
-    TAKEN_AWAY = 6
-    """The job did nothing wrong: its allocation is wanted for something else."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,40 +47,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 Claims = dict[str, list[Claim]]
 """The claims by attempt id."""
-
-_RUNNER_RANKS = {
-    Reason.DONE_BY_RUNNER: Rank.RUNNER_DONE,
-    Reason.OUT_OF_MEMORY: Rank.OUT_OF_MEMORY,
-    Reason.CONTAINER_EXITED_WITH_ERROR: Rank.RUNNER_ERROR,
-    Reason.EXECUTOR_ERROR: Rank.RUNNER_ERROR,
-    Reason.MAX_DURATION_EXCEEDED: Rank.RUNNER_ERROR,
-    Reason.LOG_QUOTA_EXCEEDED: Rank.RUNNER_ERROR,
-}
-"""The reasons that an exit record may give. The job can forge the record, so no reason here may
-spare its retry budget."""
-
-_SHIM_RANKS: dict[str, Rank] = {
-    Reason.OUT_OF_MEMORY: Rank.OUT_OF_MEMORY,
-    Reason.GPU_UNHEALTHY: Rank.ENDED_BY_SHIM,
-    Reason.INSTANCE_UNREACHABLE: Rank.ENDED_BY_SHIM,
-    Reason.INTERRUPTED_BY_NO_CAPACITY: Rank.ENDED_BY_SHIM,
-    Reason.CONTAINER_EXITED_WITH_ERROR: Rank.SHIM_ERROR,
-    Reason.EXECUTOR_ERROR: Rank.SHIM_ERROR,
-    Reason.PORTS_BINDING_FAILED: Rank.SHIM_ERROR,
-    Reason.CREATING_CONTAINER_ERROR: Rank.SHIM_ERROR,
-    Reason.IMAGE_PULL_FAILED: Rank.SHIM_ERROR,
-    Reason.VOLUME_ERROR: Rank.SHIM_ERROR,
-}
-"""The reasons that a shim may give for a task that nobody asked it to end.
-
-With any other reason the shim repeats an order of this controller that the restored database does
-not know. It counts as a lost allocation, so the job is tried again.
-"""
-_ECHOED_FROM_RUNNERS = frozenset(
-    {Reason.DONE_BY_RUNNER, Reason.MAX_DURATION_EXCEEDED, Reason.LOG_QUOTA_EXCEEDED}
-)
-"""Reasons in such an order that come from the job's runner: its exit record, if there is one,
-decides."""
 
 _ON_NODE = frozenset({AttemptStatus.PULLING, AttemptStatus.RUNNING})
 _NOT_STARTED = frozenset(
@@ -267,27 +218,25 @@ def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim 
 
 def _runner_exited(report: RunnerExited) -> Claim:
     reason, message = report.reason, report.message
-    if reason not in _RUNNER_RANKS:
+    if ROWS[reason].runner_rank is None:
         message = f"the exit record gives the reason {reason}, which a runner must not give"
         reason = Reason.CONTAINER_EXITED_WITH_ERROR
     elif reason is Reason.DONE_BY_RUNNER and report.exit_code:
         reason = Reason.CONTAINER_EXITED_WITH_ERROR
     if message is None and report.exit_code:
         message = f"the job ended with exit code {report.exit_code}"
-    rank = _RUNNER_RANKS[reason]
+    rank = ROWS[reason].runner_rank
+    assert rank is not None
     return Claim(rank=rank, reason=reason, message=message, cause="RunnerExited")
 
 
 def _task_ended(report: TaskSeen) -> Claim:
-    if report.reason in _SHIM_RANKS:
-        return Claim(
-            rank=_SHIM_RANKS[report.reason],
-            reason=Reason(report.reason),
-            message=report.message,
-            cause="TaskSeen",
-        )
     if report.reason is not None:
-        return _ended_for_nothing_known(report, report.reason)
+        reason = _known(report.reason)
+        rank = None if reason is None else ROWS[reason].shim_rank
+        if reason is None or rank is None:
+            return _ended_by_a_forgotten_order(report, reason)
+        return Claim(rank=rank, reason=reason, message=report.message, cause="TaskSeen")
     if report.exit_code:
         reason = Reason.CONTAINER_EXITED_WITH_ERROR
         message = f"the container ended with exit code {report.exit_code} and no exit record"
@@ -303,15 +252,31 @@ def _task_ended(report: TaskSeen) -> Claim:
     )
 
 
-def _ended_for_nothing_known(report: TaskSeen, reason: str) -> Claim:
+def _ended_by_a_forgotten_order(report: TaskSeen, reason: Reason | None) -> Claim:
+    """Return the claim of a shim with a reason that it cannot have found itself.
+
+    It repeats an order of this controller that the restored database does not know. That counts as
+    a lost allocation, so the job is tried again. A reason in the order that came from the job's
+    runner ranks below the runner's exit record, which decides if there is one.
+    """
     told = f": {report.message}" if report.message else ""
+    from_runner = reason is not None and ROWS[reason].runner_rank is not None
     return Claim(
-        rank=Rank.SHIM_ERROR if reason in _ECHOED_FROM_RUNNERS else Rank.ENDED_BY_SHIM,
+        rank=Rank.SHIM_ERROR if from_runner else Rank.ENDED_BY_SHIM,
         reason=Reason.INSTANCE_UNREACHABLE,
-        message=f"its node ended it as {reason}, which this controller did not request{told}",
+        message=f"its node ended it as {report.reason}, which this controller did not request"
+        f"{told}",
         cause="TaskSeen",
         inferred=True,
     )
+
+
+def _known(reason: str) -> Reason | None:
+    """Return the reason; None for one of a newer shim."""
+    try:
+        return Reason(reason)
+    except ValueError:
+        return None
 
 
 def _drained(report: NodeDrained) -> Claim:

@@ -8,7 +8,7 @@ differently.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import msgspec
@@ -140,11 +140,28 @@ SHORT_GRACE: Final = 10.0
 """Seconds."""
 
 
+class Rank(IntEnum):
+    """The rank of a claim about why an attempt ended (docs/rules.md 2.5); the smallest number
+    wins."""
+
+    RUNNER_DONE = 0
+    OUT_OF_MEMORY = 1
+    ENDED_BY_SHIM = 2
+    """The shim ended the job: the runner's own report of that end is only a consequence."""
+    RUNNER_ERROR = 3
+    SHIM_ERROR = 4
+    NODE_LOSS = 5
+    TAKEN_AWAY = 6
+    """The job did nothing wrong: its allocation is wanted for something else."""
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The consequences of one reason.
 
     `sentence` is for people. `run` is why the run ends when a job ends for good with this reason
-    and no limit of the retry policy ended it.
+    and no limit of the retry policy ended it. `runner_rank` and `shim_rank` rank the claim of a
+    runner or a shim; None: it must not make this claim. A job can forge its runner's claim, so none
+    that a runner may make spares the retry budget.
     """
 
     final: AttemptStatus
@@ -155,11 +172,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     iris: IrisState
     run: RunReason = RunReason.JOB_FAILED
     grace: GraceClass = GraceClass.STOP_DURATION
+    runner_rank: Rank | None = None
+    shim_rank: Rank | None = None
     sentence: str
 
 
-def _error(sentence: str) -> Row:
+def _error(sentence: str, *, runner: Rank | None = None, shim: Rank | None = None) -> Row:
     return Row(
+        runner_rank=runner,
+        shim_rank=shim,
         final=AttemptStatus.FAILED,
         reason_class=ReasonClass.FAILURE,
         event=RetryEvent.ERROR,
@@ -170,8 +191,9 @@ def _error(sentence: str) -> Row:
     )
 
 
-def _node_failure(sentence: str) -> Row:
+def _node_failure(sentence: str, *, shim: Rank | None = None) -> Row:
     return Row(
+        shim_rank=shim,
         final=AttemptStatus.FAILED,
         reason_class=ReasonClass.FAILURE,
         event=RetryEvent.INTERRUPTION,
@@ -207,15 +229,28 @@ ROWS: Mapping[Reason, Row] = {
         final=AttemptStatus.DONE,
         reason_class=ReasonClass.SUCCESS,
         iris=IrisState.SUCCEEDED,
+        runner_rank=Rank.RUNNER_DONE,
         sentence="The job finished with exit code 0.",
     ),
-    Reason.CONTAINER_EXITED_WITH_ERROR: _error("The job ended with an error."),
-    Reason.OUT_OF_MEMORY: _error("The job used more memory than it had requested and was killed."),
-    Reason.EXECUTOR_ERROR: _error("The runner could not execute the job."),
-    Reason.PORTS_BINDING_FAILED: _error("A port that the job needs could not be bound."),
-    Reason.CREATING_CONTAINER_ERROR: _error("The container could not be created."),
-    Reason.IMAGE_PULL_FAILED: _error("The image could not be pulled."),
-    Reason.VOLUME_ERROR: _error("A volume could not be attached or mounted."),
+    Reason.CONTAINER_EXITED_WITH_ERROR: _error(
+        "The job ended with an error.", runner=Rank.RUNNER_ERROR, shim=Rank.SHIM_ERROR
+    ),
+    Reason.OUT_OF_MEMORY: _error(
+        "The job used more memory than it had requested and was killed.",
+        runner=Rank.OUT_OF_MEMORY,
+        shim=Rank.OUT_OF_MEMORY,
+    ),
+    Reason.EXECUTOR_ERROR: _error(
+        "The runner could not execute the job.", runner=Rank.RUNNER_ERROR
+    ),
+    Reason.PORTS_BINDING_FAILED: _error(
+        "A port that the job needs could not be bound.", shim=Rank.SHIM_ERROR
+    ),
+    Reason.CREATING_CONTAINER_ERROR: _error(
+        "The container could not be created.", shim=Rank.SHIM_ERROR
+    ),
+    Reason.IMAGE_PULL_FAILED: _error("The image could not be pulled.", shim=Rank.SHIM_ERROR),
+    Reason.VOLUME_ERROR: _error("A volume could not be attached or mounted.", shim=Rank.SHIM_ERROR),
     Reason.GATEWAY_ERROR: _error("The job could not be registered with its gateway."),
     Reason.WAITING_RUNNER_LIMIT_EXCEEDED: _error(
         "The container is running, but the runner in it did not answer in time."
@@ -230,12 +265,14 @@ ROWS: Mapping[Reason, Row] = {
         final=AttemptStatus.FAILED,
         reason_class=ReasonClass.FAILURE,
         iris=IrisState.FAILED,
+        runner_rank=Rank.RUNNER_ERROR,
         sentence="The job wrote more log than it is allowed to.",
     ),
     Reason.MAX_DURATION_EXCEEDED: Row(
         final=AttemptStatus.TERMINATED,
         reason_class=ReasonClass.FAILURE,
         iris=IrisState.KILLED,
+        runner_rank=Rank.RUNNER_ERROR,
         sentence="The run was running for longer than its max_duration.",
     ),
     Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY: Row(
@@ -259,9 +296,12 @@ ROWS: Mapping[Reason, Row] = {
     Reason.INSTANCE_ACCESS_REVOKED: _node_failure("The node refuses the controller's login."),
     Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure("The provider took the node back."),
     Reason.INSTANCE_UNREACHABLE: _node_failure(
-        "The node is gone, was silent for too long, or could not run the job."
+        "The node is gone, was silent for too long, or could not run the job.",
+        shim=Rank.ENDED_BY_SHIM,
     ),
-    Reason.GPU_UNHEALTHY: _node_failure("A GPU of the job became unhealthy."),
+    Reason.GPU_UNHEALTHY: _node_failure(
+        "A GPU of the job became unhealthy.", shim=Rank.ENDED_BY_SHIM
+    ),
     Reason.LOST_AFTER_REVIVAL: _node_failure("The node is there but no longer has the job."),
     Reason.NODE_DRAINED: Row(
         final=AttemptStatus.TERMINATED,

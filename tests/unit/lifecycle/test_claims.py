@@ -87,14 +87,12 @@ NOT_A_SHIM_S = sorted(
     - {
         Reason.OUT_OF_MEMORY,
         Reason.CONTAINER_EXITED_WITH_ERROR,
-        Reason.EXECUTOR_ERROR,
-        Reason.INTERRUPTED_BY_NO_CAPACITY,
     }
 )
 
 
 @pytest.mark.parametrize("reason", [*NOT_A_SHIM_S, "a reason of a newer shim"])
-def test_a_reason_that_is_not_a_shim_s_to_give_is_the_loss_of_the_place(reason: str) -> None:
+def test_a_reason_that_is_not_a_shim_s_to_give_is_the_loss_of_the_allocation(reason: str) -> None:
     """A database that was restored to before a decision hears of what that decision ordered."""
     play = Play().to_running().wait(60)
     play.send(play.seen(terminated=True, reason=reason, message="told so"))
@@ -121,7 +119,13 @@ def test_how_a_job_took_a_stop_that_nobody_remembers_is_not_its_failure() -> Non
 
 
 @pytest.mark.parametrize(
-    "reason", [Reason.DONE_BY_RUNNER, Reason.LOG_QUOTA_EXCEEDED, Reason.MAX_DURATION_EXCEEDED]
+    "reason",
+    [
+        Reason.DONE_BY_RUNNER,
+        Reason.EXECUTOR_ERROR,
+        Reason.LOG_QUOTA_EXCEEDED,
+        Reason.MAX_DURATION_EXCEEDED,
+    ],
 )
 def test_a_shim_that_repeats_what_the_runner_had_said_does_not_outrank_it(reason: Reason) -> None:
     play = Play(retry=NO_RETRY).to_running()

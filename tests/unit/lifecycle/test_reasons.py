@@ -17,6 +17,8 @@ from controller.lifecycle.reasons import (
     state_of,
 )
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+from runner.schemas import ExitReason
+from shim.schemas import TaskReason
 from tests.unit.lifecycle.play import Play
 
 TABLE = """
@@ -178,3 +180,14 @@ def test_an_attempt_has_the_name_that_iris_users_know(
     status: AttemptStatus, reason: Reason | None, state: str
 ) -> None:
     assert state_of(status, reason) == state
+
+
+@pytest.mark.parametrize("reason", TaskReason)
+def test_each_reason_of_a_shim_has_a_rank(reason: TaskReason) -> None:
+    assert ROWS[Reason(reason.value)].shim_rank is not None
+
+
+@pytest.mark.parametrize("reason", sorted(set(ExitReason) - {ExitReason.INTERRUPTED}))
+def test_each_reason_of_a_runner_has_a_rank(reason: ExitReason) -> None:
+    """But `interrupted`, which counts only for a job that was asked to end."""
+    assert ROWS[Reason(reason.value)].runner_rank is not None
