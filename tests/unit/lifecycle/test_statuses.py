@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from controller.lifecycle import diagrams
 from controller.lifecycle.statuses import (
     ALLOCATION_MOVES,
     ATTEMPT_MOVES,
@@ -20,6 +19,7 @@ from controller.lifecycle.statuses import (
     move_attempt,
     move_run,
 )
+from tests import lifecycle_pages
 
 
 @pytest.mark.parametrize(("source", "target"), [*product(AttemptStatus, AttemptStatus)])
@@ -63,12 +63,12 @@ def test_a_final_status_of_an_attempt_is_reached_from_terminating_alone() -> Non
     assert ways == {AttemptStatus.TERMINATING}
 
 
-@pytest.mark.parametrize("name", sorted(diagrams.pages()))
+@pytest.mark.parametrize("name", sorted(lifecycle_pages.pages()))
 def test_the_page_is_what_the_tables_say(name: str) -> None:
-    folder = Path(__file__).parents[3] / diagrams.FOLDER
-    assert (folder / name).read_text(encoding="utf-8") == diagrams.pages()[name]
+    folder = Path(__file__).parents[3] / lifecycle_pages.FOLDER
+    assert (folder / name).read_text(encoding="utf-8") == lifecycle_pages.pages()[name]
 
 
 def test_writing_the_pages_makes_the_folder(tmp_path: Path) -> None:
-    diagrams.main(tmp_path / "new")
-    assert {page.name for page in (tmp_path / "new").iterdir()} == set(diagrams.pages())
+    lifecycle_pages.main(tmp_path / "new")
+    assert {page.name for page in (tmp_path / "new").iterdir()} == set(lifecycle_pages.pages())

@@ -1,11 +1,10 @@
-"""Write the state machines as pages: `python -m controller.lifecycle.diagrams [FOLDER]`.
+"""Writes the state machines as pages of `docs/lifecycle`: `./dev pages`.
 
 The pages are generated from the tables that the code itself uses; a test keeps them equal.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -37,7 +36,7 @@ from controller.lifecycle.statuses import (
 FOLDER = Path("docs/lifecycle")
 
 _NONE = "-"
-_NOTE = "Written by `python -m controller.lifecycle.diagrams`; change the tables, not this page.\n"
+_NOTE = "Written by `./dev pages`; change the tables, not this page.\n"
 
 
 def mermaid(moves: Mapping[Any, frozenset[Any]], initial: tuple[StrEnum, ...]) -> str:
@@ -176,4 +175,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    main(FOLDER)
