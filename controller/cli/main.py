@@ -10,8 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-
-from cyclopts import App, CycloptsError
+from typing import TYPE_CHECKING
 
 from controller import __version__
 from controller.cli.errors import (
@@ -22,90 +21,48 @@ from controller.cli.errors import (
     OutputError,
     exit_status_of,
 )
+from controller.cli.table import ABOUT, COMMANDS, GROUPS, asks_for_the_list, listed
 from fairlead.errors import FairleadError
 
+if TYPE_CHECKING:
+    from cyclopts import App
+
 _COMMANDS = "controller.cli.commands"
-
-
-_ACTIONS = {
-    "stop": "Stop runs.",
-    "complete": "End a run as done now.",
-    "suspend": "Suspend a run: no placements, retries or triggers.",
-    "resume": "Resume a suspended run.",
-    "scale": "Change the number of jobs of a group that is no gang.",
-}
-
-
-_LOGIN = {
-    "login": "Log in to a controller.",
-    "logout": "Forget a controller and its token.",
-    "use": "Choose among the controllers that you are logged in to.",
-    "whoami": "Show the controller and the user.",
-}
+_OF_OPERATORS = frozenset(
+    {
+        *("aiohttp", "alembic", "asyncssh", "cryptography", "httptools", "prometheus_client"),
+        *("psutil", "psycopg", "sqlalchemy", "uvloop"),
+    }
+)
+_INCOMPLETE = (
+    "this command is for operators and needs more than a user's commands: "
+    "install it with `pip install 'fairlead[controller]'`"
+)
 
 
 def make_app(arguments: Sequence[str] = ()) -> App:
-    app = App(
-        name="fairlead",
-        help="Runs GPU work on machines that you own or rent.",
-        version=__version__,
-        result_action="return_value",
-    )
-    app.command(f"{_COMMANDS}.apply:apply", name="apply", help="Submit a run and follow it.")
-    app.command(
-        f"{_COMMANDS}.apply:attach", name="attach", help="Follow a live run, and its ports."
-    )
-    app.command(f"{_COMMANDS}.runs:ps", name="ps", help="List runs.")
-    app.command(f"{_COMMANDS}.runs:inspect", name="inspect", help="Show a run in full.")
-    app.command(f"{_COMMANDS}.scheduling:offer", name="offer", help="Show what is free.")
-    app.command(f"{_COMMANDS}.scheduling:explain", name="explain", help="Show why a run waits.")
-    app.command(f"{_COMMANDS}.scheduling:plan", name="plan", help="Show where a run would go.")
-    app.command(
-        f"{_COMMANDS}.schema:schema", name="schema", help="Write the JSON Schema of the YAML."
-    )
-    app.command(
-        f"{_COMMANDS}.completion:completion",
-        name="completion",
-        help="Write the completion of this command for a shell.",
-    )
-    app.command(f"{_COMMANDS}.runs:metrics", name="metrics", help="Show what a run's jobs use.")
-    app.command(f"{_COMMANDS}.logs:logs", name="logs", help="Show a run's log.")
-    for name, said in _ACTIONS.items():
-        app.command(f"{_COMMANDS}.actions:{name}", name=name, help=said)
-    app.command(_job_app())
-    app.command(f"{_COMMANDS}.ssh:ssh", name="ssh", help="Log in to a run's job.")
-    app.command(f"{_COMMANDS}.ssh:cp", name="cp", help="Copy files to or from a run's job.")
-    app.command(
-        f"{_COMMANDS}.shell:shell", name="shell", help="Start a job, and work in its container."
-    )
-    app.command(
-        f"{_COMMANDS}.ssh:ssh_config",
-        name="ssh-config",
-        help="Print the entries for ~/.ssh/config.",
-    )
-    app.command(
-        f"{_COMMANDS}.ports:port_forward",
-        name="port-forward",
-        help="Forward local ports to ports of a run's job.",
-    )
-    app.command(f"{_COMMANDS}.runs:events", name="events", help="Show what happened.")
+    from cyclopts import App
+
+    app = App(name="fairlead", help=ABOUT, version=__version__, result_action="return_value")
+    for name, (place, said) in COMMANDS.items():
+        app.command(f"{_COMMANDS}.{place}", name=name, help=said)
     if arguments[:1] == ["controller"]:
         app.command(f"{_COMMANDS}.databases:app", name="controller")
     else:  # what has commands of its own is not imported for the list of commands
-        app.command(App(name="controller", help="Start a controller; back it up and restore it."))
-    app.command(_node_app())
-    app.command(_fleet_app())
-    for name, said in _LOGIN.items():
-        app.command(f"{_COMMANDS}.login:{name}", name=name, help=said)
-    app.command(_user_app())
-    app.command(_token_app())
-    app.command(_service_app())
-    app.command(_secret_app())
+        app.command(_group("controller"))
+    for made in (_job_app, _node_app, _fleet_app, _user_app, _token_app, _service_app, _secret_app):
+        app.command(made())
     return app
 
 
+def _group(name: str) -> App:
+    from cyclopts import App
+
+    return App(name=name, help=GROUPS[name])
+
+
 def _job_app() -> App:
-    job = App(name="job", help="Abort, abandon or interrupt one job of a run.")
+    job = _group("job")
     for verb, said in (
         ("abort", "End a job's attempt at once; it comes back."),
         ("abandon", "Let the run go on without a job."),
@@ -116,7 +73,7 @@ def _job_app() -> App:
 
 
 def _node_app() -> App:
-    node = App(name="node", help="Add, show, change, drain and remove nodes.")
+    node = _group("node")
     nodes = f"{_COMMANDS}.nodes"
     node.command(f"{nodes}:add", name="add", help="Add a node.")
     node.command(
@@ -151,7 +108,7 @@ def _node_app() -> App:
 
 
 def _fleet_app() -> App:
-    fleet = App(name="fleet", help="Add, list, change and remove fleets.")
+    fleet = _group("fleet")
     fleets = f"{_COMMANDS}.fleets"
     fleet.command(f"{fleets}:add", name="add", help="Add a fleet.")
     fleet.command(f"{fleets}:list_", name="list", help="List fleets.")
@@ -161,7 +118,7 @@ def _fleet_app() -> App:
 
 
 def _user_app() -> App:
-    user = App(name="user", help="Add, list, change and remove users.")
+    user = _group("user")
     people = f"{_COMMANDS}.people"
     user.command(f"{people}:add_user", name="add", help="Add a user and show a first token.")
     user.command(f"{people}:list_users", name="list", help="List users.")
@@ -173,7 +130,7 @@ def _user_app() -> App:
 
 
 def _token_app() -> App:
-    token = App(name="token", help="Add, list and revoke tokens.")
+    token = _group("token")
     people = f"{_COMMANDS}.people"
     token.command(f"{people}:add_token", name="add", help="Make another token and show it.")
     token.command(f"{people}:list_tokens", name="list", help="List tokens.")
@@ -182,7 +139,9 @@ def _token_app() -> App:
 
 
 def _service_app() -> App:
-    service = App(name="service", help="Make and revoke keys of services.")
+    service = _group("service")
+    from cyclopts import App
+
     key = App(name="key", help="Add, list and revoke keys that open one service alone.")
     keys = f"{_COMMANDS}.service_keys"
     key.command(f"{keys}:add", name="add", help="Make a key of a service and show it.")
@@ -193,7 +152,7 @@ def _service_app() -> App:
 
 
 def _secret_app() -> App:
-    secret = App(name="secret", help="Store secrets that jobs name in their YAML.")
+    secret = _group("secret")
     secrets = f"{_COMMANDS}.secrets"
     secret.command(f"{secrets}:set_secret", name="set", help="Store a secret.")
     secret.command(f"{secrets}:list_secrets", name="list", help="List secrets, without values.")
@@ -210,12 +169,16 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; return its exit status."""
     _tolerate_encodings()
     try:
-        result = make_app(list(arguments))(
-            arguments, exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        if asks_for_the_list(arguments):
+            sys.stdout.write(listed())
+            result: object = 0
+        else:
+            result = _called(arguments)
         sys.stdout.flush()
-    except CycloptsError as error:
+    except _Usage as error:
         return _fail(f"{error}\nTry `fairlead --help`.", EXIT_USAGE)
+    except ImportError as error:
+        return _fail(_INCOMPLETE, EXIT_FAILED) if _lacks_extra(error) else _unforeseen(error)
     except OutputError as error:
         _silence_stdout()
         return _fail(str(error), error.exit_status)
@@ -239,6 +202,30 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _unforeseen(error)
     return result if isinstance(result, int) else 0
+
+
+class _Usage(Exception):
+    """The arguments are wrong."""
+
+
+def _called(arguments: Sequence[str]) -> object:
+    from cyclopts import CycloptsError
+
+    try:
+        return make_app(list(arguments))(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except CycloptsError as error:
+        raise _Usage(str(error)) from None
+
+
+def _lacks_extra(error: BaseException | None) -> bool:
+    """Return whether a library is missing that only an extra of the package brings."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            return error.name.partition(".")[0] in _OF_OPERATORS
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _tolerate_encodings() -> None:

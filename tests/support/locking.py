@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 _CHECKOUT = Path(__file__).parents[2]
@@ -36,15 +37,24 @@ def main() -> None:
     _compile([*_UNIVERSAL, *_NEEDED_TO_RUN], "requirements.lock")
     _compile([*_UNIVERSAL, "--all-extras", "-c", "requirements.lock"], "requirements-dev.lock")
     _compile([f"{_RUNTIME}.in", *_ONE_PLATFORM], f"{_RUNTIME}.lock")
-    agents = ["--extra=shim", "--extra=runner"]
-    _compile(["pyproject.toml", *agents, *_ONE_PLATFORM], "requirements-node.lock")
+    _compile(["-", *_ONE_PLATFORM], "requirements-node.lock", given=_needs_of_agents())
 
 
-def _compile(arguments: list[str], lock: str) -> None:
+def _needs_of_agents() -> str:
+    """Return what a node needs, one a line: without what only a user's commands need."""
+    project = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    own = [need for need in project["dependencies"] if need.startswith("msgspec")]
+    return "\n".join([*own, *extras["shim"], *extras["runner"]])
+
+
+def _compile(arguments: list[str], lock: str, *, given: str | None = None) -> None:
     subprocess.run(
         [sys.executable, "-m", "uv", "pip", "compile", *arguments, *_OPTIONS, "-o", lock],
         cwd=_CHECKOUT,
         env={**os.environ, "UV_SYSTEM_CERTS": "true"},
+        input=given,
+        text=True,
         check=True,
     )
 
