@@ -33,6 +33,7 @@ from controller.links.base import NodeConnection, NodeLink, why_unreachable
 from controller.links.clients import LocalLink
 from controller.links.ssh import SshLink
 from controller.logs.store import LogStore
+from controller.metric_history import MetricHistory
 from controller.nodes.drains import DrainDeadlines
 from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
@@ -49,6 +50,7 @@ from controller.proxy.view import NoServices
 from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
+from controller.service.metric_sampler import MetricSampler
 from controller.service.progress import PullsInProgress
 from controller.service.user_data import JoinPoint
 from controller.service.users import Gate
@@ -224,8 +226,14 @@ async def _controller(
         retention = Retention(
             store, logs, SystemClock(), options.keep, lambda: tuple(machinery.turns.runs.values())
         )
+        sampler = MetricSampler(
+            service.metrics,
+            service.metric_history,
+            SystemClock(),
+            lambda: tuple(machinery.turns.runs.values()),
+        )
         work = asyncio.create_task(
-            _work(machinery, store, blobs, retention, certificate), name="controller"
+            _work(machinery, store, blobs, retention, sampler, certificate), name="controller"
         )
         proxy = Proxy(
             services=NoServices(),
@@ -296,6 +304,7 @@ async def _open(
         node_key=identity.public_line(key),
         logs_kept_for=options.keep.of_logs,
         join=join,
+        metric_history=MetricHistory(options.data / "metrics"),
         vault=vault,
     )
     return machinery, service
@@ -378,6 +387,7 @@ async def _work(
     store: Store,
     blobs: BlobStore,
     retention: Retention,
+    sampler: MetricSampler,
     certificate: ServerCertificate | None,
 ) -> None:
     try:
@@ -386,6 +396,7 @@ async def _work(
             group.create_task(_keep_lease(store), name="lease")
             group.create_task(_tidy_blobs(machinery, blobs), name="blobs")
             group.create_task(retention.run(), name="retention")
+            group.create_task(sampler.run(), name="metrics")
             if certificate is not None:
                 group.create_task(certificate.watch(), name="certificate")
     except BaseExceptionGroup as errors:

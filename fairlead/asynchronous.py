@@ -18,6 +18,7 @@ from controller.api.documents import (
     EventView,
     ExplainView,
     MetricsAnswer,
+    MetricsHistoryAnswer,
     NodeView,
     PlanView,
     RunSummary,
@@ -205,6 +206,13 @@ class AsyncRun:
 
     async def metrics(self, job: str | int | None = None) -> MetricsAnswer:
         return await asyncio.to_thread(self._run.metrics, job)
+
+    async def metrics_history(
+        self, job: str | int | None = None, *, seconds: float = 3600.0, points: int = 120
+    ) -> MetricsHistoryAnswer:
+        return await asyncio.to_thread(
+            self._run.metrics_history, job, seconds=seconds, points=points
+        )
 
     async def explain(self) -> ExplainView:
         return await asyncio.to_thread(self._run.explain)

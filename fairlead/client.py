@@ -26,6 +26,7 @@ from controller.api.documents import (
     ExplainView,
     JobView,
     MetricsAnswer,
+    MetricsHistoryAnswer,
     NodeView,
     PlanView,
     RunSummary,
@@ -369,6 +370,15 @@ class Run:
         """Return what the running jobs use now."""
         key = None if job is None else self._job(job).id
         return decode(self._rest.get(run_path(self.id, "metrics"), job=key), MetricsAnswer)
+
+    def metrics_history(
+        self, job: str | int | None = None, *, seconds: float = 3600.0, points: int = 120
+    ) -> MetricsHistoryAnswer:
+        """Return what the jobs used in the last `seconds`, or before their end, for a plot."""
+        key = None if job is None else self._job(job).id
+        path = run_path(self.id, "metrics/history")
+        data = self._rest.get(path, job=key, seconds=seconds, points=points)
+        return decode(data, MetricsHistoryAnswer)
 
     def explain(self) -> ExplainView:
         """Return why the run waits."""

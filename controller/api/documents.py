@@ -344,6 +344,31 @@ class MetricsAnswer(_View, frozen=True):
     jobs: tuple[JobUseView, ...]
 
 
+class MetricPoint(_View, frozen=True):
+    """A job's use in a span of time that ends at `at`: `cpu` in cores and `gpu_utilization` in
+    percent are means, bytes are the most. GPU values are over all its GPUs; null: not known."""
+
+    at: str
+    cpu: float | None
+    memory: int | None
+    gpu_utilization: float | None
+    gpu_memory: int | None
+
+
+class JobMetricsHistory(_View, frozen=True):
+    job_id: str
+    group: str
+    cookie: int
+    rank: int | None
+    attempt_id: str
+    attempt: int
+    points: tuple[MetricPoint, ...]
+
+
+class MetricsHistoryAnswer(_View, frozen=True):
+    jobs: tuple[JobMetricsHistory, ...]
+
+
 class WatchLine(_View, frozen=True):
     """One line of a watch; a heartbeat has no run. `progress`: bytes of images, by attempt id."""
 

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec.structs import asdict
 
-from controller.api.documents import JobUseView, MetricsAnswer, PastAttemptView, RunView, SshTarget
+from controller.api.documents import (
+    JobMetricsHistory,
+    JobUseView,
+    MetricPoint,
+    MetricsAnswer,
+    MetricsHistoryAnswer,
+    PastAttemptView,
+    RunView,
+    SshTarget,
+)
 from controller.api.paging import cut
 from controller.api.routes import Call, PositiveInt, Query, Route
 from controller.api.runs import shown_run
 from controller.api.views import iso, node_name, past_attempt_view
 from controller.lifecycle.model import Attempt, Job, Node, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
+from controller.metric_history import KEPT_SECONDS, Point, points
 from controller.service.errors import Conflict
 from controller.service.job_access import JobUse, find_job
 from runner.schemas import JobMetrics
 
 PORT_NAME = "ssh"
+MOST_SERIES = 64
+"""The history of so many jobs is given at once; that of others by their name."""
+_LATE_SECONDS = 1.0
 
 
 class SshQuery(Query, frozen=True):
@@ -32,6 +46,16 @@ class JobQuery(Query, frozen=True):
     """`job` as in the log's query, else all."""
 
     job: str | None = None
+
+
+class HistoryQuery(Query, frozen=True):
+    """`job` and `attempt` as in the log's query; without both the latest attempt of each job.
+    `seconds`: from so long before the end, or before now; `points`: at most so many of each job."""
+
+    job: str | None = None
+    attempt: str | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=KEPT_SECONDS)] = 3600.0
+    points: PositiveInt = 120
 
 
 class AttemptsQuery(Query, frozen=True):
@@ -143,6 +167,38 @@ async def run_metrics(call: Call) -> MetricsAnswer:
     return MetricsAnswer(jobs=tuple(use_view(use, names) for use in uses))
 
 
+async def metrics_history(call: Call) -> MetricsHistoryAnswer:
+    query: HistoryQuery = call.query
+    runs, history, until = call.service.runs, call.service.metric_history, call.service.clock.now()
+    state = await runs.get(call.path("run"))
+    if query.job is not None or query.attempt is not None:
+        attempt = await runs.attempt(state, query.job, query.attempt)
+        chosen = [] if attempt is None else [attempt]
+    else:
+        chosen = [job.attempts[-1] for job in state.jobs[:MOST_SERIES] if job.attempts]
+    ended = max((one.finished_at or until for one in chosen), default=until)
+    since = ended - query.seconds
+    jobs = {job.id: job for job in state.jobs}
+    views = []
+    for attempt in chosen:
+        samples = await asyncio.to_thread(history.read, attempt.id, since)
+        found = points(samples, since, ended + _LATE_SECONDS, query.points)
+        views.append(_history_view(jobs[attempt.job_id], attempt, found))
+    return MetricsHistoryAnswer(jobs=tuple(views))
+
+
+def _history_view(job: Job, attempt: Attempt, found: Sequence[Point]) -> JobMetricsHistory:
+    return JobMetricsHistory(
+        job_id=job.id,
+        group=job.group,
+        cookie=job.cookie,
+        rank=attempt.rank,
+        attempt_id=attempt.id,
+        attempt=attempt.number,
+        points=tuple(MetricPoint(**{**asdict(point), "at": iso(point.at)}) for point in found),
+    )
+
+
 def use_view(use: JobUse, node_names: Mapping[str, str]) -> JobUseView:
     measured = dict.fromkeys(JobMetrics.__struct_fields__)
     if use.used is not None:
@@ -205,5 +261,13 @@ ROUTES: tuple[Route, ...] = (
         handler=run_metrics,
         query=JobQuery,
         answer=MetricsAnswer,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs/{run}/metrics/history",
+        summary="What jobs used in the past, at most a week ago, for plots",
+        handler=metrics_history,
+        query=HistoryQuery,
+        answer=MetricsHistoryAnswer,
     ),
 )

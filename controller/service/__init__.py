@@ -10,6 +10,7 @@ import math
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
+from controller.metric_history import MetricHistory
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
 from controller.service.fleets import FleetService
@@ -52,6 +53,7 @@ class ControllerService:
         node_key: str | None = None,
         logs_kept_for: float = math.inf,
         join: JoinPoint | None = None,
+        metric_history: MetricHistory,
         vault: Vault,
     ) -> None:
         self.gate = gate
@@ -62,6 +64,8 @@ class ControllerService:
         self.node_key = node_key
         self.runs = RunService(turns=turns, store=store, progress=progress)
         self.metrics = MetricsService(self.runs, connect)
+        self.metric_history = metric_history
+        self.clock = clock
         self.actions = ActionService(turns, self.runs)
         self.secrets = SecretService(store=store, vault=vault, clock=clock)
         self.submissions = SubmissionService(

@@ -7,7 +7,7 @@ none are stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -202,14 +202,18 @@ class MetricsService:
         StoreUnavailable."""
         state = await self._runs.get(key)
         jobs = state.jobs if job_key is None else (find_job(state, job_key),)
-        free = asyncio.Semaphore(AT_ONCE)
-        return await asyncio.gather(
-            *(
-                self._use(job, job.attempts[-1], free)
+        return await self.use_of(
+            [
+                (job, job.attempts[-1])
                 for job in jobs
                 if job.attempts and job.attempts[-1].status is AttemptStatus.RUNNING
-            )
+            ]
         )
+
+    async def use_of(self, pairs: Collection[tuple[Job, Attempt]]) -> list[JobUse]:
+        """Return the use of these running attempts."""
+        free = asyncio.Semaphore(AT_ONCE)
+        return await asyncio.gather(*(self._use(job, attempt, free) for job, attempt in pairs))
 
     async def _use(self, job: Job, attempt: Attempt, free: asyncio.Semaphore) -> JobUse:
         used, gpus, message = None, tuple[GpuMetrics, ...](), None

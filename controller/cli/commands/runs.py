@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -15,12 +15,14 @@ from controller.api.documents import (
     AttemptView,
     EventView,
     JobView,
+    MetricPoint,
     MetricsAnswer,
+    MetricsHistoryAnswer,
     RunSummary,
     RunView,
 )
 from controller.cli import output
-from controller.cli.commands.options import Json, Watch
+from controller.cli.commands.options import Json, Watch, seconds_of
 from controller.cli.history import with_history
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead import settings
@@ -31,6 +33,9 @@ from fairlead.rest import ControllerClient, decode, run_path
 from shim.schemas import GpuMetrics
 
 _PAGE = 1000
+CHART_WIDTH = 40
+WATCHED_TIME = "10m"
+_BARS = "▁▂▃▄▅▆▇█"
 _MOST_NODES_NAMED = 8
 
 
@@ -342,9 +347,15 @@ def _event_cells(event: EventView, names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def metrics(
-    run: str, job: Annotated[str | None, Parameter(name="JOB")] = None, /, *, json: Json = False
+    run: str,
+    job: Annotated[str | None, Parameter(name="JOB")] = None,
+    /,
+    *,
+    last: str | None = None,
+    watch: Watch = False,
+    json: Json = False,
 ) -> int:
-    """Show what the running jobs use now.
+    """Show what the running jobs use now, or what jobs used.
 
     Parameters
     ----------
@@ -352,11 +363,68 @@ def metrics(
         Id or name.
     job
         Id, index or GROUP/COOKIE; default: all.
+    last
+        The use in so long a time, such as 1h, as small charts; at most 7d. Also of jobs that have
+        ended: before their end.
     """
-    data = settings.client().get(run_path(run, "metrics"), job=job)
-    if json:
-        output.emit_json(data)
+    client = settings.client()
+    seconds = seconds_of(last or (WATCHED_TIME if watch else None), "--last")
+    if seconds is None:
+        data = client.get(run_path(run, "metrics"), job=job)
+        if json:
+            output.emit_json(data)
+        else:
+            _show_use(decode(data, MetricsAnswer))
         return 0
+    path = run_path(run, "metrics/history")
+    ask = partial(client.get, path, job=job, seconds=seconds, points=CHART_WIDTH)
+    if watch:
+        output.repeat(lambda width: _charts(decode(ask(), MetricsHistoryAnswer), width))
+    if json:
+        output.emit_json(client.get(path, job=job, seconds=seconds, points=1000))
+        return 0
+    for line in _charts(decode(ask(), MetricsHistoryAnswer), output.table_width()):
+        output.emit(line)
+    return 0
+
+
+def _charts(found: MetricsHistoryAnswer, width: int | None) -> list[str]:
+    rows = [
+        (f"{job.group}/{job.cookie}", *cells)
+        for job in found.jobs
+        for cells in _charts_of(job.points)
+    ]
+    return output.table_lines(("JOB", "USE", "NOW", "MOST", ""), rows, width)
+
+
+def _charts_of(points: Sequence[MetricPoint]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, last value, most and chart of each measure that is known."""
+    if not points:
+        yield ("nothing is known", "-", "-", "")
+    measures: tuple[tuple[str, list[float | None], Callable[[float], str]], ...] = (
+        ("CPU", [point.cpu for point in points], lambda value: f"{value:.2f}"),
+        ("MEMORY", [point.memory for point in points], lambda value: human_size(int(value))),
+        ("GPU", [point.gpu_utilization for point in points], lambda value: f"{value:.0f}%"),
+        ("GPU MEMORY", [point.gpu_memory for point in points], lambda v: human_size(int(v))),
+    )
+    for name, values, shown in measures:
+        known = [value for value in values if value is not None]
+        if known:
+            yield name, shown(known[-1]), shown(max(known)), sparkline(values)
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Return one character for each value, by its share of the most; a space where none is
+    known."""
+    most = max((value for value in values if value is not None), default=0.0)
+    steps = len(_BARS) - 1
+    return "".join(
+        " " if value is None else _BARS[round(value / most * steps) if most else 0]
+        for value in values
+    )
+
+
+def _show_use(found: MetricsAnswer) -> None:
     output.emit_table(
         ("JOB", "NODE", "CPU SECONDS", "MEMORY", "PEAK", "LIMIT", "GPUS", "ABOUT"),
         [
@@ -370,10 +438,9 @@ def metrics(
                 ", ".join(_gpu(gpu) for gpu in use.gpus) or "-",
                 use.message or "",
             )
-            for use in decode(data, MetricsAnswer).jobs
+            for use in found.jobs
         ],
     )
-    return 0
 
 
 def _size(amount: int | None) -> str:

@@ -23,6 +23,7 @@ from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES
 from controller.links.base import LinkError, NodeConnection
 from controller.links.ssh import public_line
 from controller.logs.store import LogStore
+from controller.metric_history import MetricHistory
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.placement import Told
 from controller.scheduling.scheduler import JobSubmittedPipeline
@@ -87,7 +88,13 @@ class EndedLogs:
 
 class Controller:
     def __init__(
-        self, store: MemoryStore, logs: LogStore, gate: Gate, blobs: BlobStore, vault: Vault
+        self,
+        store: MemoryStore,
+        logs: LogStore,
+        gate: Gate,
+        blobs: BlobStore,
+        vault: Vault,
+        metric_history: MetricHistory,
     ) -> None:
         clock, chance = SystemClock(), system_chance()
         self.store = store
@@ -111,6 +118,7 @@ class Controller:
             connect=self._connect,
             node_key="ssh-ed25519 AAAA",
             vault=vault,
+            metric_history=metric_history,
         )
 
     async def _connect(self, node_id: str) -> NodeConnection:
@@ -136,7 +144,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     await store.open()
     keys = await asyncio.to_thread(KeyFile.open, tmp_path / "secrets.key")
     gate, blobs = await _gate(store), BlobStore(tmp_path / "blobs")
-    running = Controller(store, logs, gate, blobs, Vault(keys))
+    running = Controller(store, logs, gate, blobs, Vault(keys), MetricHistory(tmp_path / "metrics"))
     turns = asyncio.create_task(running.turns.run())
     yield running
     turns.cancel()

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
+from controller.metric_history import Sample
+from controller.service.metric_sampler import MetricSampler
 from runner.client import RunnerUnavailable
 from shim.schemas import GpuMetrics
 from tests.doubles.node import FakeConnection
@@ -82,3 +84,61 @@ async def test_an_unknown_job_is_refused(api: TestClient[Any, Any]) -> None:
     await submit(api, name="hello")
     async with api.get("/v1/runs/hello/metrics?job=7") as answer:
         assert (answer.status, (await answer.json())["error"]["field"]) == (404, "job")
+
+
+class Times:
+    at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def sampler_of(controller: Controller, clock: Times) -> MetricSampler:
+    service = controller.service
+    live = controller.turns.runs
+    return MetricSampler(service.metrics, service.metric_history, clock, lambda: live.values())
+
+
+async def test_running_jobs_are_sampled_often_at_first_and_then_once_a_minute(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    await submit(api, name="hello")
+    attempt = await PlayedNode(controller).runs("hello")
+    clock, begun = Times(), controller.service.clock.now()
+    sampler = sampler_of(controller, clock)
+    for passed in (0.0, 5.0, 10.0, 20.0, 700.0, 710.0, 760.0):
+        clock.at = begun + passed
+        await sampler.tick()
+    samples = controller.service.metric_history.read(attempt, 0.0)
+    assert [one.at - begun for one in samples] == [0.0, 10.0, 20.0, 700.0, 760.0]
+
+
+async def test_a_job_that_lies_about_its_use_is_not_believed(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    await submit(api, name="hello")
+    attempt = await PlayedNode(controller).runs("hello")
+    runner = connection.the_runner
+    runner.used = msgspec.structs.replace(
+        runner.used, cpu_seconds=float("nan"), memory_working_set=1 << 80
+    )
+    await sampler_of(controller, Times()).tick()
+    (sample,) = controller.service.metric_history.read(attempt, 0.0)
+    assert (sample.cpu_seconds, sample.memory) == (None, None)
+
+
+async def test_the_history_of_a_job_is_told_in_so_many_points(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    await submit(api, name="hello")
+    attempt = await PlayedNode(controller).runs("hello")
+    now = controller.service.clock.now()
+    for number in range(60):
+        sample = Sample(now - 600 + 10 * number, 20.0 * number, 1 << 20)
+        controller.service.metric_history.append(attempt, sample)
+    async with api.get("/v1/runs/hello/metrics/history?seconds=300&points=10") as answer:
+        (job,) = (await answer.json())["jobs"]
+    assert (job["group"], job["attempt_id"], len(job["points"])) == ("main", attempt, 10)
+    assert {point["cpu"] for point in job["points"]} == {2.0}
+    async with api.get("/v1/runs/hello/metrics/history?seconds=1e9") as answer:
+        assert (answer.status, (await answer.json())["error"]["field"]) == (400, "seconds")

@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from controller.cli import main
+from controller.cli.commands.runs import sparkline
 from controller.cli.commands.serve import parse_listen
 from controller.cli.errors import CliError
 from controller.links.ssh import fingerprint
+from controller.metric_history import Sample
 from runner.schemas.frames import Stream
 from tests.unit.api.conftest import ADMIN_TOKEN, HOST_KEY, RSA_HOST_KEY, Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode
@@ -338,3 +340,34 @@ def test_a_wrong_listen_address_is_refused(text: str) -> None:
 def test_listen_addresses_may_be_ipv6() -> None:
     assert parse_listen("[::1]:8700") == ("::1", 8700)
     assert parse_listen("127.0.0.1:0") == ("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([0.0, 1.0, 2.0, 4.0, 8.0], "▁▂▃▅█"),
+        ([None, 3.0], " █"),
+        ([0.0, 0.0], "▁▁"),
+        ([], ""),
+    ],
+)
+def test_a_sparkline_is_of_the_share_of_the_most(values: list[float | None], line: str) -> None:
+    assert sparkline(values) == line
+
+
+async def test_metrics_shows_the_past_as_small_charts(
+    start: Fairlead, controller: Controller, node: PlayedNode, task: str
+) -> None:
+    await of(start, "apply", "-f", task, "-d")
+    attempt = await node.runs("hello")
+    now = controller.service.clock.now()
+    for number in range(60):
+        sample = Sample(now - 600 + 10 * number, 20.0 * number, number << 20)
+        controller.service.metric_history.append(attempt, sample)
+    shown = (await of(start, "metrics", "hello", "--last", "20m")).out.decode()
+    assert "main/0  CPU     2.00      2.00       █" in shown
+    assert "main/0  MEMORY  59.0 MiB  59.0 MiB  ▁" in shown
+    watching = await start("metrics", "hello", "-w")
+    await watching.prints(b"CPU")
+    watching.interrupt()
+    assert (await watching.ended()).status == 130

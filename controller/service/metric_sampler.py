@@ -1,0 +1,114 @@
+"""Samples what the running jobs use, for the history."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from controller.clock import Clock
+from controller.lifecycle.model import Attempt, Job, RunState
+from controller.lifecycle.statuses import AttemptStatus
+from controller.metric_history import (
+    KEPT_SECONDS,
+    OFTEN_SECONDS,
+    SELDOM_SECONDS,
+    YOUNG_SECONDS,
+    MetricHistory,
+    Sample,
+)
+from controller.service.job_access import JobUse
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 3600.0
+_MOST = 1 << 60
+
+
+def sample_of(use: JobUse, now: float) -> Sample | None:
+    """Return the sample of an answer; None without one. A job may answer in its runner's place, so
+    only possible values are taken."""
+    if use.used is None:
+        return None
+    busy = [gpu.utilization for gpu in use.gpus if gpu.utilization is not None]
+    filled = [gpu.memory_used for gpu in use.gpus if gpu.memory_used is not None]
+    return Sample(
+        at=now,
+        cpu_seconds=_possible(use.used.cpu_seconds),
+        memory=_whole(use.used.memory_working_set),
+        gpu_utilization=_possible(sum(busy) / len(busy)) if busy else None,
+        gpu_memory=_whole(sum(filled)) if filled else None,
+    )
+
+
+def _possible(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) and 0 <= value < _MOST else None
+
+
+def _whole(value: int | None) -> int | None:
+    return value if value is not None and 0 <= value < _MOST else None
+
+
+class Uses(Protocol):
+    async def use_of(self, pairs: Collection[tuple[Job, Attempt]]) -> list[JobUse]: ...
+
+
+class MetricSampler:
+    """Samples the running jobs until cancelled. `live` gives the runs that are not final."""
+
+    def __init__(
+        self,
+        uses: Uses,
+        history: MetricHistory,
+        clock: Clock,
+        live: Callable[[], Iterable[RunState]],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._uses = uses
+        self._history = history
+        self._clock = clock
+        self._live = live
+        self._wall = wall
+        self._last: dict[str, float] = {}
+        self._swept_at = -math.inf
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.tick()
+            except OSError as error:
+                log.warning("metrics of jobs could not be kept: %s", error)
+            await asyncio.sleep(OFTEN_SECONDS)
+
+    async def tick(self) -> None:
+        """Sample what is due, and remove what is old. Raises OSError."""
+        now = self._clock.now()
+        running = {
+            job.attempts[-1].id: (job, job.attempts[-1])
+            for state in self._live()
+            for job in state.jobs
+            if job.attempts and job.attempts[-1].status is AttemptStatus.RUNNING
+        }
+        self._last = {key: at for key, at in self._last.items() if key in running}
+        due = [pair for key, pair in running.items() if self._is_due(key, pair[1], now)]
+        for _, attempt in due:
+            self._last[attempt.id] = now
+        uses = await self._uses.use_of(due)
+        samples = [(use.attempt.id, sample_of(use, now)) for use in uses]
+        await asyncio.to_thread(self._keep, samples, now)
+
+    def _is_due(self, key: str, attempt: Attempt, now: float) -> bool:
+        is_young = now - (attempt.running_at or now) < YOUNG_SECONDS
+        every = OFTEN_SECONDS if is_young else SELDOM_SECONDS
+        return now - self._last.get(key, -math.inf) >= every * 0.99
+
+    def _keep(self, samples: Iterable[tuple[str, Sample | None]], now: float) -> None:
+        for attempt_id, sample in samples:
+            if sample is not None:
+                self._history.append(attempt_id, sample)
+        if now - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = now
+            self._history.sweep(self._wall() - KEPT_SECONDS)
