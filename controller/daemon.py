@@ -38,6 +38,7 @@ from controller.nodes.drains import DrainDeadlines
 from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
+from controller.pipelines import service_replicas
 from controller.pipelines.effects import EffectRunner
 from controller.pipelines.job_running import JobRunningPipeline
 from controller.pipelines.job_terminating import JobTerminatingPipeline
@@ -63,6 +64,8 @@ from controller.tls import (
     ServerCertificate,
     own_certificate,
 )
+from controller.traffic.routes import RouteBoard
+from controller.traffic.statistics import Traffic
 from controller.vault import SECRETS_KEY_NAME, KeyFile, KeyUnusable, Vault
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 
@@ -107,12 +110,16 @@ class Assembly:
         clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
         running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector, secrets)
         terminating = JobTerminatingPipeline(self.turns, fence, clock)
+        self.traffic = Traffic(clock.now)
+        self.routes = RouteBoard()
         performers = running.performers | terminating.performers
+        performers |= service_replicas.performers(self.turns, self.traffic)
         self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
         self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
         self._store = store
         self._leftovers = snapshot.leftover_allocations
         self.turns.listen(self._effects)
+        self.turns.listen(self.routes)
 
     async def run(self) -> None:
         """Work until cancelled. Raises LeaseLost, StoreUnavailable."""

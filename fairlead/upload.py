@@ -26,7 +26,7 @@ import msgspec
 
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
-from controller.configuration.schema import FileFields, RepoFields, TaskConfiguration
+from controller.configuration.schema import FileFields, RepoFields, RunFields
 from fairlead.rest import ControllerClient
 
 _SCP_LIKE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<host>[\w.-]+):(?P<path>.+)")
@@ -188,7 +188,7 @@ class Packed(msgspec.Struct):
 
 def pack(
     written: dict[str, Any],
-    parsed: TaskConfiguration,
+    parsed: RunFields,
     base: Path,
     environ: Mapping[str, str],
     scratch: Path,

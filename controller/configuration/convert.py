@@ -154,7 +154,9 @@ def _refuse(error: msgspec.ValidationError, within: str, allowed: Mapping[str, s
         field = _join(place, name)
         names = sorted(fields_of(place, allowed))
         path = _without_indices(field)
-        sentence = not_a_field(path, names, of_a_task=allowed is ALLOWED)
+        sentence = not_a_field(
+            path, names, of_a_task=allowed is ALLOWED, of_a_service="replicas" in allowed
+        )
         raise ConfigurationError(field, sentence, ", ".join(names))
     if missing := _MISSING.fullmatch(what):
         field = _join(place, missing["name"])

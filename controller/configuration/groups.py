@@ -6,7 +6,7 @@ says which combinations are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from controller.configuration.schema import (
     GangFields,
     GroupedFields,
     ResourcesFields,
+    RunFields,
     TaskConfiguration,
 )
 from controller.configuration.units import shown
@@ -34,7 +35,7 @@ LEAST_MEMORY = 6 << 20
 """Bytes: with less, the container engine starts nothing."""
 
 
-def check_limits(configuration: TaskConfiguration) -> None:
+def check_limits(configuration: RunFields, plans: Iterable[GroupPlan]) -> None:
     """Raise ConfigurationError for limits that no run could keep."""
     longest = configuration.max_duration
     if longest is not None and longest.seconds == 0:
@@ -54,7 +55,7 @@ def check_limits(configuration: TaskConfiguration) -> None:
     for name, value in (configuration.secrets or {}).items():
         _check_length(f"secrets.{name}", f"{name}={value}")
         _check_secret(f"secrets.{name}", value)
-    for planned in plan_groups(configuration):
+    for planned in plans:
         _check_group(planned)
 
 
@@ -226,10 +227,10 @@ def _written(configuration: TaskConfiguration) -> Iterator[tuple[str, str, Group
         yield "", MAIN, configuration
         return
     for number, group in enumerate(configuration.groups):
-        yield f"groups[{number}]", str(group.name), _over(group, configuration)
+        yield f"groups[{number}]", str(group.name), merged(group, configuration)
 
 
-def _over(group: GroupedFields, top: GroupedFields) -> GroupedFields:
+def merged(group: GroupedFields, top: GroupedFields) -> GroupedFields:
     """Return the group's fields, with the top level's where the group has none; `env` and
     `resources` are merged by name."""
     given = {
@@ -245,9 +246,9 @@ def _over(group: GroupedFields, top: GroupedFields) -> GroupedFields:
         for name in ResourcesFields.__struct_fields__
         if (value := getattr(group.resources, name)) is not None
     }
-    merged = msgspec.structs.replace(top.resources, **resources)
+    joined = msgspec.structs.replace(top.resources, **resources)
     shared = {name: getattr(top, name) for name in GroupedFields.__struct_fields__}
-    return GroupedFields(**{**shared, **given, "env": env, "resources": merged})
+    return GroupedFields(**{**shared, **given, "env": env, "resources": joined})
 
 
 def _shares(written: bool | None, several: bool) -> bool:

@@ -15,7 +15,9 @@ _OWN_NODES = (
     "nodes are machines that an operator added, not offers of a cloud; "
     "choose among them by fleets and constraints"
 )
-_OF_SERVICES = "is for services, which are not supported yet"
+_OF_SERVICES = "is for services (type: service)"
+_OF_TASKS = "is for tasks (type: task)"
+_OF_REPLICAS = "is not supported yet in a service: a replica is one job on one node; write replicas"
 _OF_DEV_ENVIRONMENTS = "is for dev environments, which are not supported yet"
 _TUNNEL = (
     "no port has to be opened; write ports, or use `fairlead port-forward RUN PORT` while it runs"
@@ -112,14 +114,34 @@ SAID: Mapping[str, str] = {
 """Fields of other systems that a task here does not have, or has in another form."""
 
 
-def not_a_field(path: str, names: Iterable[str], *, of_a_task: bool) -> str:
+SAID_OF_SERVICES: Mapping[str, str] = {
+    **SAID,
+    "ports": "a service has one port",
+    "router": "is not supported yet; run the router as a replica group of its own",
+    "nodes": _OF_REPLICAS,
+    "gang": _OF_REPLICAS,
+    "groups": f"{_OF_TASKS}; for replicas of several kinds write a list as replicas",
+    "schedule": f"{_OF_TASKS}; a service that nobody asks sleeps with replicas: 0..1",
+    "stop_criteria": _OF_TASKS,
+    "max_failed_jobs": f"{_OF_TASKS}; a failed replica never ends a service that has others",
+    "max_failed_attempts": f"{_OF_TASKS}; write retry",
+    "startup_order": _OF_TASKS,
+}
+"""Fields of other systems, and of tasks, that a service here does not have."""
+
+
+def not_a_field(
+    path: str, names: Iterable[str], *, of_a_task: bool = False, of_a_service: bool = False
+) -> str:
     """Return the sentence about the last part of `path`, which is none of the allowed `names`.
 
-    `of_a_task`: the path is one of a task's file, without numbers of entries.
+    `of_a_task`, `of_a_service`: the path is one of such a run's file, without numbers of entries.
     """
-    if of_a_task and path in RENAMED:
+    said = SAID_OF_SERVICES if of_a_service else SAID
+    known = of_a_task or of_a_service
+    if known and path in RENAMED and not (of_a_service and RENAMED[path] in said):
         return f"is not a field; write {RENAMED[path]}"
-    if of_a_task and path in SAID:
-        return f"is not a field: {SAID[path]}"
+    if known and path in said:
+        return f"is not a field: {said[path]}"
     alike = difflib.get_close_matches(path.rpartition(".")[2], list(names), n=1, cutoff=_ALIKE)
     return f"is not a field; did you mean {alike[0]}?" if alike else "is not a field"

@@ -1,4 +1,4 @@
-"""The JSON Schema of a task's YAML, by which editors complete and check it.
+"""The JSON Schema of a run's YAML, by which editors complete and check it.
 
 It is made from the types of `schema`, and the descriptions are `ALLOWED`. It accepts every
 configuration that `parse` accepts. It refuses unknown fields and wrong kinds of values, and leaves
@@ -42,6 +42,13 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "constraints": schema.ConstraintFields,
     "on_disconnect": schema.DisconnectFields,
     "groups": schema.GroupFields,
+    "replicas": schema.ReplicaGroupFields,
+    "scaling": schema.ScalingFields,
+    "probes": schema.ProbeFields,
+    "rate_limits": schema.RateLimitFields,
+    "rate_limits.key": schema.RateLimitKeyFields,
+    "model": schema.ModelFields,
+    "headers": schema.HeaderFields,
 }
 """The path of each mapping, by the type of its fields."""
 _FILLED_IN_BY_THE_COMMAND = "uploaded"
@@ -49,25 +56,48 @@ _FILLED_IN_BY_THE_COMMAND = "uploaded"
 
 def document() -> dict[str, Any]:
     """Return the schema of a whole file."""
-    types = (schema.TaskConfiguration, *_PARTS.values())
+    types = (schema.TaskConfiguration, schema.ServiceConfiguration, *_PARTS.values())
     _, components = msgspec.json.schema_components(
         types, schema_hook=_schema_of, ref_template="#/$defs/{name}"
     )
     for path, part in _PARTS.items():
         _describe(components[part.__name__], f"{path}.")
-    task = components.pop(schema.TaskConfiguration.__name__)
-    _describe(task, "")
+    for whole in (schema.TaskConfiguration, schema.ServiceConfiguration):
+        _describe(components[whole.__name__], "")
+    for part in (schema.ServiceConfiguration, schema.ReplicaGroupFields):
+        for name in schema.ONLY_OF_TASKS:
+            components[part.__name__]["properties"].pop(name, None)
     used = {name: part for name, part in components.items() if name != "UploadedRepo"}
-    return {"$schema": DIALECT, **task, "title": "Fairlead task", "$defs": used}
+    is_service = {"properties": {"type": {"const": "service"}}, "required": ["type"]}
+    return {
+        "$schema": DIALECT,
+        "title": "Fairlead run",
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["task", "service"], "description": schema.ALLOWED["type"]}
+        },
+        "required": ["type"],
+        "if": is_service,
+        "then": _mapping(schema.ServiceConfiguration),
+        "else": _mapping(schema.TaskConfiguration),
+        "$defs": used,
+    }
+
+
+_ALLOWED = {**schema.ALLOWED, **schema.SERVICE_ALLOWED}
 
 
 def _describe(component: dict[str, Any], prefix: str) -> None:
     """Add the descriptions. A group has fields of the whole file, which are described there."""
     component.pop("description", None)
+    if prefix == "headers.":
+        component["properties"]["name"]["description"] = _ALLOWED["rate_limits.header"]
+        component["properties"]["value"]["description"] = "a string"
+        return
     properties = component["properties"]
     properties.pop(_FILLED_IN_BY_THE_COMMAND, None)
     for name, described in properties.items():
-        allowed = schema.ALLOWED.get(prefix + name, schema.ALLOWED.get(name))
+        allowed = _ALLOWED.get(prefix + name, _ALLOWED.get(name))
         described["description"] = allowed
         described.pop("default", None)
 
@@ -129,5 +159,22 @@ _SCHEMAS: dict[type, dict[str, Any]] = {
             | {"properties": {"cron": {"anyOf": [_STRING, _STRINGS]}}},
         ]
     },
+    schema.PortPair: {"type": ["integer", "string"]},
+    schema.ReplicaRange: {"type": ["integer", "string"]},
+    schema.Replicas: {
+        "anyOf": [
+            {"type": ["integer", "string"]},
+            {"type": "array", "minItems": 1, "items": _mapping(schema.ReplicaGroupFields)},
+        ]
+    },
+    schema.Headers: {
+        "anyOf": [
+            {"type": "object", "additionalProperties": _STRING},
+            {"type": "array", "items": _mapping(schema.HeaderFields)},
+        ]
+    },
+    schema.HeaderName: _STRING,
+    schema.UrlPath: {"type": "string", "pattern": "^/"},
+    schema.ProbeMethod: _STRING,
     schema.Groups: {"type": "array", "minItems": 1, "items": _mapping(schema.GroupFields)},
 }

@@ -8,15 +8,25 @@ from __future__ import annotations
 from controller.configuration.convert import ConfigurationError, check_content, convert
 from controller.configuration.dstack import translated
 from controller.configuration.groups import GroupPlan, check_groups, check_limits, plan_groups
-from controller.configuration.schema import ALLOWED, RetryFields, TaskConfiguration
+from controller.configuration.schema import (
+    ALLOWED,
+    SERVICE_ALLOWED,
+    RetryFields,
+    RunFields,
+    ServiceConfiguration,
+    TaskConfiguration,
+)
+from controller.configuration.services import check_service, plan_replicas
 from controller.configuration.units import shown
 from controller.configuration.values import make
 from controller.lifecycle.model import RetryEvent, RunType
 
-__all__ = ["ConfigurationError", "TaskConfiguration", "parse"]
+__all__ = ["Configuration", "ConfigurationError", "TaskConfiguration", "parse"]
+
+Configuration = TaskConfiguration | ServiceConfiguration
 
 
-def parse(data: object) -> TaskConfiguration:
+def parse(data: object) -> Configuration:
     """Return the configuration. Raises ConfigurationError for the first error."""
     if not isinstance(data, dict):
         raise ConfigurationError(
@@ -24,23 +34,31 @@ def parse(data: object) -> TaskConfiguration:
         )
     check_content(data)
     data = translated(data).data
-    _check_type(data.get("type"))
-    configuration = convert(data, TaskConfiguration, make)
-    check_groups(configuration)
-    for planned in plan_groups(configuration):
+    configuration: Configuration
+    if _type(data.get("type")) is RunType.SERVICE:
+        configuration = convert(data, ServiceConfiguration, make, allowed=SERVICE_ALLOWED)
+        check_service(configuration)
+        plans = plan_replicas(configuration)
+    else:
+        configuration = convert(data, TaskConfiguration, make)
+        check_groups(configuration)
+        plans = plan_groups(configuration)
+    for planned in plans:
         _check_command(planned)
     _check_retry(configuration)
-    check_limits(configuration)
+    check_limits(configuration, plans)
     return configuration
 
 
-def _check_type(given: object) -> None:
+def _type(given: object) -> RunType:
     if given is None:
         raise ConfigurationError("type", "is missing", ALLOWED["type"])
-    if given in (RunType.SERVICE.value, RunType.DEV_ENVIRONMENT.value):
+    if given == RunType.DEV_ENVIRONMENT.value:
         raise ConfigurationError("type", f"{given} is not supported yet", ALLOWED["type"])
-    if given != RunType.TASK.value:
-        raise ConfigurationError("type", f"{shown(given)} is not known", ALLOWED["type"])
+    for supported in (RunType.TASK, RunType.SERVICE):
+        if given == supported.value:
+            return supported
+    raise ConfigurationError("type", f"{shown(given)} is not known", ALLOWED["type"])
 
 
 def _check_command(planned: GroupPlan) -> None:
@@ -64,7 +82,7 @@ def _check_command(planned: GroupPlan) -> None:
         )
 
 
-def _check_retry(configuration: TaskConfiguration) -> None:
+def _check_retry(configuration: RunFields) -> None:
     retry = configuration.retry
     if not isinstance(retry, RetryFields) or retry.on_events is None:
         return

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from controller.configuration import services
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
 from controller.configuration.schema import (
@@ -16,6 +17,8 @@ from controller.configuration.schema import (
     RegistryAuthFields,
     RepoFields,
     RetryFields,
+    RunFields,
+    ServiceConfiguration,
     TaskConfiguration,
     UploadedRepo,
 )
@@ -33,6 +36,7 @@ from controller.lifecycle.model import (
     RunType,
 )
 from controller.lifecycle.pending_reasons import size_words
+from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.submission import PlannedGroup
 from runner.schemas import Files
 from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth
@@ -73,6 +77,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     policy: RunPolicy
     groups: tuple[PlannedGroup, ...]
+    service: ServicePolicy | None = None
+    """None: a task."""
     configuration: dict[str, object]
     """As written, without secrets: only this form may be shown."""
 
@@ -83,20 +89,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_run(
-    configuration: TaskConfiguration,
+    configuration: TaskConfiguration | ServiceConfiguration,
     written: Mapping[str, object],
     defaults: Defaults,
     ssh_keys: tuple[str, ...] = (),
 ) -> Plan:
     """Plan the run. `written` is the data from which `configuration` was parsed."""
+    service = serves = None
+    if isinstance(configuration, ServiceConfiguration):
+        service, serves = services.policy(configuration), services.serves(configuration)
+        policy = _policy_of_service(configuration, defaults)
+        plans = services.plan_replicas(configuration)
+    else:
+        policy, plans = _policy_of_task(configuration, defaults), plan_groups(configuration)
+    specs = [_job(configuration, planned, defaults, ssh_keys) for planned in plans]
+    if serves is not None:
+        specs = [msgspec.structs.replace(spec, serves=serves) for spec in specs]
     return Plan(
         type=RunType(configuration.type),
         name=str(configuration.name) if configuration.name is not None else None,
-        policy=_policy(configuration, defaults),
+        policy=policy,
         groups=tuple(
-            PlannedGroup(group=planned.group, spec=_job(configuration, planned, defaults, ssh_keys))
-            for planned in plan_groups(configuration)
+            PlannedGroup(group=planned.group, spec=spec)
+            for planned, spec in zip(plans, specs, strict=True)
         ),
+        service=service,
         configuration=public(written),
     )
 
@@ -108,9 +125,19 @@ def public(written: Mapping[str, object]) -> dict[str, object]:
     secret.
     """
     shown = dict(written)
-    if isinstance(groups := shown.get("groups"), list | tuple):
-        shown["groups"] = [
-            public(group) if isinstance(group, Mapping) else group for group in groups
+    for name in ("groups", "replicas"):
+        if isinstance(groups := shown.get(name), list | tuple):
+            shown[name] = [
+                public(group) if isinstance(group, Mapping) else group for group in groups
+            ]
+    if "headers" in shown:
+        shown["headers"] = _hidden_headers(shown["headers"])
+    if isinstance(probes := shown.get("probes"), list | tuple):
+        shown["probes"] = [
+            {**probe, "headers": _hidden_headers(probe["headers"])}
+            if isinstance(probe, Mapping) and "headers" in probe
+            else probe
+            for probe in probes
         ]
     if "env" in shown:
         shown["env"] = _hidden_values(shown["env"])
@@ -152,6 +179,17 @@ def _public_repo(repo: object) -> object:
     return {**repo, "uploaded": uploaded}
 
 
+def _hidden_headers(headers: object) -> object:
+    if isinstance(headers, Mapping):
+        return dict.fromkeys(headers, HIDDEN)
+    if isinstance(headers, list | tuple):
+        return [
+            {"name": one.get("name"), "value": HIDDEN} if isinstance(one, Mapping) else HIDDEN
+            for one in headers
+        ]
+    return HIDDEN
+
+
 def _hidden_values(env: object) -> object:
     if isinstance(env, Mapping):
         return dict.fromkeys(env, HIDDEN)
@@ -160,14 +198,25 @@ def _hidden_values(env: object) -> object:
     return HIDDEN
 
 
-def _policy(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
+def _policy(configuration: RunFields, defaults: Defaults, retry: RetryPolicy) -> RunPolicy:
     max_duration, timeout = configuration.max_duration, configuration.scheduling_timeout
     stop = configuration.stop_duration
     return RunPolicy(
-        retry=_retry(configuration.retry, defaults, gang=asks_for_gang(configuration)),
+        retry=retry,
         stop_duration=defaults.stop_duration if stop is None else float(stop),
         max_duration=defaults.max_duration if max_duration is None else max_duration.seconds,
         scheduling_timeout=defaults.scheduling_timeout if timeout is None else timeout.seconds,
+        on_parent_end=configuration.on_parent_end,
+        priority=_or(configuration.priority, defaults.priority),
+        band=_or(configuration.band, defaults.band),
+        limits=defaults.limits,
+    )
+
+
+def _policy_of_task(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
+    retry = _retry(configuration.retry, defaults, gang=asks_for_gang(configuration))
+    return msgspec.structs.replace(
+        _policy(configuration, defaults, retry),
         stop_criteria=configuration.stop_criteria,
         max_failed_jobs=configuration.max_failed_jobs,
         max_failed_attempts=configuration.max_failed_attempts,
@@ -175,12 +224,21 @@ def _policy(configuration: TaskConfiguration, defaults: Defaults) -> RunPolicy:
         restart_completed_jobs=configuration.restart_completed_jobs,
         schedule=tuple(configuration.schedule or ()),
         startup_order=configuration.startup_order,
-        on_parent_end=configuration.on_parent_end,
         same_placement=configuration.placement == "cluster",
-        priority=_or(configuration.priority, defaults.priority),
-        band=_or(configuration.band, defaults.band),
         limits=_limits(configuration, defaults.limits),
     )
+
+
+_ALWAYS = 1_000_000_000
+
+
+def _policy_of_service(configuration: ServiceConfiguration, defaults: Defaults) -> RunPolicy:
+    """Without `retry` a replica is tried again as long as the service lives."""
+    retry = _retry(configuration.retry, defaults, gang=False)
+    if configuration.retry is None:
+        events = frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION})
+        retry = RetryPolicy(on_events=events, max_preemptions=_ALWAYS)
+    return _policy(configuration, defaults, retry)
 
 
 def _limits(configuration: TaskConfiguration, defaults: Limits) -> Limits:
@@ -215,7 +273,7 @@ def _retry(written: bool | RetryFields | None, defaults: Defaults, *, gang: bool
 
 
 def _job(
-    configuration: TaskConfiguration,
+    configuration: RunFields,
     planned: GroupPlan,
     defaults: Defaults,
     ssh_keys: tuple[str, ...],
@@ -252,7 +310,7 @@ def _job(
     )
 
 
-def _stop_when_unheard(configuration: TaskConfiguration, defaults: Defaults) -> float | None:
+def _stop_when_unheard(configuration: RunFields, defaults: Defaults) -> float | None:
     """Return the seconds of `on_disconnect`. A plain `stop` waits as long as the controller waits
     before it gives the node up."""
     written = configuration.on_disconnect
@@ -261,7 +319,7 @@ def _stop_when_unheard(configuration: TaskConfiguration, defaults: Defaults) -> 
     return float(written.stop_after)
 
 
-def _container(configuration: TaskConfiguration) -> ContainerOptions:
+def _container(configuration: RunFields) -> ContainerOptions:
     limits = configuration.ulimits
     return ContainerOptions(
         privileged=configuration.privileged,

@@ -1,7 +1,7 @@
-"""The fields of a task's YAML, each with what it may hold.
+"""The fields of a run's YAML, each with what it may hold.
 
-The names are dstack's where dstack has them. Errors quote `ALLOWED`, and `docs/configuration.md`
-explains it; a test keeps the three together.
+The names are dstack's where dstack has them. Errors quote `ALLOWED` and, for services,
+`SERVICE_ALLOWED`; `docs/configuration.md` explains both. A test keeps the three together.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from controller.lifecycle.model import (
     StartupOrder,
     StopCriteria,
 )
+from controller.lifecycle.services.policy import RateLimitKey, ScalingMetric
 from runner.schemas import EnvStyle, IfExists
 from shim.schemas import PullPolicy, Ulimit, VolumeMount
 
 MOST_JOBS = 10_000
 """The most jobs of one run."""
+MOST_REPLICAS = 1000
+"""The most replicas of one group of a service."""
 
 
 class Size(int):
@@ -147,6 +150,22 @@ class GroupName(str):
     __slots__ = ()
 
 
+class UrlPath(str):
+    """A path of a URL, with its query."""
+
+    __slots__ = ()
+
+
+class HeaderName(str):
+    __slots__ = ()
+
+
+class ProbeMethod(str):
+    """A method of HTTP, in capitals."""
+
+    __slots__ = ()
+
+
 Times = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 JobCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_JOBS)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -154,6 +173,7 @@ ProcessCount = Annotated[int, msgspec.Meta(ge=8, le=4_194_304)]
 """The programs that start a job need some processes themselves; the kernel has no more pids."""
 ExitCode = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1_000_000_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -298,18 +318,11 @@ class Groups(tuple[GroupFields, ...]):
     __slots__ = ()
 
 
-class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration of a task. `None` means that the user did not set it: `plan` fills in the
-    defaults."""
+class RunFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of every type of run. `None` means that the user did not set it: `plan` fills in
+    the defaults."""
 
-    type: Literal["task"]
     name: RunName | None = None
-    groups: Groups | None = None
-    monitoring: Literal["random", "by-rank"] = "random"
-    placement: Literal["any", "cluster"] = "any"
-    startup_order: StartupOrder = StartupOrder.ANY
-    schedule: Schedule | None = None
-    reincarnation_timeout: Duration | None = None
     on_parent_end: OnParentEnd = OnParentEnd.TERMINATE
     on_disconnect: Literal["keep", "stop"] | DisconnectFields = "keep"
     max_duration: DurationOrOff | None = None
@@ -319,11 +332,6 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     log_quota: Size | None = None
     fail_on_log_quota: bool = False
     retry: bool | RetryFields | None = None
-    stop_criteria: StopCriteria = StopCriteria.ALL_DONE
-    max_failed_jobs: Times = 0
-    max_failed_attempts: Times | None = None
-    fail_on_job_restart: bool = False
-    restart_completed_jobs: bool = False
     priority: Percent | None = None
     band: Band | None = None
     scheduling_timeout: DurationOrOff | None = None
@@ -345,10 +353,142 @@ class TaskConfiguration(GroupedFields, frozen=True, kw_only=True, forbid_unknown
     init: bool = False
 
 
+class TaskConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of a task."""
+
+    type: Literal["task"]
+    groups: Groups | None = None
+    monitoring: Literal["random", "by-rank"] = "random"
+    placement: Literal["any", "cluster"] = "any"
+    startup_order: StartupOrder = StartupOrder.ANY
+    schedule: Schedule | None = None
+    reincarnation_timeout: Duration | None = None
+    stop_criteria: StopCriteria = StopCriteria.ALL_DONE
+    max_failed_jobs: Times = 0
+    max_failed_attempts: Times | None = None
+    fail_on_job_restart: bool = False
+    restart_completed_jobs: bool = False
+
+
+class PortPair:
+    """`port`: of the replicas, and under which a gateway offers it (`80:8000`)."""
+
+    def __init__(self, port: int, public: int | None) -> None:
+        self.port = port
+        self.public = public
+
+
+class ReplicaRange:
+    """From `least` to `most` replicas."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least = least
+        self.most = most
+
+
+class ScalingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    metric: ScalingMetric
+    target: Positive
+    window: Literal["30s", "60s", "1m", "5m"] = "60s"
+    scale_up_delay: Duration | None = None
+    scale_down_delay: Duration | None = None
+
+
+class HeaderFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: HeaderName
+    value: str
+
+    def __repr__(self) -> str:
+        return f"HeaderFields({self.name})"
+
+
+class Headers(tuple[tuple[str, str], ...]):
+    """Names and values. The values may be secret: only the names are shown."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Headers({[name for name, _ in self]})"
+
+
+class ProbeFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the `probes`."""
+
+    type: Literal["http", "tcp"]
+    url: UrlPath | None = None
+    method: ProbeMethod | None = None
+    headers: Headers | None = None
+    body: str | None = None
+    timeout: Duration | None = None
+    interval: Duration | None = None
+    ready_after: AtLeastOne = 1
+    until_ready: bool = False
+
+
+class RateLimitKeyFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: RateLimitKey
+    header: HeaderName | None = None
+
+
+class RateLimitFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the `rate_limits`."""
+
+    prefix: UrlPath | None = None
+    key: Literal["ip", "header"] | RateLimitKeyFields = "ip"
+    header: HeaderName | None = None
+    rps: Positive
+    burst: Times = 0
+
+
+class ModelFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The long form of `model`."""
+
+    name: Text
+    type: Literal["chat"] = "chat"
+    format: Literal["openai"] = "openai"
+    prefix: UrlPath | None = None
+
+
+class ReplicaGroupFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the `replicas`, when they are of several kinds."""
+
+    name: GroupName | None = None
+    count: ReplicaRange | None = None
+    scaling: ScalingFields | None = None
+
+
+class Replicas:
+    """The replica groups. `several`: the user wrote a list, and not a number or a range."""
+
+    def __init__(self, groups: tuple[ReplicaGroupFields, ...], *, several: bool) -> None:
+        self.groups = groups
+        self.several = several
+
+
+class ServiceConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of a service."""
+
+    type: Literal["service"]
+    port: PortPair
+    replicas: Replicas | None = None
+    scaling: ScalingFields | None = None
+    probes: tuple[ProbeFields, ...] | None = None
+    rate_limits: tuple[RateLimitFields, ...] = ()
+    auth: bool = True
+    https: bool | Literal["auto"] = "auto"
+    gateway: bool | Text | None = None
+    strip_prefix: bool = True
+    model: Text | ModelFields | None = None
+    headers: Headers | None = None
+    surge: AtLeastOne = 1
+    rollout_timeout: Duration | None = None
+    unhealthy_after: DurationOrOff | None = None
+
+
 _EVENTS = ", ".join(RetryEvent)
 
 ALLOWED = {
-    "type": "task",
+    "type": "task, service",
     "name": "a lowercase letter, then up to 40 lowercase letters, digits and hyphens",
     "image": IMAGE_ALLOWED,
     "commands": "a list of shell commands",
@@ -455,3 +595,65 @@ ALLOWED = {
     "read_only_root": "true or false",
     "init": "true or false",
 }
+
+ONLY_OF_TASKS = (
+    frozenset(TaskConfiguration.__struct_fields__) - frozenset(RunFields.__struct_fields__)
+    | {"gang", "nodes", "share_nodes"}
+) - {"type"}
+_OF_GROUPS = "a list of mappings with count, scaling, commands and what else the group's replicas"
+_RANGE = "a whole number such as 2, or a range such as 1..4"
+_OF_SERVICES = {
+    "port": "a port from 1 to 65535 such as 8000, or PUBLIC:PORT such as 80:8000",
+    "replicas": f"{_RANGE}, or {_OF_GROUPS} have of their own",
+    "replicas.name": ALLOWED["groups.name"],
+    "replicas.count": f"{_RANGE}; at most {MOST_REPLICAS}",
+    "replicas.scaling": "a mapping with metric, target, window, scale_up_delay, scale_down_delay",
+    "scaling": "a mapping with metric, target, window, scale_up_delay, scale_down_delay",
+    "scaling.metric": ", ".join(ScalingMetric),
+    "scaling.target": "a number of more than 0: requests per second and replica (rps), requests in"
+    " flight per replica (concurrency), or seconds (latency-p95)",
+    "scaling.window": "30s, 60s, 1m, 5m",
+    "scaling.scale_up_delay": DURATION_ALLOWED,
+    "scaling.scale_down_delay": DURATION_ALLOWED,
+    "probes": "a list of mappings with type, url, method, headers, body, timeout, interval,"
+    " ready_after, until_ready",
+    "probes.type": "http, tcp",
+    "probes.url": "a path that begins with /, such as /health",
+    "probes.method": "get, post, put, patch, delete, head, options",
+    "probes.headers": "a list of mappings with name and value, or a mapping of names to values",
+    "probes.body": "a string",
+    "probes.timeout": f"{DURATION_ALLOWED}; more than 0",
+    "probes.interval": f"{DURATION_ALLOWED}; at least 1s",
+    "probes.ready_after": "a whole number of at least 1",
+    "probes.until_ready": "true or false",
+    "rate_limits": "a list of mappings with prefix, key, rps, burst",
+    "rate_limits.prefix": "a path that begins with /, such as /api/",
+    "rate_limits.key": "ip, header (then header names it), or a mapping with type and header",
+    "rate_limits.key.type": ", ".join(RateLimitKey),
+    "rate_limits.key.header": "the name of a header, such as X-API-Key",
+    "rate_limits.header": "the name of a header, such as X-API-Key",
+    "rate_limits.rps": "a number of more than 0",
+    "rate_limits.burst": "a whole number of at least 0",
+    "auth": "true or false",
+    "https": "true, false, auto",
+    "gateway": "false",
+    "strip_prefix": "true or false",
+    "model": "the model's name, or a mapping with name, type, format, prefix",
+    "model.name": "a string",
+    "model.type": "chat",
+    "model.format": "openai",
+    "model.prefix": "a path that begins with /, such as /v1",
+    "headers": "a mapping of names to values, or a list of mappings with name and value",
+    "surge": "a whole number of at least 1",
+    "rollout_timeout": f"{DURATION_ALLOWED}; more than 0",
+    "unhealthy_after": f"{OFF_ALLOWED}; more than 0",
+}
+SERVICE_ALLOWED = {
+    **{
+        path: allowed
+        for path, allowed in ALLOWED.items()
+        if path.partition(".")[0] not in ONLY_OF_TASKS
+    },
+    **_OF_SERVICES,
+}
+"""What the fields of a service may hold."""

@@ -25,7 +25,7 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 32
 
 _TAG = "tag:yaml.org,2002:"
-_IN_ENV = re.compile(r"(?:groups\[\d+\]\.)?env\.")
+_IN_ENV = re.compile(r"(?:(?:groups|replicas)\[\d+\]\.)?env\.")
 _LAST_PART = re.compile(r"(?:\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+)$")
 
 
@@ -201,11 +201,12 @@ def with_environment(
         env = {**(env or {}), **overrides}
     if env is not None:
         filled["env"] = env
-    if isinstance(groups := filled.get("groups"), list):
-        filled["groups"] = [
-            _filled_group(group, f"groups[{number}].", environ, overrides)
-            for number, group in enumerate(groups)
-        ]
+    for kind in ("groups", "replicas"):
+        if isinstance(groups := filled.get(kind), list):
+            filled[kind] = [
+                _filled_group(group, f"{kind}[{number}].", environ, overrides)
+                for number, group in enumerate(groups)
+            ]
     if "secrets" in filled:
         filled["secrets"] = _filled_secrets(filled["secrets"], environ)
     if isinstance(filled.get("registry_auth"), dict):

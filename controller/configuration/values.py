@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from controller.configuration import fields, groups, schema
+from controller.configuration import fields, groups, schema, services
 from controller.configuration.convert import ConfigurationError, convert
 from controller.configuration.images import image_name
 from controller.configuration.names import is_run_name
@@ -237,6 +237,13 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.Schedule: fields.schedule,
     schema.Groups: lambda value: groups.groups(value, make),
     schema.GroupName: lambda value: schema.GroupName(str(value)),
+    schema.PortPair: services.port,
+    schema.ReplicaRange: services.replica_range,
+    schema.Replicas: lambda value: services.replicas(value, make),
+    schema.Headers: lambda value: services.headers(value, make),
+    schema.HeaderName: services.header_name,
+    schema.UrlPath: services.url_path,
+    schema.ProbeMethod: services.method,
 }
 
 

@@ -82,6 +82,9 @@ def _end(attempt: Attempt) -> Awaited:
     node = _node(attempt)
     if attempt.disconnected:
         return Awaited(what=f"ends; waits for node {node}, which is silent")
+    if attempt.drains_until is not None and not attempt.container_gone:
+        what = "ends; waits for its last requests to be answered"
+        return Awaited(what=what, until=attempt.remove_at)
     if not attempt.container_gone and attempt.remove_at is not None:
         what = f"ends; waits for its container on node {node} to stop or be removed"
         return Awaited(what=what, until=attempt.remove_at)

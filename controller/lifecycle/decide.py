@@ -19,6 +19,7 @@ from controller.lifecycle.gangs.queries import is_gang_run
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reports import Report
 from controller.lifecycle.run_status import derive
+from controller.lifecycle.services import replicas
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 
 
@@ -88,6 +89,7 @@ def _advance(draft: Draft, reports: Sequence[Report]) -> None:
     if draft.run.status is not RunStatus.TERMINATING:
         limits.enforce(draft)
     termination.settle(draft)
+    replicas.settle(draft)
     if draft.run.status is not RunStatus.TERMINATING and not schedules.waits_for_trigger(draft.run):
         _take_over_derived_status(draft, reports)
     termination.conclude(draft)
@@ -134,6 +136,8 @@ def _timers(draft: Draft) -> Iterator[float]:
         limit = limits.deadline(draft.run, attempt)
         if limit is not None:
             yield limit.at
+        if attempt.drains_until is not None and attempt.drains_until > draft.now:
+            yield attempt.drains_until
         if _removal_is_ahead(attempt, draft.now) and attempt.remove_at is not None:
             yield attempt.remove_at
     if not draft.run.suspended:
@@ -145,6 +149,7 @@ def _timers(draft: Draft) -> Iterator[float]:
     reincarnation = incarnation.deadline(draft.run, draft.jobs)
     if reincarnation is not None:
         yield reincarnation
+    yield from replicas.timers(draft)
     max_duration = limits.max_duration_at(draft.run, draft.jobs, draft.now)
     if max_duration is not None:
         yield max_duration

@@ -185,6 +185,7 @@ class Draft:
             occurrence=self.run.occurrence,
             incarnation=self.run.incarnation,
             rank=job.rank,
+            deployment=job.deployment,
             submitted_at=self.now,
         )
         return self.add_attempt(job, attempt, cause)

@@ -14,6 +14,7 @@ import msgspec
 from controller.lifecycle import limits
 from controller.lifecycle.allocations import OCCUPIED, holders
 from controller.lifecycle.model import Attempt, Run, RunState
+from controller.lifecycle.services.readiness import is_over, probes_of
 from controller.lifecycle.statuses import AttemptStatus
 
 
@@ -41,6 +42,10 @@ class EffectKind(StrEnum):
     """Make the shim end the container; its event stream then reports `terminated`."""
     REMOVE_TASK = "remove_task"
     """Delete the task on the shim, and its allocation unless that is kept → TaskRemoved."""
+    PROBE_REPLICA = "probe_replica"
+    """Try the probes of a service's replica, each at its interval → ProbeSeen."""
+    DRAIN_REPLICA = "drain_replica"
+    """Wait until no request is in flight at a replica that gets no new ones → ReplicaDrained."""
     RELEASE_ALLOCATION = "release_allocation"
     """Release an allocation whose task is already gone → AllocationReleased."""
 
@@ -73,7 +78,7 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             return _starting_kinds(state, attempt)
         case AttemptStatus.RUNNING:
             following = (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
-            return (*following, *_suspending(state.run, attempt))
+            return (*following, *_suspending(state.run, attempt), *_probing(state, attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
             return _stopping_kinds(attempt, now)
         case AttemptStatus.TERMINATING:
@@ -108,6 +113,17 @@ def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:
     return (EffectKind.RESUME_LIMIT,) if heard else ()
 
 
+def _probing(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
+    """A replica is probed as long as it runs, unless each of its probes is over."""
+    if not state.run.deployments or attempt.runner_exited:
+        return ()
+    probes = probes_of(next(job for job in state.jobs if job.id == attempt.job_id))
+    if not probes:
+        return ()
+    over = [is_over(probe, seen) for probe, seen in zip(probes, attempt.probes, strict=False)]
+    return () if over and all(over) else (EffectKind.PROBE_REPLICA,)
+
+
 def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:
     started = attempt.running_at is not None or attempt.runner_exited
     return (EffectKind.COLLECT_LOGS,) if started and not attempt.logs_complete else ()
@@ -120,6 +136,9 @@ def _stopping_kinds(attempt: Attempt, now: float) -> tuple[EffectKind, ...]:
         return (*_collecting(attempt), EffectKind.TERMINATE_TASK)
     if attempt.runner_exited:
         return _collecting(attempt)
+    if attempt.drains_until is not None and now < attempt.drains_until:
+        following = (*_collecting(attempt), EffectKind.FOLLOW_RUNNER)
+        return (*following, EffectKind.DRAIN_REPLICA)
     return (*_collecting(attempt), EffectKind.FOLLOW_RUNNER, EffectKind.STOP_JOB)
 
 

@@ -33,6 +33,12 @@ class EventKind(StrEnum):
     `to_status` is what holds since then."""
     OCCURRENCE = "occurrence"
     """An occurrence of a scheduled run `started`, was `skipped`, or got its final status."""
+    TRAFFIC = "traffic"
+    """A replica of a service is `registered` for requests, or `unregistered`."""
+    SCALE = "scale"
+    """A replica group shall have another number of replicas: `from_status` and `to_status`."""
+    DEPLOYMENT = "deployment"
+    """A service's deployment is `rolling`, `done`, `rolled_back` or `replaced`."""
     STORING = "storing"
     """The database `refused` the run's new state: the run stays as it was before."""
 

@@ -25,6 +25,8 @@ from controller.lifecycle.reports import (
     NominationEnded,
     NotPlaced,
     Placed,
+    ProbeSeen,
+    ReplicaDrained,
     Report,
     RunnerExited,
     RunnerStarted,
@@ -33,6 +35,7 @@ from controller.lifecycle.reports import (
     TaskRemoved,
     TaskSeen,
 )
+from controller.lifecycle.services import readiness
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
 _ORDER: dict[type, int] = {
@@ -48,6 +51,8 @@ _ORDER: dict[type, int] = {
     TaskRemoved: 9,
     AllocationReleased: 10,
     FreedAllocationLost: 10,
+    ProbeSeen: 6,
+    ReplicaDrained: 10,
     NominationEnded: 11,
     Nominated: 12,
 }
@@ -95,6 +100,10 @@ def _apply_one(draft: Draft, report: Report) -> None:
             _placed_attempt_fact(draft, report)
         case AllocationReleased():
             allocations.released_by_shim(draft, report.allocation_id)
+        case ProbeSeen():
+            readiness.note_probe(draft, report)
+        case ReplicaDrained():
+            readiness.drained(draft, report)
         case FreedAllocationLost():
             freed.give_up(draft, report.allocation_id, report.cause)
         case _:

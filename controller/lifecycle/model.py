@@ -28,6 +28,13 @@ from controller.lifecycle.needs import StartupOrder as StartupOrder
 from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reasons import RetryEvent as RetryEvent
+from controller.lifecycle.services.policy import (
+    DeploymentState,
+    GroupScale,
+    ProbeResult,
+    Serves,
+    ServicePolicy,
+)
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from runner.schemas import EnvStyle, Files, Repo, RepoCredentials
 from shim.schemas import ContainerOptions, PullPolicy, RegistryAuth, VolumeMount
@@ -81,6 +88,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     and than `reincarnation_timeout`, which charges nothing."""
     waiting_runner: float = 300.0
     node_lost_after: float = 300.0
+    drain: float = 60.0
+    """Seconds that the requests of a replica have to end before the replica is asked to stop."""
     reincarnation_timeout: float = 600.0
     short_life: float = 60.0
     waits: tuple[float, ...] = (0.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -187,6 +196,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     constraints: tuple[Constraint, ...] = ()
     fleets: tuple[str, ...] = ()
     """The names of the fleets that may run it; empty: any."""
+    serves: Serves | None = None
+    """What a replica of a service offers."""
 
     def __repr__(self) -> str:
         """Show the spec without the values of `env` and `secrets`."""
@@ -311,7 +322,17 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     container_gone: bool = False
     logs_complete: bool = False
     task_removed: bool = False
+    deployment: int = 0
+    """The version of its service when the attempt was made."""
+    probes: tuple[ProbeResult, ...] = ()
+    """In the order of the configuration; empty before the first result."""
     registered_at: float | None = None
+    """Since when it gets traffic; None: it gets none."""
+    was_registered: bool = False
+    """It got traffic once."""
+    drains_until: float | None = None
+    """It gets no new requests. Its container is not stopped before those in flight have ended, or
+    this time has come; None: nothing is in flight."""
     submitted_at: float
     provisioned_at: float | None = None
     pulling_at: float | None = None
@@ -381,8 +402,32 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     retry_at: float | None = None
     """When its next attempt is made, during a wait (docs/rules.md 3.4)."""
     scaled_down: bool = False
-    """`scale` removed this slot; a later `scale` may bring it back."""
+    """`scale`, a rollout or the autoscaler removed this slot; it may come back."""
+    deployment: int = 0
+    """The version of its service that the replica runs."""
     past: Past = Past()
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a service: all that its replicas are made from, so that it can come back."""
+
+    number: int
+    service: ServicePolicy
+    specs: dict[str, JobSpec]
+    """By the name of the group."""
+    policy: RunPolicy
+    configuration: dict[str, object]
+    by: str
+    at: float
+    state: DeploymentState = DeploymentState.ROLLING
+    progress_at: float
+    """When it began, or its last replica became ready."""
+    ready: int = 0
+    """The most of its replicas that were ready at once while it was rolled out."""
+    ended_at: float | None = None
+    message: str | None = None
+    of: int | None = None
+    """The deployment whose version a rollback brought back."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -415,6 +460,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """When its last suspension ended."""
     parent_id: str | None = None
     deployment: int = 0
+    """The number of a service's present version."""
+    deployments: tuple[Deployment, ...] = ()
+    """The latest versions of a service, in order; the last is the present one."""
+    scales: tuple[GroupScale, ...] = ()
+    """One for each replica group of a service."""
     policy: RunPolicy = RunPolicy()
     configuration: dict[str, object] = {}
     """As the user wrote it, without secrets; it is shown, and no decision reads it."""
@@ -424,6 +474,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """It grows by one with each turn that changed the run."""
     past_running: PastRunning = PastRunning()
+
+    @property
+    def service(self) -> ServicePolicy | None:
+        """The service as its present deployment wants it; None: the run is no service."""
+        return self.deployments[-1].service if self.deployments else None
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle.model import Allocation
+from controller.lifecycle.model import Allocation, Deployment
 from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.reasons import Reason
 
@@ -72,6 +72,45 @@ class JobAbandonRequested(_JobRequest, frozen=True, kw_only=True):
 class JobInterruptRequested(_JobRequest, frozen=True, kw_only=True):
     """A user asks the job to end by itself, with its `restart_exit_code` if it wants to come
     back."""
+
+
+class ProbeSeen(_AttemptReport, frozen=True, kw_only=True):
+    """One try of a probe of a service's replica; `probe` is its index in the job's `serves`."""
+
+    probe: int
+    passed: bool
+    message: str | None = None
+    """Why it failed, as a sentence."""
+
+
+class ReplicaDrained(_AttemptReport, frozen=True, kw_only=True):
+    """No request is in flight at a replica that gets no new ones."""
+
+
+class ReplicasWanted(_Report, frozen=True, kw_only=True):
+    """The load of a replica group needs this many replicas."""
+
+    group: str
+    wanted: int
+    why: str
+
+
+class WakeRequested(_Report, frozen=True, kw_only=True):
+    """A request waits for a replica of a service that has none."""
+
+
+class DeployRequested(_Report, frozen=True, kw_only=True):
+    """A user changes a service in place. The deployment's number and times are set when it
+    begins."""
+
+    deployment: Deployment
+
+
+class RollbackRequested(_Report, frozen=True, kw_only=True):
+    """A user brings an earlier deployment of a service back; `to` is its number."""
+
+    to: int
+    by: str
 
 
 class ParentEnded(_Report, frozen=True, kw_only=True):
@@ -254,6 +293,12 @@ Report = (
     | JobAbortRequested
     | JobAbandonRequested
     | JobInterruptRequested
+    | ProbeSeen
+    | ReplicaDrained
+    | ReplicasWanted
+    | WakeRequested
+    | DeployRequested
+    | RollbackRequested
     | ParentEnded
     | ServerFault
     | Nominated

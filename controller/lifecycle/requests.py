@@ -21,17 +21,22 @@ from controller.lifecycle.model import Attempt, Job, OnParentEnd
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
     CompleteRequested,
+    DeployRequested,
     JobAbandonRequested,
     JobAbortRequested,
     JobInterruptRequested,
     ParentEnded,
+    ReplicasWanted,
     Report,
     ResumeRequested,
+    RollbackRequested,
     ScaleRequested,
     ServerFault,
     StopRequested,
     SuspendRequested,
+    WakeRequested,
 )
+from controller.lifecycle.services import rollout, scaling
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
 
@@ -47,6 +52,12 @@ def obey(draft: Draft, reports: Sequence[Report]) -> None:
                 _follow_parent(draft, request)
             case ServerFault():
                 _end_run(draft, RunReason.SERVER_ERROR, request, request.message)
+            case RollbackRequested():
+                rollout.roll_back(draft, request)
+            case ReplicasWanted():
+                scaling.scale(draft, request)
+            case WakeRequested():
+                scaling.wake(draft, request)
             case ScaleRequested():
                 _scale(draft, request)
             case JobAbandonRequested() | JobAbortRequested() | JobInterruptRequested():
@@ -57,6 +68,7 @@ def obey(draft: Draft, reports: Sequence[Report]) -> None:
                 _suspend(draft, request)
             case _:
                 pass
+    rollout.deploy(draft, [one for one in reports if isinstance(one, DeployRequested)])
 
 
 _ORDER: Final[tuple[type, ...]] = (
@@ -64,6 +76,9 @@ _ORDER: Final[tuple[type, ...]] = (
     CompleteRequested,
     ParentEnded,
     ServerFault,
+    RollbackRequested,
+    ReplicasWanted,
+    WakeRequested,
     ScaleRequested,
     JobAbandonRequested,
     JobAbortRequested,
@@ -160,7 +175,9 @@ def _scale(draft: Draft, request: ScaleRequested) -> None:
     """Scale a group. The service has already refused to scale a gang, or to less than one job."""
     run = draft.run
     slots = [job for job in draft.jobs if job.group == request.group]
-    if not slots or request.nodes < 1 or is_gang_run(run) or run.status is RunStatus.TERMINATING:
+    if run.deployments or run.status is RunStatus.TERMINATING:
+        return
+    if not slots or request.nodes < 1 or is_gang_run(run):
         return
     present = sorted((job for job in slots if not job.scaled_down), key=lambda job: job.cookie)
     if len(present) == request.nodes:

@@ -148,7 +148,8 @@ def verdict(run: Run, job: Job, jobs: Sequence[Job] = ()) -> Verdict:
         comes_back = isinstance(ROWS[last.reason].event, ComesBack)
         return Verdict.COMES_BACK if comes_back else Verdict.RETRY
     if last.reason is Reason.DONE_BY_RUNNER:
-        return Verdict.RETRY if run.policy.restart_completed_jobs else Verdict.DONE
+        served = bool(run.deployments) and RetryEvent.ERROR in run.policy.retry.on_events
+        return Verdict.RETRY if served or run.policy.restart_completed_jobs else Verdict.DONE
     if lost_before_start(last) or _was_brought_back(run, job, last):
         return Verdict.RETRY
     return _by_policy(run, job, jobs, ROWS[last.reason].event)

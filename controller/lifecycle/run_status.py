@@ -83,6 +83,7 @@ def derive(run: Run, jobs: Sequence[Job]) -> Outcome:
     return Outcome(rule=8, status=None)
 
 
+_STAYS: Final = frozenset({Verdict.OPEN, Verdict.RETRY, Verdict.COMES_BACK})
 _COMES_BACK: Final = frozenset({Verdict.RETRY, Verdict.COMES_BACK})
 
 
@@ -106,6 +107,8 @@ def _terminating(rule: int, reason: RunReason, message: str | None = None) -> Ou
 
 
 def rule_1_a_job_ended_for_good(run: Run, counted: Sequence[Counted]) -> Outcome | None:
+    if run.deployments and any(one.verdict in _STAYS for one in counted):
+        return None  # a service goes on with its other replicas (docs/rules.md 8.5)
     for one in counted:
         if one.verdict in ENDED_FOR_GOOD and _ends_the_run_at_once(one):
             return _because_of(run, one, len(counted))
@@ -215,6 +218,8 @@ def _needs_no_more(one: Counted) -> bool:
 def rule_7_only_waiting_for_a_retry(run: Run, counted: Sequence[Counted]) -> Outcome | None:
     if run.suspended or any(one.active for one in counted):
         return None
+    if run.deployments and not counted:
+        return Outcome(rule=7, status=RunStatus.PENDING)  # scaled to zero (4.9)
     if any(one.verdict in (Verdict.RETRY, Verdict.COMES_BACK) for one in counted):
         return Outcome(rule=7, status=RunStatus.PENDING)
     return None

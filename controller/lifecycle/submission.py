@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from controller.lifecycle.model import (
     Attempt,
+    Deployment,
     Group,
     Incarnation,
     Job,
@@ -18,6 +20,7 @@ from controller.lifecycle.model import (
     RunState,
     RunType,
 )
+from controller.lifecycle.services.policy import GroupScale, ServicePolicy
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 
 
@@ -28,6 +31,7 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     replica: int = 0
     cookie: int = 0
     spec: JobSpec
+    scaled_down: bool = False
 
 
 class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,31 +54,35 @@ def new_run(
     configuration: Mapping[str, object] | None = None,
     client_key: str | None = None,
     parent_id: str | None = None,
+    service: ServicePolicy | None = None,
 ) -> RunState:
     """Make a run: SUBMITTED, with one SUBMITTED attempt for each job. A scheduled run is PENDING
-    and has no attempts until its first trigger.
+    and has no attempts until its first trigger; so is a service that begins without replicas.
 
     Give either single `jobs`, or `groups` in the order of the configuration; each group makes its
-    jobs. `configuration` is shown to people, so remove secrets from it first. Raises ValueError
-    without jobs, when two jobs share group and cookie, and for an impossible gang.
+    jobs. A group of a service always has a slot, which is scaled down when no replica is wanted.
+    `configuration` is shown to people, so remove secrets from it first. Raises ValueError without
+    jobs, when two jobs share group and cookie, and for an impossible gang.
     """
     policy = policy or RunPolicy()
     if jobs and groups:
         raise ValueError("a run has either single jobs or groups")
-    _check_groups([planned.group for planned in groups], policy)
+    of_groups = [planned.group for planned in groups]
+    _check_groups(of_groups, policy, is_service=service is not None)
     jobs = jobs or list(_jobs_of(groups))
     if not jobs:
         raise ValueError("a run needs at least one job")
     if len({(job.group, job.cookie) for job in jobs}) != len(jobs):
         raise ValueError("two jobs of a group have the same cookie")
     is_scheduled = bool(policy.schedule)
+    sleeps = all(job.scaled_down for job in jobs)
     has_gang = any(planned.group.gang_size is not None for planned in groups)
     run = Run(
         id=new_id(),
         name=name,
         type=type,
         user=user,
-        status=RunStatus.PENDING if is_scheduled else RunStatus.SUBMITTED,
+        status=RunStatus.PENDING if is_scheduled or sleeps else RunStatus.SUBMITTED,
         occurrence=0 if is_scheduled else 1,
         incarnation=Incarnation(number=0 if is_scheduled else 1, id=new_id()) if has_gang else None,
         groups=tuple(planned.group for planned in groups),
@@ -84,15 +92,35 @@ def new_run(
         parent_id=parent_id,
         submitted_at=now,
     )
+    if service is not None:
+        run = _with_first_deployment(run, service, groups)
     made = tuple(_job(run, index, job, now, new_id) for index, job in enumerate(jobs))
     return RunState(run=run, jobs=made)
 
 
-def _check_groups(groups: Sequence[Group], policy: RunPolicy) -> None:
+def _with_first_deployment(run: Run, service: ServicePolicy, groups: Sequence[PlannedGroup]) -> Run:
+    deployment = Deployment(
+        number=run.deployment,
+        service=service,
+        specs={planned.group.name: planned.spec for planned in groups},
+        policy=run.policy,
+        configuration=run.configuration,
+        by=run.user,
+        at=run.submitted_at,
+        progress_at=run.submitted_at,
+    )
+    scales = tuple(
+        GroupScale(group=group.name, wanted=group.least, at=run.submitted_at, why="as submitted")
+        for group in service.groups
+    )
+    return replace(run, deployments=(deployment,), scales=scales)
+
+
+def _check_groups(groups: Sequence[Group], policy: RunPolicy, *, is_service: bool) -> None:
     if len({group.name for group in groups}) != len(groups):
         raise ValueError("groups: two groups have the same name")
     for group in groups:
-        if group.nodes < 1:
+        if group.nodes < 1 and not is_service:
             raise ValueError(f"group {group.name}: nodes must be at least 1")
         if group.gang_size is None:
             continue
@@ -115,6 +143,8 @@ def _jobs_of(groups: Sequence[PlannedGroup]) -> Iterator[PlannedJob]:
         for cookie in range(group.nodes):
             replica = cookie if group.gang_size is None else 0
             yield PlannedJob(group=group.name, replica=replica, cookie=cookie, spec=planned.spec)
+        if not group.nodes:
+            yield PlannedJob(group=group.name, spec=planned.spec, scaled_down=True)
 
 
 def first_rank(run: Run, group_name: str, cookie: int) -> int | None:
@@ -134,7 +164,8 @@ def first_rank(run: Run, group_name: str, cookie: int) -> int | None:
 def _job(run: Run, index: int, planned: PlannedJob, now: float, new_id: Callable[[], str]) -> Job:
     job_id = new_id()
     rank = first_rank(run, planned.group, planned.cookie)
-    first = () if run.policy.schedule else (_first_attempt(run, job_id, rank, now, new_id),)
+    waits = bool(run.policy.schedule) or planned.scaled_down
+    first = () if waits else (_first_attempt(run, job_id, rank, now, new_id),)
     return Job(
         id=job_id,
         group=planned.group,
@@ -143,6 +174,7 @@ def _job(run: Run, index: int, planned: PlannedJob, now: float, new_id: Callable
         index=index,
         rank=rank,
         spec=planned.spec,
+        scaled_down=planned.scaled_down,
         attempts=first,
     )
 

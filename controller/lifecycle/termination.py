@@ -16,7 +16,7 @@ from controller.lifecycle import allocations, schedules
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.queries import is_reserved
-from controller.lifecycle.model import Attempt, JobSpec, RunPolicy
+from controller.lifecycle.model import Attempt, Deployment, JobSpec, RunPolicy
 from controller.lifecycle.reasons import (
     ATTEMPT_REASON_OF_RUN,
     FINAL_STATUS_OF_RUN,
@@ -69,6 +69,9 @@ def end(
     if within is None:
         was_running = attempt.status is AttemptStatus.RUNNING
         within = grace(draft.run.policy, reason, was_running=was_running)
+    drains = _drain_seconds(draft, attempt, reason)
+    if attempt.registered_at is not None:
+        draft.note(EventKind.TRAFFIC, attempt, cause, to_status="unregistered")
     return draft.move_attempt(
         attempt,
         AttemptStatus.TERMINATING,
@@ -77,8 +80,20 @@ def end(
         message=message,
         pending_reason=None,
         terminating_at=draft.now,
-        remove_at=draft.now + within,
+        remove_at=draft.now + drains + within,
+        ready=False,
+        registered_at=None,
+        drains_until=draft.now + drains if drains else None,
     )
+
+
+def _drain_seconds(draft: Draft, attempt: Attempt, reason: Reason) -> float:
+    """Return how long requests in flight may take before the attempt is asked to stop; 0 when it
+    never got any, is over already, or is to end at once."""
+    is_over = attempt.runner_exited or attempt.container_gone
+    if not attempt.was_registered or is_over or ROWS[reason].grace is GraceClass.NONE:
+        return 0.0
+    return draft.run.policy.limits.drain
 
 
 def _record_later(
@@ -88,9 +103,17 @@ def _record_later(
         return attempt
     draft.note(EventKind.LATER_REASON, attempt, cause, reason=reason, message=message)
     asked = draft.now + grace(draft.run.policy, reason, was_running=attempt.running_at is not None)
+    drains_until = attempt.drains_until
+    if drains_until is not None and ROWS[reason].grace is GraceClass.NONE:
+        drains_until = None
+    elif drains_until is not None:
+        asked += drains_until - draft.now
     remove_at = asked if attempt.remove_at is None else min(attempt.remove_at, asked)
     return draft.change_attempt(
-        attempt, later_reasons=(*attempt.later_reasons, reason), remove_at=remove_at
+        attempt,
+        later_reasons=(*attempt.later_reasons, reason),
+        remove_at=remove_at,
+        drains_until=drains_until,
     )
 
 
@@ -158,6 +181,7 @@ def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
         finished_at=draft.now,
         disconnected=False,
         limit_paused_since=None,
+        drains_until=None,
     )
 
 
@@ -202,6 +226,8 @@ def conclude(draft: Draft) -> None:
 
 def forget(draft: Draft) -> None:
     """Remove all values that may be secret: no job of the run will be started again."""
+    deployments = tuple(_bare_deployment(one) for one in draft.run.deployments)
+    draft.change_run(deployments=deployments)
     without: dict[int, JobSpec] = {}
     for at, job in enumerate(draft.jobs):
         spec = job.spec
@@ -215,4 +241,12 @@ def _without_values(spec: JobSpec) -> JobSpec:
     """Return the spec without such values; the same object when it has none."""
     repos = tuple(replace(repo, token=None, private_key=None) for repo in spec.repos)
     bare = replace(spec, env={}, secrets={}, registry_auth=None, repos=repos)
+    if spec.serves is not None:
+        probes = tuple(replace(one, headers=(), body=None) for one in spec.serves.probes)
+        bare = replace(bare, serves=replace(spec.serves, probes=probes))
     return spec if bare == spec else bare
+
+
+def _bare_deployment(deployment: Deployment) -> Deployment:
+    specs = {name: _without_values(spec) for name, spec in deployment.specs.items()}
+    return replace(deployment, specs=specs, service=replace(deployment.service, headers=()))

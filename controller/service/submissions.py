@@ -284,6 +284,7 @@ class SubmissionService:
             configuration=plan.configuration,
             client_key=order.submission.client_key,
             parent_id=None if parent is None else parent.run.id,
+            service=plan.service,
         )
 
     async def _parent(self, key: str | None, user: User) -> RunState | None:

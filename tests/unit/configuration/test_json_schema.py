@@ -36,6 +36,16 @@ ACCEPTED: list[dict[str, Any]] = [
     {"groups": [{"name": "ps", "nodes": 1, "commands": ["a"]}], "commands": []},
     {"ulimits": {"nofile": "1024:4096", "memlock": "unlimited"}, "cap_add": ["SYS_PTRACE"]},
 ]
+SERVICE = {"type": "service", "image": "busybox", "port": 8000}
+ACCEPTED_OF_SERVICES: list[dict[str, Any]] = [
+    {"port": "80:8000", "replicas": 2, "auth": False, "https": "auto", "gateway": False},
+    {"replicas": "0..4", "scaling": {"metric": "rps", "target": 10, "window": "30s"}},
+    {"replicas": [{"count": "1..2", "scaling": {"metric": "concurrency", "target": 0.5}}]},
+    {"probes": [{"type": "http", "url": "/", "headers": [{"name": "A", "value": "b"}]}]},
+    {"rate_limits": [{"rps": 4, "key": {"type": "header", "header": "X-Key"}}, {"rps": 1}]},
+    {"model": {"name": "llama", "format": "openai", "type": "chat"}, "headers": {"A": "b"}},
+    {"model": "llama", "unhealthy_after": "off", "rollout_timeout": "5m", "surge": 2},
+]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"comands": ["a"]}, "$"),
     ({"resources": {"memory": 8}}, "$.resources.memory"),
@@ -46,7 +56,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_duration": "soon"}, "$.stop_duration"),
     ({"working_dir": "code"}, "$.working_dir"),
     ({"name": "My_Run"}, "$.name"),
-    ({"type": "service"}, "$.type"),
+    ({"type": "gateway"}, "$.type"),
+    ({"port": 80}, "$"),
+    ({"type": "service"}, "$"),
+    ({"type": "service", "port": 80, "scaling": {"metric": "cpu", "target": 1}}, "$.scaling"),
+    ({"type": "service", "port": 80, "nodes": 2}, "$"),
     ({"groups": [{"name": "a", "comands": []}]}, "$.groups"),
 ]
 
@@ -72,6 +86,12 @@ def test_it_accepts_every_form_that_the_controller_accepts(fields: dict[str, Any
     data = {**TASK, **fields}
     assert parse(with_environment(data, {}, {})).type == "task"
     VALIDATOR.validate(data)
+
+
+@pytest.mark.parametrize("fields", ACCEPTED_OF_SERVICES, ids=str)
+def test_it_accepts_every_form_of_a_service(fields: dict[str, Any]) -> None:
+    assert parse({**SERVICE, **fields}).type == "service"
+    VALIDATOR.validate({**SERVICE, **fields})
 
 
 @pytest.mark.parametrize(("fields", "field"), REFUSED, ids=str)

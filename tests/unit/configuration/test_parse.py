@@ -37,9 +37,9 @@ def test_a_task_with_commands_is_enough() -> None:
     assert parse(TASK).commands == ("echo hi",)
 
 
-@pytest.mark.parametrize("type_", ["service", "dev-environment"])
-def test_types_of_later_are_said_to_be_not_supported_yet(type_: str) -> None:
-    assert refused(type=type_) == ("type", f"{type_} is not supported yet (allowed: task)")
+def test_the_type_of_later_is_said_to_be_not_supported_yet() -> None:
+    said = "dev-environment is not supported yet (allowed: task, service)"
+    assert refused(type="dev-environment") == ("type", said)
 
 
 def test_a_missing_type_is_named() -> None:
@@ -82,7 +82,7 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
         ({"port": 8080}, "port", "`fairlead port-forward RUN PORT`"),
         ({"memory": "1GB"}, "memory", "is not a field; write resources.memory"),
         ({"resources": {"ram": "1GB"}}, "resources.ram", "is not a field; write resources.memory"),
-        ({"replicas": 2}, "replicas", "is for services, which are not supported yet"),
+        ({"replicas": 2}, "replicas", "is for services (type: service); several jobs are nodes"),
     ],
 )
 def test_a_field_of_another_system_is_answered_with_what_to_write_here(

@@ -39,8 +39,21 @@ FIELDS = (
 )
 
 
+_OF_REPLICAS = fields_of(schema.ReplicaGroupFields) - fields_of(schema.GroupedFields)
+OF_SERVICES = (
+    (fields_of(schema.ServiceConfiguration) - fields_of(schema.RunFields))
+    | {f"replicas.{name}" for name in _OF_REPLICAS}
+    | fields_of(schema.ScalingFields, "scaling.")
+    | fields_of(schema.ProbeFields, "probes.")
+    | fields_of(schema.RateLimitFields, "rate_limits.")
+    | fields_of(schema.RateLimitKeyFields, "rate_limits.key.")
+    | fields_of(schema.ModelFields, "model.")
+)
+
+
 def test_every_field_says_what_it_may_hold() -> None:
     assert set(schema.ALLOWED) == FIELDS
+    assert {path for path in schema.SERVICE_ALLOWED if path not in FIELDS} == OF_SERVICES - {"type"}
 
 
 def test_a_task_in_python_has_the_fields_of_the_yaml() -> None:
@@ -50,15 +63,16 @@ def test_a_task_in_python_has_the_fields_of_the_yaml() -> None:
 def test_every_field_is_explained_in_the_reference_and_no_other() -> None:
     explained = re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE)
 
-    assert sorted(explained) == sorted(FIELDS)
+    assert sorted(explained) == sorted(FIELDS | OF_SERVICES)
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL))
 def test_every_example_of_the_reference_is_right(block: str) -> None:
     data = read(block.encode(), name="example").data
+    assert isinstance(data, dict)
 
     environ = {"HF_TOKEN": "hf-token", "GITLAB_TOKEN": "gitlab-token"}
-    assert parse(with_environment(data, environ, {})).type == "task"
+    assert parse(with_environment(data, environ, {})).type == data["type"]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)

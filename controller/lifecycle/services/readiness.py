@@ -1,0 +1,119 @@
+"""Readiness decides which replicas get traffic (docs/rules.md 8.2).
+
+A replica is registered once its job is RUNNING and its probes pass, and unregistered as soon as one
+of these ends. An attempt that got traffic has time for the requests in flight before its container
+is asked to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.events import EventKind
+from controller.lifecycle.model import Attempt, Job
+from controller.lifecycle.reports import ProbeSeen, ReplicaDrained
+from controller.lifecycle.services.policy import Probe, ProbeResult
+from controller.lifecycle.statuses import AttemptStatus
+
+
+def note_probe(draft: Draft, report: ProbeSeen) -> None:
+    """Record one try of a probe. A try that tells nothing new changes nothing."""
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.status is not AttemptStatus.RUNNING:
+        return
+    probes = probes_of(draft.job(attempt.job_id))
+    if not 0 <= report.probe < len(probes):
+        return
+    results = list(attempt.probes or _unknown(probes, attempt.running_at or draft.now))
+    before, probe = results[report.probe], probes[report.probe]
+    if is_over(probe, before):
+        return
+    in_a_row = min(before.in_a_row + 1, probe.ready_after) if report.passed else 0
+    results[report.probe] = replace(
+        before,
+        passes=report.passed,
+        in_a_row=in_a_row,
+        since=before.since if before.passes is report.passed else draft.now,
+        message=None if report.passed else report.message,
+    )
+    draft.change_attempt(attempt, probes=tuple(results))
+
+
+def _unknown(probes: Sequence[Probe], since: float) -> list[ProbeResult]:
+    return [ProbeResult(passes=False, in_a_row=0, since=since) for _ in probes]
+
+
+def probes_of(job: Job | None) -> tuple[Probe, ...]:
+    return () if job is None or job.spec.serves is None else job.spec.serves.probes
+
+
+def is_over(probe: Probe, result: ProbeResult) -> bool:
+    """Return whether the probe has passed often enough and is not tried again."""
+    return probe.until_ready and result.in_a_row >= probe.ready_after
+
+
+def probes_pass(job: Job, attempt: Attempt) -> bool:
+    probes = probes_of(job)
+    if not attempt.probes:
+        return not probes
+    return all(
+        result.in_a_row >= probe.ready_after
+        for probe, result in zip(probes, attempt.probes, strict=False)
+    )
+
+
+def why_not_ready(job: Job, attempt: Attempt | None) -> str | None:
+    """Return a sentence about a replica that gets no traffic; None: it gets some."""
+    if attempt is None:
+        return "it has not started yet"
+    if attempt.disconnected:
+        return f"its node {attempt.node_name or attempt.node_id} is not connected"
+    if attempt.registered_at is not None:
+        return None
+    if attempt.status is not AttemptStatus.RUNNING:
+        why = attempt.message or (attempt.pending_reason and attempt.pending_reason.sentence())
+        return f"it is {attempt.status.value}" + (f": {why}" if why else "")
+    for number, probe in enumerate(probes_of(job)):
+        if number >= len(attempt.probes):
+            return "it has not been probed yet"
+        result = attempt.probes[number]
+        if result.in_a_row < probe.ready_after:
+            return result.message or f"probe {number} has not passed often enough yet"
+    return "its service is not told of it yet"
+
+
+def is_registered(job: Job) -> bool:
+    """Return whether the replica gets traffic, by the committed facts."""
+    return bool(job.attempts) and job.attempts[-1].registered_at is not None
+
+
+def settle(draft: Draft) -> None:
+    """Register the replicas that are ready, and unregister those that are not."""
+    for job in list(draft.jobs):
+        if job.spec.serves is None or not job.attempts:
+            continue
+        attempt = job.attempts[-1]
+        running = attempt.status is AttemptStatus.RUNNING
+        running = running and not (attempt.runner_exited or attempt.container_gone)
+        ready = running and probes_pass(job, attempt)
+        attempt = draft.change_attempt(attempt, ready=ready)
+        if ready and attempt.registered_at is None:
+            changed = draft.change_attempt(attempt, registered_at=draft.now, was_registered=True)
+            draft.note(EventKind.TRAFFIC, changed, "probes", to_status="registered")
+        elif not ready and attempt.registered_at is not None:
+            changed = draft.change_attempt(attempt, registered_at=None)
+            why = why_not_ready(job, changed)
+            draft.note(EventKind.TRAFFIC, changed, "probes", to_status="unregistered", message=why)
+
+
+def drained(draft: Draft, report: ReplicaDrained) -> None:
+    """Begin the grace of an attempt whose last request has ended."""
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is None or attempt.drains_until is None:
+        return
+    left = max(0.0, attempt.drains_until - draft.now)
+    remove_at = None if attempt.remove_at is None else attempt.remove_at - left
+    draft.change_attempt(attempt, drains_until=None, remove_at=remove_at)

@@ -1,0 +1,141 @@
+"""The effects of a service's replica: its probes, and its last requests.
+
+`ReplicaProber` tries the probes as long as the replica runs; how one is tried is a `TryProbe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from controller.lifecycle import reports
+from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import Attempt
+from controller.lifecycle.services.policy import Probe
+from controller.lifecycle.services.readiness import is_over
+from controller.links.base import NodeConnection
+from controller.pipelines import to_node
+from controller.pipelines.effects import Performer
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext
+from controller.traffic.statistics import Traffic
+from runner.client import RunnerError
+
+FIRST_INTERVAL_SECONDS = 1.0
+"""The longest pause between two tries before a probe has passed often enough."""
+LONGEST_MESSAGE = 500
+
+
+class TryProbe(Protocol):
+    """Tries one probe once."""
+
+    async def __call__(
+        self, view: AttemptContext, connection: NodeConnection, probe: Probe
+    ) -> str | None:
+        """Return why it failed, as a sentence; None: it passed. The caller keeps its timeout.
+
+        Raises RunnerUnavailable, LinkError when the node cannot be reached: that is no result.
+        """
+
+
+async def port_accepts(
+    view: AttemptContext, connection: NodeConnection, probe: Probe
+) -> str | None:
+    """Try whether the port of the replica accepts a connection."""
+    assert view.job.spec.serves is not None
+    port = view.job.spec.serves.port
+    try:
+        stream = await connection.runner(to_node.runner_socket(view)).connect_port(port)
+    except RunnerError as error:
+        return f"port {port}: {error.message}"
+    stream.writer.close()
+    return None
+
+
+class ReplicaProber:
+    """Try each probe at its interval, and report what is new."""
+
+    def __init__(self, turns: RunPipeline, try_probe: TryProbe = port_accepts) -> None:
+        self._turns = turns
+        self._try = try_probe
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        serves = view.job.spec.serves
+        if serves is None:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, probe in enumerate(serves.probes):
+                    group.create_task(self._keep_trying(view, connection, number, probe))
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
+
+    async def _keep_trying(
+        self, view: AttemptContext, connection: NodeConnection, number: int, probe: Probe
+    ) -> None:
+        while True:
+            why = await self._try_once(view, connection, probe)
+            attempt = self._present(view)
+            if attempt is None:
+                return
+            if _is_news(attempt, number, probe, passed=why is None):
+                self._turns.post(
+                    reports.ProbeSeen(
+                        run_id=view.state.run.id,
+                        attempt_id=attempt.id,
+                        probe=number,
+                        passed=why is None,
+                        message=None if why is None else why[:LONGEST_MESSAGE],
+                    )
+                )
+            if attempt.probes and is_over(probe, attempt.probes[number]):
+                return
+            pause = probe.interval
+            if not attempt.ready:
+                pause = min(pause, FIRST_INTERVAL_SECONDS)
+            await asyncio.sleep(pause)
+
+    async def _try_once(
+        self, view: AttemptContext, connection: NodeConnection, probe: Probe
+    ) -> str | None:
+        try:
+            async with asyncio.timeout(probe.timeout):
+                return await self._try(view, connection, probe)
+        except TimeoutError:
+            return f"no answer within {probe.timeout:g} s"
+
+    def _present(self, view: AttemptContext) -> Attempt | None:
+        state = self._turns.known.get(view.state.run.id)
+        found = None if state is None else to_node.find(state, view.attempt.id)
+        return None if found is None else found.attempt
+
+
+def _is_news(attempt: Attempt, number: int, probe: Probe, *, passed: bool) -> bool:
+    """Return whether the result changes what is known: most do not, and cost no commit."""
+    if not attempt.probes:
+        return True
+    known = attempt.probes[number]
+    return known.passes is not passed or (passed and known.in_a_row < probe.ready_after)
+
+
+class ReplicaDrainer:
+    """Wait until no request is in flight at the replica."""
+
+    def __init__(self, turns: RunPipeline, traffic: Traffic) -> None:
+        self._turns = turns
+        self._traffic = traffic
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        await self._traffic.idle(view.attempt.id)
+        self._turns.post(
+            reports.ReplicaDrained(run_id=view.state.run.id, attempt_id=view.attempt.id)
+        )
+
+
+def performers(
+    turns: RunPipeline, traffic: Traffic, try_probe: TryProbe = port_accepts
+) -> dict[EffectKind, Performer]:
+    return {
+        EffectKind.PROBE_REPLICA: ReplicaProber(turns, try_probe),
+        EffectKind.DRAIN_REPLICA: ReplicaDrainer(turns, traffic),
+    }

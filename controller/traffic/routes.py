@@ -1,0 +1,140 @@
+"""Routes: each live service with its replicas, as the last commit left them.
+
+The proxy reads them. A replica is in `replicas` only while it is registered and its node connected,
+so no request goes to one that is being stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from controller.lifecycle.model import Attempt, Job, RunState
+from controller.lifecycle.services.policy import ServicePolicy
+from controller.lifecycle.services.replicas import sleeps
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
+
+
+class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica: `port` is on the loopback of its job, which `runner_socket` of the node
+    reaches."""
+
+    attempt_id: str
+    job_id: str
+    group: str
+    replica: int
+    deployment: int
+    node_id: str
+    runner_socket: str
+    port: int
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One live service."""
+
+    run_id: str
+    name: str
+    user: str
+    service: ServicePolicy
+    replicas: tuple[ReplicaRoute, ...]
+    """The replicas in traffic."""
+    draining: tuple[ReplicaRoute, ...]
+    """The replicas that get no new requests and finish those that they have."""
+    sleeping: bool
+    """No replica is wanted; a request that is held wakes the service."""
+    ending: bool
+    """The run is ending: a request need not wait for a replica."""
+
+
+class RouteBoard:
+    """The routes of all live services; RunPipeline tells it each commit (`TurnListener`)."""
+
+    def __init__(self) -> None:
+        self._by_run: dict[str, Route] = {}
+        self._by_name: dict[str, str] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def committed(self, touched: Sequence[RunState]) -> None:
+        for state in touched:
+            if state.run.deployments:
+                self._show(state)
+
+    def _show(self, state: RunState) -> None:
+        run = state.run
+        before = self._by_run.get(run.id)
+        if run.status in FINAL_RUN_STATUSES:
+            self._by_run.pop(run.id, None)
+            if self._by_name.get(run.name) == run.id:
+                del self._by_name[run.name]
+        else:
+            self._by_run[run.id] = route_of(state)
+            self._by_name[run.name] = run.id
+        if self._by_run.get(run.id) != before:
+            for waiter in self._waiting.pop(run.id, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def named(self, name: str) -> Route | None:
+        """Return the live service with this name."""
+        return self._by_run.get(self._by_name.get(name, ""))
+
+    def get(self, run_id: str) -> Route | None:
+        return self._by_run.get(run_id)
+
+    def all(self) -> Iterable[Route]:
+        return self._by_run.values()
+
+    def serving(self, model: str) -> list[Route]:
+        """Return the services that offer this model."""
+        return [route for route in self._by_run.values() if route.service.model == model]
+
+    async def changed(self, run_id: str) -> None:
+        """Wait until the route of this run changes, or is gone."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run_id, []).append(waiter)
+        try:
+            await waiter
+        finally:
+            left = [one for one in self._waiting.get(run_id, ()) if one is not waiter]
+            if left:
+                self._waiting[run_id] = left
+            else:
+                self._waiting.pop(run_id, None)
+
+
+def route_of(state: RunState) -> Route:
+    """Return the route of a live service."""
+    run = state.run
+    assert run.service is not None, "a route is of a service"
+    lasts = [(job, job.attempts[-1]) for job in state.jobs if job.attempts]
+    return Route(
+        run_id=run.id,
+        name=run.name,
+        user=run.user,
+        service=run.service,
+        replicas=tuple(_replica(job, one) for job, one in lasts if in_traffic(one)),
+        draining=tuple(_replica(job, one) for job, one in lasts if one.drains_until is not None),
+        sleeping=sleeps(run),
+        ending=run.reason is not None,
+    )
+
+
+def in_traffic(attempt: Attempt) -> bool:
+    registered = attempt.registered_at is not None and attempt.reason is None
+    return registered and attempt.status is AttemptStatus.RUNNING and not attempt.disconnected
+
+
+def _replica(job: Job, attempt: Attempt) -> ReplicaRoute:
+    assert job.spec.serves is not None, "a replica serves a port"
+    return ReplicaRoute(
+        attempt_id=attempt.id,
+        job_id=job.id,
+        group=job.group,
+        replica=job.replica,
+        deployment=attempt.deployment,
+        node_id=attempt.node_id or "",
+        runner_socket=attempt.runner_socket or "",
+        port=job.spec.serves.port,
+    )

@@ -1,0 +1,197 @@
+"""Statistics: the requests of each replica group, in buckets of one second.
+
+The proxy says when a request begins and ends; the autoscaler and `service show` read windows. A
+drain waits until no request is in flight at its replica. Nothing is stored: after a restart a
+window is covered again only when that much time has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from controller.lifecycle.services.scaling import Load
+
+LONGEST_WINDOW = 300
+"""Seconds: the buckets that are kept."""
+_BOUNDS = tuple(0.001 * 1.25**power for power in range(60))
+"""Seconds: the upper ends of the histogram's parts, from 1 ms to 9 min."""
+
+
+class Bucket(msgspec.Struct):
+    """One second. `busy` is the sum of the times of all requests that were in flight in it."""
+
+    second: int
+    requests: int = 0
+    errors: int = 0
+    busy: float = 0.0
+    latencies: list[int] | None = None
+
+
+class WindowStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of a group within a window. `covered`: seconds for which there are counts."""
+
+    covered: float
+    requests: int
+    errors: int
+    rps: float | None
+    in_flight: float | None
+    latency_p50: float | None
+    latency_p95: float | None
+
+    @property
+    def load(self) -> Load:
+        return Load(
+            covered=self.covered,
+            rps=self.rps,
+            in_flight=self.in_flight,
+            latency_p95=self.latency_p95,
+        )
+
+
+class GroupStatistics:
+    """The counts of one replica group; `since` is when counting began."""
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self.in_flight = 0
+        self._seen_at = now
+        self._buckets: deque[Bucket] = deque(maxlen=LONGEST_WINDOW + 2)
+
+    def begin(self, now: float) -> None:
+        self._advance(now)
+        self._bucket(now).requests += 1
+        self.in_flight += 1
+
+    def end(self, now: float, seconds: float, *, failed: bool, counts: bool = True) -> None:
+        """`counts` False: its duration says nothing about a replica."""
+        self._advance(now)
+        bucket = self._bucket(now)
+        self.in_flight -= 1
+        bucket.errors += failed
+        if counts:
+            if bucket.latencies is None:
+                bucket.latencies = [0] * (len(_BOUNDS) + 1)
+            bucket.latencies[bisect.bisect_left(_BOUNDS, seconds)] += 1
+
+    def window(self, seconds: float, now: float) -> WindowStatistics:
+        """Return the counts of the last whole `seconds`."""
+        self._advance(now)
+        until = int(now)
+        chosen = [one for one in self._buckets if until - seconds <= one.second < until]
+        covered = min(seconds, max(0.0, until - self.since))
+        requests = sum(one.requests for one in chosen)
+        latencies = [0] * (len(_BOUNDS) + 1)
+        for one in chosen:
+            for part, count in enumerate(one.latencies or ()):
+                latencies[part] += count
+        return WindowStatistics(
+            covered=covered,
+            requests=requests,
+            errors=sum(one.errors for one in chosen),
+            rps=requests / covered if covered else None,
+            in_flight=sum(one.busy for one in chosen) / covered if covered else None,
+            latency_p50=_quantile(latencies, 0.5),
+            latency_p95=_quantile(latencies, 0.95),
+        )
+
+    def _bucket(self, now: float) -> Bucket:
+        second = int(now)
+        if not self._buckets or self._buckets[-1].second < second:
+            self._buckets.append(Bucket(second))
+        return self._buckets[-1]
+
+    def _advance(self, now: float) -> None:
+        """Count the requests in flight in each second up to now."""
+        at = max(self._seen_at, now - LONGEST_WINDOW)
+        while self.in_flight and at < now:
+            end = min(now, float(int(at) + 1))
+            self._bucket(at).busy += self.in_flight * (end - at)
+            at = end
+        self._seen_at = max(self._seen_at, now)
+
+
+def _quantile(latencies: list[int], part: float) -> float | None:
+    total = sum(latencies)
+    if not total:
+        return None
+    rest = part * total
+    for number, count in enumerate(latencies):
+        if count and rest <= count:
+            upper = _BOUNDS[min(number, len(_BOUNDS) - 1)]
+            lower = _BOUNDS[number - 1] if number else 0.0
+            return lower + (upper - lower) * rest / count
+        rest -= count
+    return _BOUNDS[-1]
+
+
+class Request:
+    """One request that the proxy has taken. `end` may be called once."""
+
+    def __init__(self, traffic: Traffic, group: GroupStatistics, attempt_id: str | None) -> None:
+        self._traffic = traffic
+        self._group = group
+        self._attempt_id = attempt_id
+        self._began = traffic.now()
+        group.begin(self._began)
+        if attempt_id is not None:
+            traffic.enter(attempt_id)
+
+    def end(self, *, failed: bool = False) -> None:
+        now = self._traffic.now()
+        held = self._attempt_id is None
+        self._group.end(now, now - self._began, failed=failed, counts=not held)
+        if self._attempt_id is not None:
+            self._traffic.leave(self._attempt_id)
+
+
+class Traffic:
+    """The requests of all services. `now` gives Unix seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self._groups: dict[tuple[str, str], GroupStatistics] = {}
+        self._in_flight: dict[str, int] = {}
+        self._idle: dict[str, list[asyncio.Future[None]]] = {}
+
+    def group(self, run_id: str, group: str) -> GroupStatistics:
+        """Return the counts of this group; counting begins with the first call."""
+        key = (run_id, group)
+        if key not in self._groups:
+            self._groups[key] = GroupStatistics(self.now())
+        return self._groups[key]
+
+    def begin(self, run_id: str, group: str, attempt_id: str | None) -> Request:
+        """Count a request to this replica; `attempt_id` None: it is held until there is one."""
+        return Request(self, self.group(run_id, group), attempt_id)
+
+    def forget(self, run_id: str) -> None:
+        for key in [key for key in self._groups if key[0] == run_id]:
+            del self._groups[key]
+
+    def in_flight(self, attempt_id: str) -> int:
+        return self._in_flight.get(attempt_id, 0)
+
+    def enter(self, attempt_id: str) -> None:
+        self._in_flight[attempt_id] = self.in_flight(attempt_id) + 1
+
+    def leave(self, attempt_id: str) -> None:
+        left = self.in_flight(attempt_id) - 1
+        if left > 0:
+            self._in_flight[attempt_id] = left
+            return
+        self._in_flight.pop(attempt_id, None)
+        for waiter in self._idle.pop(attempt_id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def idle(self, attempt_id: str) -> None:
+        """Wait until no request is in flight at this replica."""
+        while self.in_flight(attempt_id):
+            waiter = asyncio.get_running_loop().create_future()
+            self._idle.setdefault(attempt_id, []).append(waiter)
+            await waiter
