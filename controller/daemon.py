@@ -39,6 +39,7 @@ from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
 from controller.pipelines import service_replicas
+from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.effects import EffectRunner
 from controller.pipelines.job_running import JobRunningPipeline
 from controller.pipelines.job_terminating import JobTerminatingPipeline
@@ -47,7 +48,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import Clusters, Secrets, secret_of
 from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
-from controller.proxy.view import NoServices
+from controller.proxy.registered import CountedTraffic, RegisteredServices, try_probe
 from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
@@ -112,8 +113,9 @@ class Assembly:
         terminating = JobTerminatingPipeline(self.turns, fence, clock)
         self.traffic = Traffic(clock.now)
         self.routes = RouteBoard()
+        self.autoscaler = Autoscaler(self.turns, self.traffic, clock)
         performers = running.performers | terminating.performers
-        performers |= service_replicas.performers(self.turns, self.traffic)
+        performers |= service_replicas.performers(self.turns, self.traffic, try_probe)
         self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
         self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
         self._store = store
@@ -132,6 +134,7 @@ class Assembly:
                 group.create_task(self.turns.run(), name="turns")
                 group.create_task(self.nodes.run(self), name="nodes")
                 group.create_task(self._drains.run(), name="drains")
+                group.create_task(self.autoscaler.run(), name="autoscaler")
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -243,8 +246,8 @@ async def _controller(
             _work(machinery, store, blobs, retention, sampler, certificate), name="controller"
         )
         proxy = Proxy(
-            services=NoServices(),
-            traffic=NoServices(),
+            services=RegisteredServices(machinery.routes, machinery.turns),
+            traffic=CountedTraffic(machinery.traffic),
             gate=service.gate,
             connect=machinery.nodes.connection,
             settings=options.proxy,

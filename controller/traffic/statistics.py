@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import msgspec
 
@@ -141,10 +141,11 @@ class Request:
         if attempt_id is not None:
             traffic.enter(attempt_id)
 
-    def end(self, *, failed: bool = False) -> None:
+    def end(self, *, failed: bool = False, is_stream: bool = False) -> None:
+        """`is_stream`: its duration says nothing about the replica."""
         now = self._traffic.now()
         held = self._attempt_id is None
-        self._group.end(now, now - self._began, failed=failed, counts=not held)
+        self._group.end(now, now - self._began, failed=failed, counts=not (held or is_stream))
         if self._attempt_id is not None:
             self._traffic.leave(self._attempt_id)
 
@@ -169,8 +170,9 @@ class Traffic:
         """Count a request to this replica; `attempt_id` None: it is held until there is one."""
         return Request(self, self.group(run_id, group), attempt_id)
 
-    def forget(self, run_id: str) -> None:
-        for key in [key for key in self._groups if key[0] == run_id]:
+    def keep(self, run_ids: Container[str]) -> None:
+        """Forget the counts of all other runs."""
+        for key in [key for key in self._groups if key[0] not in run_ids]:
             del self._groups[key]
 
     def in_flight(self, attempt_id: str) -> int:

@@ -1,0 +1,116 @@
+"""The registered services as the proxy sees them, from the routes of the last commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from controller.lifecycle import reports
+from controller.lifecycle.services.policy import Probe, ProbeKind
+from controller.links.base import NodeConnection
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.service_replicas import port_accepts
+from controller.pipelines.to_node import AttemptContext, runner_socket
+from controller.proxy.probes import ask
+from controller.proxy.view import RateLimit, Replica, Service
+from controller.traffic.routes import Route, RouteBoard
+from controller.traffic.statistics import Request, Traffic
+
+
+class RegisteredServices:
+    """Finds services by the routes; a request that waits wakes its service (`Services`)."""
+
+    def __init__(self, routes: RouteBoard, turns: RunPipeline) -> None:
+        self._routes = routes
+        self._turns = turns
+        self._made: dict[str, tuple[Route, Service]] = {}
+
+    def find(self, name: str) -> Service | None:
+        route = self._routes.named(name)
+        return None if route is None else self._service(route)
+
+    def all(self) -> Iterable[Service]:
+        return [self._service(route) for route in self._routes.all()]
+
+    def wake(self, run_id: str) -> None:
+        route = self._routes.get(run_id)
+        if route is not None and route.sleeping:
+            self._turns.post(reports.WakeRequested(run_id=run_id))
+
+    async def changed(self, run_id: str) -> None:
+        await self._routes.changed(run_id)
+
+    def _service(self, route: Route) -> Service:
+        """Return the service of this route; the same object as long as the route is the same."""
+        known = self._made.get(route.name)
+        if known is None or known[0] is not route:
+            known = self._made[route.name] = (route, service_of(route))
+        return known[1]
+
+
+def service_of(route: Route) -> Service:
+    service = route.service
+    limits = service.rate_limits
+    return Service(
+        run_id=route.run_id,
+        name=route.name,
+        owner=route.user,
+        auth=service.auth,
+        strip_prefix=service.strip_prefix,
+        model=service.model,
+        model_prefix=service.model_prefix,
+        headers=service.headers,
+        groups=tuple(group.name for group in service.groups),
+        rate_limits=tuple(
+            RateLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst + 1)
+            for one in limits
+        ),
+        replicas=tuple(
+            Replica(
+                id=one.attempt_id,
+                group=one.group,
+                node_id=one.node_id,
+                socket=one.runner_socket,
+                port=one.port,
+            )
+            for one in route.replicas
+        ),
+        is_held=not route.ending and all(group.least == 0 for group in service.groups),
+    )
+
+
+class CountedRequest:
+    """A request that was counted (`Counted`)."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def end(self, *, failed: bool = False, is_stream: bool = False) -> None:
+        self._request.end(failed=failed, is_stream=is_stream)
+
+
+class CountedTraffic:
+    """Counts the proxy's requests for scaling and drains (`Traffic`)."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def begin(self, service: Service, replica: Replica | None) -> CountedRequest:
+        group = service.groups[0] if replica is None else replica.group
+        attempt_id = None if replica is None else replica.id
+        return CountedRequest(self._traffic.begin(service.run_id, group, attempt_id))
+
+
+async def try_probe(view: AttemptContext, connection: NodeConnection, probe: Probe) -> str | None:
+    """Try a probe of a replica once (`TryProbe`)."""
+    serves = view.job.spec.serves
+    if probe.kind is ProbeKind.TCP or serves is None:
+        return await port_accepts(view, connection, probe)
+    return await ask(
+        connection,
+        runner_socket(view),
+        serves.port,
+        url=probe.url,
+        method=probe.method,
+        headers=probe.headers,
+        body=probe.body,
+    )

@@ -1,0 +1,377 @@
+"""Replicas of a service: who gets requests, how one ends, how a version takes another's place."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import pytest
+from msgspec.structs import replace
+
+from controller.lifecycle.decide import decide
+from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.model import (
+    Group,
+    Job,
+    JobSpec,
+    RetryEvent,
+    RetryPolicy,
+    RunPolicy,
+    RunType,
+)
+from controller.lifecycle.reasons import Reason, RunReason
+from controller.lifecycle.reports import (
+    DeployRequested,
+    ProbeSeen,
+    ReplicaDrained,
+    ReplicasWanted,
+    RollbackRequested,
+    Tick,
+    WakeRequested,
+)
+from controller.lifecycle.services import scaling
+from controller.lifecycle.services.policy import (
+    DeploymentState,
+    GroupScale,
+    Probe,
+    ReplicaGroup,
+    Scaling,
+    ScalingMetric,
+    Serves,
+    ServicePolicy,
+)
+from controller.lifecycle.services.scaling import Load
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.lifecycle.submission import PlannedGroup, new_run
+from tests.unit.lifecycle.play import START, Play
+
+RETRY = RetryPolicy(on_events=frozenset({RetryEvent.ERROR, RetryEvent.INTERRUPTION}))
+RPS = Scaling(metric=ScalingMetric.RPS, target=10.0)
+SPEC = JobSpec(image="v1", serves=Serves(port=80))
+
+
+class ServicePlay(Play):
+    """A service with one group."""
+
+    def __init__(
+        self,
+        least: int = 2,
+        most: int | None = None,
+        *,
+        probe: Probe | None = None,
+        retry: RetryPolicy = RETRY,
+        surge: int = 1,
+    ) -> None:
+        super().__init__()
+        spec = replace(SPEC, serves=Serves(port=80, probes=(probe or Probe(),)))
+        group = ReplicaGroup(
+            name="main", least=least, most=most or least, scaling=RPS if most else None
+        )
+        self.state = new_run(
+            name="play",
+            user="ada",
+            groups=[PlannedGroup(group=Group(name="main", nodes=least), spec=spec)],
+            now=self.now,
+            new_id=self.new_id,
+            type=RunType.SERVICE,
+            policy=RunPolicy(retry=retry),
+            service=ServicePolicy(port=80, groups=(group,), surge=surge),
+        )
+        self.events.clear()
+        self.send()
+
+    def probe(self, n: int = 0, *, passed: bool = True) -> Self:
+        return self.send(
+            ProbeSeen(
+                run_id=self.run_id,
+                attempt_id=self.attempt(n).id,
+                probe=0,
+                passed=passed,
+                message=None if passed else "no answer",
+            )
+        )
+
+    def ready(self, n: int = 0) -> Self:
+        return self.to_running(n, f"n{n}").probe(n)
+
+    def drained(self, n: int = 0) -> Self:
+        return self.send(ReplicaDrained(run_id=self.run_id, attempt_id=self.attempt(n).id))
+
+    def deploy(self, image: str) -> Self:
+        now = self.run.deployments[-1]
+        spec = replace(now.specs["main"], image=image)
+        made = replace(now, specs={"main": spec}, by="bo", at=self.now)
+        return self.send(DeployRequested(run_id=self.run_id, deployment=made))
+
+    def want(self, wanted: int) -> Self:
+        return self.send(
+            ReplicasWanted(run_id=self.run_id, group="main", wanted=wanted, why="the load")
+        )
+
+    def live_end(self, n: int) -> Self:
+        return self.end(n, Reason.CONTAINER_EXITED_WITH_ERROR).clean(n)
+
+    @property
+    def in_traffic(self) -> list[str]:
+        return [
+            job.spec.image
+            for job in self.state.jobs
+            if job.attempts and job.attempts[-1].registered_at is not None
+        ]
+
+    @property
+    def present(self) -> list[Job]:
+        return [job for job in self.state.jobs if not job.scaled_down]
+
+
+def test_a_replica_gets_requests_once_its_probe_passes_and_none_while_it_fails() -> None:
+    play = ServicePlay(1).to_running()
+    assert EffectKind.PROBE_REPLICA in play.wanted()
+    assert play.in_traffic == []
+
+    play.probe()
+    assert (play.in_traffic, play.attempt().ready) == (["v1"], True)
+    play.probe(passed=False)
+    assert (play.in_traffic, play.attempt().ready) == ([], False)
+    assert play.attempt().probes[0].message == "no answer"
+    play.probe()
+    assert play.in_traffic == ["v1"]
+    assert [e.to_status for e in play.events if e.kind == "traffic"] == [
+        "registered",
+        "unregistered",
+        "registered",
+    ]
+
+
+def test_a_probe_must_pass_as_often_in_a_row_as_asked_and_then_costs_no_commit() -> None:
+    play = ServicePlay(1, probe=Probe(ready_after=2)).to_running().probe()
+    play.probe(passed=False).probe()
+    assert play.in_traffic == []
+    play.probe()
+    assert play.in_traffic == ["v1"]
+    before = play.state
+    play.probe()
+    assert play.state is before
+
+
+def test_a_probe_that_ends_when_ready_is_not_tried_again() -> None:
+    play = ServicePlay(1, probe=Probe(until_ready=True)).ready()
+
+    assert EffectKind.PROBE_REPLICA not in play.wanted()
+    play.probe(passed=False)
+    assert play.in_traffic == ["v1"]
+
+
+def test_a_stopped_replica_gets_no_requests_and_is_asked_to_stop_after_its_last_one() -> None:
+    play = ServicePlay(1).ready()
+    play.send(play.stop())
+
+    assert play.in_traffic == []
+    assert EffectKind.DRAIN_REPLICA in play.wanted()
+    assert EffectKind.STOP_JOB not in play.wanted()
+    play.now += 5
+    play.drained()
+    assert EffectKind.STOP_JOB in play.wanted()
+    assert play.attempt().remove_at == play.now + 300
+
+
+def test_a_request_that_never_ends_keeps_a_replica_no_longer_than_the_drain() -> None:
+    play = ServicePlay(1).ready()
+    play.send(play.stop())
+
+    assert play.wake_at == play.now + 60
+    play.wait(60)
+    assert EffectKind.STOP_JOB in play.wanted()
+
+
+def test_an_abort_waits_for_no_request() -> None:
+    play = ServicePlay(1).ready()
+    play.send(play.stop()).send(play.stop(abort=True))
+
+    assert EffectKind.TERMINATE_TASK in play.wanted()
+
+
+def test_a_replica_that_was_never_ready_is_stopped_without_a_drain() -> None:
+    play = ServicePlay(1).to_running()
+    play.send(play.stop())
+
+    assert EffectKind.STOP_JOB in play.wanted()
+
+
+def test_a_failed_replica_comes_back_and_the_other_goes_on() -> None:
+    play = ServicePlay(2).ready(0).ready(1)
+    play.end(0, Reason.CONTAINER_EXITED_WITH_ERROR).clean(0)
+
+    assert play.run.status is RunStatus.RUNNING
+    assert play.in_traffic == ["v1"]
+    assert len(play.job(0).attempts) == 2
+
+
+def test_a_replica_that_may_not_be_tried_again_ends_no_service_that_has_others() -> None:
+    play = ServicePlay(2, retry=RetryPolicy(on_events=frozenset())).ready(0).ready(1)
+    play.live_end(0)
+    assert play.run.status is RunStatus.RUNNING
+    play.live_end(1)
+    assert (play.run.status, play.run.reason) == (RunStatus.FAILED, RunReason.JOB_FAILED)
+
+
+def test_a_replica_that_exits_with_zero_comes_back() -> None:
+    play = ServicePlay(1).ready()
+    play.end(0, Reason.DONE_BY_RUNNER).clean(0)
+
+    assert play.run.status is RunStatus.SUBMITTED
+    assert play.attempt().status is AttemptStatus.SUBMITTED
+
+
+def test_a_service_scaled_to_zero_is_pending_and_a_request_wakes_it() -> None:
+    play = ServicePlay(0, 4)
+    assert play.run.status is RunStatus.PENDING
+    assert play.present == []
+
+    play.send(WakeRequested(run_id=play.run_id), WakeRequested(run_id=play.run_id))
+    assert play.run.status is RunStatus.SUBMITTED
+    play.ready()
+    play.want(0)
+    assert (play.run.status, play.in_traffic) == (RunStatus.PENDING, [])
+    assert play.attempt().reason is Reason.SCALED_DOWN
+    play.drained().clean()
+    assert play.run.status is RunStatus.PENDING
+
+
+def test_a_wanted_number_stays_within_the_range() -> None:
+    play = ServicePlay(1, 3).want(9)
+    assert len(play.present) == 3
+    play.want(0)
+    assert len(play.present) == 1
+
+
+def test_scaling_down_ends_replicas_without_requests_first() -> None:
+    play = ServicePlay(1, 3).want(3).ready(1)
+    play.want(1)
+
+    assert [job.cookie for job in play.present] == [1]
+
+
+def test_a_slot_is_used_again_once_nothing_of_it_lives() -> None:
+    play = ServicePlay(1, 3).want(2).ready(0).ready(1).want(1)
+    assert len(play.state.jobs) == 2
+    play.want(2)
+    assert len(play.state.jobs) == 3
+    play.want(1).drained(1).clean(1).want(2)
+    assert len(play.state.jobs) == 3
+
+
+def test_a_rollout_replaces_one_replica_after_another_and_never_has_fewer_ready() -> None:
+    play = ServicePlay(2).ready(0).ready(1)
+    play.deploy("v2")
+    assert [job.spec.image for job in play.present] == ["v1", "v1", "v2"]
+    play.ready(2)
+    assert play.in_traffic == ["v1", "v2"]
+    assert [job.spec.image for job in play.present] == ["v1", "v2", "v2"]
+    play.ready(3)
+    assert play.in_traffic == ["v2", "v2"]
+    assert play.run.deployments[-1].state is DeploymentState.DONE
+    assert (play.run.deployment, len(play.run.deployments)) == (1, 2)
+
+
+def test_a_change_that_makes_the_same_replicas_restarts_none() -> None:
+    play = ServicePlay(2).ready(0).ready(1)
+    play.deploy("v1")
+
+    assert len(play.present) == 2
+    assert play.run.deployments[-1].state is DeploymentState.DONE
+    assert {job.deployment for job in play.present} == {1}
+
+
+def test_a_version_that_does_not_become_ready_is_rolled_back_and_the_old_one_stays() -> None:
+    play = ServicePlay(2).ready(0).ready(1)
+    play.deploy("v2").to_running(2)
+    assert play.wake_at == play.now + 600
+    play.wait(600)
+
+    assert [one.state for one in play.run.deployments] == [
+        DeploymentState.DONE,
+        DeploymentState.ROLLED_BACK,
+        DeploymentState.DONE,
+    ]
+    assert play.in_traffic == ["v1", "v1"]
+    assert play.run.deployments[-1].of == 0
+    assert "no further replica became ready in 600 s" in str(play.run.deployments[1].message)
+
+
+def test_a_user_brings_an_earlier_deployment_back() -> None:
+    play = ServicePlay(1).ready(0).deploy("v2").ready(1)
+    assert play.in_traffic == ["v2"]
+    play.send(RollbackRequested(run_id=play.run_id, to=0, by="bo")).ready(2)
+    assert play.in_traffic == ["v1"]
+
+
+def test_a_suspended_service_neither_rolls_nor_scales() -> None:
+    play = ServicePlay(1, 3).ready(0)
+    play.change_run(suspended=True).want(3).deploy("v2")
+
+    assert len(play.present) == 1
+
+
+def test_a_service_that_has_ended_keeps_no_secret_of_any_deployment() -> None:
+    play = ServicePlay(1).ready(0)
+    now = play.run.deployments[-1]
+    spec = replace(now.specs["main"], env={"A": "canary"})
+    play.change_run(deployments=(replace(now, specs={"main": spec}),))
+    play.send(play.stop()).drained().clean()
+
+    assert play.run.status is RunStatus.TERMINATED
+    assert "canary" not in str(play.run.deployments[-1].specs["main"].env)
+
+
+def test_equal_reports_decide_equally_in_any_order() -> None:
+    play = ServicePlay(1, 4).ready(0)
+    reports = [
+        ReplicasWanted(run_id=play.run_id, group="main", wanted=3, why="a"),
+        WakeRequested(run_id=play.run_id),
+        Tick(run_id=play.run_id),
+    ]
+    ends = []
+    for order in (reports, reports[::-1]):
+        ids = iter(range(100))
+        ends.append(decide(play.state, order, play.now, lambda ids=ids: f"x{next(ids)}").state)  # type: ignore[misc]
+    assert ends[0] == ends[1]
+
+
+GROUP = ReplicaGroup(name="main", least=1, most=4, scaling=RPS)
+
+
+def wanted(here: int, load: Load, *, after: float = 1000.0, group: ReplicaGroup = GROUP) -> int:
+    scale = GroupScale(group="main", wanted=here, at=START, why="")
+    return scaling.decide(group, scale, load, START + after).wanted
+
+
+@pytest.mark.parametrize(
+    ("here", "rps", "then"),
+    [(1, 25.0, 3), (1, 100.0, 4), (3, 0.0, 1), (2, 21.0, 2), (2, 10.0, 1), (1, 0.0, 1)],
+)
+def test_the_number_follows_the_load_within_its_range(here: int, rps: float, then: int) -> None:
+    assert wanted(here, Load(covered=60.0, rps=rps)) == then
+
+
+def test_nothing_changes_without_statistics_of_the_whole_window() -> None:
+    assert wanted(2, Load(covered=59.0, rps=100.0)) == 2
+    assert wanted(2, Load(covered=60.0)) == 2
+
+
+def test_each_direction_waits_for_its_delay() -> None:
+    load = Load(covered=60.0, rps=25.0)
+    assert (wanted(1, load, after=299), wanted(1, load, after=300)) == (1, 3)
+    none = Load(covered=60.0, rps=0.0)
+    assert (wanted(3, none, after=599), wanted(3, none, after=600)) == (3, 1)
+
+
+def test_a_group_whose_least_is_zero_sleeps_without_requests() -> None:
+    assert wanted(1, Load(covered=60.0, rps=0.0), group=replace(GROUP, least=0)) == 0
+
+
+def test_latency_and_concurrency_are_tracked_too() -> None:
+    slow = replace(RPS, metric=ScalingMetric.LATENCY_P95, target=0.5)
+    busy = replace(RPS, metric=ScalingMetric.CONCURRENCY, target=2.0)
+    latency, concurrency = replace(GROUP, scaling=slow), replace(GROUP, scaling=busy)
+    assert wanted(2, Load(covered=60.0, rps=9.0, latency_p95=1.0), group=latency) == 4
+    assert wanted(1, Load(covered=60.0, in_flight=5.0), group=concurrency) == 3
