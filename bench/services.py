@@ -43,6 +43,7 @@ from tests.support.waiting import wait_until
 PATH = "/services/api"
 ANSWER = b"x" * 1024
 MIB = 1 << 20
+STALLED = 50
 _PIECE = b"x" * (256 << 10)
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
 _QUICK = _HEAD % len(ANSWER) + ANSWER
@@ -208,6 +209,19 @@ async def _open_streams(port: int, path: str, many: int) -> list[asyncio.StreamW
     return writers
 
 
+async def _stalled_streams(port: int, path: str, many: int) -> list[asyncio.StreamWriter]:
+    """Open streams that send as much as they can, and read none of them."""
+    writers = []
+    for _ in range(many):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=MIB)
+        cast(asyncio.Transport, writer.transport).pause_reading()
+        writer.write(_head(f"{path}/stream/256"))
+        writers.append(writer)
+        del reader
+    await asyncio.sleep(3)
+    return writers
+
+
 # -- the bed ------------------------------------------------------------------------------------
 
 
@@ -281,28 +295,29 @@ async def _measure(place: Place, proxy: psutil.Process, given: argparse.Namespac
     async for row in _rows(place, proxy, given.seconds):
         print(
             f"| 1 KiB, {row.connections} connections: requests/s | {row.app.per_second:.0f} "
-            f"| {row.proxy.per_second:.0f} | {row.per_core:.0f} for a core of the proxy |"
+            f"| {row.proxy.per_second:.0f} | {row.per_core:.0f} for each second of CPU |"
         )
         print(
             f"| … p50 (p99) | {row.app.p50 * 1e3:.2f} ({row.app.p99 * 1e3:.2f}) ms "
             f"| {row.proxy.p50 * 1e3:.2f} ({row.proxy.p99 * 1e3:.2f}) ms "
             f"| + {(row.proxy.p50 - row.app.p50) * 1e3:.2f} ms |"
         )
-    rates = [
-        (
-            await _download(place.app, "", given.mebibytes),
-            await _download(place.listen, PATH, given.mebibytes),
-        )
-        for _ in range(3)
-    ]
+    app = median([await _download(place.app, "", given.mebibytes) for _ in range(3)])
+    before = sum(proxy.cpu_times()[:2])
+    rates = [await _download(place.listen, PATH, given.mebibytes) for _ in range(3)]
+    per_core = 3 * given.mebibytes / (sum(proxy.cpu_times()[:2]) - before)
     print(
-        f"| one stream | {median(rate for rate, _ in rates):.0f} MiB/s "
-        f"| {median(rate for _, rate in rates):.0f} MiB/s | |"
+        f"| one stream | {app:.0f} MiB/s | {median(rates):.0f} MiB/s "
+        f"| {per_core:.0f} MiB for each second of CPU |"
     )
     before = proxy.memory_info().rss
     writers = await _open_streams(place.listen, PATH, given.streams)
     more = (proxy.memory_info().rss - before) / MIB
     print(f"| {given.streams} open streams | | + {more:.0f} MiB | |")
+    before = proxy.memory_info().rss
+    writers += await _stalled_streams(place.listen, PATH, STALLED)
+    more = (proxy.memory_info().rss - before) / MIB
+    print(f"| {STALLED} streams that their clients do not read | | + {more:.0f} MiB | |")
     for writer in writers:
         writer.close()
 

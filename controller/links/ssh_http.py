@@ -24,6 +24,8 @@ from aiohttp.tracing import Trace
 from controller.links.clients import IDLE_SECONDS
 
 _WINDOW_BYTES = 4 << 20
+_STREAM_WINDOW_BYTES = 1 << 20
+"""Of a stream to a port: a client that reads nothing makes the controller keep as much."""
 _SMALL_BYTES = 4096
 CHANNEL_ERRORS = (asyncssh.Error, AssertionError)
 """The errors that asyncssh raises from a channel. It asserts that a channel has its connection even
@@ -243,7 +245,7 @@ async def open_stream(
 ) -> tuple[ChannelReader, ChannelWriter]:
     """Open a byte stream. `heard` is called whenever bytes came. Raises OSError."""
     with _os_errors():
-        reader, writer = await ssh.open_unix_connection(path, window=_WINDOW_BYTES)
+        reader, writer = await ssh.open_unix_connection(path, window=_STREAM_WINDOW_BYTES)
     return ChannelReader(reader, heard), ChannelWriter(writer)
 
 
