@@ -330,9 +330,10 @@ class AllocationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuLink(StrEnum):
-    """The nearness of two GPUs, as in `nvidia-smi topo`."""
+    """The link between two GPUs, the nearest first, with the names of `nvidia-smi topo`."""
 
-    NVLINK = "NV"
+    DIRECT = "NV"
+    """A link of their own, such as NVLink."""
     SAME_BOARD = "INT"
     ONE_SWITCH = "PIX"
     SWITCHES = "PXB"
@@ -341,8 +342,12 @@ class GpuLink(StrEnum):
     SYSTEM = "SYS"
 
 
+NEARNESS = {link: len(GpuLink) - position for position, link in enumerate(GpuLink)}
+"""The nearness of two GPUs by their link; greater is nearer."""
+
+
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One allocatable unit: a GPU, or an instance of a GPU in MIG mode (`mig_parent` is then that
+    """One allocatable unit: a GPU, or a part of one, such as a MIG instance (`parent` is then that
     GPU's UUID; `index`, `pci` and `numa` are its)."""
 
     uuid: str
@@ -361,7 +366,7 @@ class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     allocation_id: str | None = None
     pci: str | None = None
     numa: int | None = None
-    mig_parent: str | None = None
+    parent: str | None = msgspec.field(default=None, name="mig_parent")
     links: dict[str, GpuLink] = {}
     """The link to each other GPU, by its UUID."""
     devices: tuple[str, ...] = ()

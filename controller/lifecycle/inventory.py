@@ -94,15 +94,15 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not healthy, as a sentence."""
     missing: bool = False
     """The node had this GPU and no longer reports it."""
-    mig_parent: str | None = None
-    """The UUID of the GPU in MIG mode of which this is an instance; None: it is no instance."""
+    parent: str | None = msgspec.field(default=None, name="mig_parent")
+    """The UUID of the GPU of which this is a part, such as a MIG instance; None: it is whole."""
     near: dict[str, int] = {}
     """The nearness of other GPUs of its node, by UUID; a greater number is nearer."""
 
     @property
     def board(self) -> str:
-        """The UUID of the card that this GPU is, or is an instance of."""
-        return self.mig_parent or self.uuid
+        """The UUID of the card that this GPU is, or is a part of."""
+        return self.parent or self.uuid
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):

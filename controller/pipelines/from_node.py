@@ -13,7 +13,7 @@ from controller.lifecycle import reports
 from controller.lifecycle.model import NodeCapacity, NodeGpu
 from controller.lifecycle.reasons import Reason
 from runner.schemas import ExitRecord
-from shim.schemas import GpuInfo, GpuLink, HostNetwork, NodeInfo, TaskInfo, TaskStatus
+from shim.schemas import NEARNESS, GpuInfo, GpuLink, HostNetwork, NodeInfo, TaskInfo, TaskStatus
 
 MAX_MESSAGE = 2000
 _EXIT_CODES = range(256)
@@ -117,29 +117,20 @@ def _possible(exit_code: int | None) -> int | None:
     return exit_code if exit_code in _EXIT_CODES else None
 
 
-_NEARNESS = {
-    GpuLink.NVLINK: 7,
-    GpuLink.SAME_BOARD: 6,
-    GpuLink.ONE_SWITCH: 5,
-    GpuLink.SWITCHES: 4,
-    GpuLink.HOST_BRIDGE: 3,
-    GpuLink.NUMA_NODE: 2,
-    GpuLink.SYSTEM: 1,
-}
-_SAME_GPU = 8
+_SAME_GPU = NEARNESS[GpuLink.DIRECT] + 1
 
 
 def near(gpu: GpuInfo, gpus: Iterable[GpuInfo]) -> dict[str, int]:
-    """Return how near the other GPUs are. MIG instances of one GPU are the nearest; without a known
+    """Return how near the other GPUs are. Parts of one GPU are the nearest; without a known
     link the NUMA node counts."""
-    found = {uuid: _NEARNESS[link] for uuid, link in gpu.links.items()}
+    found = {uuid: NEARNESS[link] for uuid, link in gpu.links.items()}
     for other in gpus:
         if other.uuid == gpu.uuid:
             continue
-        if gpu.mig_parent is not None and gpu.mig_parent == other.mig_parent:
+        if gpu.parent is not None and gpu.parent == other.parent:
             found[other.uuid] = _SAME_GPU
         elif other.uuid not in found and gpu.numa is not None and gpu.numa == other.numa:
-            found[other.uuid] = _NEARNESS[GpuLink.NUMA_NODE]
+            found[other.uuid] = NEARNESS[GpuLink.NUMA_NODE]
     return found
 
 
@@ -156,7 +147,7 @@ def capacity(info: NodeInfo) -> NodeCapacity:
                 compute_capability=gpu.compute_capability,
                 healthy=gpu.healthy and not gpu.held,
                 message=readable(gpu.message),
-                mig_parent=gpu.mig_parent,
+                parent=gpu.parent,
                 near=near(gpu, info.gpus),
             )
             for gpu in info.gpus

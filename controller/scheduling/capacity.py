@@ -103,7 +103,7 @@ class Shapes:
 
 def _kind(gpu: NodeGpu) -> tuple[object, ...]:
     """Return the properties of a GPU that decide which job may have it."""
-    return gpu.name, gpu.memory, gpu.compute_capability, gpu.mig_parent is not None
+    return gpu.name, gpu.memory, gpu.compute_capability, gpu.parent is not None
 
 
 _Key = tuple[str, str]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from common.gpu_names import is_called
 from controller.lifecycle.model import Constraint, Fleet, Node, Operator
 from controller.lifecycle.pending_reasons import domain_words
-from controller.scheduling.fit import is_called
 
 
 def attributes_of(node: Node, fleet: Fleet | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from math import ceil, comb
 
 import msgspec
 
+from common.gpu_names import is_named, is_part
 from controller.lifecycle.model import (
     Allocation,
     GpuNeed,
@@ -37,8 +38,6 @@ from controller.lifecycle.pending_reasons import (
 )
 from controller.lifecycle.statuses import AllocationState
 
-_WORD = re.compile(r"[a-z0-9]+")
-_MIG = "mig"
 _MOST_COMBINATIONS = 5_000
 _FAR = 0
 
@@ -80,37 +79,6 @@ def _chosen(
     candidates = _candidates([free[at] for at in fitting], count)
     best = min(candidates, key=lambda chosen: _cost(chosen, groups))
     return tuple(int(gpu.uuid) for gpu in best)
-
-
-def is_named(gpu: NodeGpu, names: Sequence[str]) -> bool:
-    """Return whether a job that asks for these names (none: any GPU) may have this GPU.
-
-    An instance of a GPU in MIG mode needs a name that asks for MIG.
-    """
-    if not names:
-        return not is_instance(gpu)
-    wanted = [name for name in names if _MIG in name.lower() or not is_instance(gpu)]
-    return any(is_called(gpu.name, name) for name in wanted)
-
-
-def is_instance(gpu: NodeGpu) -> bool:
-    """Return whether this is a MIG instance. Nodes stored by an earlier version have instances
-    without parents."""
-    return gpu.mig_parent is not None or _MIG in _WORD.findall(gpu.name.lower())
-
-
-def is_called(name: str, asked: str) -> bool:
-    """Return whether `asked` is a sequence of words of the GPU's name, however they are joined.
-
-    RTX4090 matches "NVIDIA GeForce RTX 4090"; L4 does not match "NVIDIA L40S". Without MIG in
-    `asked`, only a whole GPU matches.
-    """
-    words = _WORD.findall(name.lower())
-    wanted = "".join(_WORD.findall(asked.lower()))
-    if _MIG in words and _MIG not in wanted:
-        return False
-    rows = combinations(range(len(words) + 1), 2)
-    return any("".join(words[start:end]) == wanted for start, end in rows)
 
 
 def nearness(one: NodeGpu, other: NodeGpu) -> int:
@@ -234,7 +202,7 @@ def in_blocks(need: Resources, capacity: NodeCapacity) -> Resources:
     if number > count:
         return need
     gpu = need.gpu
-    if not any(is_instance(one) for one in capacity.gpus):
+    if not any(is_part(one.name, one.parent) for one in capacity.gpus):
         gpu = msgspec.structs.replace(gpu, count=number * gpus)
     return msgspec.structs.replace(
         need,
@@ -343,7 +311,7 @@ def _instance_left_out(need: GpuNeed, total: Sequence[NodeGpu]) -> str | None:
     """Return the name of a MIG instance that the job must ask for by name; None: there is none."""
     if any(_MIG_OF_NAMES in name.upper() for name in need.names):
         return None
-    name = next((gpu.name for gpu in total if is_instance(gpu)), None)
+    name = next((gpu.name for gpu in total if is_part(gpu.name, gpu.parent)), None)
     if name is None:
         return None
     return _NO_NAME.sub("-", name[max(name.upper().find(_MIG_OF_NAMES), 0) :])
@@ -355,7 +323,7 @@ def fitting_gpus(need: GpuNeed, gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
     fitting = [
         gpu
         for gpu in gpus
-        if is_named(gpu, need.names)
+        if is_named(gpu.name, gpu.parent, need.names)
         and gpu.memory >= need.min_memory
         and (least is None or (_version(gpu.compute_capability) or ()) >= least)
     ]

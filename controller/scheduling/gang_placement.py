@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from common.gpu_names import is_named, is_part
 from controller.lifecycle.model import Allocation, Fleet, Node, NodeStatus
 from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need
@@ -18,8 +19,6 @@ from controller.scheduling.fit import (
     fitting_gpus,
     in_blocks,
     is_busy,
-    is_instance,
-    is_named,
     shortfalls,
 )
 from controller.scheduling.grant import granted
@@ -49,7 +48,11 @@ def allocate(
     `granted`."""
     resources = in_blocks(member.need.resources, free.node.capacity)
     wanted = resources.gpu.names
-    gpus = tuple(gpu for gpu in free.gpus if not is_instance(gpu) or is_named(gpu, wanted))
+    gpus = tuple(
+        gpu
+        for gpu in free.gpus
+        if not is_part(gpu.name, gpu.parent) or is_named(gpu.name, gpu.parent, wanted)
+    )
     if not resources.whole_node:
         fitting = fitting_gpus(resources.gpu, free.gpus)
         gpus = tuple(choose(fitting, free.gpus, resources.gpu.count)) if fitting else ()

@@ -60,7 +60,7 @@ class GpuService:
             if missing:
                 return await self._forget(node, uuid, connection.shim)
             info = await connection.shim.clear_gpu(uuid)
-            if all(uuid not in (gpu.uuid, gpu.mig_parent) for gpu in info.gpus):
+            if all(uuid not in (gpu.uuid, gpu.parent) for gpu in info.gpus):
                 return await self._forget(node, uuid, connection.shim)
         return msgspec.structs.replace(node, capacity=from_node.capacity(info))
 

@@ -52,7 +52,7 @@ class RememberedGpus:
     def boards(self) -> tuple[GpuInfo, ...]:
         """Return the whole GPUs, split or not."""
         return tuple(
-            msgspec.structs.replace(entry.units[0], uuid=uuid, mig_parent=None)
+            msgspec.structs.replace(entry.units[0], uuid=uuid, parent=None)
             for uuid, entry in self._entries.items()
         )
 
@@ -64,7 +64,7 @@ class RememberedGpus:
         """Remember the listed GPUs; what cannot be written now is written with a later listing."""
         units: dict[str, tuple[GpuInfo, ...]] = {}
         for gpu in listed:
-            board = gpu.mig_parent or gpu.uuid
+            board = gpu.parent or gpu.uuid
             units[board] = (*units.get(board, ()), msgspec.structs.replace(gpu, links={}))
         now = {board: RememberedGpu(units=its) for board, its in units.items()}
         replaced = self._replaced_by(now)

@@ -16,20 +16,9 @@ from math import comb
 import msgspec
 
 from shim.errors import StartError
-from shim.schemas import GpuInfo, GpuLink
+from shim.schemas import NEARNESS, GpuInfo, GpuLink
 
-_NEARNESS = {
-    GpuLink.NVLINK: 7,
-    GpuLink.SAME_BOARD: 6,
-    GpuLink.ONE_SWITCH: 5,
-    GpuLink.SWITCHES: 4,
-    GpuLink.HOST_BRIDGE: 3,
-    GpuLink.NUMA_NODE: 2,
-    GpuLink.SYSTEM: 1,
-}
-_SAME_GPU = 8
-_WORD = re.compile(r"[a-z0-9]+")
-_MIG = "mig"
+_SAME_GPU = NEARNESS[GpuLink.DIRECT] + 1
 _MOST_COMBINATIONS = 5_000
 """If there are more, a choice grows from each GPU by its nearest ones, instead of comparing all
 choices."""
@@ -55,43 +44,14 @@ def choose(
     return tuple(gpu.uuid for gpu in sorted(best, key=_place))
 
 
-def is_named(gpu: GpuInfo, names: Sequence[str]) -> bool:
-    """Return whether a task that asks for these names (none: any GPU) may have this GPU.
-
-    An instance of a GPU in MIG mode needs a name that asks for MIG.
-    """
-    if not names:
-        return not is_instance(gpu)
-    wanted = [name for name in names if _MIG in name.lower() or not is_instance(gpu)]
-    return any(is_called(gpu.name, name) for name in wanted)
-
-
-def is_instance(gpu: GpuInfo) -> bool:
-    return gpu.mig_parent is not None or _MIG in _WORD.findall(gpu.name.lower())
-
-
-def is_called(name: str, asked: str) -> bool:
-    """Return whether `asked` is a sequence of words of the GPU's name, however they are joined.
-
-    RTX4090 matches "NVIDIA GeForce RTX 4090"; L4 does not match "NVIDIA L40S". Without MIG in
-    `asked`, only a whole GPU matches.
-    """
-    words = _WORD.findall(name.lower())
-    wanted = "".join(_WORD.findall(asked.lower()))
-    if _MIG in words and _MIG not in wanted:
-        return False
-    rows = combinations(range(len(words) + 1), 2)
-    return any("".join(words[start:end]) == wanted for start, end in rows)
-
-
 def nearness(one: GpuInfo, other: GpuInfo) -> int:
     """Return how near two GPUs are; greater is nearer."""
-    if one.mig_parent is not None and one.mig_parent == other.mig_parent:
+    if one.parent is not None and one.parent == other.parent:
         return _SAME_GPU
     link = one.links.get(other.uuid) or other.links.get(one.uuid)
     if link is None and one.numa is not None and one.numa == other.numa:
         link = GpuLink.NUMA_NODE
-    return _NEARNESS[link or GpuLink.SYSTEM]
+    return NEARNESS[link or GpuLink.SYSTEM]
 
 
 def tightness(chosen: Sequence[GpuInfo]) -> tuple[int, int]:
@@ -169,7 +129,7 @@ class Exclusion(msgspec.Struct, frozen=True):
         if self.index is not None:
             return gpu.index == self.index
         if self.uuid is not None:
-            return self.uuid in (gpu.uuid.lower(), (gpu.mig_parent or "").lower())
+            return self.uuid in (gpu.uuid.lower(), (gpu.parent or "").lower())
         return gpu.pci is not None and normal_pci(gpu.pci) == self.pci
 
     def covers_also_when_gone(self, gpu: GpuInfo) -> bool:

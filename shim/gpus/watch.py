@@ -205,7 +205,7 @@ class GpuWatch:
         gone = {gpu.uuid: gpu for board in self._gone for gpu in self._roll.units(board)}
         there = self._gpus.boards()
         for uuid, known in list(self._known.items()):
-            is_split_anew = (known.info.mig_parent or uuid) in there
+            is_split_anew = (known.info.parent or uuid) in there
             if uuid not in found and uuid not in gone and is_split_anew:
                 del self._known[uuid]
         for uuid, gpu in (gone | found).items():
@@ -220,7 +220,7 @@ class GpuWatch:
         return bool(self._gone - self._faults.keys())
 
     def _is_gone(self, gpu: GpuInfo) -> bool:
-        return (gpu.mig_parent or gpu.uuid) in self._gone
+        return (gpu.parent or gpu.uuid) in self._gone
 
     async def _read_one(self, known: _Known) -> None:
         uuid = known.info.uuid
@@ -277,11 +277,11 @@ class GpuWatch:
     async def _found(self, gpu: GpuInfo, finding: GpuFinding) -> None:
         """Handle a finding. A fault belongs to the whole GPU, whichever MIG instance shows it; the
         first one is reported."""
-        whole = gpu.mig_parent or gpu.uuid
+        whole = gpu.parent or gpu.uuid
         if whole in self._faults:
             return
         if finding.cordon:
-            await self._cordon(msgspec.structs.replace(gpu, uuid=whole, mig_parent=None), finding)
+            await self._cordon(msgspec.structs.replace(gpu, uuid=whole, parent=None), finding)
         await self._tell(self._units(whole), finding)
 
     async def _cordon(self, gpu: GpuInfo, finding: GpuFinding) -> None:
@@ -311,7 +311,7 @@ class GpuWatch:
         return self._with_fault(gpu)
 
     def _with_fault(self, gpu: GpuInfo) -> GpuInfo:
-        fault = self._faults.get(gpu.mig_parent or gpu.uuid)
+        fault = self._faults.get(gpu.parent or gpu.uuid)
         if fault is None:
             return gpu
         words = f"cordoned: {fault.finding.words}"
@@ -319,13 +319,13 @@ class GpuWatch:
 
     def _whole(self, uuid: str) -> str:
         known = self._known.get(uuid)
-        return uuid if known is None else known.info.mig_parent or uuid
+        return uuid if known is None else known.info.parent or uuid
 
     def _is_listed(self, uuid: str) -> bool:
         return bool(self._units(uuid))
 
     def _units(self, uuid: str) -> list[_Known]:
-        return [k for k in self._known.values() if uuid in (k.info.uuid, k.info.mig_parent)]
+        return [k for k in self._known.values() if uuid in (k.info.uuid, k.info.parent)]
 
     def _of(self, uuids: Iterable[str]) -> list[_Known]:
         return [self._known[uuid] for uuid in tuple(uuids) if uuid in self._known]

@@ -16,8 +16,9 @@ from typing import Literal
 import msgspec
 
 from common.errors import Refused
+from common.gpu_names import is_named, is_part
 from shim.errors import StartError, conflict, invalid
-from shim.gpus.selection import choose, is_instance, is_named
+from shim.gpus.selection import choose
 from shim.schemas import (
     AllocationInfo,
     GpuInfo,
@@ -195,7 +196,7 @@ class Ledger:
         number, capacity = self.blocks, self.capacity
         if number is None:
             return resources
-        split = any(is_instance(gpu) for gpu in self._gpus)
+        split = any(is_part(gpu.name, gpu.parent) for gpu in self._gpus)
         node = Blocks(number, capacity.cpu, capacity.memory, len(self._gpus), split)
         return node.round_up(resources)
 
@@ -276,14 +277,17 @@ def _notes(gpus: Iterable[GpuInfo]) -> str:
 
 
 def _instances_left_out(gpus: Iterable[GpuInfo], asked: GpuRequest) -> str:
-    left_out = any(is_instance(gpu) and not is_named(gpu, asked.names) for gpu in gpus)
+    left_out = any(
+        is_part(gpu.name, gpu.parent) and not is_named(gpu.name, gpu.parent, asked.names)
+        for gpu in gpus
+    )
     return "; MIG instances are given only by name" if left_out else ""
 
 
 def _fits(gpu: GpuInfo, asked: GpuRequest) -> bool:
     """Return whether the GPU fits. One that is named by its UUID was chosen by the caller."""
     return (
-        (gpu.uuid in asked.uuids or is_named(gpu, asked.names))
+        (gpu.uuid in asked.uuids or is_named(gpu.name, gpu.parent, asked.names))
         and gpu.memory >= asked.min_memory
         and _capability(gpu.compute_capability) >= _capability(asked.min_compute_capability)
     )

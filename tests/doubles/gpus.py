@@ -34,7 +34,7 @@ class MemoryGpus:
         return self.gpus
 
     def boards(self) -> frozenset[str]:
-        return self.bare | {gpu.mig_parent or gpu.uuid for gpu in self.gpus}
+        return self.bare | {gpu.parent or gpu.uuid for gpu in self.gpus}
 
     def missing(self, boards: Iterable[GpuInfo]) -> frozenset[str]:
         """A machine that lists none says nothing about them."""

@@ -105,7 +105,7 @@ def _cdi_names(
     uuids: Sequence[str], units: Iterable[GpuInfo], means: Means
 ) -> tuple[str, ...] | None:
     """Return the devices' names in the spec, by UUID or index; None unless it has all of them."""
-    indexes = {unit.uuid: str(unit.index) for unit in units if unit.mig_parent is None}
+    indexes = {unit.uuid: str(unit.index) for unit in units if unit.parent is None}
     names = [
         uuid if uuid in means.cdi else indexes.get(uuid)
         for uuid in uuids

@@ -333,14 +333,14 @@ class NvmlGpus:
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
             name=_text(nvml.nvmlDeviceGetName(handle)),
             memory=int(self._memory(handle).total),
-            mig_parent=whole.uuid,
+            parent=whole.uuid,
             devices=(*whole.devices, *mig_devices(number, *place)),
         )
         return _Unit(info, handle, board, place)
 
     async def _measure_links(self, unit: _Unit, units: Sequence[_Unit]) -> None:
         others = [o for o in units if o.info.index != unit.info.index]
-        if unit.info.mig_parent is not None:
+        if unit.info.parent is not None:
             return
         lane = self._lane(unit.info.index)
         try:
@@ -356,7 +356,7 @@ class NvmlGpus:
         nvml = self._nvml
         over_nvlink = self._or(lambda: nvml.nvmlDeviceGetP2PStatus(one, other, 2), None)
         if over_nvlink == nvml.NVML_P2P_STATUS_OK:
-            return GpuLink.NVLINK
+            return GpuLink.DIRECT
         level = self._or(lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(one, other), 50)
         return _LINKS.get(level, GpuLink.SYSTEM)
 
@@ -423,9 +423,7 @@ class NvmlGpus:
         watched: dict[int, Watched] = {}
         for unit in units:
             info = unit.info
-            gpu = watched.setdefault(
-                info.index, Watched(unit.board, info.mig_parent or info.uuid, {})
-            )
+            gpu = watched.setdefault(info.index, Watched(unit.board, info.parent or info.uuid, {}))
             if unit.instance is not None:
                 gpu.instances[unit.instance] = info.uuid
         self._listener.watch(watched.values())

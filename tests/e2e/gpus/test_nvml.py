@@ -89,7 +89,7 @@ async def test_nvlink_counts_more_than_pcie(open_gpus: OpenGpus, machine: StandI
     machine.link([(0, 1)])
     async with open_gpus() as gpus:
         first, _ = await gpus.list()
-    assert first.links == {uuid(1): GpuLink.NVLINK}
+    assert first.links == {uuid(1): GpuLink.DIRECT}
 
 
 async def test_a_split_gpu_is_listed_as_its_instances(
@@ -101,7 +101,7 @@ async def test_a_split_gpu_is_listed_as_its_instances(
         vitals = await gpus.vitals(mig_uuid(0, 1))
     assert [one.uuid for one in found] == [mig_uuid(0, 0), mig_uuid(0, 1), uuid(1)]
     instance = found[1]
-    assert (instance.mig_parent, instance.index, instance.memory) == (uuid(0), 0, 9984 << 20)
+    assert (instance.parent, instance.index, instance.memory) == (uuid(0), 0, 9984 << 20)
     assert instance.name == "NVIDIA H100 MIG 1g.10gb"
     assert vitals.recovery is NO_ACTION
 

@@ -75,7 +75,7 @@ def test_a_gpu_that_was_taken_out_may_be_forgotten() -> None:
 
 
 def instance(number: int, board: str = "GPU-1") -> GpuInfo:
-    return msgspec.structs.replace(GPU, uuid=f"MIG-{board}-{number}", mig_parent=board)
+    return msgspec.structs.replace(GPU, uuid=f"MIG-{board}-{number}", parent=board)
 
 
 WHOLE, IN_TWO = (GPU,), (instance(0), instance(1))

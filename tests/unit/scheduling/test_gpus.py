@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.gpu_names import is_named
 from controller.lifecycle.model import GpuNeed, NodeCapacity, NodeGpu, Resources
 from controller.pipelines.from_node import capacity
-from controller.scheduling.fit import choose, in_blocks, is_called, is_named
+from controller.scheduling.fit import choose, in_blocks
 from shim.gpus import selection as shims
 from shim.node.ledger import Blocks
 from shim.schemas import GpuLink, GpuRequest, TaskResources
@@ -72,21 +73,24 @@ def test_a_broken_or_held_gpu_is_not_given() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 MIG 1g.10gb"])
-@pytest.mark.parametrize("asked", ["H100", "h100", "MIG", "H1", "100"])
-def test_both_know_a_gpu_by_the_same_names(name: str, asked: str) -> None:
-    assert is_called(name, asked) == shims.is_called(name, asked)
-
-
-@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 MIG 1g.10gb"])
-@pytest.mark.parametrize("parent", [None, "GPU-0"])
-@pytest.mark.parametrize("names", [(), ("H100",), ("MIG",), ("H100", "MIG-1g-10gb")])
-def test_both_give_a_unit_for_the_same_names(
-    name: str, parent: str | None, names: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("name", "parent", "names", "given"),
+    [
+        ("NVIDIA H100 80GB HBM3", None, (), True),
+        ("NVIDIA H100 80GB HBM3", None, ("h100",), True),
+        ("NVIDIA H100 80GB HBM3", None, ("MIG",), False),
+        ("NVIDIA H100 MIG 1g.10gb", "GPU-0", (), False),
+        ("NVIDIA H100 MIG 1g.10gb", "GPU-0", ("H100",), False),
+        ("NVIDIA H100 MIG 1g.10gb", "GPU-0", ("H100", "MIG-1g-10gb"), True),
+        ("NVIDIA H100 MIG 1g.10gb", None, (), False),
+        ("NVIDIA H100", "GPU-0", (), False),
+        ("NVIDIA H100", "GPU-0", ("H100",), False),
+    ],
+)
+def test_a_part_of_a_gpu_is_given_only_for_a_name_of_parts(
+    name: str, parent: str | None, names: tuple[str, ...], given: bool
 ) -> None:
-    unit = gpu(0, name=name, mig_parent=parent)
-    (seen,) = as_seen((unit,))
-    assert is_named(seen, names) == shims.is_named(unit, names)
+    assert is_named(name, parent, names) is given
 
 
 @given(

@@ -83,7 +83,7 @@ def test_a_small_memory_bounds_the_shared_memory_that_was_left_out() -> None:
 
 
 def test_instances_of_a_gpu_share_by_their_memory() -> None:
-    whole, half = gpu("g0"), gpu("g1", memory=HALF_OF_A_CARD, name="A100", mig_parent="G")
+    whole, half = gpu("g0"), gpu("g1", memory=HALF_OF_A_CARD, name="A100", parent="G")
     where = node(capacity={"cpu": 12.0, "memory": 12 * GIB, "gpus": (whole, half)})
     got = granted(need(gpus=1), room(where, ()), [half])
     assert (got.cpu, got.memory) == (4.0, 4 * GIB)

@@ -18,7 +18,7 @@ MIG = ("MIG-1g-10gb",)
 
 
 def instance(uuid: str, board: str) -> Any:
-    return gpu(uuid, name="NVIDIA A100 MIG 1g.10gb", memory=10 * GIB, mig_parent=board)
+    return gpu(uuid, name="NVIDIA A100 MIG 1g.10gb", memory=10 * GIB, parent=board)
 
 
 def split_node(*whole: str, **capacity: Any) -> Node:
@@ -84,7 +84,7 @@ def test_the_instances_of_one_card_count_as_one_gpu_in_constraints() -> None:
 
 def test_nodes_with_as_many_units_are_told_apart_by_which_are_instances() -> None:
     cards = node("card", capacity={"gpus": (gpu("GPU-9"),)})
-    slices = node("a-slice", capacity={"gpus": (gpu("MIG-9", mig_parent="GPU-8"),)})
+    slices = node("a-slice", capacity={"gpus": (gpu("MIG-9", parent="GPU-8"),)})
     (answer,) = place([run(gpu=GpuNeed(count=1))], [slices, cards])
     assert isinstance(answer, Placed)
     assert answer.allocation.node_id == "card"

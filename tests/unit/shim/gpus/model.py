@@ -15,7 +15,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from common.errors import Refused
-from shim.gpus.selection import is_called, tightness
+from common.gpu_names import is_called
+from shim.gpus.selection import tightness
 from shim.node.ledger import Capacity, Ledger
 from shim.schemas import AllocationInfo, GpuInfo, GpuLink, GpuRequest, TaskRequest, TaskResources
 from tests.unit.shim.gpus.parts import in_pairs, linked, mig
@@ -36,7 +37,7 @@ def _mixed(count: int) -> tuple[GpuInfo, ...]:
 
 MACHINES: dict[str, Callable[[], tuple[GpuInfo, ...]]] = {
     "8 in pairs": lambda: linked(8, in_pairs),
-    "8 on switches": lambda: linked(8, lambda one, other: GpuLink.NVLINK),
+    "8 on switches": lambda: linked(8, lambda one, other: GpuLink.DIRECT),
     "6 of two kinds": lambda: _mixed(6),
     "4 beside 2 split": lambda: (*linked(4, in_pairs), *(mig(4 + n // 3, n) for n in range(6))),
     "none": lambda: (),
@@ -146,7 +147,7 @@ class Model:
         _must(len(set(allocation.gpus)) == len(got), "a GPU was given twice")
         _must(set(allocation.gpus) <= {gpu.uuid for gpu in free}, "a GPU was not free")
         if wanted.whole_node:
-            whole = {gpu.uuid for gpu in free if gpu.mig_parent is None}
+            whole = {gpu.uuid for gpu in free if gpu.parent is None}
             _must(set(allocation.gpus) == whole, "a whole node has all whole GPUs and no instance")
             return
         if wanted.gpu.uuids:
@@ -199,7 +200,7 @@ def _fitting(asked: GpuRequest, free: list[GpuInfo]) -> list[GpuInfo]:
         if (
             any(is_called(gpu.name, name) for name in asked.names)
             if asked.names
-            else gpu.mig_parent is None
+            else gpu.parent is None
         )
         and gpu.memory >= asked.min_memory
         and (asked.min_compute_capability or "") <= (gpu.compute_capability or "")

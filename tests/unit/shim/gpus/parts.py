@@ -39,7 +39,7 @@ def linked(count: int, link: Link, **changes: Any) -> tuple[GpuInfo, ...]:
 def in_pairs(one: int, other: int) -> GpuLink:
     """Pairs over NVLink, fours below one host bridge, the rest across sockets."""
     if one // 2 == other // 2:
-        return GpuLink.NVLINK
+        return GpuLink.DIRECT
     return GpuLink.HOST_BRIDGE if one // 4 == other // 4 else GpuLink.SYSTEM
 
 
@@ -47,7 +47,7 @@ def mig(parent: int, instance: int) -> GpuInfo:
     return gpu(
         parent,
         uuid=f"MIG-{parent}-{instance}",
-        mig_parent=f"GPU-{parent}",
+        parent=f"GPU-{parent}",
         name="NVIDIA H100 MIG 1g.10gb",
         memory=10 << 30,
         devices=(f"/dev/nvidia{parent}", f"/dev/nvidia-caps/nvidia-cap{instance}"),

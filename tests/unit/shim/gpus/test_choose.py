@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shim.gpus.selection import choose, is_called, tightness
+from common.gpu_names import is_called
+from shim.gpus.selection import choose, tightness
 from shim.schemas import GpuInfo, GpuLink
 from tests.unit.shim.gpus.parts import gpu, in_pairs, indexes, linked, mig
 
@@ -58,7 +59,7 @@ def test_many_units_are_chosen_among_in_bounded_time() -> None:
     free = tuple(mig(parent, i) for parent in range(8) for i in range(7))
     chosen = choose(free, free, 6)
     assert len(set(chosen)) == 6
-    assert len({unit.mig_parent for unit in free if unit.uuid in chosen}) == 1
+    assert len({unit.parent for unit in free if unit.uuid in chosen}) == 1
 
 
 def test_half_of_sixteen_gpus_are_those_of_one_switch() -> None:
