@@ -73,14 +73,14 @@ class Listener:
 class _Visitor(asyncio.Protocol):
     """A new connection; a peer that may not connect is cut off before it can send a byte."""
 
-    def __init__(self, door: Listener) -> None:
-        self._door = door
+    def __init__(self, listening: Listener) -> None:
+        self._listening = listening
         self._transport: asyncio.Transport | None = None
         self._said = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        if not self._door.welcomes(transport):
+        if not self._listening.welcomes(transport):
             transport.abort()
             return
         self._transport = transport
@@ -90,11 +90,11 @@ class _Visitor(asyncio.Protocol):
             return
         self._said += data
         if len(self._said) >= len(relay.BEGIN) or not relay.BEGIN.startswith(self._said):
-            self._door.lead(self._transport, self._said)
+            self._listening.lead(self._transport, self._said)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            self._door.gone(self._transport)
+            self._listening.gone(self._transport)
 
 
 EXIT_NOT_STARTED = 125
@@ -144,15 +144,15 @@ async def served(
     await app_runner.setup()
     server_factory = app_runner.server
     assert server_factory is not None
-    door = Listener(peers, server_factory, relay)
+    listening = Listener(peers, server_factory, relay)
     loop = asyncio.get_running_loop()
     listener = listener or await asyncio.to_thread(listen, path)
-    server = await loop.create_unix_server(door.make_protocol, sock=listener)
+    server = await loop.create_unix_server(listening.make_protocol, sock=listener)
     try:
         yield
     finally:
         server.close()
-        door.close()
+        listening.close()
         server_factory.pre_shutdown()
         await app_runner.cleanup()
         await asyncio.to_thread(path.unlink, missing_ok=True)

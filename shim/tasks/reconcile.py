@@ -44,32 +44,32 @@ def settle(
     kept: Loaded[AllocationInfo],
 ) -> Owners:
     known = tuple(records)
-    claims = dict(kept.records)
+    allocations = dict(kept.records)
     restored: dict[str, AllocationInfo] = {}
     for record in known:
         name = record.info.allocation_id
-        claim = claims.get(name)
+        allocation = allocations.get(name)
         if _lives(record):
-            wrong = claim is None or (claim.run_id, claim.gpus) != (
+            wrong = allocation is None or (allocation.run_id, allocation.gpus) != (
                 record.info.run_id,
                 record.info.gpus,
             )
         else:
-            wrong = claim is None and name in kept.damaged
+            wrong = allocation is None and name in kept.damaged
         if wrong:
-            claims[name] = restored[name] = claim_of(record)
+            allocations[name] = restored[name] = allocation_in(record)
     for found in unexplained:
-        claim = _claim_of_container(found)
-        claims.setdefault(claim.id, claim)
+        allocation = _allocation_of_container(found)
+        allocations.setdefault(allocation.id, allocation)
     complaints = [
         f"allocation {name}: its record is damaged and no task knows what it held"
         for name in kept.damaged
-        if name not in claims
+        if name not in allocations
     ]
-    return _without_conflicts(known, containers, claims, restored, complaints)
+    return _without_conflicts(known, containers, allocations, restored, complaints)
 
 
-def claim_of(record: TaskRecord) -> AllocationInfo:
+def allocation_in(record: TaskRecord) -> AllocationInfo:
     """Return the allocation as its task's record describes it."""
     info, resources = record.info, record.request.resources
     return AllocationInfo(
@@ -94,7 +94,7 @@ def is_of_container(allocation: AllocationInfo) -> bool:
     return not allocation.task_ids and allocation.cpu == 0.0
 
 
-def _claim_of_container(found: Found) -> AllocationInfo:
+def _allocation_of_container(found: Found) -> AllocationInfo:
     return AllocationInfo(
         id=allocation_of(found), run_id=found.run_id, cpu=0.0, memory=0, disk=0, gpus=found.gpus
     )
@@ -103,7 +103,7 @@ def _claim_of_container(found: Found) -> AllocationInfo:
 def _without_conflicts(
     records: tuple[TaskRecord, ...],
     containers: dict[str, Found],
-    claims: dict[str, AllocationInfo],
+    allocations: dict[str, AllocationInfo],
     restored: dict[str, AllocationInfo],
     complaints: list[str],
 ) -> Owners:
@@ -113,21 +113,23 @@ def _without_conflicts(
     owner: dict[str, str] = {}
     dropped: list[str] = []
     losers: dict[str, str] = {}
-    ordered = sorted(claims.values(), key=lambda a: (a.id not in running, a.id not in live, a.id))
-    for claim in ordered:
-        rivals = sorted({owner[gpu] for gpu in claim.gpus if gpu in owner})
+    ordered = sorted(
+        allocations.values(), key=lambda a: (a.id not in running, a.id not in live, a.id)
+    )
+    for allocation in ordered:
+        rivals = sorted({owner[gpu] for gpu in allocation.gpus if gpu in owner})
         if rivals:
-            complaints.append(f"allocation {claim.id}: its GPUs belong to {', '.join(rivals)}")
-        if rivals and claim.id not in running:
-            dropped.append(claim.id)
-            if claim.id in live:
-                losers[live[claim.id]] = f"its GPUs belong to allocation {rivals[0]}"
+            complaints.append(f"allocation {allocation.id}: its GPUs belong to {', '.join(rivals)}")
+        if rivals and allocation.id not in running:
+            dropped.append(allocation.id)
+            if allocation.id in live:
+                losers[live[allocation.id]] = f"its GPUs belong to allocation {rivals[0]}"
             continue
-        held[claim.id] = claim
-        owner |= {gpu: claim.id for gpu in claim.gpus if gpu not in owner}
+        held[allocation.id] = allocation
+        owner |= {gpu: allocation.id for gpu in allocation.gpus if gpu not in owner}
     return Owners(
         held=held,
-        restored=tuple(claim for name, claim in restored.items() if name in held),
+        restored=tuple(allocation for name, allocation in restored.items() if name in held),
         dropped=tuple(dropped),
         losers=losers,
         complaints=tuple(complaints),
