@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -274,24 +274,6 @@ class CapacityIndex:
             if job.attempts and job.attempts[-1].allocation_id == allocation.id:
                 return job.attempts[-1]
         return None
-
-
-def index_of(
-    states: Iterable[RunState],
-    nodes: Iterable[Node],
-    fleets: Mapping[str, Fleet] | None = None,
-    past_use: Iterable[Use] = (),
-) -> CapacityIndex:
-    """Return a new index of these runs, nodes and fleets, up to date."""
-    made = CapacityIndex(past_use)
-    for name, fleet in (fleets or {}).items():
-        made.fleet_changed(name, fleet)
-    for node in nodes:
-        made.node_changed(node.id, node)
-    for state in states:
-        made.run_changed(state.run.id, state)
-    made.refresh()
-    return made
 
 
 def _as_seen(node: Node) -> tuple[object, ...]:

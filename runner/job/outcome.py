@@ -39,13 +39,6 @@ class ContainerScope:
             return
 
 
-class SessionScope:
-    """Only the session; for a runner that shares its process with others (tests)."""
-
-    def kill_all(self, session: int) -> None:
-        _kill_until_none(lambda table: {pid for pid, row in table.items() if row[1] == session})
-
-
 class DescendantScope:
     """The session and every descendant of this process, to which orphans come because it is a
     subreaper."""

@@ -388,10 +388,6 @@ class DockerEngine:
         """Return whether anybody waits for the container's end."""
         return container_id in self._waiting
 
-    def has_news_of(self, container_id: str) -> bool:
-        """Return whether events of the container are kept for those that wait for it."""
-        return container_id in self._stopped | self._seen
-
     def hint(self, container_id: str | None) -> None:
         """Handle an event's hint; None: the stream began again, and anything may have happened
         meanwhile."""

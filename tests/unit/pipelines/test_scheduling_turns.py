@@ -9,10 +9,10 @@ from controller.lifecycle.model import Band, Run, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.scheduling.index import index_of
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.store.base import Store, StoreUnavailable
 from tests.doubles.failing_stores import CountedCommits, DiskFull
+from tests.support.indexes import index_of
 from tests.support.kept import Kept
 from tests.unit.pipelines.looping import working
 from tests.unit.pipelines.parts import submitted

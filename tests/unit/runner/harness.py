@@ -12,7 +12,6 @@ import aiohttp
 import msgspec
 
 from runner.client import BASE_URL, RunnerClient
-from runner.job.outcome import SessionScope
 from runner.options import Settings
 from runner.processes.spawn import Children
 from runner.runner import Runner
@@ -20,6 +19,7 @@ from runner.schemas import ExitRecord, JobSpec, RunnerState, StatusEvent, Submit
 from runner.schemas.frames import Decoder, Frame, Stream
 from runner.server import served
 from runner.sockets import Peers
+from tests.doubles.scopes import SessionScope
 
 DEADLINE = 60.0
 

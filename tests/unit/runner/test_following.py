@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 
 from runner.client import RunnerClient, RunnerError, RunnerUnavailable
-from runner.job.outcome import SessionScope
 from runner.options import Settings
 from runner.processes.spawn import Children
 from runner.runner import Runner
@@ -19,6 +18,7 @@ from runner.schemas import WS_TOO_SLOW, Repo, RunnerState
 from runner.schemas.frames import Stream
 from runner.server import served
 from runner.sockets import Peers
+from tests.doubles.scopes import SessionScope
 from tests.support.waiting import eventually
 from tests.unit.runner.harness import (
     DEADLINE,

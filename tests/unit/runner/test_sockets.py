@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from runner.client import RunnerClient, RunnerUnavailable
-from runner.job.outcome import SessionScope
 from runner.processes.spawn import Children
 from runner.runner import Runner
 from runner.server import served
 from runner.sockets import Peers, SocketUnusable, is_welcome, listen
+from tests.doubles.scopes import SessionScope
 from tests.unit.runner.harness import a_session
 
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from controller.lifecycle.model import Allocation, GpuNeed, Node, NodeGpu, Resources, RunState
 from controller.lifecycle.reports import Placed
 from controller.lifecycle.statuses import AttemptStatus
-from controller.scheduling.index import index_of
 from controller.scheduling.placement import SchedulingPass
+from tests.support.indexes import index_of
 from tests.unit.scheduling.parts import after, as_seen, node, run
 from tests.unit.shim.gpus.parts import in_pairs, linked
 

@@ -21,10 +21,10 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reports import NotPlaced, Placed
 from controller.lifecycle.submission import PlannedJob, new_run
 from controller.pipelines.from_node import capacity
-from controller.scheduling.index import index_of
 from controller.scheduling.placement import SchedulingPass
 from shim.schemas import GpuInfo
 from tests.doubles.node import node_info
+from tests.support.indexes import index_of
 
 GIB = 1 << 30
 ANSWERS = (Placed, NotPlaced)

@@ -31,9 +31,10 @@ from controller.lifecycle.reports import (
 )
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.scheduling.fit import room, shortfalls
-from controller.scheduling.index import index_of, is_usable
+from controller.scheduling.index import is_usable
 from controller.scheduling.placement import SchedulingPass
 from controller.scheduling.queue import Kind, in_order
+from tests.support.indexes import index_of
 from tests.unit.scheduling.cluster import Cluster, attempts, gpu_node, rack_fleet
 from tests.unit.scheduling.parts import new_id
 

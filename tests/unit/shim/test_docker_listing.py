@@ -120,10 +120,13 @@ async def test_a_container_that_a_later_list_finds_ended_is_asked_for(
     assert (await engine.wait("c")).exit_code == 3
 
 
-async def test_nothing_is_kept_of_containers_that_nobody_waits_for(engine: DockerEngine) -> None:
+async def test_nothing_is_kept_of_containers_without_a_waiter(
+    api: Api, engine: DockerEngine
+) -> None:
     for tell in (engine.note_stop, engine.hint):
         tell("c")
-    assert not engine.has_news_of("c")
+    api.state = "exited"
+    assert not (await engine.wait("c")).stopped
 
 
 async def test_events_of_an_awaited_container_are_kept_until_its_end(
@@ -135,7 +138,7 @@ async def test_events_of_an_awaited_container_are_kept_until_its_end(
     engine.note_stop("c")
     engine.hint("c")
     assert (await waiting).stopped
-    assert not engine.has_news_of("c")
+    assert not (await engine.wait("c")).stopped
 
 
 async def test_a_stop_is_remembered_when_the_engine_falls_silent_before_the_end(
