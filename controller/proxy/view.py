@@ -76,22 +76,3 @@ class Traffic(Protocol):
 
     def begin(self, service: Service, replica: Replica | None) -> Counted:
         """Count a request at this replica; None: one that is held until there is a replica."""
-
-
-class NoServices:
-    """No service is registered, and nothing is counted."""
-
-    def find(self, name: str) -> Service | None:
-        return None
-
-    def all(self) -> Iterable[Service]:
-        return ()
-
-    def wake(self, run_id: str) -> None:
-        raise AssertionError("there is no service")
-
-    async def changed(self, run_id: str) -> None:
-        raise AssertionError("there is no service")
-
-    def begin(self, service: Service, replica: Replica | None) -> Counted:
-        raise AssertionError("there is no service")

@@ -1,0 +1,29 @@
+"""What a replica runs, with the interpreter that is in each container: its name, and a talk."""
+
+from __future__ import annotations
+
+import uuid
+
+from aiohttp import WSMsgType, web
+
+NAME = uuid.uuid4().hex
+
+
+async def name(request: web.Request) -> web.Response:
+    sent = request.headers.get("Authorization", "nothing")
+    return web.Response(text=f"{NAME} saw {sent}")
+
+
+async def talk(request: web.Request) -> web.WebSocketResponse:
+    ws = web.WebSocketResponse()
+    await ws.prepare(request)
+    async for message in ws:
+        if message.type is WSMsgType.TEXT:
+            await ws.send_str(message.data.upper())
+    return ws
+
+
+app = web.Application()
+app.router.add_get("/ws", talk)
+app.router.add_get("/", name)
+web.run_app(app, host="127.0.0.1", port=8000, print=None)

@@ -1,0 +1,77 @@
+"""What the proxy reads of the committed routes, and counts in their statistics."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from controller.lifecycle.services.policy import (
+    RateLimit,
+    RateLimitKey,
+    ReplicaGroup,
+    ServicePolicy,
+)
+from controller.proxy.registered import CountedTraffic, service_of
+from controller.traffic.routes import ReplicaRoute, Route
+from controller.traffic.statistics import Traffic
+
+POLICY = ServicePolicy(
+    port=8000,
+    groups=(ReplicaGroup(name="main", least=0, most=2),),
+    rate_limits=(RateLimit(key=RateLimitKey.HEADER, header="X-Key", rps=2.0, burst=3),),
+    model="llama",
+)
+AT = ReplicaRoute(
+    attempt_id="a",
+    job_id="j",
+    group="main",
+    replica=0,
+    deployment=0,
+    node_id="n",
+    runner_socket="/s",
+    port=8000,
+)
+ROUTE = Route(
+    run_id="r",
+    name="api",
+    user="ada",
+    service=POLICY,
+    replicas=(AT,),
+    draining=(),
+    sleeping=False,
+    ending=False,
+)
+
+
+def test_a_route_becomes_a_service_with_its_replicas_and_limits() -> None:
+    service = service_of(ROUTE)
+    (replica,) = service.replicas
+    assert (replica.id, replica.node_id, replica.socket, replica.port) == ("a", "n", "/s", 8000)
+    (limit,) = service.rate_limits
+    assert (limit.header, limit.rps, limit.burst) == ("X-Key", 2.0, 4)
+    assert (service.owner, service.model) == ("ada", "llama")
+
+
+@pytest.mark.parametrize(
+    ("least", "ending", "held"), [(0, False, True), (1, False, False), (0, True, False)]
+)
+def test_requests_are_held_only_where_no_replica_may_be_enough(
+    least: int, ending: bool, held: bool
+) -> None:
+    policy = msgspec.structs.replace(
+        POLICY, groups=(ReplicaGroup(name="main", least=least, most=2),)
+    )
+    route = msgspec.structs.replace(ROUTE, service=policy, ending=ending, replicas=())
+    assert service_of(route).is_held is held
+
+
+def test_requests_count_at_their_replica_and_held_ones_for_the_group() -> None:
+    traffic = Traffic(lambda: 100.5)
+    counting = CountedTraffic(traffic)
+    service = service_of(ROUTE)
+    held = counting.begin(service, None)
+    asked = counting.begin(service, service.replicas[0])
+    assert (traffic.in_flight("a"), traffic.group("r", "main").in_flight) == (1, 2)
+    held.end()
+    asked.end(failed=True)
+    assert (traffic.in_flight("a"), traffic.group("r", "main").in_flight) == (0, 0)
