@@ -75,21 +75,30 @@ class _LogEnded:
 _Told = WatchLine | _LogEnded | _Failed
 
 
-def attach(client: ControllerClient, run: RunView, job: str | None = None) -> RunView:
+def attach(
+    client: ControllerClient, run: RunView, job: str | None = None, *, beside_json: bool = False
+) -> RunView:
     """Follow the run and its output; return its final state. Raises ApiError when the controller
     refuses.
 
     `job`: follow only that job. Its ports, by default those of the first job, are forwarded while
-    it runs.
+    it runs. `beside_json`: the output goes to stderr, because stdout is for a document.
     """
-    return _Attachment(client, run, display(), job).until_final()
+    return _Attachment(client, run, display(), job, beside_json=beside_json).until_final()
 
 
 class _Attachment:
     def __init__(
-        self, client: ControllerClient, run: RunView, shown: Display, job: str | None
+        self,
+        client: ControllerClient,
+        run: RunView,
+        shown: Display,
+        job: str | None,
+        *,
+        beside_json: bool,
     ) -> None:
         self._client = client
+        self._beside_json = beside_json
         self._job = job
         self._forwarding = _forwarding_of(client, run, job, self._tell)
         self._run = run
@@ -170,7 +179,9 @@ class _Attachment:
             if attempt.id not in self._followed and not _never_ran(attempt):
                 self._followed.add(attempt.id)
                 self._following.add(job.id)
-                writer = output.log_writer(job_name(job), alone=self._is_alone)
+                writer = output.log_writer(
+                    job_name(job), alone=self._is_alone, beside_json=self._beside_json
+                )
                 self._in_thread(partial(self._carry, job.id, attempt.id, writer))
                 return
 

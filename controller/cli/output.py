@@ -54,10 +54,11 @@ def note(text: str) -> None:
     write_all(STDERR_FD, f"fairlead: {text}\n".encode(errors="replace"))
 
 
-def write_frame(frame: Frame) -> None:
+def write_frame(frame: Frame, stdout: int = STDOUT_FD) -> None:
+    """Write the frame to stderr, or to `stdout`, as its job did."""
     from runner.schemas.frames import Stream
 
-    write_all(STDOUT_FD if frame.stream is Stream.STDOUT else STDERR_FD, frame.payload)
+    write_all(stdout if frame.stream is Stream.STDOUT else STDERR_FD, frame.payload)
 
 
 class Writer(Protocol):
@@ -72,8 +73,11 @@ class Writer(Protocol):
 class PlainWriter:
     """Prints each byte as it came."""
 
+    def __init__(self, stdout: int = STDOUT_FD) -> None:
+        self._stdout = stdout
+
     def write(self, frame: Frame) -> None:
-        write_frame(frame)
+        write_frame(frame, self._stdout)
 
     def close(self) -> None:
         pass
@@ -87,14 +91,15 @@ class LineWriter:
 
     _one_at_a_time = threading.Lock()
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stdout: int = STDOUT_FD) -> None:
         self._prefix = f"{name} | ".encode()
+        self._stdout = stdout
         self._rest: dict[int, bytes] = {}
 
     def write(self, frame: Frame) -> None:
         from runner.schemas.frames import Stream
 
-        fd = STDOUT_FD if frame.stream is Stream.STDOUT else STDERR_FD
+        fd = self._stdout if frame.stream is Stream.STDOUT else STDERR_FD
         text, newline, rest = (self._rest.pop(fd, b"") + frame.payload).rpartition(b"\n")
         if rest:
             self._rest[fd] = rest
@@ -111,9 +116,11 @@ class LineWriter:
             write_all(fd, b"".join(self._prefix + line + b"\n" for line in lines))
 
 
-def log_writer(name: str, *, alone: bool) -> Writer:
-    """Return the writer of a job's log. `alone`: the run has no other job."""
-    return PlainWriter() if alone else LineWriter(name)
+def log_writer(name: str, *, alone: bool, beside_json: bool = False) -> Writer:
+    """Return the writer of a job's log. `alone`: the run has no other job; `beside_json`: stdout is
+    kept for a document."""
+    stdout = STDERR_FD if beside_json else STDOUT_FD
+    return PlainWriter(stdout) if alone else LineWriter(name, stdout)
 
 
 @contextmanager

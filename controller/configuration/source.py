@@ -150,7 +150,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode, kind: str, path: str) -> object:
         text: str = node.value
-        if kind in ("str", "timestamp") or (kind == "int" and ":" in text):
+        if kind in ("str", "timestamp", "value") or (kind == "int" and ":" in text):
             return text
         if kind in ("int", "float") and _IN_ENV.match(path):
             return text  # 1.10 and 007 are versions and zip codes to the program that reads them

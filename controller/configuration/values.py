@@ -135,7 +135,7 @@ def _signal(value: object) -> schema.SignalName:
 def _ssh(value: object) -> schema.SshChoice:
     """Return the choice. YAML reads an unquoted `off` as false."""
     choice = "off" if value is False else value
-    if choice not in _SSH_CHOICES:
+    if not isinstance(choice, str) or choice not in _SSH_CHOICES:
         raise ValueError(f"{shown(value)} is not a way to serve SSH")
     return schema.SshChoice(choice)
 

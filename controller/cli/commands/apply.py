@@ -152,7 +152,7 @@ def _follow(
     from fairlead.progress import exit_status, why
 
     try:
-        final = follow.attach(client, run, job)
+        final = follow.attach(client, run, job, beside_json=json)
     except KeyboardInterrupt:
         return _interrupted(client, run, may_stop)
     if json:

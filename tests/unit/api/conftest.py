@@ -34,6 +34,7 @@ from controller.store.base import Changes, StoredToken, User, digest
 from controller.vault import KeyFile, Vault
 from tests.doubles.memory_store import MemoryStore
 from tests.support.ssh_daemon import free_port
+from tests.unit.api.documented import as_documented
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 USER_TOKEN = "user-token-of-the-tests"
@@ -157,7 +158,9 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
 @pytest.fixture
 async def server(controller: Controller) -> AsyncIterator[TestServer]:
     """On a port that is still free when it was closed and another is started there."""
-    started = TestServer(make_app(controller.service), port=free_port())
+    app = make_app(controller.service)
+    app.middlewares.append(as_documented)
+    started = TestServer(app, port=free_port())
     await started.start_server()
     yield started
     await started.close()

@@ -3,10 +3,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient
 
 from controller.api.app import ROUTES
 from controller.api.openapi import document
+from tests.unit.api.documented import difference
 
 
 def refs(value: object) -> set[str]:
@@ -59,3 +62,22 @@ def test_a_log_is_described_as_frames_and_as_text() -> None:
 def test_every_status_of_a_submission_is_described() -> None:
     answers = document(ROUTES)["paths"]["/v1/runs"]["post"]["responses"]
     assert answers.keys() == {"200", "201", "202", "default"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (web.json_response({"findings": []}), None),
+        (web.json_response({"findings": [], "more": 1}), "'more' was unexpected"),
+        (web.json_response({}), "'findings' is a required property"),
+        (web.json_response({"findings": []}, status=201), "the status 201 is not described"),
+        (web.json_response({"message": "no"}, status=404), "'error' is a required property"),
+        (web.Response(text="fine"), "text/plain is not described"),
+    ],
+    ids=str,
+)
+def test_answers_of_these_tests_are_compared_with_their_document(
+    answer: web.Response, words: str | None
+) -> None:
+    found = difference("get", "/v1/nodes/{node}/doctor", answer)
+    assert found == words if words is None else words in (found or "")

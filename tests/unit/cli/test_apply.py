@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -32,6 +33,19 @@ async def test_output_arrives_byte_for_byte_on_the_stream_it_was_written_to(
     assert "fairlead: running on n1\n" in result.err
     assert result.err.endswith("fairlead: hello: done: All jobs are done.\n")
     assert result.status == 0
+
+
+async def test_the_document_of_a_followed_run_is_all_that_stdout_has(
+    start: Fairlead, node: PlayedNode, task: str
+) -> None:
+    command = await start("apply", "-f", task, "--json")
+    await command.hears("submitted hello")
+    await node.runs("hello")
+    await node.prints("hello", b"a line of the job\n")
+    await node.ends("hello", 0)
+    result = await command.ended()
+    assert json.loads(result.out)["status"] == "done"
+    assert "a line of the job\n" in result.err
 
 
 async def test_the_jobs_exit_code_is_the_commands(
