@@ -54,8 +54,7 @@ def make_app(service: ControllerService, proxy: Proxy | None = None) -> web.Appl
     for route in ROUTES:
         app.router.add_route(route.method, route.path, _endpoint(route, service))
     app.router.add_get(OPENAPI_PATH, _openapi(ROUTES))
-    if proxy is not None:
-        app.router.add_get(METRICS_PATH, _metrics(service, proxy))
+    app.router.add_get(METRICS_PATH, _metrics(service, proxy))
     return app
 
 
@@ -146,13 +145,14 @@ def _openapi(routes: Sequence[Route]) -> _Endpoint:
     return openapi
 
 
-def _metrics(service: ControllerService, proxy: Proxy) -> _Endpoint:
+def _metrics(service: ControllerService, proxy: Proxy | None) -> _Endpoint:
     """Return the endpoint that Prometheus scrapes with the token of an admin."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         token = service.gate.token_of(token_of(request))
         require_admin(service.gate.users[token.user], "read the controller's metrics")
-        return web.Response(body=proxy.metrics.page(), content_type=TEXT, charset="utf-8")
+        page = service.numbers.page() + (b"" if proxy is None else proxy.metrics.page())
+        return web.Response(body=page, content_type=TEXT, charset="utf-8")
 
     return metrics
 

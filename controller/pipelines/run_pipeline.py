@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import time
 from collections import ChainMap
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from controller.aio import in_stretches
@@ -81,6 +82,8 @@ class TurnInProgress:
         self.deadlines: dict[str, float | None] = {}
         self.held: list[Report] = []
         """Reports for the runs set aside, to be applied after this turn's commit."""
+        self.pass_seconds = 0.0
+        """How long the scheduler's pass took."""
         self._runs = runs
         self._now = now
         self._chance = chance
@@ -97,7 +100,9 @@ class TurnInProgress:
             self.decide(run_id, reports)
 
     async def place(self) -> None:
+        began = time.perf_counter()
         told = dict(self._scheduler.place(self._now, self._aside))
+        self.pass_seconds = time.perf_counter() - began
         for run_id in self._aside & told.keys():
             # A report that still holds comes again with the next pass; a victim's comes only once.
             self.held += (one for one in told.pop(run_id) if isinstance(one, Preempted))
@@ -240,6 +245,7 @@ class RunPipeline:
         self._chance = chance
         self.scheduler = self._scheduler = scheduler
         self._listeners: list[TurnListener] = []
+        self._pass_observers: list[Callable[[float], None]] = []
         self._watchers = Watchers()
         self._names: dict[str, str] = {}
         self._by_node = RunsByNode()
@@ -301,6 +307,10 @@ class RunPipeline:
 
     def listen(self, listener: TurnListener) -> None:
         self._listeners.append(listener)
+
+    def time_passes(self, observe: Callable[[float], None]) -> None:
+        """Call this with the seconds of each pass of the scheduler."""
+        self._pass_observers.append(observe)
 
     def live_run_named(self, name: str) -> str | None:
         """Return the id of the live run with this name, or of one that is being committed."""
@@ -459,6 +469,8 @@ class RunPipeline:
             await turn.decide_all(inbox)
             if turn.states or inventory.nodes or inventory.fleets or self._reschedule:
                 await turn.place()
+                for observe in self._pass_observers:
+                    observe(turn.pass_seconds)
                 self._reschedule = self._scheduler.is_unfinished
             turn.tell_children(self._families)
             await self._commit(turn, inventory)

@@ -17,6 +17,7 @@ from controller.service.fleets import FleetService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
 from controller.service.nodes import DoctorService, GpuService, NodeService
 from controller.service.progress import PullsInProgress
+from controller.service.prometheus import ControllerNumbers
 from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
 from controller.service.secrets import SecretService
@@ -66,6 +67,7 @@ class ControllerService:
         self.metrics = MetricsService(self.runs, connect)
         self.metric_history = metric_history
         self.clock = clock
+        self.numbers = ControllerNumbers(turns, clock)
         self.actions = ActionService(turns, self.runs)
         self.secrets = SecretService(store=store, vault=vault, clock=clock)
         self.submissions = SubmissionService(

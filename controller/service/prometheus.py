@@ -1,0 +1,177 @@
+"""The controller's own numbers for Prometheus: what lives and waits, and how long things took.
+
+What is there now is counted when it is asked for. How long things took is observed at each commit,
+from the moment when this controller started.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import Counter as Count
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from controller import __version__
+from controller.clock import Clock
+from controller.lifecycle.inventory import NodeStatus
+from controller.lifecycle.model import Attempt, Band, Job, RunState
+from controller.lifecycle.statuses import AttemptStatus, RunStatus
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.service.nodes import NodeUse, node_uses
+
+_WAITS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86400.0)
+_PASSES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+class ControllerNumbers:
+    """Listens to turns; `page` is what Prometheus reads."""
+
+    def __init__(self, turns: RunPipeline, clock: Clock) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._since = clock.now()
+        self._jobs: dict[str, tuple[Job, ...]] = {}
+        registry = self._registry = CollectorRegistry()
+        self._queued = Histogram(
+            "fairlead_attempt_queue_seconds",
+            "From the submission of an attempt to its allocation.",
+            ("band",),
+            registry=registry,
+            buckets=_WAITS,
+        )
+        self._started = Histogram(
+            "fairlead_attempt_start_seconds",
+            "From the allocation of an attempt to the start of its commands.",
+            registry=registry,
+            buckets=_WAITS,
+        )
+        self._ended = Count(
+            "fairlead_attempts_ended", "Attempts by their end.", ("reason",), registry=registry
+        )
+        self._passes = Histogram(
+            "fairlead_scheduler_pass_seconds",
+            "One search of the scheduler over all that waits.",
+            registry=registry,
+            buckets=_PASSES,
+        )
+        registry.register(_WhenAsked(self._families))
+        turns.listen(self)
+        turns.time_passes(self._passes.observe)
+
+    def page(self) -> bytes:
+        """Return the numbers in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def committed(self, touched: Sequence[RunState]) -> None:
+        for state in touched:
+            before = self._jobs.get(state.run.id, ())
+            for number, job in enumerate(state.jobs):
+                old = before[number] if number < len(before) else None
+                if old is not job:
+                    self._observe(state, old, job)
+            if state.run.finished_at is None:
+                self._jobs[state.run.id] = state.jobs
+            else:
+                self._jobs.pop(state.run.id, None)
+
+    def _observe(self, state: RunState, old: Job | None, job: Job) -> None:
+        known = {} if old is None else {attempt.id: attempt for attempt in old.attempts[-2:]}
+        for attempt in job.attempts[-2:]:
+            before = known.get(attempt.id)
+            if attempt is before:
+                continue
+            if self._is_new(attempt, before, "provisioned_at"):
+                assert attempt.provisioned_at is not None
+                waited = attempt.provisioned_at - attempt.submitted_at
+                self._queued.labels(state.run.policy.band).observe(max(0.0, waited))
+            if self._is_new(attempt, before, "running_at") and attempt.provisioned_at is not None:
+                assert attempt.running_at is not None
+                self._started.observe(max(0.0, attempt.running_at - attempt.provisioned_at))
+            if self._is_new(attempt, before, "finished_at"):
+                self._ended.labels(attempt.reason or "unknown").inc()
+
+    def _is_new(self, attempt: Attempt, before: Attempt | None, moment: str) -> bool:
+        at: float | None = getattr(attempt, moment)
+        if at is None or at < self._since:
+            return False
+        return before is None or getattr(before, moment) is None
+
+    def _families(self) -> Iterable[Metric]:
+        version = GaugeMetricFamily("fairlead_controller", "Its version", labels=["version"])
+        version.add_metric([__version__], 1)
+        yield version
+        yield from self._of_runs(self._clock.now())
+        yield from self._of_nodes()
+
+    def _of_runs(self, now: float) -> Iterable[Metric]:
+        states = tuple(self._turns.runs.values())
+        runs = GaugeMetricFamily("fairlead_runs", "Live runs", labels=["status"])
+        count = Counter(state.run.status for state in states)
+        for run_status in RunStatus:
+            runs.add_metric([run_status.value], count[run_status])
+        yield runs
+        attempts = [
+            (state.run.policy.band, job.attempts[-1])
+            for state in states
+            for job in state.jobs
+            if job.attempts
+        ]
+        jobs = GaugeMetricFamily("fairlead_jobs", "Jobs of live runs", labels=["status"])
+        of_jobs = Counter(attempt.status for _, attempt in attempts)
+        for status in AttemptStatus:
+            jobs.add_metric([status.value], of_jobs[status])
+        yield jobs
+        oldest = GaugeMetricFamily(
+            "fairlead_oldest_queued_seconds",
+            "How long the attempt that waits longest has waited for an allocation",
+            labels=["band"],
+        )
+        waits: dict[Band, float] = {}
+        for band, attempt in attempts:
+            if attempt.status is AttemptStatus.SUBMITTED:
+                waits[band] = max(waits.get(band, 0.0), now - attempt.submitted_at)
+        for band, seconds in waits.items():
+            oldest.add_metric([band.value], seconds)
+        yield oldest
+
+    def _of_nodes(self) -> Iterable[Metric]:
+        all_nodes = tuple(self._turns.nodes.values())
+        nodes = GaugeMetricFamily("fairlead_nodes", "Nodes by their link", labels=["status"])
+        count = Counter(node.status for node in all_nodes)
+        for status in NodeStatus:
+            nodes.add_metric([status.value], count[status])
+        yield nodes
+        kept = GaugeMetricFamily(
+            "fairlead_nodes_kept_from_work", "Nodes that get no new work", labels=["why"]
+        )
+        kept.add_metric(["draining"], sum(node.draining for node in all_nodes))
+        kept.add_metric(["cordoned"], sum(node.cordoned for node in all_nodes))
+        kept.add_metric(["unfit"], sum(node.unfit is not None for node in all_nodes))
+        yield kept
+        gpus = GaugeMetricFamily("fairlead_gpus", "GPUs of nodes", labels=["name", "state"])
+        found: Counter[tuple[str, str]] = Counter()
+        uses = node_uses(self._turns.known.values(), lambda run: run.name)
+        for node in all_nodes:
+            held = set(uses.get(node.id, NodeUse()).gpus)
+            for gpu in node.capacity.gpus:
+                state = "in_use" if gpu.uuid in held else "free" if gpu.healthy else "broken"
+                found[gpu.name, state] += 1
+        for (name, state), number in sorted(found.items()):
+            gpus.add_metric([name, state], number)
+        yield gpus
+
+
+class _WhenAsked:
+    """A collector of what is there at that moment."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
+
+    def describe(self) -> Iterable[Metric]:
+        """Registering must not ask for a reading."""
+        return ()

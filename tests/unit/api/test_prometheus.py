@@ -1,0 +1,64 @@
+"""The controller's own numbers for Prometheus."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from tests.unit.api.asking import submit
+from tests.unit.api.conftest import USER_TOKEN, Controller
+from tests.unit.cli.conftest import PlayedNode
+from tests.unit.scheduling.cluster import gpu_node
+
+
+async def numbers(api: TestClient[Any, Any]) -> dict[str, float]:
+    async with api.get("/metrics") as answer:
+        assert answer.status == 200
+        text = await answer.text()
+    return {name: float(value) for name, value in re.findall(r"^(\w+(?:{.*})?) (\S+)$", text, re.M)}
+
+
+async def test_what_lives_and_how_long_it_took_is_counted(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    node = PlayedNode(controller)
+    for name in ("one", "two"):
+        await submit(api, name=name)
+    await node.runs("one")
+    found = await numbers(api)
+    assert found['fairlead_runs{status="running"}'] == 1
+    assert found['fairlead_jobs{status="submitted"}'] == 1
+    assert found['fairlead_oldest_queued_seconds{band="interactive"}'] >= 0
+    assert found['fairlead_attempt_queue_seconds_count{band="interactive"}'] == 1
+    assert found["fairlead_attempt_start_seconds_count"] == 1
+    assert found["fairlead_scheduler_pass_seconds_count"] >= 2
+    assert 'fairlead_attempts_ended_total{reason="done_by_runner"}' not in found
+    await node.ends("one", 0)
+    found = await numbers(api)
+    assert found['fairlead_runs{status="running"}'] == 0
+    assert found['fairlead_attempts_ended_total{reason="done_by_runner"}'] == 1
+    assert found['fairlead_attempt_queue_seconds_count{band="interactive"}'] == 1
+
+
+async def test_nodes_and_their_gpus_are_counted_by_state(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    await controller.turns.save_node(gpu_node("n1", 4), "n1")
+    await submit(api, name="hello")
+    found = await numbers(api)
+    assert found['fairlead_nodes{status="connected"}'] == 1
+    assert found['fairlead_nodes_kept_from_work{why="draining"}'] == 0
+    gpus = {name: value for name, value in found.items() if name.startswith("fairlead_gpus{")}
+    assert [(name.rpartition("state=")[2], value) for name, value in gpus.items()] == [
+        ('"free"}', 4)
+    ]
+
+
+async def test_only_an_admin_reads_the_numbers(server: TestServer) -> None:
+    async with TestClient(server) as client:
+        for token, status in ((USER_TOKEN, 403), ("none", 401)):
+            headers = {"Authorization": f"Bearer {token}"}
+            async with client.get("/metrics", headers=headers) as answer:
+                assert answer.status == status
