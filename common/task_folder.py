@@ -13,6 +13,8 @@ EXIT_RECORD_NAME = "exit.json"
 IMAGE_CONFIG_NAME = "image.json"
 STOP_ORDER_NAME = "stop.json"
 LOGS_FOLDER_NAME = "logs"
+OUTPUT_FOLDER_NAME = "output"
+"""What the job leaves here is kept beyond its end."""
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):

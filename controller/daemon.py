@@ -38,12 +38,14 @@ from controller.nodes.drains import DrainDeadlines
 from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
+from controller.outputs import DEFAULT_LIMIT, OutputStore
 from controller.pipelines import service_replicas
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.effects import EffectRunner
 from controller.pipelines.job_running import JobRunningPipeline
 from controller.pipelines.job_terminating import JobTerminatingPipeline
 from controller.pipelines.log_collection import LogCollector
+from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import Clusters, Secrets, secret_of
 from controller.proxy.entry import Proxy
@@ -96,6 +98,7 @@ class Assembly:
         cluster_secret: bytes,
         cluster_networks: Sequence[IPv4Network] = (),
         secrets: Secrets,
+        outputs: OutputStore,
     ) -> None:
         fence = Fence(boot.epoch, boot.token)
         self._progress = progress
@@ -107,10 +110,13 @@ class Assembly:
         self._drains = DrainDeadlines(self.turns, clock)
         restored = boot.restored_at is not None
         collector = LogCollector(self.turns, logs)
-        self._strays = StrayTasks(self.turns, store, fence, collector, restored=restored)
+        output_collector = OutputCollector(self.turns, outputs)
+        self._strays = StrayTasks(
+            self.turns, store, fence, collector, output_collector, restored=restored
+        )
         clusters = Clusters(self.turns.nodes, cluster_secret, cluster_networks)
         running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector, secrets)
-        terminating = JobTerminatingPipeline(self.turns, fence, clock)
+        terminating = JobTerminatingPipeline(self.turns, fence, clock, output_collector)
         self.traffic = Traffic(clock.now)
         self.routes = RouteBoard()
         self.autoscaler = Autoscaler(self.turns, self.traffic, clock)
@@ -184,6 +190,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of one upload, in bytes."""
     most_uploads_of_user: int | None = None
     """The limit of all uploads of one user, in bytes; None: ten times that of one."""
+    most_outputs: int = DEFAULT_LIMIT
+    """The limit of the outputs that are kept of one attempt, in bytes."""
     database: Database | None = None
     """None: a SQLite file in the data folder."""
     keep: Keep = Keep()
@@ -221,6 +229,7 @@ async def _controller(
     data, certificate = options.data, _certificate(options)
     store = SqlStore(options.database or SqliteDatabase(data))
     logs = LogStore(data / "logs")
+    outputs = OutputStore(data / "outputs", options.most_outputs)
     blobs = BlobStore(
         data / "blobs", most_bytes=options.most_upload, most_of_user=options.most_uploads_of_user
     )
@@ -228,13 +237,18 @@ async def _controller(
         try:
             join = await _join_point(options)
             point = None if join is None else join[1]
-            machinery, service = await _open(store, logs, blobs, options, point)
+            machinery, service = await _open(store, logs, outputs, blobs, options, point)
         except CertificateUnusable as error:
             raise CannotStart(f"--join: {error}") from error
         except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
             raise CannotStart(str(error)) from error
         retention = Retention(
-            store, logs, SystemClock(), options.keep, lambda: tuple(machinery.turns.runs.values())
+            store,
+            logs,
+            outputs,
+            SystemClock(),
+            options.keep,
+            lambda: tuple(machinery.turns.runs.values()),
         )
         sampler = MetricSampler(
             service.metrics,
@@ -271,11 +285,17 @@ async def _controller(
             await asyncio.gather(work, return_exceptions=True)
     finally:
         await asyncio.to_thread(logs.close)
+        await asyncio.to_thread(outputs.close)
         await store.close()
 
 
 async def _open(
-    store: Store, logs: LogStore, blobs: BlobStore, options: Options, join: JoinPoint | None
+    store: Store,
+    logs: LogStore,
+    outputs: OutputStore,
+    blobs: BlobStore,
+    options: Options,
+    join: JoinPoint | None,
 ) -> tuple[Assembly, ControllerService]:
     clock, chance, progress = SystemClock(), system_chance(), PullsInProgress()
     boot = await store.open()
@@ -298,6 +318,7 @@ async def _open(
         cluster_secret=secret_of(key),
         cluster_networks=options.cluster_networks,
         secrets=vault,
+        outputs=outputs,
     )
     service = ControllerService(
         turns=machinery.turns,
@@ -316,6 +337,8 @@ async def _open(
         join=join,
         metric_history=MetricHistory(options.data / "metrics"),
         vault=vault,
+        outputs=outputs,
+        outputs_kept_for=options.keep.of_outputs,
     )
     return machinery, service
 

@@ -17,6 +17,7 @@ import msgspec
 from controller.clock import Clock
 from controller.lifecycle.model import RunState
 from controller.logs.store import LogStore
+from controller.outputs import OutputStore
 from controller.store.base import LeaseLost, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -33,11 +34,12 @@ class Forget(Protocol):
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """The times for which ended things are kept: seconds after the end of a run, and after the last
-    byte of a log."""
+    """The times for which ended things are kept: seconds after the end of a run, after the last
+    byte of a log, and after outputs were stored."""
 
     runs: float = 90 * DAY
     logs: float = 30 * DAY
+    outputs: float = 30 * DAY
 
     @property
     def of_logs(self) -> float:
@@ -45,10 +47,16 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.logs, self.runs)
 
     @property
+    def of_outputs(self) -> float:
+        """Seconds for which outputs of an ended run are kept."""
+        return min(self.outputs, self.runs)
+
+    @property
     def sweep_every(self) -> float:
         """Seconds between sweeps: nothing is kept an hour, or much more than a tenth of its time,
         too long."""
-        return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, self.of_logs / 10))
+        shortest = min(self.of_logs, self.of_outputs)
+        return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, shortest / 10))
 
 
 class Retention:
@@ -58,12 +66,14 @@ class Retention:
         self,
         store: Store,
         logs: LogStore,
+        outputs: OutputStore,
         clock: Clock,
         keep: Keep,
         live: Callable[[], Iterable[RunState]],
     ) -> None:
         self._store = store
         self._logs = logs
+        self._outputs = outputs
         self._clock = clock
         self._keep = keep
         self._live = live
@@ -88,9 +98,10 @@ class Retention:
             job.attempts[-1].id for state in self._live() for job in state.jobs if job.attempts
         }
         logs = await self._logs.sweep(needed, now - self._keep.of_logs)
-        if runs or attempts or logs:
-            message = "removed %d expired runs, %d attempts of earlier occurrences and %d logs"
-            log.info(message, runs, attempts, logs)
+        outputs = await self._outputs.sweep(needed, now - self._keep.of_outputs)
+        if runs or attempts or logs or outputs:
+            message = "removed %d runs, %d attempts of earlier occurrences, %d logs and %d outputs"
+            log.info(message, runs, attempts, logs, outputs)
 
     async def _repeat(self, forget: Forget, at_once: int) -> int:
         before = self._clock.now() - self._keep.runs

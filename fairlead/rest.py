@@ -167,6 +167,34 @@ class ControllerClient:
             if response.status >= 400:
                 raise self.refusal(response.status, body)
 
+    def download(
+        self, path: str, file: Path, heard: Callable[[int], None], **query: object
+    ) -> None:
+        """Download to the file, after what it has already; `heard` is told its bytes."""
+        have = file.stat().st_size if file.exists() else 0
+        with closing(self._connection(UPLOAD_SECONDS)) as connection, file.open("ab") as content:
+            wanted = {"Range": f"bytes={have}-"} if have else {}
+            try:
+                target = self._target(path, query)
+                connection.request("GET", target, None, {**self._headers(), **wanted})
+                response = connection.getresponse()
+            except _LOST as error:
+                raise self.lost(error) from None
+            if response.status == 416:  # all of it is there
+                return
+            if response.status >= 400:
+                raise self.refusal(response.status, self._read(response))
+            if response.status != 206:
+                content.truncate(0)
+                have = 0
+            left = int(response.headers.get("Content-Length") or 0)
+            while piece := self._read(response, READ_BYTES):
+                content.write(piece)
+                have, left = have + len(piece), left - len(piece)
+                heard(have)
+            if left > 0:
+                raise self.lost(ConnectionResetError())
+
     def patch(self, path: str, body: object) -> bytes:
         return self._request("PATCH", path, body=body)
 

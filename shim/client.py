@@ -21,6 +21,7 @@ from shim.schemas import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     LOG_START_HEADER,
+    OUTPUTS_HEADER,
     RUN_HEADER,
     AllocationInfo,
     DrainRequest,
@@ -30,6 +31,7 @@ from shim.schemas import (
     Health,
     NodeInfo,
     NodeMetrics,
+    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
@@ -55,6 +57,19 @@ class LogStream:
 
     def __init__(self, start: int, response: aiohttp.ClientResponse) -> None:
         self.start = start
+        self._response = response
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the bytes. Raises ShimUnavailable when the connection breaks."""
+        while piece := await _next_piece(self._response):
+            yield piece
+
+
+class OutputStream:
+    """A task's outputs being read: a tar, from the offset on that was asked for."""
+
+    def __init__(self, about: OutputsAbout, response: aiohttp.ClientResponse) -> None:
+        self.about = about
         self._response = response
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -174,6 +189,22 @@ class ShimClient:
         path, params = f"/v1/tasks/{task_id}/logs", {"offset": str(offset)}
         async with await self._send("GET", path, params=params, limits=timeout) as response:
             yield LogStream(int(response.headers.get(LOG_START_HEADER, "0")), response)
+
+    @asynccontextmanager
+    async def outputs(
+        self, task_id: str, *, offset: int, limit: int
+    ) -> AsyncIterator[OutputStream]:
+        """Read what the job of a terminated task left, at most `limit` bytes of content."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
+        path = f"/v1/tasks/{task_id}/outputs"
+        params = {"offset": str(offset), "limit": str(limit)}
+        async with await self._send("GET", path, params=params, limits=timeout) as response:
+            text = response.headers.get(OUTPUTS_HEADER, "")
+            try:
+                about = msgspec.json.decode(text, type=OutputsAbout)
+            except msgspec.DecodeError as error:
+                raise ShimError("bad_answer", f"not understood: {error}", 200) from error
+            yield OutputStream(about, response)
 
     async def _ask(
         self,

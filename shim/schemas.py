@@ -294,11 +294,25 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     gpu_fault: str | None = None
     """The fault of one of its GPUs that was cordoned while the task lived, or when the shim started
     again; None once the task has ended well."""
+    has_outputs: bool = False
+    """The task has ended, and its job left something in its output folder, to be read before the
+    task is removed."""
     notices: tuple[Notice, ...] = ()
     """Lines for the job's log, oldest first; the controller gives them to its runner."""
     version: int = 0
     """It grows by one with each change, so that a stale copy is recognised."""
     times: TaskTimes
+
+
+class OutputsAbout(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tar of a task's outputs holds. `length`: its bytes; the others count content."""
+
+    files: int
+    size: int
+    left_out: int
+    """Entries that are no plain files or folders, cannot be read, or are beyond the limits."""
+    left_out_size: int
+    length: int
 
 
 class TerminateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -515,6 +529,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str | None = None
 
 
+OUTPUTS_HEADER = "Fairlead-Outputs"
+"""`OutputsAbout` as JSON."""
 LOG_START_HEADER = "Fairlead-Log-Start"
 """For `GET /v1/tasks/{id}/logs?offset=`: the payload offset of the first frame in the body. The
 body is the raw bytes of the runner's segment files from the segment that holds `offset`; decode it

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from controller.lifecycle.model import Band, Role, RunType
+from controller.lifecycle.outputs import OutputsState
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, IrisState, RunStatus
 from controller.scheduling.answers import Amounts, PlannedPlace, Waiting
@@ -86,6 +87,16 @@ class ChildView(_View, frozen=True):
     status: RunStatus
 
 
+class AttemptOutputsView(_View, frozen=True):
+    """What an attempt left; `count` files of `size` bytes are stored."""
+
+    state: OutputsState
+    count: int
+    size: int
+    left_out: int
+    left_out_size: int
+
+
 class AttemptView(_View, frozen=True):
     """`state`: Iris's name for it, final as soon as there is a `termination_reason`."""
 
@@ -118,6 +129,7 @@ class AttemptView(_View, frozen=True):
     interrupt_requested_at: str | None
     terminating_at: str | None
     state: IrisState
+    outputs: AttemptOutputsView
 
 
 class PastAttemptView(AttemptView, frozen=True):
@@ -374,6 +386,35 @@ class WatchLine(_View, frozen=True):
 
     run: RunView | None
     progress: dict[str, PullProgress] = {}
+
+
+class OutputFileView(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    size: int
+
+
+class OutputsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The outputs of one attempt. `count` and `size` (bytes) are of its files, `left_out` counts
+    what is beyond the limit or no plain file. `removed`: they were stored and have expired. `files`
+    is null where several jobs are listed."""
+
+    job_id: str
+    group: str
+    cookie: int
+    attempt_id: str
+    attempt: int
+    state: OutputsState
+    removed: bool
+    count: int
+    size: int
+    left_out: int
+    left_out_size: int
+    archive_size: int | None
+    files: tuple[OutputFileView, ...] | None
+
+
+class OutputsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    outputs: tuple[OutputsView, ...]
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from controller.api.documents import (
     AllocationView,
+    AttemptOutputsView,
     AttemptView,
     ChildView,
     GroupView,
@@ -24,6 +25,7 @@ from controller.api.documents import (
     SwitchView,
 )
 from controller.configuration.plan import without_uploads
+from controller.lifecycle import outputs
 from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import (
     Allocation,
@@ -34,6 +36,7 @@ from controller.lifecycle.model import (
     Run,
     RunState,
 )
+from controller.lifecycle.outputs import OutputsState
 from controller.lifecycle.pending_reasons import RunSuspended
 from controller.lifecycle.reasons import state_of
 from controller.lifecycle.run_status import state_of_job
@@ -191,6 +194,25 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         interrupt_requested_at=iso_or_none(attempt.interrupt_requested_at),
         terminating_at=iso_or_none(attempt.terminating_at),
         state=state_of(attempt.status, attempt.reason),
+        outputs=_outputs(attempt),
+    )
+
+
+_NO_OUTPUTS = AttemptOutputsView(
+    state=OutputsState.NONE, count=0, size=0, left_out=0, left_out_size=0
+)
+
+
+def _outputs(attempt: Attempt) -> AttemptOutputsView:
+    state, stored = outputs.state_of(attempt), attempt.outputs
+    if state is OutputsState.NONE:
+        return _NO_OUTPUTS
+    return AttemptOutputsView(
+        state=state,
+        count=0 if stored is None else stored.files,
+        size=0 if stored is None else stored.size,
+        left_out=0 if stored is None else stored.left_out,
+        left_out_size=0 if stored is None else stored.left_out_size,
     )
 
 

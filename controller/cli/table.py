@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     "metrics": ("runs:metrics", "Show what a run's jobs use."),
     "logs": ("logs:logs", "Show a run's log."),
+    "outputs": ("outputs:outputs", "Show or download what jobs left."),
     "stop": ("actions:stop", "Stop runs."),
     "complete": ("actions:complete", "End a run as done now."),
     "suspend": ("actions:suspend", "Suspend a run: no placements, retries or triggers."),

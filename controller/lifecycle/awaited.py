@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle import limits
+from controller.lifecycle import limits, outputs
 from controller.lifecycle.gangs.queries import is_gang_run, ranked_hold_allocations
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reasons import Reason
@@ -90,6 +90,8 @@ def _end(attempt: Attempt) -> Awaited:
         return Awaited(what=what, until=attempt.remove_at)
     if not attempt.logs_complete:
         return Awaited(what=f"ends; waits for the rest of its log from node {node}")
+    if outputs.wanted(attempt):
+        return Awaited(what=f"ends; waits for its outputs from node {node}")
     return Awaited(what=f"ends; waits for node {node} to clean up")
 
 

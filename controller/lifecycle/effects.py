@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from controller.lifecycle import limits
+from controller.lifecycle import limits, outputs
 from controller.lifecycle.allocations import OCCUPIED, holders
 from controller.lifecycle.model import Attempt, Run, RunState
 from controller.lifecycle.services.readiness import is_over, probes_of
@@ -30,6 +30,8 @@ class EffectKind(StrEnum):
     """Follow the runner's status until it ends → RunnerExited."""
     COLLECT_LOGS = "collect_logs"
     """Store and acknowledge the log → LogsComplete."""
+    COLLECT_OUTPUTS = "collect_outputs"
+    """Store what the job left in its output folder → OutputsCollected."""
     INTERRUPT_JOB = "interrupt_job"
     """Ask the runner to interrupt the job, so that it ends by itself and can come back."""
     SUSPEND_LIMIT = "suspend_limit"
@@ -146,8 +148,11 @@ def _cleaning_kinds(attempt: Attempt) -> tuple[EffectKind, ...]:
     """Return what is left to clean up, also for a final attempt whose lost node came back."""
     if not attempt.container_gone:
         return (EffectKind.TERMINATE_TASK,)
-    if not attempt.logs_complete:
-        return (EffectKind.COLLECT_LOGS,)
+    kinds = () if attempt.logs_complete else (EffectKind.COLLECT_LOGS,)
+    if outputs.wanted(attempt):
+        kinds = (*kinds, EffectKind.COLLECT_OUTPUTS)
+    if kinds:
+        return kinds
     return () if attempt.task_removed else (EffectKind.REMOVE_TASK,)
 
 

@@ -39,6 +39,8 @@ class EventKind(StrEnum):
     """A replica group shall have another number of replicas: `from_status` and `to_status`."""
     DEPLOYMENT = "deployment"
     """A service's deployment is `rolling`, `done`, `rolled_back` or `replaced`."""
+    OUTPUTS = "outputs"
+    """What the job left in its output folder was `collected`, or is `lost`."""
     STORING = "storing"
     """The database `refused` the run's new state: the run stays as it was before."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from controller.lifecycle import allocations, limits
+from controller.lifecycle import allocations, limits, outputs
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
@@ -24,6 +24,7 @@ from controller.lifecycle.reports import (
     Nominated,
     NominationEnded,
     NotPlaced,
+    OutputsCollected,
     Placed,
     ProbeSeen,
     ReplicaDrained,
@@ -48,13 +49,14 @@ _ORDER: dict[type, int] = {
     RunnerExited: 6,
     TaskSeen: 7,
     LogsComplete: 8,
-    TaskRemoved: 9,
-    AllocationReleased: 10,
-    FreedAllocationLost: 10,
+    OutputsCollected: 9,
+    TaskRemoved: 10,
+    AllocationReleased: 11,
+    FreedAllocationLost: 11,
     ProbeSeen: 6,
-    ReplicaDrained: 10,
-    NominationEnded: 11,
-    Nominated: 12,
+    ReplicaDrained: 11,
+    NominationEnded: 12,
+    Nominated: 13,
 }
 """The order along an attempt's life. TaskMissing stands before TaskAccepted: a shim that accepted
 the task in this turn did not lose it, it did not have it yet."""
@@ -96,7 +98,7 @@ def _apply_one(draft: Draft, report: Report) -> None:
             allocations.end_nomination(draft, report)
         case TaskMissing() | TaskAccepted() | RunnerStarted() | RunnerExited():
             _placed_attempt_fact(draft, report)
-        case TaskSeen() | LogsComplete() | TaskRemoved():
+        case TaskSeen() | LogsComplete() | OutputsCollected() | TaskRemoved():
             _placed_attempt_fact(draft, report)
         case AllocationReleased():
             allocations.released_by_shim(draft, report.allocation_id)
@@ -118,6 +120,7 @@ def _placed_attempt_fact(
     | RunnerExited
     | TaskSeen
     | LogsComplete
+    | OutputsCollected
     | TaskRemoved,
 ) -> None:
     attempt = draft.attempt(report.attempt_id)
@@ -140,6 +143,8 @@ def _placed_attempt_fact(
                 _nothing_left(draft, attempt, allocation_released=gone_with_it)
         case LogsComplete():
             draft.change_attempt(attempt, logs_complete=True)
+        case OutputsCollected():
+            outputs.collected(draft, attempt, report)
 
 
 def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
@@ -249,6 +254,7 @@ def _task_seen(draft: Draft, attempt: Attempt, report: TaskSeen) -> None:
         image_digest=report.image_digest or attempt.image_digest,
         exit_code=_exit_code(attempt, report),
         container_gone=attempt.container_gone or report.terminated,
+        has_outputs=attempt.has_outputs or report.has_outputs,
         creating_seen=attempt.creating_seen or report.creating or report.container_started,
         credentials_asked=_credentials_asked(attempt, report),
     )

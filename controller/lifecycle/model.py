@@ -273,6 +273,16 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     its one victim, until the gang is whole again or gives up (`gangs.freed`)."""
 
 
+class CollectedOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored outputs of an attempt. What is `left_out` was beyond a limit, or no plain file."""
+
+    files: int
+    size: int
+    """Bytes of their content."""
+    left_out: int = 0
+    left_out_size: int = 0
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try of a job; its id is also the id of the shim's task.
 
@@ -321,6 +331,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     runner_exited: bool = False
     container_gone: bool = False
     logs_complete: bool = False
+    has_outputs: bool = False
+    """The job left outputs on its node."""
+    outputs: CollectedOutputs | None = None
+    """The outputs as the controller stored them; None: it has stored none."""
     task_removed: bool = False
     deployment: int = 0
     """The version of its service when the attempt was made."""

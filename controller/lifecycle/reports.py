@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.lifecycle.model import Allocation, Deployment
+from controller.lifecycle.model import Allocation, CollectedOutputs, Deployment
 from controller.lifecycle.pending_reasons import PendingReason
 from controller.lifecycle.reasons import Reason
 
@@ -207,6 +207,8 @@ class TaskSeen(_AttemptReport, frozen=True, kw_only=True):
     ports: dict[str, int] = {}
     ssh_host_key: str | None = None
     image_digest: str | None = None
+    has_outputs: bool = False
+    """The job has ended and left outputs."""
     gpu_fault: str | None = None
     """The fault for which the shim cordoned one of its GPUs while the task lived."""
     creating: bool = False
@@ -243,6 +245,12 @@ class RunnerSilent(_AttemptReport, frozen=True, kw_only=True):
 
 class LogsComplete(_AttemptReport, frozen=True, kw_only=True):
     """The controller has stored every byte of the log."""
+
+
+class OutputsCollected(_AttemptReport, frozen=True, kw_only=True):
+    """The controller has stored the outputs, as far as the limits allow."""
+
+    outputs: CollectedOutputs
 
 
 class TaskRemoved(_AttemptReport, frozen=True, kw_only=True):
@@ -317,6 +325,7 @@ Report = (
     | RunnerExited
     | RunnerSilent
     | LogsComplete
+    | OutputsCollected
     | TaskRemoved
     | AllocationReleased
     | NodeDisconnected

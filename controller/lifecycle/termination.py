@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from controller.lifecycle import allocations, schedules
+from controller.lifecycle import allocations, outputs, schedules
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.queries import is_reserved
@@ -174,7 +174,7 @@ def _lose(draft: Draft, attempt: Attempt, report: NodeGone) -> None:
 
 def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
     assert attempt.reason is not None, "an attempt is TERMINATING only with a reason"
-    return draft.move_attempt(
+    final = draft.move_attempt(
         attempt,
         ROWS[attempt.reason].final,
         cause,
@@ -183,6 +183,8 @@ def _finish(draft: Draft, attempt: Attempt, cause: str) -> Attempt:
         limit_paused_since=None,
         drains_until=None,
     )
+    outputs.note_loss(draft, final, cause)
+    return final
 
 
 def end_run(draft: Draft, reason: RunReason, cause: str, message: str | None) -> None:

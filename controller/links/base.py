@@ -24,6 +24,7 @@ from shim.schemas import (
     Health,
     NodeInfo,
     NodeMetrics,
+    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
@@ -54,6 +55,15 @@ class HostKeyRefused(LinkError):
 class LogPieces(Protocol):
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield raw frames, cut anywhere."""
+
+
+class OutputPieces(Protocol):
+    """A tar of outputs. `about`: what the whole tar holds."""
+
+    about: OutputsAbout
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Yield bytes of the tar, cut anywhere."""
 
 
 class ShimApi(Protocol):
@@ -94,6 +104,9 @@ class ShimApi(Protocol):
     async def clear_gpu(self, uuid: str) -> NodeInfo: ...
     def events(self, after: str | None = None) -> AsyncGenerator[Event, None]: ...
     def logs(self, task_id: str, offset: int = 0) -> AbstractAsyncContextManager[LogPieces]: ...
+    def outputs(
+        self, task_id: str, *, offset: int, limit: int
+    ) -> AbstractAsyncContextManager[OutputPieces]: ...
 
 
 class RunnerApi(Protocol):

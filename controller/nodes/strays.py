@@ -44,6 +44,7 @@ class StrayTasks:
         store: Store,
         fence: Fence,
         collect: Performer,
+        collect_outputs: Performer,
         *,
         restored: bool = False,
     ) -> None:
@@ -51,6 +52,7 @@ class StrayTasks:
         self._store = store
         self._fence = fence
         self._collect = collect
+        self._collect_outputs = collect_outputs
         self._restored = restored
         self._collecting: dict[str, asyncio.Task[None]] = {}
         self._claimed: set[str] = set()
@@ -86,18 +88,20 @@ class StrayTasks:
             self._collect_beside(view, connection, info, why)
 
     async def _unread(self, info: TaskInfo) -> AttemptContext | None:
-        """Return its attempt if the node may have more of its log than is stored."""
+        """Return its attempt if the node may have more of its log or outputs than is stored."""
         state = self._turns.known.get(info.run_id)
         view = None if state is None else to_node.find(state, info.id)
         if view is None:
             state = await self._store.find_run(info.run_id)
             view = None if state is None else to_node.find(state, info.id)
-        return None if view is None or view.attempt.logs_complete else view
+        if view is None or (view.attempt.logs_complete and not _has_unread(view, info)):
+            return None
+        return view
 
     def _collect_beside(
         self, view: AttemptContext, connection: NodeConnection, info: TaskInfo, why: str
     ) -> None:
-        """Collect the log in a task of its own, so that other events of the node go on."""
+        """Collect log and outputs in a task of its own, so that other events of the node go on."""
         task = asyncio.create_task(self._collect_and_end(view, connection, info, why))
         self._collecting[info.id] = task
         task.add_done_callback(lambda _: self._collecting.pop(info.id, None))
@@ -108,10 +112,12 @@ class StrayTasks:
         attempt = msgspec.structs.replace(view.attempt, container_gone=True)
         try:
             await self._collect(AttemptContext(view.state, view.job, attempt), connection)
+            if _has_unread(view, info):
+                await self._collect_outputs(view, connection)
             state = self._turns.known.get(info.run_id, view.state)
             await self._end(connection, state, info, why)
         except (ShimError, ShimUnavailable, RetryLater, OSError) as error:
-            log.warning("the log of stray task %s could not be stored: %s", info.id, error)
+            log.warning("log or outputs of stray task %s could not be stored: %s", info.id, error)
         except Exception:
             log.exception("stray task %s could not be cleared", info.id)
 
@@ -203,6 +209,10 @@ class StrayTasks:
 async def _place_of(connection: NodeConnection, info: TaskInfo) -> AllocationInfo | None:
     places = await connection.shim.allocations()
     return next((allocation for allocation in places if allocation.id == info.allocation_id), None)
+
+
+def _has_unread(view: AttemptContext, info: TaskInfo) -> bool:
+    return info.has_outputs and view.attempt.outputs is None
 
 
 def _as_heard(info: TaskInfo, allocation: AllocationInfo | None) -> TaskInfo:

@@ -51,6 +51,7 @@ def task_reports(info: TaskInfo) -> list[reports.Report]:
             gpu_fault=readable(info.gpu_fault),
             container_started=info.times.running_at is not None,
             terminated=terminated,
+            has_outputs=terminated and info.has_outputs,
             runner_socket=info.runner_socket,
             reason=readable(info.reason),
             message=readable(info.message),

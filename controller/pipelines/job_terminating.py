@@ -17,6 +17,7 @@ from controller.lifecycle.reasons import ROWS, GraceClass
 from controller.links.base import NodeConnection
 from controller.pipelines import from_node, to_node
 from controller.pipelines.effects import Performer
+from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from runner.client import RunnerError
@@ -171,8 +172,11 @@ async def _gone(removal: Awaitable[None]) -> None:
 class JobTerminatingPipeline:
     """The performers of the effects of attempts that end."""
 
-    def __init__(self, turns: RunPipeline, fence: Fence, clock: Clock) -> None:
+    def __init__(
+        self, turns: RunPipeline, fence: Fence, clock: Clock, collector: OutputCollector
+    ) -> None:
         self.performers: dict[EffectKind, Performer] = {
+            EffectKind.COLLECT_OUTPUTS: collector,
             EffectKind.STOP_JOB: JobStopper(clock),
             EffectKind.TERMINATE_TASK: TaskTerminator(turns, fence),
             EffectKind.REMOVE_TASK: TaskRemover(turns, fence),

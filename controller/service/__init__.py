@@ -11,11 +11,13 @@ from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
 from controller.metric_history import MetricHistory
+from controller.outputs import OutputStore
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
 from controller.service.fleets import FleetService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
 from controller.service.nodes import DoctorService, GpuService, NodeService
+from controller.service.outputs import OutputService
 from controller.service.progress import PullsInProgress
 from controller.service.prometheus import ControllerNumbers
 from controller.service.registrations import RegistrationService
@@ -34,7 +36,7 @@ class ControllerService:
     """The services by subject.
 
     `progress`: the bytes of images being pulled, by attempt id. `connect` waits for a node's live
-    connection. `logs_kept_for` is in seconds.
+    connection. `logs_kept_for` and `outputs_kept_for` are in seconds.
     """
 
     def __init__(
@@ -56,10 +58,13 @@ class ControllerService:
         join: JoinPoint | None = None,
         metric_history: MetricHistory,
         vault: Vault,
+        outputs: OutputStore,
+        outputs_kept_for: float = math.inf,
     ) -> None:
         self.gate = gate
         self.logs = logs
         self.kept_logs = KeptLogs(logs, clock, logs_kept_for)
+        self.outputs = OutputService(outputs, clock, outputs_kept_for)
         self.progress = progress
         self.blobs = BlobService(blobs)
         self.node_key = node_key

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from common.task_folder import ImageConfig
+from common.task_folder import OUTPUT_FOLDER_NAME, ImageConfig
 from runner.code.prepare import CodeStore
 from runner.errors import CannotStart
 from runner.job import cluster_ssh
@@ -30,7 +30,6 @@ from runner.processes.scratch import Scratch
 from runner.processes.spawn import Children
 from runner.schemas import SubmitRequest
 
-OUTPUT_FOLDER_NAME = "output"
 SECRETS_FOLDER_NAME = "secrets"
 _HOSTFILE_NAME = "hostfile"
 _log = logging.getLogger(__name__)

@@ -24,19 +24,21 @@ from aiohttp.typedefs import Middleware
 from common.http import errors_as_json, json_response, read_body
 from common.task_folder import LOGS_FOLDER_NAME
 from common.units import is_count
-from shim import safe_files
+from shim import outputs, safe_files
 from shim.api.openapi import document
 from shim.daemon import Daemon
-from shim.errors import invalid
+from shim.errors import conflict, invalid
 from shim.metrics import CONTENT_TYPE, prometheus_text
 from shim.schemas import (
     FENCE_HEADER,
     INCARNATION_HEADER,
     LOG_START_HEADER,
+    OUTPUTS_HEADER,
     RUN_HEADER,
     DrainRequest,
     Fence,
     TaskRequest,
+    TaskStatus,
     TerminateRequest,
 )
 from shim.state.fencing import Caller
@@ -126,6 +128,7 @@ class Routes:
             web.post("/v1/tasks/{id}/claim", self.claim),
             web.post("/v1/tasks/{id}/terminate", self.terminate),
             web.get("/v1/tasks/{id}/logs", self.task_logs),
+            web.get("/v1/tasks/{id}/outputs", self.task_outputs),
             web.get("/v1/events", self.events),
         ]
 
@@ -209,6 +212,24 @@ class Routes:
             await response.write_eof()
         return response
 
+    async def task_outputs(self, request: web.Request) -> web.StreamResponse:
+        """Send what the job left in its output folder as a tar, once its container is gone."""
+        info = self._service.supervisor.info(request.match_info["id"])
+        if info.status is not TaskStatus.TERMINATED:
+            raise conflict(f"task {info.id} is {info.status}: its job may still write")
+        folder = self._service.settings.job_folder(info.id)
+        offset, limit = _offset(request), _offset(request, "limit")
+        made = await self._service.in_thread(outputs.plan, folder, limit)
+        about = msgspec.json.encode(made.about).decode()
+        response = web.StreamResponse(headers={OUTPUTS_HEADER: about})
+        response.content_type = "application/octet-stream"
+        with _reader_may_leave(request):
+            await response.prepare(request)
+            async for piece in outputs.read(folder, made, offset, self._service.executor):
+                await response.write(piece)
+            await response.write_eof()
+        return response
+
     async def events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         response.content_type = "application/x-ndjson"
@@ -278,8 +299,8 @@ def _header(request: web.Request, name: str) -> str:
     return value
 
 
-def _offset(request: web.Request) -> int:
-    text = request.query.get("offset", "0")
+def _offset(request: web.Request, name: str = "offset") -> int:
+    text = request.query.get(name, "0")
     if not is_count(text):
-        raise invalid(f"offset must be a number of bytes: {text!r:.80}", "offset")
+        raise invalid(f"{name} must be a number of bytes: {text!r:.80}", name)
     return int(text)

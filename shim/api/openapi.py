@@ -57,11 +57,23 @@ _OPERATIONS: tuple[tuple[str, str, str, Any, Any, bool], ...] = (
     ("post", _TASK + "/claim", "Refuse older controllers from now on", None, TaskInfo, True),
     ("post", _TASK + "/terminate", "Stop a task", TerminateRequest, TaskInfo, True),
     ("get", _TASK + "/logs", "Raw log frames from ?offset=", None, bytes, False),
+    (
+        "get",
+        _TASK + "/outputs",
+        "What the job left, as a tar (409 until it ended)",
+        None,
+        bytes,
+        False,
+    ),
     ("get", "/v1/events", "NDJSON stream of changes after ?after=", None, Event, False),
 )
 _QUERIES = {
-    _TASK + "/logs": ("offset", "integer", "The offset of the first byte; default 0"),
-    "/v1/events": ("after", "string", "A cursor; by default the stream begins now"),
+    _TASK + "/logs": [("offset", "integer", "The offset of the first byte; default 0")],
+    _TASK + "/outputs": [
+        ("offset", "integer", "The offset of the first byte of the tar; default 0"),
+        ("limit", "integer", "The most bytes of content"),
+    ],
+    "/v1/events": [("after", "string", "A cursor; by default the stream begins now")],
 }
 
 
@@ -98,7 +110,7 @@ def _parameters(path: str, fenced: bool) -> list[dict[str, Any]]:
         {"name": name, "in": where, "required": True, "schema": {"type": "string"}}
         for name, where in names
     ]
-    return [*required, _query(*_QUERIES[path])] if path in _QUERIES else required
+    return [*required, *(_query(*query) for query in _QUERIES.get(path, ()))]
 
 
 def _query(name: str, kind: str, description: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import msgspec
 
 from common import task_folder
 from common.task_folder import EXIT_RECORD_NAME, STOP_ORDER_NAME
-from shim import safe_files
+from shim import outputs, safe_files
 from shim.access import runner_socket
 from shim.engines.base import EngineUnavailable, Exit, NodeFault
 from shim.errors import EngineError
@@ -295,7 +295,10 @@ async def _say_end(ctx: StepContext, ended: Exit) -> None:
     exit_record = await asyncio.get_running_loop().run_in_executor(
         ctx.executor, _read_exit_record, ctx
     )
-    changes: dict[str, Any] = {"exit_record": exit_record}
+    has_outputs = await asyncio.get_running_loop().run_in_executor(
+        ctx.executor, outputs.has_any, ctx.settings.job_folder(task.info.id)
+    )
+    changes: dict[str, Any] = {"exit_record": exit_record, "has_outputs": has_outputs}
     reason: str | None
     reason, message = _why(ended, exit_record)
     if task.record.stop is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from controller.links.base import LogPieces, NodeConnection
+from controller.links.base import LogPieces, NodeConnection, OutputPieces
 from runner.client import PortStream, RunnerUnavailable
 from runner.schemas import (
     ExitRecord,
@@ -35,6 +35,7 @@ from shim.schemas import (
     Health,
     NodeInfo,
     NodeMetrics,
+    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TaskStatus,
@@ -101,6 +102,18 @@ class _Pieces:
             yield piece
 
 
+class _Outputs:
+    def __init__(self, about: OutputsAbout, data: Sequence[bytes | Exception]) -> None:
+        self.about = about
+        self._data = data
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        for piece in self._data:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+
 class FakeShim:
     """Behaves. `asked` notes every change that was ordered; `refusal` is raised by all of them."""
 
@@ -119,6 +132,10 @@ class FakeShim:
         self.log: list[bytes] = []
         self.log_offsets: list[int] = []
         self.log_failure: Exception | None = None
+        self.output_pieces: list[bytes | Exception] = []
+        self.outputs_about = OutputsAbout(files=0, size=0, left_out=0, left_out_size=0, length=0)
+        self.output_offsets: list[tuple[int, int]] = []
+        self.output_failure: Exception | None = None
         self.says = HEALTH
         self.info = node_info()
         self.metrics = METRICS
@@ -240,6 +257,15 @@ class FakeShim:
             if isinstance(event, Exception):
                 raise event
             yield event
+
+    @asynccontextmanager
+    async def outputs(
+        self, task_id: str, *, offset: int, limit: int
+    ) -> AsyncIterator[OutputPieces]:
+        self.output_offsets.append((offset, limit))
+        if self.output_failure is not None:
+            raise self.output_failure
+        yield _Outputs(self.outputs_about, self.output_pieces)
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogPieces]:

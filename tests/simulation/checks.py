@@ -37,6 +37,7 @@ from tests.simulation import gangs, orders, placing, standstill
 from tests.simulation.container import Container
 from tests.simulation.kept import FreedPlaces
 from tests.simulation.node import SimulatedNode
+from tests.simulation.outputs import leaves_outputs, outputs_of
 from tests.simulation.verdicts import Circumstances, could_preempt, undeserved
 from tests.simulation.virtual import EPOCH
 
@@ -351,6 +352,17 @@ class Checks:
         if found is not None:
             self.violated(f"attempt {attempt.id}: {found}")
         self._check_log(attempt, container)
+        self._check_outputs(attempt, container)
+
+    def _check_outputs(self, attempt: Attempt, container: Container | None) -> None:
+        """What the node promised is stored when the attempt is final, unless the node is lost."""
+        if container is None or not leaves_outputs(attempt.id) or self._may_lack_output(attempt):
+            return
+        stored = self._log_folder / "outputs" / attempt.id[:2] / attempt.id / "outputs.tar"
+        if attempt.outputs is None:
+            self.violated(f"attempt {attempt.id} is {attempt.status} without its outputs")
+        elif stored.read_bytes() != outputs_of(attempt.id):
+            self.violated(f"the stored outputs of {attempt.id} are not what its job left")
 
     def _circumstances(self, state: RunState, job: Job, attempt: Attempt) -> Circumstances:
         ids, parent = {job.id, state.run.id}, self._parent(state)

@@ -14,6 +14,7 @@ from controller.daemon import Assembly
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
+from controller.outputs import OutputStore
 from controller.store.base import Changes, LeaseLost, StoreUnavailable
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.secrets import NO_SECRETS
@@ -111,6 +112,7 @@ class ControllerLife:
                 blobs=BlobStore(log_folder.parent / "blobs"),
                 cluster_secret=b"simulated",
                 secrets=NO_SECRETS,
+                outputs=OutputStore(log_folder / "outputs"),
             )
 
         self.machinery = await self.perform(boot())

@@ -29,6 +29,7 @@ from shim.schemas import (
     Health,
     NodeInfo,
     NodeMetrics,
+    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TerminateRequest,
@@ -169,8 +170,28 @@ class SimulatedShim:
 
         yield SimulatedLog(self._wire, await self._ask(read), self._node.weather)
 
+    @asynccontextmanager
+    async def outputs(
+        self, task_id: str, *, offset: int, limit: int
+    ) -> AsyncIterator[SimulatedOutputs]:
+        async def read() -> tuple[OutputsAbout, bytes]:
+            return self._node.outputs(task_id, offset)
+
+        about, body = await self._ask(read)
+        yield SimulatedOutputs(about, SimulatedLog(self._wire, body, self._node.weather))
+
     async def _ask(self, serve: Callable[[], Awaitable[T]]) -> T:
         return await self._wire.ask(serve, ShimUnavailable)
+
+
+class SimulatedOutputs:
+    def __init__(self, about: OutputsAbout, body: SimulatedLog) -> None:
+        self.about = about
+        self._body = body
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        async for piece in self._body.pieces():
+            yield piece
 
 
 class SimulatedLog:

@@ -27,6 +27,7 @@ from shim.schemas import (
     GpuInfo,
     Health,
     NodeInfo,
+    OutputsAbout,
     TaskInfo,
     TaskRequest,
     TaskStatus,
@@ -38,6 +39,7 @@ from shim.state.fencing import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBo
 from tests.simulation.container import Container
 from tests.simulation.hearing import Hearing
 from tests.simulation.network import Weather, Wire
+from tests.simulation.outputs import outputs_of
 from tests.simulation.task import SimulatedTask, TaskDriver
 
 
@@ -361,6 +363,16 @@ class SimulatedNode:
         self._answer()
         container = self._known(task_id).container
         return b"" if container is None else container.log_from(offset)
+
+    def outputs(self, task_id: str, offset: int) -> tuple[OutputsAbout, bytes]:
+        self._answer()
+        if not self._known(task_id).ended:
+            raise ShimError("conflict", "the task has not ended", 409)
+        content = outputs_of(task_id)
+        about = OutputsAbout(
+            files=1, size=len(task_id), left_out=0, left_out_size=0, length=len(content)
+        )
+        return about, content[offset:]
 
     def container_at(self, socket: str) -> Container:
         for task in self.tasks.values():

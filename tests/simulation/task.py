@@ -15,6 +15,7 @@ import msgspec
 from controller.clock import Clock
 from shim.schemas import PullProgress, TaskInfo, TaskRequest, TaskStatus, TerminateRequest
 from tests.simulation.container import Container
+from tests.simulation.outputs import leaves_outputs
 from tests.simulation.script import Start, start_of
 
 PULL_SECONDS = (0.5, 8.0)
@@ -165,6 +166,7 @@ class TaskDriver:
             reason,
             message,
             exit_code=container.exit_code,
+            has_outputs=leaves_outputs(task.info.id),
             exit_record=None if record is None else msgspec.json.encode(record).decode(),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import pytest
 from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AllocationState, RunStatus
 from controller.logs.store import LogStore
+from controller.outputs import OutputStore
 from controller.retention import DAY, RUNS_AT_ONCE, Keep, Retention
 from controller.store.base import Changes, LeaseLost, Store, StoreRefused, StoreUnusable
 from controller.store.sql import SqlStore
@@ -22,6 +23,13 @@ from tests.doubles.memory_store import MemoryStore
 from tests.unit.store.samples import a_place, a_run, an_event, submission
 
 KEEP = Keep(runs=90 * DAY, logs=30 * DAY)
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Iterator[OutputStore]:
+    store = OutputStore(tmp_path / "outputs")
+    yield store
+    store.close()
 
 
 @pytest.fixture(params=["sqlite", "memory"])
@@ -52,12 +60,14 @@ async def left(store: Store) -> set[str]:
     return {state.run.id for state in await store.list_runs(limit=1000)}
 
 
-async def test_runs_are_kept_90_days_after_their_end(store: Store, logs: LogStore) -> None:
+async def test_runs_are_kept_90_days_after_their_end(
+    store: Store, logs: LogStore, outputs: OutputStore
+) -> None:
     runs = (ended("old", 91), ended("young", 89), ended("live", 400, RunStatus.RUNNING))
     events = (an_event("old"), an_event("young"))
     await store.commit(Changes(runs=submission(*runs).runs, events=events))
     clock = ManualClock()
-    retention = Retention(store, logs, clock, KEEP, lambda: ())
+    retention = Retention(store, logs, outputs, clock, KEEP, lambda: ())
 
     await retention.sweep()
     assert await left(store) == {"young", "live"}
@@ -72,21 +82,23 @@ async def test_runs_are_kept_90_days_after_their_end(store: Store, logs: LogStor
 
 @pytest.mark.parametrize("state", [AllocationState.HELD, AllocationState.ORPHANED])
 async def test_a_run_that_still_occupies_a_place_is_kept(
-    store: Store, logs: LogStore, state: AllocationState
+    store: Store, logs: LogStore, outputs: OutputStore, state: AllocationState
 ) -> None:
     occupying = msgspec.structs.replace(
         ended("old", 1000), allocations=(a_place("old", "1", state=state),)
     )
     await store.commit(submission(occupying))
-    await Retention(store, logs, ManualClock(), KEEP, lambda: ()).sweep()
+    await Retention(store, logs, outputs, ManualClock(), KEEP, lambda: ()).sweep()
 
     assert await left(store) == {"old"}
 
 
-async def test_more_than_one_transactions_worth_is_forgotten(store: Store, logs: LogStore) -> None:
+async def test_more_than_one_transactions_worth_is_forgotten(
+    store: Store, logs: LogStore, outputs: OutputStore
+) -> None:
     count = 2 * RUNS_AT_ONCE + 1
     await store.commit(submission(*(ended(f"run{number}", 100) for number in range(count))))
-    await Retention(store, logs, ManualClock(), KEEP, lambda: ()).sweep()
+    await Retention(store, logs, outputs, ManualClock(), KEEP, lambda: ()).sweep()
 
     assert await left(store) == set()
 
@@ -101,7 +113,7 @@ def a_log(folder: Path, attempt_id: str, days_ago: float) -> None:
 
 
 async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
-    logs: LogStore, tmp_path: Path
+    logs: LogStore, outputs: OutputStore, tmp_path: Path
 ) -> None:
     live = a_run("live")
     earlier, present = (attempt.id for attempt in live.jobs[0].attempts)
@@ -109,7 +121,7 @@ async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
         a_log(tmp_path / "logs", name, days_ago)
     store = MemoryStore()
     await store.open()
-    await Retention(store, logs, ManualClock(), KEEP, lambda: (live,)).sweep()
+    await Retention(store, logs, outputs, ManualClock(), KEEP, lambda: (live,)).sweep()
     await store.close()
 
     found = {path.name for path in await asyncio.to_thread(list, (tmp_path / "logs").glob("*/*"))}
@@ -131,7 +143,7 @@ def test_runs_kept_a_short_time_are_looked_for_more_often(keep: Keep, seconds: f
 
 @pytest.mark.parametrize("trouble", [StoreRefused("rule"), StoreUnusable("damaged"), OSError(5)])
 async def test_runs_that_cannot_be_removed_now_are_left_for_the_next_time(
-    logs: LogStore, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+    logs: LogStore, outputs: OutputStore, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     store = MemoryStore()
     await store.open()
@@ -143,7 +155,7 @@ async def test_runs_that_cannot_be_removed_now_are_left_for_the_next_time(
 
     monkeypatch.setattr(store, "forget", fail)
     monkeypatch.setattr(Keep, "sweep_every", 0.0)
-    work = asyncio.create_task(Retention(store, logs, ManualClock(), KEEP, tuple).run())
+    work = asyncio.create_task(Retention(store, logs, outputs, ManualClock(), KEEP, tuple).run())
     async with asyncio.timeout(30):
         assert await tries.get() == await tries.get()
     work.cancel()
@@ -152,7 +164,7 @@ async def test_runs_that_cannot_be_removed_now_are_left_for_the_next_time(
 
 
 async def test_a_controller_that_was_taken_over_forgets_nothing_more(
-    logs: LogStore, monkeypatch: pytest.MonkeyPatch
+    logs: LogStore, outputs: OutputStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
     await store.open()
@@ -162,5 +174,22 @@ async def test_a_controller_that_was_taken_over_forgets_nothing_more(
 
     monkeypatch.setattr(store, "forget", fail)
     with pytest.raises(LeaseLost):
-        await Retention(store, logs, ManualClock(), KEEP, tuple).run()
+        await Retention(store, logs, outputs, ManualClock(), KEEP, tuple).run()
     await store.close()
+
+
+async def test_outputs_go_when_they_are_old_and_no_live_run_needs_them(
+    logs: LogStore, outputs: OutputStore, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    await store.open()
+    for name, days in (("old", 31), ("young", 29)):
+        folder = tmp_path / "outputs" / name[:2] / name
+        folder.mkdir(parents=True)
+        for file in ("outputs.tar", "about.json"):
+            (folder / file).touch()
+        os.utime(folder, (NOW - days * DAY, NOW - days * DAY))
+    await Retention(store, logs, outputs, ManualClock(), KEEP, tuple).sweep()
+    await store.close()
+    left_there = {path.name for path in (tmp_path / "outputs").glob("*/*")}
+    assert left_there == {"young"}

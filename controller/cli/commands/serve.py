@@ -70,6 +70,10 @@ SecretsKeyFile = Annotated[
         " (default: secrets.key in the data folder)."
     ),
 ]
+OutputsLimit = Annotated[
+    str, Parameter(help="The largest size of the outputs that are kept of one attempt.")
+]
+KeepOutputs = Annotated[str, Parameter(help="How long outputs are kept.")]
 KeepLogs = Annotated[str, Parameter(help="How long logs are kept.")]
 ServiceDomain = Annotated[
     str | None, Parameter(help="Services answer at NAME.DOMAIN too (DNS *.DOMAIN leads here).")
@@ -99,6 +103,8 @@ def controller(
     secrets_key_file: SecretsKeyFile = None,
     keep_runs: KeepRuns = "90d",
     keep_logs: KeepLogs = "30d",
+    outputs_limit: OutputsLimit = "1GiB",
+    keep_outputs: KeepOutputs = "30d",
     service_domain: ServiceDomain = None,
     service_timeout: ServiceTimeout = "5m",
     service_hold: ServiceHold = "5m",
@@ -142,8 +148,11 @@ def controller(
         cluster_networks=operating.cluster_networks,
         database=find_database(data, database, database_file, os.environ),
         secrets_key=secrets_key_file,
+        most_outputs=parse_limit(outputs_limit, "--outputs-limit"),
         keep=Keep(
-            runs=parse_keep(keep_runs, "--keep-runs"), logs=parse_keep(keep_logs, "--keep-logs")
+            runs=parse_keep(keep_runs, "--keep-runs"),
+            logs=parse_keep(keep_logs, "--keep-logs"),
+            outputs=parse_keep(keep_outputs, "--keep-outputs"),
         ),
         proxy=Settings(
             domain=None if service_domain is None else parse_domain(service_domain),

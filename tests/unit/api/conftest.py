@@ -24,6 +24,7 @@ from controller.links.base import LinkError, NodeConnection
 from controller.links.ssh import public_line
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
+from controller.outputs import OutputStore
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.placement import Told
 from controller.scheduling.scheduler import JobSubmittedPipeline
@@ -96,10 +97,12 @@ class Controller:
         blobs: BlobStore,
         vault: Vault,
         metric_history: MetricHistory,
+        outputs: OutputStore,
     ) -> None:
         clock, chance = SystemClock(), system_chance()
         self.store = store
         self.logs = logs
+        self.outputs = outputs
         self.turns = RunPipeline(store, clock, chance, NoPlace(chance.new_id))
         self.turns.listen(EndedLogs(logs))
         self.host_keys = PresentedKeys()
@@ -120,6 +123,7 @@ class Controller:
             node_key="ssh-ed25519 AAAA",
             vault=vault,
             metric_history=metric_history,
+            outputs=outputs,
         )
 
     async def _connect(self, node_id: str) -> NodeConnection:
@@ -145,13 +149,15 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     await store.open()
     keys = await asyncio.to_thread(KeyFile.open, tmp_path / "secrets.key")
     gate, blobs = await _gate(store), BlobStore(tmp_path / "blobs")
-    running = Controller(store, logs, gate, blobs, Vault(keys), MetricHistory(tmp_path / "metrics"))
+    outputs, metrics = OutputStore(tmp_path / "outputs"), MetricHistory(tmp_path / "metrics")
+    running = Controller(store, logs, gate, blobs, Vault(keys), metrics, outputs)
     turns = asyncio.create_task(running.turns.run())
     yield running
     turns.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await turns
     await asyncio.to_thread(logs.close)
+    await asyncio.to_thread(outputs.close)
     await store.close()
 
 

@@ -175,6 +175,13 @@ GOLDEN: dict[str, Any] = {
                     "interrupt_requested_at": None,
                     "terminating_at": None,
                     "state": "failed",
+                    "outputs": {
+                        "state": "none",
+                        "count": 0,
+                        "size": 0,
+                        "left_out": 0,
+                        "left_out_size": 0,
+                    },
                 }
             ],
             "abandoned": False,

@@ -17,6 +17,7 @@ from controller.lifecycle.events import Event
 from controller.lifecycle.model import (
     Allocation,
     Attempt,
+    CollectedOutputs,
     Group,
     Job,
     JobSpec,
@@ -32,6 +33,7 @@ from controller.lifecycle.reports import (
     LogsComplete,
     NodeDisconnected,
     NodeGone,
+    OutputsCollected,
     Placed,
     Report,
     RunnerExited,
@@ -192,6 +194,13 @@ class Play:
 
     def logs_complete(self, n: int = 0) -> LogsComplete:
         return LogsComplete(run_id=self.run_id, attempt_id=self.attempt(n).id)
+
+    def outputs_collected(self, n: int = 0) -> OutputsCollected:
+        return OutputsCollected(
+            run_id=self.run_id,
+            attempt_id=self.attempt(n).id,
+            outputs=CollectedOutputs(files=2, size=30, left_out=1, left_out_size=5),
+        )
 
     def removed(self, n: int = 0) -> TaskRemoved:
         """As the performer does it: a place that is kept is not released with its task."""

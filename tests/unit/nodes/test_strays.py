@@ -85,6 +85,20 @@ async def test_a_log_that_is_complete_is_not_read_again() -> None:
         assert it.collected == []
 
 
+async def test_outputs_of_a_stray_are_stored_before_it_is_removed() -> None:
+    finished = placed(AttemptStatus.FAILED, logs_complete=True)
+    stray = msgspec.structs.replace(task_of(finished, TaskStatus.TERMINATED), has_outputs=True)
+
+    def before(it: World) -> None:
+        listing(stray)(it)
+        it.database.runs[finished.run.id] = finished
+
+    async with world(before=before) as it:
+        await it.connected()
+        await eventually(lambda: it.shim.listing == {})
+        assert it.collected_outputs == [stray.id]
+
+
 async def test_a_stray_that_is_gone_frees_its_orphaned_place() -> None:
     state = placed(AttemptStatus.RUNNING)
     lost = placed(AttemptStatus.FAILED, cleanup_unknown=True)

@@ -86,8 +86,11 @@ class World:
         for state in states:
             database.runs[state.run.id] = state
         self.collected: list[str] = []
+        self.collected_outputs: list[str] = []
         self.full: OSError | None = None
-        self.strays = StrayTasks(self.turns, store, FENCE, self._collect, restored=restored)
+        self.strays = StrayTasks(
+            self.turns, store, FENCE, self._collect, self._collect_outputs, restored=restored
+        )
         self.listener = Listener(self.strays)
         self.session = NodeSession(
             node.id,
@@ -103,6 +106,10 @@ class World:
     def _make_link(self, node: Node) -> FakeLink:
         self.linked_to.append(node)
         return self.link
+
+    async def _collect_outputs(self, view: AttemptContext, connection: NodeConnection) -> None:
+        assert view.attempt.id in self.shim.listing, "outputs are read before their task is removed"
+        self.collected_outputs.append(view.attempt.id)
 
     async def _collect(self, view: AttemptContext, connection: NodeConnection) -> None:
         assert view.attempt.container_gone

@@ -18,6 +18,7 @@ from controller.lifecycle.statuses import AttemptStatus
 from controller.links.clients import LocalLink
 from controller.logs.store import LogStore
 from controller.nodes import session
+from controller.outputs import OutputStore
 from shim.engines.base import ImageInfo
 from shim.schemas import RegistryAuth, TaskStatus
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
@@ -50,6 +51,7 @@ def node(tmp_path: Path) -> Node:
 @contextlib.asynccontextmanager
 async def controller(node: Node, folder: Path, database: MemoryDatabase) -> AsyncIterator[Assembly]:
     store, logs = MemoryStore(database), LogStore(folder)
+    outputs = OutputStore(folder / "outputs")
     boot = await store.open()
     made = Assembly(
         store=store,
@@ -63,6 +65,7 @@ async def controller(node: Node, folder: Path, database: MemoryDatabase) -> Asyn
         blobs=BlobStore(folder / "blobs"),
         cluster_secret=b"secret",
         secrets=NO_SECRETS,
+        outputs=outputs,
     )
     work = asyncio.create_task(made.run())
     try:
@@ -71,6 +74,7 @@ async def controller(node: Node, folder: Path, database: MemoryDatabase) -> Asyn
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await asyncio.to_thread(logs.close)
+        await asyncio.to_thread(outputs.close)
         await store.close()
 
 

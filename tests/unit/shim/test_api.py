@@ -104,6 +104,23 @@ async def test_terminate_remove_and_release_end_a_task_for_good(client: ShimClie
     assert (caught.value.status, caught.value.code) == (409, "terminated")
 
 
+async def test_outputs_are_given_once_the_task_has_ended(client: ShimClient) -> None:
+    await client.put_task("t1", request(), fence=FENCE)
+    with pytest.raises(ShimError, match="its job may still write") as caught:
+        async with client.outputs("t1", offset=0, limit=100):
+            pass
+    assert caught.value.status == 409
+    async with asyncio.timeout(30), aclosing(client.events("none")) as events:
+        await client.terminate("t1", TerminateRequest(grace=0), run_id=RUN, fence=FENCE)
+        async for event in events:
+            if event.task is not None and event.task.status is TaskStatus.TERMINATED:
+                break
+    async with client.outputs("t1", offset=0, limit=100) as stream:
+        data = b"".join([piece async for piece in stream.pieces()])
+    assert (stream.about.files, stream.about.length) == (0, len(data))
+    assert data == bytes(1024)
+
+
 async def test_a_grace_below_nothing_is_no_order_to_stop(client: ShimClient) -> None:
     await client.put_task("t1", request(), fence=FENCE)
     with pytest.raises(ShimError, match="grace must be 0 or more") as caught:
@@ -266,6 +283,8 @@ async def test_the_description_names_what_a_query_may_say(session: aiohttp.Clien
     }
     assert queries == {
         ("/v1/tasks/{id}/logs", "offset", "integer"),
+        ("/v1/tasks/{id}/outputs", "offset", "integer"),
+        ("/v1/tasks/{id}/outputs", "limit", "integer"),
         ("/v1/events", "after", "string"),
     }
 
@@ -284,7 +303,7 @@ async def test_each_route_answers_as_its_description_says(
     async with session.get(f"{BASE_URL}/v1/openapi.json") as answer:
         described = await answer.json()
     for path, operations in described["paths"].items():
-        if "get" not in operations or path == "/v1/events":
+        if "get" not in operations or path in ("/v1/events", "/v1/tasks/{id}/outputs"):
             continue
         content = operations["get"]["responses"]["2XX"]["content"]
         async with session.get(BASE_URL + path.replace("{id}", "t1")) as answer:

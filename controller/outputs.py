@@ -1,0 +1,178 @@
+"""The outputs of attempts: one tar each in the data folder, with a list of what it holds.
+
+A tar arrives beside its place and is checked before it is moved there, so what is listed is whole.
+Names in it lead nowhere: a node is trusted with its jobs, not with this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tarfile
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, ParamSpec, TypeVar
+
+import msgspec
+
+from common.durable import sync_folder, write_durably
+from shim.schemas import OutputsAbout
+
+P = ParamSpec("P")
+R = TypeVar("R")
+DEFAULT_LIMIT = 1 << 30
+"""Bytes that are kept of one attempt, unless the operator sets another limit."""
+_ARCHIVE, _ARRIVING, _ABOUT = "outputs.tar", "arriving.tar", "about.json"
+_PRIVATE = 0o600
+_MOST_OVERHEAD = 1 << 29
+"""Bytes of headers and padding in a tar of as many files as a node sends."""
+_THREADS = 2
+
+
+class OutputsDamaged(Exception):
+    """What a node sent is no tar of outputs; the message says why."""
+
+
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    size: int
+
+
+class StoredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored outputs of one attempt. `length`: bytes of the tar."""
+
+    files: tuple[OutputFile, ...]
+    left_out: int
+    left_out_size: int
+    length: int
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+class OutputsWriter:
+    """Writes one attempt's tar; `at` is where it goes on. Every method may raise OSError."""
+
+    def __init__(self, store: OutputStore, folder: Path, file: BinaryIO, at: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._file = file
+        self.at = at
+
+    async def append(self, data: bytes) -> None:
+        await self._store.in_thread(self._file.write, data)
+        self.at += len(data)
+
+    async def complete(self, about: OutputsAbout) -> StoredOutputs:
+        """Check what came, and keep it durably. Raises OutputsDamaged: then it begins anew."""
+        return await self._store.in_thread(_complete, self._folder, self._file, about)
+
+    async def close(self) -> None:
+        await self._store.in_thread(self._file.close)
+
+
+class OutputStore:
+    """The outputs of all attempts below one folder. Every method may raise OSError."""
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
+        self.limit = limit
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outputs")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    async def writer(self, attempt_id: str) -> OutputsWriter:
+        """Return a writer that goes on where the last one stopped; there is one at a time."""
+        folder = self._folder_of(attempt_id)
+        file, at = await self.in_thread(_open, folder)
+        return OutputsWriter(self, folder, file, at)
+
+    async def find(self, attempt_id: str) -> StoredOutputs | None:
+        """Return what is stored; None when nothing is, or no more."""
+        return await self.in_thread(_read_about, self._folder_of(attempt_id))
+
+    def archive(self, attempt_id: str) -> Path:
+        return self._folder_of(attempt_id) / _ARCHIVE
+
+    def fits(self, about: OutputsAbout) -> bool:
+        return about.length <= self.limit + _MOST_OVERHEAD
+
+    async def sweep(self, needed: Collection[str], written_before: float) -> int:
+        """Remove the outputs of attempts that are not `needed` and were stored before then (Unix
+        time). Return how many."""
+        return await self.in_thread(_sweep, self._folder, needed, written_before)
+
+    async def in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
+
+    def _folder_of(self, attempt_id: str) -> Path:
+        return self._folder / attempt_id[:2] / attempt_id
+
+
+def _open(folder: Path) -> tuple[BinaryIO, int]:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(folder / _ARRIVING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
+    file = os.fdopen(fd, "r+b")
+    return file, file.seek(0, os.SEEK_END)
+
+
+def _complete(folder: Path, file: BinaryIO, about: OutputsAbout) -> StoredOutputs:
+    try:
+        file.flush()
+        file.seek(0)
+        if os.fstat(file.fileno()).st_size != about.length:
+            raise OutputsDamaged("it has another length than was said")
+        files = tuple(_members(file))
+    except (tarfile.TarError, OutputsDamaged) as error:
+        file.truncate(0)
+        raise OutputsDamaged(str(error)) from None
+    os.fsync(file.fileno())
+    stored = StoredOutputs(
+        files=files,
+        left_out=about.left_out,
+        left_out_size=about.left_out_size,
+        length=about.length,
+    )
+    os.replace(folder / _ARRIVING, folder / _ARCHIVE)
+    sync_folder(folder)
+    write_durably(folder / _ABOUT, msgspec.json.encode(stored), _PRIVATE)
+    sync_folder(folder.parent)
+    return stored
+
+
+def _members(file: BinaryIO) -> Iterator[OutputFile]:
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in archive:
+            parts = PurePosixPath(member.name).parts
+            if not (member.isreg() or member.isdir()):
+                raise OutputsDamaged("it holds something that is neither a file nor a folder")
+            if not parts or member.name.startswith("/") or ".." in parts or "\0" in member.name:
+                raise OutputsDamaged("a name in it leads out of it")
+            if member.isreg():
+                yield OutputFile(name=member.name, size=member.size)
+
+
+def _read_about(folder: Path) -> StoredOutputs | None:
+    try:
+        data = (folder / _ABOUT).read_bytes()
+    except FileNotFoundError:
+        return None
+    return msgspec.json.decode(data, type=StoredOutputs)
+
+
+def _sweep(folder: Path, needed: Collection[str], written_before: float) -> int:
+    removed = 0
+    for found in list(folder.glob("*/*")):
+        if found.name in needed or found.stat().st_mtime >= written_before:
+            continue
+        for name in (_ABOUT, _ARCHIVE, _ARRIVING):  # the list first: what it names is there
+            (found / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            found.rmdir()
+            removed += 1
+    return removed

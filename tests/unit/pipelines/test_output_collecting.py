@@ -1,0 +1,138 @@
+"""A job's outputs on their way to the controller's disk, from nodes that behave and others."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from controller.lifecycle import reports
+from controller.lifecycle.model import CollectedOutputs
+from controller.lifecycle.statuses import AttemptStatus
+from controller.outputs import OutputStore
+from controller.pipelines.output_collection import OutputCollector
+from controller.pipelines.to_node import RetryLater
+from shim.client import ShimUnavailable
+from shim.schemas import OutputsAbout
+from tests.doubles.node import NOT_FOUND, FakeConnection
+from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, view_of
+
+STATE = placed(AttemptStatus.TERMINATING, container_gone=True, has_outputs=True)
+ATTEMPT = attempt_of(STATE).id
+
+
+@pytest.fixture
+async def outputs(tmp_path: Path) -> AsyncIterator[OutputStore]:
+    store = OutputStore(tmp_path / "outputs", limit=1 << 20)
+    yield store
+    await asyncio.to_thread(store.close)
+
+
+def a_tar(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("__", "/"))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def about(data: bytes, *, files: int = 1, size: int = 0, left_out: int = 0) -> OutputsAbout:
+    return OutputsAbout(
+        files=files, size=size, left_out=left_out, left_out_size=0, length=len(data)
+    )
+
+
+async def test_outputs_are_stored_whole_and_then_reported(
+    node: FakeConnection, outputs: OutputStore
+) -> None:
+    turns, data = NotedTurns(), a_tar(a=b"12345", b__c=b"678")
+    node.shim.outputs_about, node.shim.output_pieces = about(data, left_out=2), [data]
+    await OutputCollector(turns, outputs)(view_of(STATE), node)
+    (told,) = turns.posted
+    assert isinstance(told, reports.OutputsCollected)
+    assert told.outputs == CollectedOutputs(files=2, size=8, left_out=2)
+    assert await asyncio.to_thread(outputs.archive(ATTEMPT).read_bytes) == data
+    assert node.shim.output_offsets == [(0, 1 << 20)]
+
+
+async def test_a_broken_connection_goes_on_at_the_byte_where_it_stopped(
+    node: FakeConnection, outputs: OutputStore
+) -> None:
+    turns, data = NotedTurns(), a_tar(a=b"12345")
+    node.shim.outputs_about = about(data)
+    node.shim.output_pieces = [data[:700], ShimUnavailable("cut")]
+    collect = OutputCollector(turns, outputs)
+    with pytest.raises(ShimUnavailable):
+        await collect(view_of(STATE), node)
+    assert turns.posted == []
+    assert await outputs.find(ATTEMPT) is None
+    node.shim.output_pieces = [data[700:]]
+    await collect(view_of(STATE), node)
+    assert [offset for offset, _ in node.shim.output_offsets] == [0, 700]
+    assert await asyncio.to_thread(outputs.archive(ATTEMPT).read_bytes) == data
+
+
+async def test_what_is_stored_is_reported_again_without_another_request(
+    node: FakeConnection, outputs: OutputStore
+) -> None:
+    turns, data = NotedTurns(), a_tar(a=b"12345")
+    node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
+    collect = OutputCollector(turns, outputs)
+    await collect(view_of(STATE), node)
+    await collect(view_of(STATE), node)
+    first, second = turns.posted
+    assert first == second
+    assert len(node.shim.output_offsets) == 1
+
+
+@pytest.mark.parametrize("name", ["..__evil", "__etc__passwd", "a__..__..__b"])
+async def test_a_tar_with_names_that_lead_out_is_not_kept(
+    node: FakeConnection, outputs: OutputStore, name: str
+) -> None:
+    turns, data = NotedTurns(), a_tar(**{name: b"x"})
+    node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
+    with pytest.raises(RetryLater, match="damaged: a name in it leads out of it"):
+        await OutputCollector(turns, outputs)(view_of(STATE), node)
+    assert (turns.posted, await outputs.find(ATTEMPT)) == ([], None)
+
+
+async def test_a_damaged_tar_is_asked_for_from_its_beginning(
+    node: FakeConnection, outputs: OutputStore
+) -> None:
+    turns, data = NotedTurns(), b"x" * 2048
+    node.shim.outputs_about, node.shim.output_pieces = about(data), [data]
+    collect = OutputCollector(turns, outputs)
+    for _ in range(2):
+        with pytest.raises(RetryLater, match="damaged"):
+            await collect(view_of(STATE), node)
+    assert [offset for offset, _ in node.shim.output_offsets] == [0, 0]
+
+
+async def test_a_node_that_sends_more_than_it_was_asked_for_fills_no_disk(
+    node: FakeConnection, outputs: OutputStore
+) -> None:
+    turns, data = NotedTurns(), a_tar(a=b"1")
+    node.shim.outputs_about = about(data)
+    node.shim.output_pieces = [data, b"more"]
+    with pytest.raises(RetryLater, match="more outputs than it announced"):
+        await OutputCollector(turns, outputs)(view_of(STATE), node)
+    node.shim.outputs_about = OutputsAbout(
+        files=1, size=1, left_out=0, left_out_size=0, length=1 << 40
+    )
+    with pytest.raises(RetryLater, match="more outputs than it was asked for"):
+        await OutputCollector(turns, outputs)(view_of(STATE), node)
+
+
+async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
+    node: FakeConnection, outputs: OutputStore
+) -> None:
+    turns = NotedTurns()
+    node.shim.output_failure = NOT_FOUND
+    await OutputCollector(turns, outputs)(view_of(STATE), node)
+    assert [type(report) for report in turns.posted] == [reports.TaskMissing]
