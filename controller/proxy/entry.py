@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from common.http import error_response
-from controller.proxy import headers, models
+from controller.proxy import browsers, headers, models
 from controller.proxy.access import Access, Admission, RateLimits
 from controller.proxy.body import Body, body_of, whole
+from controller.proxy.browsers import BrowserSessions
 from controller.proxy.errors import NoReplica, TooMany
 from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, Limits
 from controller.proxy.headers import Client, Target
 from controller.proxy.metrics import MeteredTraffic
 from controller.proxy.replicas import Connect, Replicas
 from controller.proxy.view import Service, Services, Traffic
-from controller.service.errors import Invalid, NotFound, ServiceError, Unauthenticated
+from controller.service.errors import Forbidden, Invalid, NotFound, ServiceError, Unauthenticated
 from controller.service.users import Gate
 
 
@@ -47,7 +49,8 @@ class Proxy:
         self._services = services
         self.metrics = MeteredTraffic(traffic)
         self._access = Access(gate)
-        self._rates = RateLimits(lambda: asyncio.get_running_loop().time())
+        self._rates = RateLimits(_now)
+        self._browsers = BrowserSessions(_now)
         self._forwarder = Forwarder(services, self.replicas, self.metrics, settings.limits)
         self._limits = settings.limits
         self._domain = settings.domain
@@ -93,10 +96,34 @@ class Proxy:
         if target.prefix and request.method in ("GET", "HEAD") and _is_bare(request, target):
             return web.Response(status=308, headers={"Location": _with_slash(request, target)})
         client, path = self._client(request), _plain(target.rest)
-        admission = self._access.admit(service, request.headers.get("Authorization", ""))
+        if service.auth and browsers.is_login(request, target):
+            return await self._log_in(request, service, target, client)
+        authorization = request.headers.get("Authorization", "")
+        if service.auth and not authorization:
+            authorization = self._browsers.authorization(service, request, client)
+        try:
+            admission = self._access.admit(service, authorization)
+        except Unauthenticated as error:
+            if not browsers.wants_page(request):
+                raise
+            return browsers.page(target, error.message)
         self._rates.check(service, path, client.address, request.headers)
         body = await body_of(request, self._limits.most_body)
         return await self._forward(request, service, target, body, client, admission)
+
+    async def _log_in(
+        self, request: web.Request, service: Service, target: Target, client: Client
+    ) -> web.Response:
+        """Answer the form of a browser."""
+        self._browsers.count_try(client.address)
+        given = parse_qs((await whole(request, browsers.MOST_FORM)).decode("utf-8", "replace"))
+        token = given.get("token", [""])[0].strip()
+        try:
+            self._access.admit(service, f"Bearer {token}")
+        except (Unauthenticated, Forbidden) as error:
+            return browsers.page(target, error.message)
+        value = self._browsers.open(service, token)
+        return browsers.opened(target, value, is_secure=client.scheme == "https")
 
     async def _model(self, request: web.Request, raw: str) -> web.StreamResponse:
         authorization = request.headers.get("Authorization", "")
@@ -131,12 +158,14 @@ class Proxy:
         admission: Admission,
     ) -> web.StreamResponse:
         is_upgrade = _asks_for_websocket(request)
-        sent = headers.request_headers(
-            request.headers.items(),
-            client=client,
-            service=service,
-            prefix=target.prefix,
-            drop=admission.secret_headers,
+        sent = browsers.without_cookie(
+            headers.request_headers(
+                request.headers.items(),
+                client=client,
+                service=service,
+                prefix=target.prefix,
+                drop=admission.secret_headers,
+            )
         )
         if is_upgrade:
             sent += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
@@ -207,6 +236,10 @@ async def tidy(request: web.Request, response: web.StreamResponse) -> None:
         for name in ("Server", "Content-Type"):
             if name.lower() not in sent:
                 response.headers.popall(name, None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _target(raw: str) -> Target:
