@@ -43,6 +43,7 @@ class Body:
         while data := await self._request.content.read(PIECE_BYTES):
             sent += len(data)
             if sent > self._most:
+                connection.close()  # also ends an answer that has begun
                 raise too_large(self._most)
             await connection.send(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
         if is_chunked:

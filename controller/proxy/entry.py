@@ -25,6 +25,9 @@ from controller.proxy.view import Service, Services, Traffic
 from controller.service.errors import Forbidden, Invalid, NotFound, ServiceError, Unauthenticated
 from controller.service.users import Gate
 
+CLIENT_GONE = 499
+"""No client is left to read it; other statuses would be logged as failures of the controller."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`domain`: services answer at `NAME.domain` too; None: only below `/services/NAME`."""
@@ -86,6 +89,8 @@ class Proxy:
                 return await self._service(request, target)
         except ServiceError as error:
             return _refusal(error, is_model)
+        except ConnectionError:
+            return web.Response(status=CLIENT_GONE)
         except web.RequestPayloadError:
             return _refusal(Invalid("the body does not match its length or encoding"), is_model)
 

@@ -242,7 +242,7 @@ class Forwarder:
         answering = asyncio.create_task(connection.answer(method))
         try:
             await asyncio.wait((call.sending, answering), return_when=asyncio.FIRST_COMPLETED)
-            if call.sending.done() and not answering.done():
+            if call.sending.done():
                 error = call.sending.exception()
                 if error is not None and not isinstance(error, UpstreamError):
                     raise error

@@ -309,6 +309,61 @@ async def test_a_client_that_hangs_up_ends_the_request_to_the_replica() -> None:
     assert [failed for _, failed, _ in bed.traffic.ended] == [False]
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /services/api/ HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\nhalf",
+        b"GET /services/api/ HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_a_client_that_leaves_in_the_middle_is_no_failure_of_ours(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if sent.startswith(b"POST"):
+            await reader.read()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+
+    async with a_bed(Limits()) as bed, a_server(pour) as port:
+        bed.serve(port)
+        _, writer = await asyncio.open_connection("127.0.0.1", bed.client.port)
+        writer.write(sent)
+        await eventually(bed.traffic.in_flight.total, SOON)
+        writer.transport.abort()
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
+        async with bed.client.get("/services/none/") as answer:
+            assert answer.status == 404
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_body_that_grows_too_large_ends_an_answer_that_has_begun() -> None:
+    async def pieces() -> Any:
+        for _ in range(40):
+            yield b"y" * 50_000
+
+    async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+        await reader.read()
+
+    async with a_bed() as bed, a_server(early) as port:
+        bed.serve(port)
+
+        async def upload() -> None:
+            async with bed.client.post("/services/api/", data=pieces()) as answer:
+                answer.raise_for_status()
+                await answer.read()
+
+        with pytest.raises(aiohttp.ClientError):
+            await upload()
+        await eventually(lambda: not bed.traffic.in_flight.total(), SOON)
+
+
 async def test_a_body_that_is_too_large_is_refused_with_and_without_a_length() -> None:
     async def pieces() -> Any:
         for _ in range(40):
