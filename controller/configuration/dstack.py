@@ -1,4 +1,4 @@
-"""A task's file of dstack, as its author means it here.
+"""A file of dstack for a task or a service, as its author means it here.
 
 dstack's YAML is the model of ours, so most files need nothing. This module turns the rest into our
 fields: forms that dstack reads in a way of its own, and fields of its cloud that have no meaning on
@@ -60,10 +60,10 @@ def translated(data: Mapping[str, Any]) -> Translation:
 
     What it does not know stays as it is, so that `parse` refuses it with its hint.
     """
-    if data.get("type") != "task":
+    if data.get("type") not in _TYPES:
         return Translation(data=dict(data))
     work = _Work(data)
-    for step in (_amounts, _groups, _folders, _files, _clouds, _entrypoint, _docker, _python):
+    for step in _STEPS:
         step(work)
     if work.notes or work.silently or _mentions(data):
         if not _OURS & data.keys():
@@ -238,6 +238,22 @@ def _python(work: _Work) -> None:
         _use_python(work, version)
 
 
+def _replicas(work: _Work) -> None:
+    """Do the same for each kind of replicas of a service."""
+    replicas = work.data.get("replicas")
+    if not isinstance(replicas, list | tuple):
+        return
+    changed = []
+    for one in replicas:
+        own = _Work(one if isinstance(one, dict) else {})
+        _docker(own)
+        _python(own)
+        work.notes += [note for note in own.notes if note not in work.notes]
+        work.silently |= own.silently
+        changed.append(own.data if isinstance(one, dict) else one)
+    work.data["replicas"] = changed
+
+
 def _image(work: _Work) -> None:
     data = work.data
     if data.pop("nvcc", False) not in (False, None):
@@ -245,7 +261,7 @@ def _image(work: _Work) -> None:
     nothing = "commands" not in data and "groups" not in data
     if "image" in data or "python" in data or "nvcc" in data or nothing:
         return
-    groups = _mappings(data.get("groups"))
+    groups = _mappings(data.get("groups")) or _mappings(data.get("replicas"))
     if not groups or not all("image" in group for group in groups):
         _use_python(work, NEWEST_PYTHON)
 
@@ -261,3 +277,10 @@ def _use_python(work: _Work, version: str) -> None:
     ):
         work.data["env"] = [*env, "UV_SYSTEM_PYTHON=1"]
     work.notes.append(f"Python {version} and uv by image {image}")
+
+
+_TYPES = ("task", "service")
+_STEPS = (
+    *(_amounts, _groups, _folders, _files, _clouds, _entrypoint, _docker, _python),
+    _replicas,
+)

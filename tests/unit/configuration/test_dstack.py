@@ -17,11 +17,9 @@ from controller.lifecycle.model import GpuNeed
 from runner.schemas import EnvStyle
 
 SHAPES = Path(__file__).parent / "dstack-shapes.jsonl"
-TASKS = [
-    shape
-    for shape in map(json.loads, SHAPES.read_text().splitlines())
-    if shape.get("type") == "task"
-]
+SHAPES_OF_ALL = [json.loads(line) for line in SHAPES.read_text().splitlines()]
+TASKS = [shape for shape in SHAPES_OF_ALL if shape.get("type") == "task"]
+SERVICES_ACCEPTED_AT_LEAST = 50
 NAMES = ("HF_TOKEN", "WANDB_API_KEY")
 NO_CLOUD = {"spot_policy": "auto", "backends": ["aws"], "max_price": 2.5}
 ACCEPTED_AT_LEAST = 90
@@ -37,8 +35,10 @@ def filled(shape: Any) -> Any:
 
 
 def filled_field(name: str, content: Any) -> Any:
-    if name in ("path", "instance_path") and content == "text":
+    if name in ("path", "instance_path", "url", "prefix") and content == "text":
         return "/text"
+    if name == "format" and content == "text":
+        return "openai"
     if name == "groups":
         return [
             {**filled(group), **({"name": f"g{number}"} if "name" in group else {})}
@@ -115,6 +115,21 @@ def test_a_task_of_the_corpus_keeps_its_meaning(task: dict[str, Any]) -> None:
     assert plan.policy.stop_criteria == task.get("stop_criteria", "all-done")
     assert plan.policy.startup_order == task.get("startup_order", "any")
     assert plan.policy.priority == task.get("priority", 50)
+
+
+def test_most_services_of_the_corpus_are_accepted_with_their_python() -> None:
+    accepted = 0
+    for written in (shape for shape in SHAPES_OF_ALL if shape.get("type") == "service"):
+        data = with_environment(filled(written), environment(written), {})
+        try:
+            parsed = parse(data)
+        except ConfigurationError:
+            continue
+        accepted += 1
+        if "python" in written:
+            assert f"python{written['python']}-" in str(parsed.image)
+            assert parsed.env_style == (EnvStyle.DSTACK,)
+    assert accepted >= SERVICES_ACCEPTED_AT_LEAST
 
 
 GB = 10**9
