@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -67,6 +67,12 @@ READ_BYTES = 1 << 18
 MAX_MESSAGE_BYTES = 64 << 20
 _CLOSED = "the client was closed: make another one"
 _LOST = (OSError, http.client.HTTPException)
+
+
+def _told(content: BinaryIO, sent: Callable[[int], None]) -> Iterator[bytes]:
+    while piece := content.read(READ_BYTES):
+        yield piece
+        sent(content.tell())
 
 
 class ControllerClient:
@@ -148,13 +154,15 @@ class ControllerClient:
             return False
         return True
 
-    def upload(self, digest: str, file: Path) -> None:
-        """Upload the file; `digest` is its sha256."""
+    def upload(self, digest: str, file: Path, sent: Callable[[int], None]) -> None:
+        """Upload the file; `digest` is its sha256. `sent` is told how many bytes are on their
+        way."""
         path = f"/v1/blobs/{digest}"
         with closing(self._connection(UPLOAD_SECONDS)) as connection, file.open("rb") as content:
             headers = {**self._headers(), "Content-Length": str(file.stat().st_size)}
             try:
-                connection.request("PUT", self._target(path, None), content, headers)
+                pieces = _told(content, sent)
+                connection.request("PUT", self._target(path, None), pieces, headers)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all was sent: the answer says why
             except _LOST as error:

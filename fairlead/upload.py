@@ -17,6 +17,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -377,6 +378,7 @@ def _is_there(path: Path) -> bool:
 
 
 _WORTH_TELLING = 4 << 20
+_TELL_SECONDS = 3.0
 
 
 def send_code(
@@ -397,13 +399,31 @@ def send_code(
         packed = pack(configuration, parsed, base, environ, Path(scratch))
         for digest, file in packed.uploads.items():
             if not client.has_upload(digest):
-                _announce(file, tell)
-                client.upload(digest, file)
+                size = file.stat().st_size
+                client.upload(digest, file, UploadProgress(size, tell, time.monotonic))
     sent: dict[str, Any] = packed.configuration
     return sent
 
 
-def _announce(file: Path, tell: Callable[[str], None]) -> None:
-    size = file.stat().st_size
-    if size >= _WORTH_TELLING:
-        tell(f"sending {size / (1 << 20):.0f} MiB of code")
+class UploadProgress:
+    """Tells of a large upload when it begins, and every few seconds how far it is."""
+
+    def __init__(
+        self, size: int, tell: Callable[[str], None], monotonic: Callable[[], float]
+    ) -> None:
+        self._size = size
+        self._tell = tell
+        self._monotonic = monotonic
+        self._told_at = monotonic()
+        if size >= _WORTH_TELLING:
+            tell(f"sending {_mib(size)} MiB of code")
+
+    def __call__(self, sent: int) -> None:
+        now = self._monotonic()
+        if now - self._told_at >= _TELL_SECONDS and sent < self._size:
+            self._told_at = now
+            self._tell(f"{_mib(sent)} of {_mib(self._size)} MiB of code are sent")
+
+
+def _mib(size: int) -> int:
+    return round(size / (1 << 20))

@@ -15,7 +15,7 @@ from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, public, to_run
 from controller.lifecycle.model import JobSpec
 from fairlead import upload
-from fairlead.upload import Packed, pack
+from fairlead.upload import Packed, UploadProgress, pack
 from runner.code.tree import unpack
 from tests.support.git_server import commit, git
 
@@ -302,3 +302,12 @@ def test_a_machine_without_git_can_send_files(
         subprocess.run(["git"], check=False)
     made = packed(base, files=["project/train.py"])
     assert len(made.uploads) == 1
+
+
+def test_a_long_upload_tells_its_progress_every_few_seconds() -> None:
+    told: list[str] = []
+    seconds = iter((0.0, 1.0, 3.5, 4.0, 9.0))
+    progress = UploadProgress(100 << 20, told.append, lambda: next(seconds))
+    for sent in (10, 40, 50, 100):
+        progress(sent << 20)
+    assert told == ["sending 100 MiB of code", "40 of 100 MiB of code are sent"]
