@@ -24,6 +24,7 @@ from controller.lifecycle.reports import (
     ProbeSeen,
     ReplicaDrained,
     ReplicasWanted,
+    Report,
     RollbackRequested,
     Tick,
     WakeRequested,
@@ -224,11 +225,10 @@ def test_a_replica_that_exits_with_zero_comes_back() -> None:
 
 def test_a_service_scaled_to_zero_is_pending_and_a_request_wakes_it() -> None:
     play = ServicePlay(0, 4)
-    assert play.run.status is RunStatus.PENDING
-    assert play.present == []
+    assert (play.run.status, play.present) == (RunStatus.PENDING, [])
 
     play.send(WakeRequested(run_id=play.run_id), WakeRequested(run_id=play.run_id))
-    assert play.run.status is RunStatus.SUBMITTED
+    assert [play.run.status] == [RunStatus.SUBMITTED]
     play.ready()
     play.want(0)
     assert (play.run.status, play.in_traffic) == (RunStatus.PENDING, [])
@@ -253,11 +253,10 @@ def test_scaling_down_ends_replicas_without_requests_first() -> None:
 
 def test_a_slot_is_used_again_once_nothing_of_it_lives() -> None:
     play = ServicePlay(1, 3).want(2).ready(0).ready(1).want(1)
-    assert len(play.state.jobs) == 2
-    play.want(2)
-    assert len(play.state.jobs) == 3
-    play.want(1).drained(1).clean(1).want(2)
-    assert len(play.state.jobs) == 3
+    slots = [len(play.state.jobs)]
+    slots.append(len(play.want(2).state.jobs))
+    slots.append(len(play.want(1).drained(1).clean(1).want(2).state.jobs))
+    assert slots == [2, 3, 3]
 
 
 def test_a_rollout_replaces_one_replica_after_another_and_never_has_fewer_ready() -> None:
@@ -325,7 +324,7 @@ def test_a_service_that_has_ended_keeps_no_secret_of_any_deployment() -> None:
 
 def test_equal_reports_decide_equally_in_any_order() -> None:
     play = ServicePlay(1, 4).ready(0)
-    reports = [
+    reports: list[Report] = [
         ReplicasWanted(run_id=play.run_id, group="main", wanted=3, why="a"),
         WakeRequested(run_id=play.run_id),
         Tick(run_id=play.run_id),
