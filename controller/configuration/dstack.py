@@ -33,6 +33,13 @@ _OF_CLOUDS = (
     *("max_price", "reservation", "creation_policy", "idle_duration", "instances"),
 )
 """Fields that choose among a cloud's offers."""
+FIELDS: Mapping[str, str] = {
+    "python": "a version such as 3.12, in place of an image",
+    "docker": "true: an image with a Docker daemon, which is started before the commands",
+    "utilization_policy": "anything: it ends no run here",
+    **dict.fromkeys(_OF_CLOUDS, "anything: nodes are machines that an operator added"),
+}
+"""Fields of dstack alone that a file may have, and what they may hold."""
 _ALSO_OURS = frozenset(
     {
         *("type", "name", "image", "commands", "entrypoint", "shell", "env", "working_dir", "user"),
@@ -238,20 +245,22 @@ def _python(work: _Work) -> None:
         _use_python(work, version)
 
 
-def _replicas(work: _Work) -> None:
-    """Do the same for each kind of replicas of a service."""
-    replicas = work.data.get("replicas")
-    if not isinstance(replicas, list | tuple):
-        return
-    changed = []
-    for one in replicas:
-        own = _Work(one if isinstance(one, dict) else {})
-        _docker(own)
-        _python(own)
-        work.notes += [note for note in own.notes if note not in work.notes]
-        work.silently |= own.silently
-        changed.append(own.data if isinstance(one, dict) else one)
-    work.data["replicas"] = changed
+def _parts(work: _Work) -> None:
+    """Do the same for each group of a task, and each kind of replicas of a service."""
+    for kind in ("groups", "replicas"):
+        if isinstance(parts := work.data.get(kind), list | tuple):
+            work.data[kind] = [_part(work, one) if isinstance(one, dict) else one for one in parts]
+
+
+def _part(work: _Work, part: dict[str, Any]) -> dict[str, Any]:
+    own = _Work(part)
+    _docker(own)
+    _python(own)
+    if part.get("docker") and own.data.pop("privileged", None):
+        work.data["privileged"] = True
+    work.notes += [note for note in own.notes if note not in work.notes]
+    work.silently |= own.silently
+    return own.data
 
 
 def _image(work: _Work) -> None:
@@ -282,5 +291,5 @@ def _use_python(work: _Work, version: str) -> None:
 _TYPES = ("task", "service")
 _STEPS = (
     *(_amounts, _groups, _folders, _files, _clouds, _entrypoint, _docker, _python),
-    _replicas,
+    _parts,
 )

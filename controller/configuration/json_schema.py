@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from controller.configuration import schema
+from controller.configuration.dstack import FIELDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -51,6 +52,11 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "headers": schema.HeaderFields,
 }
 """The path of each mapping, by the type of its fields."""
+_OF_DSTACK = {name: {"description": f"of dstack: {said}"} for name, said in FIELDS.items()}
+_RELATIVE = f"{schema.ALLOWED['working_dir']}; a relative one counts from dstack's /workflow"
+_OF_DSTACKS_GROUPS = {name: _OF_DSTACK[name] for name in ("python", "docker")} | {
+    "ports": {"type": "array", "description": "of dstack: ports of the run"}
+}
 _FILLED_IN_BY_THE_COMMAND = "uploaded"
 
 
@@ -67,6 +73,13 @@ def document() -> dict[str, Any]:
     for part in (schema.ServiceConfiguration, schema.ReplicaGroupFields):
         for name in schema.ONLY_OF_TASKS:
             components[part.__name__]["properties"].pop(name, None)
+    for whole in (schema.TaskConfiguration, schema.ServiceConfiguration):
+        properties = components[whole.__name__]["properties"]
+        properties |= _OF_DSTACK
+        properties["working_dir"] = _STRING | {"description": _RELATIVE}
+    for part in (schema.GroupFields, schema.ReplicaGroupFields):
+        components[part.__name__]["properties"] |= _OF_DSTACKS_GROUPS
+    components[schema.GroupFields.__name__].pop("required", None)
     used = {name: part for name, part in components.items() if name != "UploadedRepo"}
     is_service = {"properties": {"type": {"const": "service"}}, "required": ["type"]}
     return {
@@ -122,7 +135,7 @@ _SCHEMAS: dict[type, dict[str, Any]] = {
     schema.Cpu: {
         "anyOf": [
             {"type": "number", "exclusiveMinimum": 0},
-            {"type": "string", "pattern": r"^\s*[0-9.]+\s*(\.\.\s*[0-9.]*\s*)?$"},
+            {"type": "string", "pattern": r"^\s*(x86:)?\s*[0-9.]+\s*(\.\.\s*[0-9.]*\s*)?$"},
         ]
     },
     schema.RunName: _RUN_NAME,

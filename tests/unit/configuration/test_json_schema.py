@@ -34,6 +34,9 @@ ACCEPTED: list[dict[str, Any]] = [
     {"volumes": [{"path": "/scratch", "tmpfs": "1GiB"}, "cache:/cache:ro"]},
     {"repos": [{"url": "https://example.com/a.git", "branch": "main", "path": "/code"}]},
     {"groups": [{"name": "ps", "nodes": 1, "commands": ["a"]}], "commands": []},
+    {"python": 3.12, "docker": False, "spot_policy": "auto", "utilization_policy": {}},
+    {"groups": [{"nodes": 1, "commands": ["a"], "ports": [80]}], "commands": []},
+    {"working_dir": "code", "resources": {"cpu": "x86:4..", "gpu": "nvidia:24GB..48GB"}},
     {"ulimits": {"nofile": "1024:4096", "memlock": "unlimited"}, "cap_add": ["SYS_PTRACE"]},
 ]
 SERVICE = {"type": "service", "image": "busybox", "port": 8000}
@@ -54,7 +57,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"priority": 101}, "$.priority"),
     ({"band": "highest"}, "$.band"),
     ({"stop_duration": "soon"}, "$.stop_duration"),
-    ({"working_dir": "code"}, "$.working_dir"),
+    ({"working_dir": 5}, "$.working_dir"),
     ({"name": "My_Run"}, "$.name"),
     ({"type": "gateway"}, "$.type"),
     ({"port": 80}, "$"),
