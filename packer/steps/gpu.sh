@@ -6,6 +6,7 @@ export DEBIAN_FRONTEND=noninteractive
 . /etc/os-release
 case $(dpkg --print-architecture) in amd64) machine=x86_64 ;; *) machine=sbsa ;; esac
 release=$ID$(echo "$VERSION_ID" | tr -d .)
+apt-get install -q -y --no-install-recommends curl
 site=https://developer.download.nvidia.com/compute/cuda/repos/$release/$machine
 curl -fsSL --retry 5 -o /tmp/keyring.deb "$site/cuda-keyring_1.1-1_all.deb"
 dpkg -i /tmp/keyring.deb

@@ -5,5 +5,5 @@ export DEBIAN_FRONTEND=noninteractive
 cloud-init status --wait >/dev/null 2>&1 || true
 apt-get update -q
 apt-get install -q -y --no-install-recommends \
-    openssh-server openssh-client nftables chrony ca-certificates curl gnupg
+    openssh-server openssh-client nftables chrony ca-certificates
 install -D -m 644 /tmp/files/journald.conf /etc/systemd/journald.conf.d/fairlead.conf
