@@ -103,7 +103,11 @@ class Daemon:
 
 
 def run(
-    argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    timeout: float = _COMMAND_SECONDS,
 ) -> str:
     """The command's output. Raises DaemonFailed with all it said when it fails."""
     command = [str(part) for part in argv]
@@ -113,7 +117,7 @@ def run(
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=_COMMAND_SECONDS,
+        timeout=timeout,
         check=False,
     )
     output = done.stdout.decode(errors="replace")

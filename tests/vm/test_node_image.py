@@ -1,0 +1,102 @@
+"""Machines that boot from the image are nodes: what an operator and a job rely on, for real."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.support.processes import ControllerProcess
+from tests.support.waiting import wait_until
+from tests.vm.conftest import (
+    Figures,
+    MachineFactory,
+    boot_node,
+    import_busybox,
+    wait_until_ready,
+)
+from tests.vm.jobs import Jobs
+from tests.vm.machine import VirtualMachine
+
+
+def test_a_booted_node_is_as_its_user_data_says(
+    node: VirtualMachine, controller: ControllerProcess, figures: Figures
+) -> None:
+    assert node.run("hostname") == "vm1\n"
+    assert node.attempt("id", "packer").returncode == 1
+    findings = controller.cli("node", "doctor", "vm1", "--json").json["findings"]
+    assert [found for found in findings if found["level"] == "error"] == []
+    shown = node.run("systemctl", "show", "-p", "MemoryCurrent", "--value", "fairlead-shim")
+    figures.note("bytes of memory of the shim's unit", int(shown))
+    score = node.run("systemd-analyze", "security", "--no-pager", "fairlead-shim.service")
+    figures.note("systemd-analyze security, shim", score.strip().splitlines()[-1])
+
+
+def test_a_container_may_lock_memory_and_be_privileged(node: VirtualMachine, jobs: Jobs) -> None:
+    said = jobs.follow("plain", "echo hello from a container", "ulimit -l")
+    assert "hello from a container" in said
+    assert "unlimited" not in said
+    assert "unlimited" in jobs.follow("locked", "ulimit -l", ulimits={"memlock": "unlimited"})
+    mounts = ("mkdir -p /tmp/m", "mount -t tmpfs none /tmp/m && echo mounted")
+    assert "mounted" in jobs.follow("privileged", *mounts, privileged=True)
+
+
+def test_a_job_goes_on_while_the_engine_and_the_shim_are_restarted(
+    node: VirtualMachine, jobs: Jobs
+) -> None:
+    jobs.start("long", "echo begun", "while [ ! -e /tmp/go ]; do sleep 1; done", "echo ended")
+    jobs.wait_for_log("long", "begun")
+    node.run("systemctl", "restart", "docker.service")
+    node.run("systemctl", "restart", "fairlead-shim.service")
+    container = node.run("docker", "ps", "-q", "--filter", "label=fairlead.task").split()
+    assert len(container) == 1
+    node.run("docker", "exec", container[0], "touch", "/tmp/go")
+    jobs.wait_for("long", "done")
+    assert "ended" in jobs.log("long")
+    assert len(jobs.attempts("long")) == 1
+
+
+def test_a_reboot_ends_what_ran_and_the_job_is_tried_again(
+    node: VirtualMachine, controller: ControllerProcess, jobs: Jobs, figures: Figures
+) -> None:
+    once = "if [ -e /data/second ]; then echo again; else touch /data/second; sleep 3600; fi"
+    jobs.start(
+        "rebooted",
+        "echo begun",
+        once,
+        retry={"on_events": ["interruption"]},
+        volumes=["seen:/data"],
+    )
+    jobs.wait_for_log("rebooted", "begun")
+    wait_until(lambda: len(jobs.attempts("rebooted")) == 1)
+    begun = time.monotonic()
+    node.attempt("systemctl", "reboot")
+    jobs.wait_for("rebooted", "done")
+    figures.note("seconds from a reboot to the end of the next attempt", time.monotonic() - begun)
+    first, second = jobs.attempts("rebooted")
+    assert first["termination_reason"] == "instance_unreachable"
+    assert second["status"] == "done"
+    wait_until_ready(controller, "vm1")
+
+
+def test_two_machines_run_a_gang(
+    node: VirtualMachine,
+    image: Path,
+    new_machine: MachineFactory,
+    controller: ControllerProcess,
+    own_data: Path,
+    jobs: Jobs,
+    vm_folder: Path,
+) -> None:
+    other = new_machine(image, 2)
+    boot_node(other, controller, own_data)
+    other.wait_for_boot()
+    import_busybox(other, vm_folder)
+    speak = (
+        'if [ "$FAIRLEAD_NODE_RANK" = 0 ]; then echo heard "$(nc -l -p 9999)"; else '
+        'until echo rank 1 | nc "$FAIRLEAD_MASTER_NODE_IP" 9999; do sleep 1; done; fi'
+    )
+    jobs.start("gang", speak, nodes=2, resources={})
+    jobs.wait_for("gang", "done")
+    assert "heard rank 1" in jobs.log("gang")
+    ran_on = {job["attempts"][0]["node"] for job in jobs.inspect("gang")["jobs"]}
+    assert ran_on == {"vm1", "vm2"}
