@@ -91,8 +91,10 @@ class LineWriter:
 
     _one_at_a_time = threading.Lock()
 
-    def __init__(self, name: str, stdout: int = STDOUT_FD) -> None:
-        self._prefix = f"{name} | ".encode()
+    def __init__(self, name: str, stdout: int = STDOUT_FD, *, timestamps: bool = False) -> None:
+        self._prefix = f"{name} | ".encode() if name else b""
+        self._timestamps = timestamps
+        self._time = b""
         self._stdout = stdout
         self._rest: dict[int, bytes] = {}
 
@@ -100,6 +102,9 @@ class LineWriter:
         from runner.schemas.frames import Stream
 
         fd = self._stdout if frame.stream is Stream.STDOUT else STDERR_FD
+        if self._timestamps:
+            moment = datetime.fromtimestamp(frame.time_ns / 1e9, UTC)
+            self._time = f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z ".encode()
         text, newline, rest = (self._rest.pop(fd, b"") + frame.payload).rpartition(b"\n")
         if rest:
             self._rest[fd] = rest
@@ -113,14 +118,18 @@ class LineWriter:
 
     def _put(self, fd: int, lines: list[bytes]) -> None:
         with self._one_at_a_time:
-            write_all(fd, b"".join(self._prefix + line + b"\n" for line in lines))
+            write_all(fd, b"".join(self._prefix + self._time + line + b"\n" for line in lines))
 
 
-def log_writer(name: str, *, alone: bool, beside_json: bool = False) -> Writer:
+def log_writer(
+    name: str, *, alone: bool, beside_json: bool = False, timestamps: bool = False
+) -> Writer:
     """Return the writer of a job's log. `alone`: the run has no other job; `beside_json`: stdout is
-    kept for a document."""
+    kept for a document; `timestamps`: each line begins with its time."""
     stdout = STDERR_FD if beside_json else STDOUT_FD
-    return PlainWriter(stdout) if alone else LineWriter(name, stdout)
+    if alone and not timestamps:
+        return PlainWriter(stdout)
+    return LineWriter("" if alone else name, stdout, timestamps=timestamps)
 
 
 @contextmanager

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from controller.api.documents import JobView, RunView
 from controller.cli import output
-from controller.cli.errors import CliError
+from controller.cli.commands.options import seconds_of
+from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.follow import next_of, of_what_is_kept
 from fairlead import settings
 from fairlead.follow import News, follow_log, unread
 from fairlead.progress import job_name
 from fairlead.rest import ControllerClient
+
+if TYPE_CHECKING:
+    from runner.schemas.frames import Frame
 
 
 def logs(
@@ -29,6 +38,10 @@ def logs(
     offset: int = 0,
     job: str | None = None,
     attempt: str | None = None,
+    tail: int | None = None,
+    since: str | None = None,
+    timestamps: Annotated[bool, Parameter(name=["-t", "--timestamps"], negative=())] = False,
+    all_jobs: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Show a run's log: stdout on stdout, stderr on stderr. With several jobs, each line begins
     with its job's name.
@@ -45,7 +58,21 @@ def logs(
         The same as JOB.
     attempt
         Id, or number from 0; default: the job's latest.
+    tail
+        Begin with the last so many lines of each log.
+    since
+        Begin with what came in so long a time, such as 10m, or from a moment on, such as
+        2026-01-31T08:00:00Z.
+    timestamps
+        Begin each line with its time.
+    all_jobs
+        The output of all jobs; the default without JOB.
     """
+    if all_jobs and (job_ or job or attempt):
+        raise CliError("give either --all-jobs or one job", EXIT_USAGE)
+    start = Start(tail=_tail_of(tail), since=moment_of(since, time.time()))
+    if start.is_given and offset:
+        raise CliError("give either --offset, or --tail or --since", EXIT_USAGE)
     if offset < 0:
         raise CliError(f"--offset: {offset} is less than 0", exit_status=2)
     client = settings.client()
@@ -54,24 +81,76 @@ def logs(
     if state is not None and key is None and attempt is None and len(state.jobs) > 1:
         if offset:
             raise CliError("--offset: which job's? Give JOB (`fairlead inspect` names them)", 2)
-        _of_all(client, state, follow=follow)
+        _of_all(client, state, follow=follow, start=start, timestamps=timestamps)
         return 0
+    if start.is_given:
+        offset = start.offset(client.stored_frames(run, job=key, attempt=attempt))
     if follow and state is not None and not _is_past(state, key, attempt):
         attempt_id = chosen_attempt(state, key, attempt)
         frames = follow_log(client, state.id, attempt_id, offset, News(output.note))
     else:
         stored = client.stored_frames(run, job=key, attempt=attempt, offset=offset)
         frames = unread(stored, offset)
+    writer = output.log_writer("", alone=True, timestamps=timestamps)
     for frame in frames:
-        output.write_frame(frame)
+        writer.write(frame)
+    writer.close()
     return 0
 
 
-def _of_all(client: ControllerClient, run: RunView, *, follow: bool) -> None:
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The place in a log to begin at. `tail`: lines; `since`: Unix seconds."""
+
+    tail: int | None
+    since: float | None
+
+    @property
+    def is_given(self) -> bool:
+        return self.tail is not None or self.since is not None
+
+    def offset(self, stored: Iterable[Frame]) -> int:
+        """Return the offset of that place in what is stored."""
+        begun, end = 0, 0
+        starts: deque[int] = deque([0], maxlen=None if self.tail is None else self.tail + 1)
+        for frame in stored:
+            end = frame.end
+            if self.since is not None and frame.time_ns < self.since * 1e9:
+                begun = end
+            position = frame.offset
+            for part in frame.payload.split(b"\n")[:-1] if self.tail is not None else ():
+                position += len(part) + 1
+                starts.append(position)
+        if self.tail is None:
+            return begun
+        lines = [start for start in starts if start < end][-self.tail :] if self.tail else []
+        return max(begun, lines[0] if lines else end)
+
+
+def _tail_of(tail: int | None) -> int | None:
+    if tail is not None and tail < 0:
+        raise CliError(f"--tail: {tail} is less than 0", EXIT_USAGE)
+    return tail
+
+
+def moment_of(text: str | None, now: float) -> float | None:
+    """Return the moment of `--since` in Unix seconds. Raises CliError."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    seconds = seconds_of(text, "--since")
+    assert seconds is not None
+    return now - seconds
+
+
+def _of_all(
+    client: ControllerClient, run: RunView, *, follow: bool, start: Start, timestamps: bool
+) -> None:
     """Print each job's latest attempt: stored logs job by job, followed logs as they come."""
     news = News(output.note)
     works = [
-        partial(_carry, client, run.id, job, job.attempts[-1].id, news if follow else None)
+        partial(_carry, client, run.id, job, news if follow else None, start, timestamps)
         for job in run.jobs
         if job.attempts
     ]
@@ -98,17 +177,32 @@ def _guarded(work: Callable[[], None], ended: SimpleQueue[BaseException | None])
 
 
 def _carry(
-    client: ControllerClient, run_id: str, job: JobView, attempt_id: str, news: News | None
+    client: ControllerClient,
+    run_id: str,
+    job: JobView,
+    news: News | None,
+    start: Start,
+    timestamps: bool,
 ) -> None:
     """Print one log; `news` None: only what is stored now."""
-    if news is None:
-        frames = unread(client.stored_frames(run_id, attempt=attempt_id), 0)
-    else:
-        frames = follow_log(client, run_id, attempt_id, 0, news)
-    writer = output.log_writer(job_name(job), alone=False)
-    for frame in of_what_is_kept(frames, output.note):
+    attempt_id = job.attempts[-1].id
+    writer = output.log_writer(job_name(job), alone=False, timestamps=timestamps)
+    for frame in of_what_is_kept(_frames(client, run_id, attempt_id, news, start), output.note):
         writer.write(frame)
     writer.close()
+
+
+def _frames(
+    client: ControllerClient, run_id: str, attempt_id: str, news: News | None, start: Start
+) -> Iterator[Frame]:
+    """Yield the frames of one log from its start on."""
+    at = 0
+    if start.is_given:
+        at = start.offset(client.stored_frames(run_id, attempt=attempt_id))
+    if news is None:
+        yield from unread(client.stored_frames(run_id, attempt=attempt_id, offset=at), at)
+    else:
+        yield from follow_log(client, run_id, attempt_id, at, news)
 
 
 def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:
