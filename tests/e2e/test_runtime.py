@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from entrypoint.runtime import LAUNCHER, MOUNT_PATH, elf
-from entrypoint.runtime.build import Builder, tree_hash
 from tests.support.docker_daemon import DockerDaemon
-from tests.support.ssh_daemon import CHECKOUT
 
 pytestmark = pytest.mark.e2e
 
@@ -97,15 +95,6 @@ def test_any_user_can_run_it_without_capabilities_on_a_read_only_root(
 ) -> None:
     options = ("--user=12345:12345", "--cap-drop=ALL", "--read-only")
     assert _probe(dockerd, runtime, probe, image, *options)["uid"] == 12345
-
-
-def test_two_builds_are_equal_byte_for_byte(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = str(Path(sys.executable).parent)
-    monkeypatch.setenv("PATH", programs, prepend=":")
-    again = Builder(CHECKOUT, tmp_path).build(force=True)
-    assert tree_hash(again) == tree_hash(runtime)
 
 
 def test_the_gate_finds_nothing_in_the_runtime(runtime: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.images import debian_archive
 from tests.support.machines import Switch
 from tests.support.waiting import LONG, wait_until
 
-_PACKAGES = (
+PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "openssh-server", "openssh-client"),
     *("nftables", "iproute2", "sudo"),
 )
@@ -154,7 +154,7 @@ class BootedMachine:
 
 def booted_image(images: Path, *more: str) -> Path:
     """The machine's root, with more packages, as a folder that is only read."""
-    archive = debian_archive(images, "bookworm", *_PACKAGES, *more)
+    archive = debian_archive(images, "bookworm", *PACKAGES, *more)
     root = images / "-".join(("booted", *more))
     if not root.exists():
         fresh = images / f".{root.name}"

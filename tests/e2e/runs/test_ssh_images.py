@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.runs.visitor import Visitor
-from tests.support import images
+from tests.support import booted, images
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.lab import RunLab
 from tests.support.ssh_daemon import CHECKOUT
@@ -45,7 +45,8 @@ def musl_image(dockerd: DockerDaemon, testbed_folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def bookworm_with_sshd(dockerd: DockerDaemon) -> str:
-    archive = images.debian_archive(KEPT, "bookworm", "openssh-server")
+    """The root of the machines that boot, which is made anyway."""
+    archive = images.debian_archive(KEPT, "bookworm", *booted.PACKAGES)
     return import_archive(dockerd, "bookworm-sshd:e2e", archive)
 
 
