@@ -66,8 +66,8 @@ async def watch_events(call: Call) -> web.StreamResponse:
     if query.run is not None:
         run_id = (await runs.seen(query.run, call.caller)).run.id
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
-    await response.prepare(call.request)
     with registered(call.request, cancel_this()), reader_may_leave():
+        await response.prepare(call.request)
         async for event in _events(call, run_id, query.cursor):
             await response.write(msgspec.json.encode(EventLine(event=event)) + b"\n")
         await response.write_eof()

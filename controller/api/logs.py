@@ -42,8 +42,8 @@ async def read_logs(call: Call) -> web.StreamResponse:
     headers = {"Content-Type": f"{TEXT}; charset=utf-8" if as_text else FRAMES}
     headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Vary": "Accept"}
     response = web.StreamResponse(headers=headers)
-    await response.prepare(call.request)
     with registered(call.request, cancel_this()), reader_may_leave():
+        await response.prepare(call.request)
         if attempt is not None:
             pieces = call.service.logs.read(attempt.id, query.offset)
             async for piece in _texts(pieces, query.offset) if as_text else pieces:

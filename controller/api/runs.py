@@ -168,8 +168,8 @@ async def watch_run(call: Call) -> web.StreamResponse:
     state is the last line."""
     run_id = (await call.service.runs.get(call.path("run"))).run.id
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
-    await response.prepare(call.request)
     with registered(call.request, cancel_this()), reader_may_leave():
+        await response.prepare(call.request)
         async for line in _watch_lines(call, run_id):
             await response.write(line + b"\n")
         await response.write_eof()

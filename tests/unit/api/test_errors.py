@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_runner
 from controller.api.errors import is_our_failure
 from controller.store.base import StoreRefused, StoreUnavailable
-from tests.unit.api.asking import shape_of
+from tests.unit.api.asking import shape_of, submit
 from tests.unit.api.conftest import ADMIN_TOKEN, Controller
 
 LONG = b"k" * 201
@@ -55,6 +55,23 @@ async def answer_to(port: int, head: str, body: bytes) -> bytes:
     answer = await reader.read()
     writer.close()
     return answer
+
+
+@pytest.mark.parametrize("path", ["runs/here/watch", "runs/here/logs", "events/watch"])
+async def test_a_reader_that_left_before_the_first_byte_is_no_error(
+    port: int,
+    api: TestClient[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+) -> None:
+    async def find_it_gone(*_: object) -> None:
+        raise ClientConnectionResetError("Cannot write to closing transport")
+
+    await submit(api, name="here")
+    monkeypatch.setattr(web.StreamResponse, "prepare", find_it_gone)
+    assert await answer_to(port, f"GET /v1/{path} HTTP/1.1", b"") == b""
+    assert errors(caplog) == []
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
