@@ -17,18 +17,16 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shim import safe_files
+from shim import adapters, safe_files
 from shim.api.app import make_runner
 from shim.daemon import Daemon, Identity, disk_threads
 from shim.engines.base import Engine
 from shim.errors import EngineError, StartError
-from shim.gpus import Gpus
 from shim.gpus.selection import Exclusion
 from shim.node import ledger, machine
 from shim.node.ledger import Capacity
@@ -260,11 +258,13 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     capacity = _capacity(arguments, settings)
-    find_install, make_engine = _engine(EngineKind(arguments.engine), settings, threads)
-    identity = await Identity.load(settings, threads, find_install)
-    engine = make_engine(identity.record.install_id)
+    adapter = adapters.engine(EngineKind(arguments.engine))
+    identity = await Identity.load(settings, threads, adapter.find_install)
+    engine = adapter.make(settings, threads, identity.record.install_id)
+    if not engine.isolation:
+        log.warning("the %s engine is for development only: tasks are not isolated", engine.kind)
     check_host_network(settings.host_network, engine)
-    gpus = _gpus([Exclusion.parse(text) for text in arguments.exclude_gpu])
+    gpus = adapters.gpus([Exclusion.parse(text) for text in arguments.exclude_gpu])
     split = None if arguments.blocks is None else ledger.parse(arguments.blocks)
     systemd = Systemd()
     service = await Daemon.open(
@@ -310,7 +310,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         proxy_variables=proxy_variables(os.environ) if arguments.container_proxy else {},
     )
     settings.check_paths()
-    if arguments.engine == EngineKind.DOCKER:
+    if adapters.engine(EngineKind(arguments.engine)).needs_runtime:
         check_runtime(settings.runtime)
     if not safe_files.is_supported():
         raise StartError("the kernel has no openat2 (Linux 5.6 or newer is needed)")
@@ -408,30 +408,6 @@ def _refuse_taken(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise StartError(f"--socket {path}: another process listens there")
-
-
-def _engine(
-    kind: EngineKind, settings: Settings, threads: ThreadPoolExecutor
-) -> tuple[Callable[[Path], str | None], Callable[[str], Engine]]:
-    """Return what finds the install of a data folder, and what makes its engine.
-
-    An engine is imported only when it is used: docker-py alone costs ten megabytes.
-    """
-    if kind is EngineKind.DOCKER:
-        from shim.engines.docker.api import find_install
-        from shim.engines.docker.engine import DockerEngine
-
-        return find_install, partial(DockerEngine, settings)
-    from shim.engines.process import ProcessEngine
-
-    log.warning("the process engine is for development only: tasks are not isolated")
-    return lambda data: None, lambda install: ProcessEngine(settings.data, install, threads)
-
-
-def _gpus(excluded: list[Exclusion]) -> Gpus:
-    from shim.gpus.nvidia.nvml import NvmlGpus
-
-    return NvmlGpus(excluded)
 
 
 if __name__ == "__main__":

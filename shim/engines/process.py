@@ -19,7 +19,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -38,7 +38,8 @@ from shim.engines.base import (
     Storage,
 )
 from shim.errors import EngineError
-from shim.schemas import EngineKind, PullProgress, RegistryAuth
+from shim.examination import Asked, Node, warn
+from shim.schemas import EngineKind, Finding, PullProgress, RegistryAuth
 from shim.state import records
 
 log = logging.getLogger(__name__)
@@ -404,3 +405,11 @@ def _claimed_exit_code(job_folder: Path) -> int | None:
     except msgspec.DecodeError:
         return None
     return code if isinstance(code, int) else None
+
+
+def examine(node: Node, asked: Asked) -> Iterator[Finding]:
+    """Say what this engine lacks."""
+    yield warn(
+        "jobs are plain processes of this node: nothing isolates them",
+        "install Docker, then /opt/fairlead/current/install --docker use",
+    )

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from shim import doctor
-from shim.doctor import Answer, Node
+from shim.engines.docker.examination import judge_engine
 from shim.errors import StartError
+from shim.examination import Answer, Asked, Node
+from shim.gpus.nvidia import examination
 from shim.schemas import EngineKind, Finding, FindingLevel
 from shim.settings import check_runtime
 
@@ -17,7 +19,7 @@ OK, WARNING, ERROR = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.ERROR
 CONFINED = "".join(f"{name} {values[0]}\n" for name, values in doctor.TUNNEL.items())
 
 
-def says(**programs: str | Answer) -> doctor.Asked:
+def says(**programs: str | Answer) -> Asked:
     """Programs by name, with `_` for `-`; others are missing."""
 
     def asked(argv: Sequence[str]) -> Answer:
@@ -39,7 +41,7 @@ def node(tmp_path: Path) -> Node:
     return Node(data=tmp_path / "data", root=tmp_path, engine=EngineKind.PROCESS)
 
 
-def sshd_says(settings: str) -> doctor.Asked:
+def sshd_says(settings: str) -> Asked:
     return says(sshd=f"{settings}authorizedkeysfile /etc/ssh/keys\n", getent="fairlead:*:1::::::")
 
 
@@ -78,7 +80,7 @@ def test_a_locked_tunnel_user_is_found(node: Node) -> None:
     ],
 )
 def test_the_firewall_is_judged_by_its_rules_or_its_service(
-    node: Node, asked: doctor.Asked, level: FindingLevel
+    node: Node, asked: Asked, level: FindingLevel
 ) -> None:
     assert levels(doctor.firewall(node, asked)) == [level]
 
@@ -96,29 +98,29 @@ def _card(root: Path, number: int) -> None:
 
 
 def test_gpus_are_judged_by_card_driver_and_toolkit(node: Node) -> None:
-    assert levels(doctor.gpus(node, says())) == [OK]
+    assert levels(examination.examine(node, says())) == [OK]
     _card(node.root, 0)
     _card(node.root, 1)
-    assert levels(doctor.gpus(node, says())) == [ERROR]
+    assert levels(examination.examine(node, says())) == [ERROR]
     version = node.root / "proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.touch()
-    assert levels(doctor.gpus(node, says(nvidia_smi="GPU-0\n"))) == [ERROR, ERROR]
+    assert levels(examination.examine(node, says(nvidia_smi="GPU-0\n"))) == [ERROR, ERROR]
     both = "GPU-0\nGPU-1\n"
     hook = says(nvidia_smi=both, nvidia_container_runtime_hook="1.17")
-    assert levels(doctor.gpus(node, hook)) == [OK, WARNING]
+    assert levels(examination.examine(node, hook)) == [OK, WARNING]
     spec = node.root / "etc/cdi/nvidia.yaml"
     spec.parent.mkdir()
     spec.write_text("kind: nvidia.com/gpu\n")
-    assert levels(doctor.gpus(node, says(nvidia_smi=both))) == [OK, OK]
+    assert levels(examination.examine(node, says(nvidia_smi=both))) == [OK, OK]
 
 
 def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:
     can = {"MemoryLimit": True, "CpuCfsQuota": True, "PidsLimit": True}
     fine = {**can, "ServerVersion": "26.1", "LiveRestoreEnabled": True}
-    assert levels(doctor.judge_engine(fine)) == [OK]
-    assert levels(doctor.judge_engine({**fine, "LiveRestoreEnabled": False})) == [OK, WARNING]
-    assert levels(doctor.judge_engine({**fine, "PidsLimit": False})) == [OK, ERROR]
+    assert levels(judge_engine(fine)) == [OK]
+    assert levels(judge_engine({**fine, "LiveRestoreEnabled": False})) == [OK, WARNING]
+    assert levels(judge_engine({**fine, "PidsLimit": False})) == [OK, ERROR]
 
 
 def test_every_check_is_told_by_its_name_and_every_fault_has_a_fix(node: Node) -> None:

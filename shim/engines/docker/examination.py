@@ -1,0 +1,78 @@
+"""Examines the Docker engine of a node: what it can, and whether a container starts."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import requests.exceptions
+
+from shim.examination import INSTALL, Asked, Node, bad, ok, warn
+from shim.schemas import Finding
+
+IMAGES = "var/lib/docker"
+"""The folder of the images, below the root."""
+_CONTAINER_SECONDS = 60
+_ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
+
+
+def examine(node: Node, asked: Asked) -> Iterator[Finding]:
+    failures = (docker.errors.DockerException, requests.exceptions.RequestException)
+    url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    try:
+        api = docker.APIClient(base_url=url, version="auto", timeout=_CONTAINER_SECONDS)
+    except failures as error:
+        yield bad(f"the Docker engine does not answer: {error}", "systemctl restart docker")
+        return
+    try:
+        yield from judge_engine(api.info())
+        yield _try_container(api, node.runtime)
+    except failures as error:
+        fix = "journalctl -u docker says more"
+        yield bad(f"a container does not start: {error}", fix)
+    finally:
+        api.close()
+
+
+def judge_engine(info: dict[str, Any]) -> Iterator[Finding]:
+    """What the engine says of itself."""
+    yield ok(f"Docker {info.get('ServerVersion')} answers")
+    lost = [name for name in ("MemoryLimit", "CpuCfsQuota", "PidsLimit") if not info.get(name)]
+    if lost:
+        yield bad(f"Docker cannot keep {', '.join(lost)}", "enable these cgroups, restart Docker")
+    if not info.get("LiveRestoreEnabled"):
+        fix = f"{INSTALL}: it sets live-restore in /etc/docker/daemon.json"
+        yield warn("jobs end when the Docker engine is restarted", fix)
+
+
+def _try_container(api: Any, runtime: Path) -> Finding:
+    """Its image is empty: all that runs in it is the runtime, as in every job."""
+    empty = io.BytesIO()
+    tarfile.open(fileobj=empty, mode="w").close()
+    name = f"fairlead-doctor:{uuid.uuid4().hex[:12]}"
+    api.import_image_from_data(empty.getvalue(), repository=name.split(":")[0], tag=name[16:])
+    container = None
+    try:
+        mount = [f"{runtime.resolve()}:/opt/fairlead/runtime:ro"]
+        host = api.create_host_config(binds=mount, network_mode="none")
+        command = ["--help"]
+        container = api.create_container(
+            name, command, entrypoint=[_ENTRYPOINT], host_config=host, environment={}
+        )["Id"]
+        api.start(container)
+        status = api.wait(container, timeout=_CONTAINER_SECONDS)["StatusCode"]
+        output = api.logs(container).decode(errors="replace").strip()
+    finally:
+        if container is not None:
+            api.remove_container(container, force=True)
+        api.remove_image(name, force=True)
+    if status == 0:
+        return ok("a container with the runtime starts")
+    return bad(f"a container with the runtime ends with {status}: {output[-300:]}", INSTALL)
