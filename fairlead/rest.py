@@ -392,6 +392,11 @@ def run_path(key: str, part: str = "") -> str:
     return f"{path}/{part}" if part else path
 
 
+def service_path(key: str, part: str = "") -> str:
+    """Return the path of a service, or of a part of it."""
+    return run_path(key, part).replace("/v1/runs/", "/v1/services/", 1)
+
+
 def job_path(run: str, job: str, part: str) -> str:
     return run_path(run, f"jobs/{quote(job, safe='')}/{part}")
 

@@ -27,6 +27,7 @@ from controller.api import (
     scheduling,
     secrets,
     service_keys,
+    services,
     users,
 )
 from controller.api.errors import as_response, encoded, is_our_failure
@@ -194,5 +195,6 @@ ROUTES: tuple[Route, ...] = (
     *secrets.ROUTES,
     *fleets.ROUTES,
     *service_keys.ROUTES,
+    *services.ROUTES,
 )
 """All routes under `/v1`, in the order of the OpenAPI document."""

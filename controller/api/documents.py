@@ -14,6 +14,7 @@ import msgspec
 from controller.lifecycle.model import Band, Role, RunType
 from controller.lifecycle.outputs import OutputsState
 from controller.lifecycle.reasons import Reason, RunReason
+from controller.lifecycle.services.policy import DeploymentState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, IrisState, RunStatus
 from controller.scheduling.answers import Amounts, PlannedPlace, Waiting
 from shim.schemas import GpuMetrics, PullProgress
@@ -97,6 +98,36 @@ class AttemptOutputsView(_View, frozen=True):
     left_out_size: int
 
 
+class ProbeView(_View, frozen=True):
+    """The latest result of one probe of a replica; `since`: when it changed to that."""
+
+    passes: bool
+    in_a_row: int
+    since: str
+    message: str | None
+
+
+class ScaleView(_View, frozen=True):
+    """How many replicas a group of a service shall have; `at`: when that changed."""
+
+    group: str
+    wanted: int
+    at: str
+    why: str
+
+
+class DeploymentView(_View, frozen=True):
+    """One version of a service. `of`: the deployment that a rollback brought back."""
+
+    number: int
+    state: DeploymentState
+    by: str
+    at: str
+    ended_at: str | None
+    message: str | None
+    of: int | None
+
+
 class AttemptView(_View, frozen=True):
     """`state`: Iris's name for it, final as soon as there is a `termination_reason`."""
 
@@ -130,6 +161,9 @@ class AttemptView(_View, frozen=True):
     terminating_at: str | None
     state: IrisState
     outputs: AttemptOutputsView
+    deployment: int
+    probes: tuple[ProbeView, ...]
+    drains_until: str | None
 
 
 class PastAttemptView(AttemptView, frozen=True):
@@ -158,6 +192,8 @@ class JobView(_View, frozen=True):
     scaled_down: bool
     retry_at: str | None
     state: IrisState
+    deployment: int
+    not_ready: str | None
 
 
 class RunView(_View, frozen=True):
@@ -199,6 +235,8 @@ class RunView(_View, frozen=True):
     submitted_at: str
     finished_at: str | None
     configuration: dict[str, Any]
+    scales: tuple[ScaleView, ...]
+    deployments: tuple[DeploymentView, ...]
 
 
 class RunSummary(_View, frozen=True):
@@ -507,3 +545,63 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None
     field: str | None
     warning: str | None
+
+
+class ServiceGroupView(_View, frozen=True):
+    """One replica group. The statistics are of the last minute; null: there are none yet. `next` is
+    what the autoscaler wants now, and `next_at` when a delay lets it."""
+
+    name: str
+    least: int
+    most: int
+    wanted: int
+    why: str
+    rps: float | None
+    errors: int
+    in_flight: int
+    latency_p50: float | None
+    latency_p95: float | None
+    next: int
+    next_why: str
+    next_at: str | None
+
+
+class ReplicaView(_View, frozen=True):
+    """One replica; `not_ready` null: it gets requests."""
+
+    group: str
+    replica: int
+    deployment: int
+    status: str
+    node: str | None
+    registered_at: str | None
+    not_ready: str | None
+
+
+class ServiceView(_View, frozen=True):
+    """A service with its replicas, its load and its versions, the latest last."""
+
+    id: str
+    name: str
+    user: str
+    status: RunStatus
+    path: str
+    model: str | None
+    auth: bool
+    deployment: int
+    groups: tuple[ServiceGroupView, ...]
+    replicas: tuple[ReplicaView, ...]
+    deployments: tuple[DeploymentView, ...]
+
+
+class ChangeView(_View, frozen=True):
+    field: str
+    before: Any
+    after: Any
+
+
+class DeployView(_View, frozen=True):
+    """What a deployment changes; none was made when nothing changes, or when only asked."""
+
+    service: ServiceView
+    changes: tuple[ChangeView, ...]

@@ -15,13 +15,16 @@ from controller.api.documents import (
     AttemptOutputsView,
     AttemptView,
     ChildView,
+    DeploymentView,
     GroupView,
     IncarnationView,
     JobView,
     OccurrenceView,
     PastAttemptView,
+    ProbeView,
     RunSummary,
     RunView,
+    ScaleView,
     SwitchView,
 )
 from controller.configuration.plan import without_uploads
@@ -41,6 +44,7 @@ from controller.lifecycle.pending_reasons import RunSuspended
 from controller.lifecycle.reasons import state_of
 from controller.lifecycle.run_status import state_of_job
 from controller.lifecycle.schedules import next_trigger_at
+from controller.lifecycle.services.readiness import why_not_ready
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.scheduling.grant import asked_by
 
@@ -99,7 +103,7 @@ def run_view(
         gives_up_at=None if gathers is None else iso(gathers.gives_up_at),
         next_triggered_at=iso_or_none(next_trigger_at(run)),
         switches=tuple(derived(SwitchView, switch) for switch in run.switches),
-        jobs=tuple(_job(state, job, node_names) for job in state.jobs),
+        jobs=tuple(job_view(state, job, node_names) for job in state.jobs),
         groups=tuple(derived(GroupView, group) for group in run.groups),
         allocations=tuple(
             _allocation(one, node_names, needs.get(one.job_id)) for one in allocations
@@ -112,6 +116,8 @@ def run_view(
         priority=run.policy.priority,
         band=run.policy.band,
         configuration=without_uploads(run.configuration),
+        scales=tuple(derived(ScaleView, scale) for scale in run.scales),
+        deployments=tuple(derived(DeploymentView, one) for one in run.deployments),
     )
 
 
@@ -135,7 +141,8 @@ def _incarnation(incarnation: Incarnation | None) -> IncarnationView | None:
     return None if incarnation is None else derived(IncarnationView, incarnation)
 
 
-def _job(state: RunState, job: Job, node_names: Mapping[str, str]) -> JobView:
+def job_view(state: RunState, job: Job, node_names: Mapping[str, str]) -> JobView:
+    """Return the document of one of the run's jobs; `node_names`: by node id."""
     run = state.run
     return derived(
         JobView,
@@ -144,7 +151,14 @@ def _job(state: RunState, job: Job, node_names: Mapping[str, str]) -> JobView:
         pending_reason=_pending_reason(run, job),
         attempts=tuple(_attempt(attempt, node_names) for attempt in job.attempts),
         state=state_of_job(run, job, state.jobs),
+        not_ready=_not_ready(job),
     )
+
+
+def _not_ready(job: Job) -> str | None:
+    if job.spec.serves is None or job.scaled_down:
+        return None
+    return why_not_ready(job, job.attempts[-1] if job.attempts else None)
 
 
 def _job_status(job: Job) -> str:
@@ -195,6 +209,9 @@ def _attempt(attempt: Attempt, node_names: Mapping[str, str]) -> AttemptView:
         terminating_at=iso_or_none(attempt.terminating_at),
         state=state_of(attempt.status, attempt.reason),
         outputs=_outputs(attempt),
+        deployment=attempt.deployment,
+        probes=tuple(derived(ProbeView, one, since=iso(one.since)) for one in attempt.probes),
+        drains_until=iso_or_none(attempt.drains_until),
     )
 
 

@@ -148,6 +148,10 @@ def _service_app() -> App:
     key.command(f"{keys}:list_", name="list", help="List the keys of your services.")
     key.command(f"{keys}:revoke", name="revoke", help="Revoke a key.")
     service.command(key)
+    services = f"{_COMMANDS}.services"
+    service.command(f"{services}:show", name="show", help="Show a service and its replicas.")
+    service.command(f"{services}:history", name="history", help="List the deployments.")
+    service.command(f"{services}:rollback", name="rollback", help="Bring a deployment back.")
     return service
 
 

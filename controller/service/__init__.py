@@ -12,8 +12,10 @@ from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
 from controller.metric_history import MetricHistory
 from controller.outputs import OutputStore
+from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
+from controller.service.deployments import DeploymentService
 from controller.service.fleets import FleetService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
 from controller.service.nodes import DoctorService, GpuService, NodeService
@@ -29,6 +31,7 @@ from controller.service.submissions import BlobService, SubmissionService
 from controller.service.user_data import JoinPoint
 from controller.service.users import Gate, UserService
 from controller.store.base import Store
+from controller.traffic.statistics import Traffic
 from controller.vault import Vault
 
 
@@ -56,6 +59,8 @@ class ControllerService:
         node_key: str | None = None,
         logs_kept_for: float = math.inf,
         join: JoinPoint | None = None,
+        traffic: Traffic | None = None,
+        autoscaler: Autoscaler | None = None,
         metric_history: MetricHistory,
         vault: Vault,
         outputs: OutputStore,
@@ -84,6 +89,15 @@ class ControllerService:
             blobs=blobs,
             runs=self.runs,
             secrets=self.secrets,
+        )
+        traffic = traffic or Traffic(clock.now)
+        self.deployments = DeploymentService(
+            turns=turns,
+            runs=self.runs,
+            submissions=self.submissions,
+            clock=clock,
+            traffic=traffic,
+            autoscaler=autoscaler or Autoscaler(turns, traffic, clock),
         )
         self.explanations = ExplainService(turns, self.runs, clock)
         self.plans = PlanService(turns, self.submissions, clock)

@@ -216,6 +216,18 @@ class SubmissionService:
         order = _Order(plan=plan, user=user, submission=submission, parent=None)
         return self._new(self._name(_wanted_name(submission, plan)), order)
 
+    def planned(self, submission: Submission, *, user: User) -> Plan:
+        """Return the plan of a submission; nothing is stored. Raises as `draft` does."""
+        written = _mapping(submission.configuration)
+        plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
+        require_band(user, plan.policy.band)
+        self._secrets.require(plan.specs, user)
+        return plan
+
+    async def require_uploads(self, plan: Plan, user: User) -> None:
+        """Raise Conflict unless all uploads of the plan are there."""
+        await self._require_blobs(plan, user)
+
     async def _submitted(
         self, written: dict[str, object], user: User, client_key: str
     ) -> RunState | None:

@@ -16,6 +16,7 @@ from controller.cli.errors import EXIT_INTERRUPTED
 from controller.configuration.dstack import translated
 from controller.configuration.source import Document
 from fairlead import settings
+from fairlead.errors import ApiError
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.ssh_keys import public_keys
 from fairlead.submission import completed, given_variables, read_document, submit, with_code
@@ -35,7 +36,9 @@ def apply(
     bundle: Annotated[
         Path | None, Parameter(help="For a fleet: the file that ./dev bundle made.")
     ] = None,
-    yes: Annotated[bool, Parameter(negative=(), help="For a fleet: ask no questions.")] = False,
+    yes: Annotated[
+        bool, Parameter(negative=(), help="For a fleet or a changed service: ask no questions.")
+    ] = False,
     upgrade: Annotated[
         bool, Parameter(negative=(), help="For a fleet: replace other versions.")
     ] = False,
@@ -78,8 +81,28 @@ def apply(
         "if_exists": if_exists,
         "parent": parent,
     }
+    live = _live_service(client, configuration, name) if if_exists == "error" else None
+    if live is not None:
+        from controller.cli.commands.services import change_in_place
+
+        return change_in_place(client, live, wish, yes=yes, json=json)
     data, kept = submit(client, wish, output.note)
     return _go_on(client, data, kept=kept, detach=detach, json=json)
+
+
+def _live_service(client: ControllerClient, configuration: object, name: str | None) -> str | None:
+    """Return the name when the file is of a service and a live service has its name."""
+    if not isinstance(configuration, dict) or configuration.get("type") != "service":
+        return None
+    wanted = name or configuration.get("name")
+    if not isinstance(wanted, str):
+        return None
+    try:
+        found = client.run(wanted)
+    except ApiError:
+        return None
+    lives = found.type == "service" and found.finished_at is None
+    return wanted if lives and found.termination_reason is None else None
 
 
 def _go_on(client: ControllerClient, data: bytes, *, kept: bool, detach: bool, json: bool) -> int:

@@ -182,12 +182,17 @@ GOLDEN: dict[str, Any] = {
                         "left_out": 0,
                         "left_out_size": 0,
                     },
+                    "deployment": 0,
+                    "probes": [],
+                    "drains_until": None,
                 }
             ],
             "abandoned": False,
             "scaled_down": False,
             "retry_at": None,
             "state": "failed",
+            "deployment": 0,
+            "not_ready": None,
         }
     ],
     "groups": [{"name": "main", "nodes": 2, "gang_size": 1, "share_nodes": False}],
@@ -227,6 +232,8 @@ GOLDEN: dict[str, Any] = {
     "submitted_at": "1970-01-01T00:00:00.000Z",
     "finished_at": "1970-01-01T00:01:40.000Z",
     "configuration": {"commands": ["train"], "repos": [{"local_path": "."}]},
+    "scales": [],
+    "deployments": [],
 }
 
 

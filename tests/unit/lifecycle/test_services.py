@@ -210,7 +210,7 @@ def test_a_failed_replica_comes_back_and_the_other_goes_on() -> None:
 def test_a_replica_that_may_not_be_tried_again_ends_no_service_that_has_others() -> None:
     play = ServicePlay(2, retry=RetryPolicy(on_events=frozenset())).ready(0).ready(1)
     play.live_end(0)
-    assert play.run.status is RunStatus.RUNNING
+    assert play.in_traffic == ["v1"]
     play.live_end(1)
     assert (play.run.status, play.run.reason) == (RunStatus.FAILED, RunReason.JOB_FAILED)
 
@@ -331,8 +331,8 @@ def test_equal_reports_decide_equally_in_any_order() -> None:
     ]
     ends = []
     for order in (reports, reports[::-1]):
-        ids = iter(range(100))
-        ends.append(decide(play.state, order, play.now, lambda ids=ids: f"x{next(ids)}").state)  # type: ignore[misc]
+        ids = map(str, range(100))
+        ends.append(decide(play.state, order, play.now, ids.__next__).state)
     assert ends[0] == ends[1]
 
 

@@ -1,0 +1,96 @@
+"""Services over REST: what is shown, what changes in place, and what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp.test_utils import TestClient
+
+SERVICE = {"type": "service", "image": "busybox", "commands": ["serve"], "port": 80}
+
+
+async def submit(api: TestClient[Any, Any], **more: Any) -> None:
+    body = {"configuration": {**SERVICE, **more}, "name": "web"}
+    async with api.post("/v1/runs", json=body) as response:
+        assert response.status == 201, await response.text()
+
+
+async def deploy(
+    api: TestClient[Any, Any], *, only_ask: bool = False, **more: Any
+) -> tuple[int, dict[str, Any]]:
+    body = {"configuration": {**SERVICE, **more}, "only_ask": only_ask}
+    async with api.post("/v1/services/web/deployments", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_a_service_is_shown_with_its_replicas_and_why_they_get_no_requests(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api, replicas=2)
+    async with api.get("/v1/services/web") as response:
+        shown = await response.json()
+
+    assert (shown["name"], shown["path"], shown["deployment"]) == ("web", "/services/web/", 0)
+    assert [group["wanted"] for group in shown["groups"]] == [2]
+    assert len(shown["replicas"]) == 2
+    assert "it is submitted" in shown["replicas"][0]["not_ready"]
+    assert [one["state"] for one in shown["deployments"]] == ["rolling"]
+
+
+async def test_a_change_is_shown_field_by_field_before_it_is_made(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api)
+    _, asked = await deploy(api, only_ask=True, commands=["serve --fast"], replicas=3)
+    assert {one["field"] for one in asked["changes"]} == {"commands", "replicas"}
+    assert asked["service"]["deployment"] == 0
+
+    status, made = await deploy(api, commands=["serve --fast"], replicas=3)
+    assert (status, made["service"]["deployment"]) == (200, 1)
+    assert [one["state"] for one in made["service"]["deployments"]] == ["replaced", "rolling"]
+
+
+async def test_a_file_that_changes_nothing_makes_no_deployment(api: TestClient[Any, Any]) -> None:
+    await submit(api)
+    _, made = await deploy(api)
+
+    assert (made["changes"], made["service"]["deployment"]) == ([], 0)
+
+
+async def test_other_values_of_variables_are_a_change_and_are_not_shown(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api, env={"A": "one"})
+    _, asked = await deploy(api, only_ask=True, env={"A": "canary"})
+
+    assert [one["field"] for one in asked["changes"]] == ["group main"]
+    assert "canary" not in str(asked)
+
+
+async def test_what_cannot_change_in_place_is_refused_with_its_field(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api)
+    status, answer = await deploy(api, band="batch")
+
+    assert status == 409
+    assert (answer["error"]["code"], answer["error"]["field"]) == ("not_in_place", "band")
+
+
+async def test_without_an_earlier_deployment_there_is_nothing_to_go_back_to(
+    api: TestClient[Any, Any],
+) -> None:
+    await submit(api)
+    async with api.post("/v1/services/web/rollback", json={}) as response:
+        answer = await response.json()
+
+    assert response.status == 404
+    assert "no earlier deployment that was rolled out" in answer["error"]["message"]
+
+
+async def test_a_task_is_no_service(api: TestClient[Any, Any]) -> None:
+    body = {"configuration": {"type": "task", "commands": ["true"]}, "name": "web"}
+    async with api.post("/v1/runs", json=body) as response:
+        assert response.status == 201
+    async with api.get("/v1/services/web") as response:
+        assert response.status == 409
