@@ -33,7 +33,7 @@ from controller.api import (
 from controller.api.errors import as_response, encoded, is_our_failure
 from controller.api.openapi import document
 from controller.api.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
-from controller.api.streams import STREAMS, end_streams
+from controller.api.streams import STREAMS, TOKEN_PROTOCOL, end_streams
 from controller.proxy.entry import Proxy, tidy, to_services
 from controller.service import ControllerService
 from controller.service.users import require_admin
@@ -78,8 +78,17 @@ def make_runner(
 
 
 def token_of(request: web.Request) -> str | None:
+    """Return the token of the request. A browser cannot set the header of a WebSocket's request, so
+    it may offer the token as a subprotocol."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
+    if scheme.lower() == "bearer":
+        return token.strip()
+    offered = request.headers.get("Sec-WebSocket-Protocol", "").split(",")
+    given = (name.strip() for name in offered)
+    return next(
+        (name.removeprefix(TOKEN_PROTOCOL) for name in given if name.startswith(TOKEN_PROTOCOL)),
+        None,
+    )
 
 
 @web.middleware

@@ -13,6 +13,9 @@ from aiohttp import web
 
 HEARTBEAT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
+PROTOCOL = "fairlead"
+TOKEN_PROTOCOL = "fairlead.token."
+"""A browser offers `fairlead` and `fairlead.token.TOKEN` as subprotocols; the first is chosen."""
 Ending = Callable[[], Awaitable[object]]
 STREAMS: web.AppKey[set[Ending]] = web.AppKey("streams", set)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import WSMsgType, web
+from aiohttp import WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
@@ -331,3 +331,22 @@ async def test_streams_end_when_the_controller_stops(
             await socket.receive()
             await closing
     assert socket.close_code == 1001
+
+
+async def test_a_browser_follows_a_log_as_json_with_its_token_as_a_subprotocol(
+    api: TestClient[Any, Any], controller: Controller, server: TestServer
+) -> None:
+    await submit(api, name="hello")
+    attempt = (await controller.service.runs.get("hello")).jobs[0].attempts[-1]
+    await write_log(controller, attempt.id, b"caf\xc3\xa9\xff\n")
+    await controller.logs.complete(attempt.id)
+    async with TestClient(server) as browser:
+        path = "/v1/runs/hello/logs/ws?format=json&offset=3"
+        offered = ("fairlead", f"fairlead.token.{ADMIN_TOKEN}")
+        async with browser.ws_connect(path, protocols=offered) as socket:
+            assert socket.protocol == "fairlead"
+            shown = await socket.receive_json()
+        assert (shown["offset"], shown["end"], shown["text"]) == (3, 7, "é\ufffd\n")
+        assert shown["stream"] == "stdout"
+        with pytest.raises(WSServerHandshakeError):
+            await browser.ws_connect(path, protocols=("fairlead", "fairlead.token.none"))
