@@ -95,7 +95,7 @@ def test_two_machines_run_a_gang(
         'if [ "$FAIRLEAD_NODE_RANK" = 0 ]; then echo heard "$(nc -l -p 9999)"; else '
         'until echo rank 1 | nc "$FAIRLEAD_MASTER_NODE_IP" 9999; do sleep 1; done; fi'
     )
-    jobs.start("gang", speak, nodes=2, resources={})
+    jobs.start("gang", speak, nodes=2, resources={"memory": "128MB"})
     jobs.wait_for("gang", "done")
     assert "heard rank 1" in jobs.log("gang")
     ran_on = {job["attempts"][0]["node"] for job in jobs.inspect("gang")["jobs"]}
