@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.configuration.parse import ConfigurationError, parse
 from controller.configuration.plan import Defaults, Plan, to_run
+from controller.configuration.source import with_environment
 from controller.lifecycle.model import RetryEvent
 from controller.lifecycle.services.policy import (
     Probe,
@@ -175,3 +179,55 @@ def test_what_cannot_be_meant_is_refused_with_its_field(
 
     assert caught.value.field == field
     assert sentence in caught.value.message
+
+
+SHAPES = Path(__file__).with_name("dstack-shapes.jsonl")
+_FORMS = {
+    '"url": "text"': '"url": "/health"',
+    '"format": "text"': '"format": "openai"',
+    '"path": "text"': '"path": "/p"',
+    '"instance_path": "text"': '"instance_path": "/p"',
+    '"header": "text"': '"header": "X-Key"',
+    '"name": "text", "value"': '"name": "X-Key", "value"',
+}
+"""The shapes hold `text` for every string; these fields need a form."""
+
+
+class AnyVariable(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return "value"
+
+
+def refusals() -> Iterator[str]:
+    """Yield the field that is refused for each service of dstack's users, or "" for none."""
+    for line in SHAPES.read_text().splitlines():
+        for form, written in _FORMS.items():
+            line = line.replace(form, written)
+        shape = json.loads(line)
+        if shape.get("type") == "service":
+            try:
+                parse(with_environment(shape, AnyVariable(), {}))
+            except ConfigurationError as error:
+                yield error.field
+            else:
+                yield ""
+
+
+def test_of_61_services_of_dstack_the_12_refused_name_what_is_not_supported() -> None:
+    found = list(refusals())
+
+    assert (len(found), found.count("")) == (61, 49)
+    assert sorted(filter(None, found)) == [
+        "commands",
+        "dstack",
+        "gateway",
+        "nvcc",
+        "port",
+        "replicas[0].router",
+        "replicas[0].router",
+        "replicas[0].router",
+        "replicas[0].router",
+        "router",
+        "schedule",
+        "volumes[1]",
+    ]
