@@ -55,6 +55,10 @@ def _settle_group(draft: Draft, deployment: Deployment, name: str) -> None:
         take_away(draft, job, f"deployment {deployment.number} takes its place")
         old.remove(job)
     most = wanted + (deployment.service.surge if old else 0)
+    waiting = [job for job in new if not readiness.is_registered(job)]
+    for job in _least_useful(waiting, min(len(waiting), len(new) + len(old) - most)):
+        take_away(draft, job, f"{wanted} replicas are wanted")
+        new.remove(job)
     for _ in range(min(wanted - len(new), most - len(new) - len(old))):
         _start(draft, deployment, name)
 
