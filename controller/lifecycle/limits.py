@@ -149,7 +149,7 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
         case AttemptStatus.PULLING:
             return _waiting_runner(run, attempt)
         case AttemptStatus.RUNNING:
-            return _interruption(run, attempt)
+            return _interruption(run, attempt) or _probes_failed(run, attempt)
         case _:
             return None
 
@@ -245,6 +245,22 @@ def _interruption(run: Run, attempt: Attempt) -> Deadline | None:
         name="interruption",
         message=f"the job did not exit within {run.policy.stop_duration:g} s of the interrupt",
         grace=0.0,
+    )
+
+
+def _probes_failed(run: Run, attempt: Attempt) -> Deadline | None:
+    """Return when a replica that had been ready is replaced because its probes fail (rule 8.10)."""
+    limit = run.deployments[-1].service.unhealthy_after if run.deployments else None
+    failing = [result for result in attempt.probes if not result.passes]
+    if limit is None or not attempt.was_registered or not failing:
+        return None
+    first = min(failing, key=lambda result: result.since)
+    why = f": {first.message}" if first.message else ""
+    return Deadline(
+        at=first.since + attempt.limit_paused_total + limit,
+        reason=Reason.PROBES_FAILED,
+        name="unhealthy_after",
+        message=f"its probes failed for {limit:g} s{why}",
     )
 
 

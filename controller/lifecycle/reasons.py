@@ -33,6 +33,7 @@ class Reason(StrEnum):
     GATEWAY_ERROR = "gateway_error"
     WAITING_RUNNER_LIMIT_EXCEEDED = "waiting_runner_limit_exceeded"
     SECRET_MISSING = "secret_missing"
+    PROBES_FAILED = "probes_failed"
     LOG_QUOTA_EXCEEDED = ExitReason.LOG_QUOTA_EXCEEDED.value
     MAX_DURATION_EXCEEDED = ExitReason.MAX_DURATION_EXCEEDED.value
     FAILED_TO_START_DUE_TO_NO_CAPACITY = "failed_to_start_due_to_no_capacity"
@@ -254,6 +255,9 @@ ROWS: Mapping[Reason, Row] = {
     Reason.GATEWAY_ERROR: _error("The job could not be registered with its gateway."),
     Reason.WAITING_RUNNER_LIMIT_EXCEEDED: _error(
         "The container is running, but the runner in it did not answer in time."
+    ),
+    Reason.PROBES_FAILED: _error(
+        "The probes of the replica failed for longer than its unhealthy_after."
     ),
     Reason.SECRET_MISSING: Row(
         final=AttemptStatus.FAILED,

@@ -39,7 +39,9 @@ def note_probe(draft: Draft, report: ProbeSeen) -> None:
         since=before.since if before.passes is report.passed else draft.now,
         message=None if report.passed else report.message,
     )
-    draft.change_attempt(attempt, probes=tuple(results))
+    changed = draft.change_attempt(attempt, probes=tuple(results))
+    if before.passes and not report.passed:
+        draft.change_attempt(changed, limit_paused_total=0.0)
 
 
 def _unknown(probes: Sequence[Probe], since: float) -> list[ProbeResult]:

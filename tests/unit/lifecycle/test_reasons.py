@@ -24,7 +24,7 @@ from tests.unit.lifecycle.play import Play
 TABLE = """
 done_by_runner | DONE | success | - | - | - | succeeded
 container_exited_with_error, out_of_memory, executor_error, ports_binding_failed | FAILED | failure | error | failure | job_failed | failed
-creating_container_error, image_pull_failed, volume_error, gateway_error, waiting_runner_limit_exceeded | FAILED | failure | error | failure | job_failed | failed
+creating_container_error, image_pull_failed, volume_error, gateway_error, waiting_runner_limit_exceeded, probes_failed | FAILED | failure | error | failure | job_failed | failed
 secret_missing | FAILED | failure | - | - | - | failed
 log_quota_exceeded | FAILED | failure | - | - | - | failed
 max_duration_exceeded | TERMINATED | failure | - | - | - | killed

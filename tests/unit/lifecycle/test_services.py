@@ -61,6 +61,7 @@ class ServicePlay(Play):
         probe: Probe | None = None,
         retry: RetryPolicy = RETRY,
         surge: int = 1,
+        unhealthy_after: float | None = None,
     ) -> None:
         super().__init__()
         spec = replace(SPEC, serves=Serves(port=80, probes=(probe or Probe(),)))
@@ -75,7 +76,9 @@ class ServicePlay(Play):
             new_id=self.new_id,
             type=RunType.SERVICE,
             policy=RunPolicy(retry=retry),
-            service=ServicePolicy(port=80, groups=(group,), surge=surge),
+            service=ServicePolicy(
+                port=80, groups=(group,), surge=surge, unhealthy_after=unhealthy_after
+            ),
         )
         self.events.clear()
         self.send()
@@ -160,6 +163,41 @@ def test_a_probe_that_ends_when_ready_is_not_tried_again() -> None:
     assert EffectKind.PROBE_REPLICA not in play.wanted()
     play.probe(passed=False)
     assert play.in_traffic == ["v1"]
+
+
+def test_a_replica_whose_probes_fail_too_long_is_replaced() -> None:
+    play = ServicePlay(1, unhealthy_after=30.0).ready().probe(passed=False)
+    play.wait(29.0)
+    assert (play.attempt().status, play.in_traffic) == (AttemptStatus.RUNNING, [])
+
+    play.wait(1.0).clean()
+    first = play.attempt(number=0)
+    assert (first.reason, first.status) == (Reason.PROBES_FAILED, AttemptStatus.FAILED)
+    assert first.message == "its probes failed for 30 s: no answer"
+    play.wait(3600.0)
+    assert play.attempt(number=1).status is AttemptStatus.SUBMITTED
+
+
+def test_a_probe_that_passes_again_begins_the_time_anew() -> None:
+    play = ServicePlay(1, unhealthy_after=30.0).ready().probe(passed=False).wait(20.0)
+    play.probe().probe(passed=False).wait(29.0)
+    assert play.attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+def test_the_silence_of_its_node_replaces_no_replica() -> None:
+    play = ServicePlay(1, unhealthy_after=30.0).ready().probe(passed=False).wait(20.0)
+    play.send(play.link(down=True, node="n0")).wait(60.0).send(play.link(down=False, node="n0"))
+    assert play.wait(9.0).attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
+@pytest.mark.parametrize("unhealthy_after", [None, 30.0])
+def test_a_replica_that_was_never_ready_is_not_replaced_for_its_probes(
+    unhealthy_after: float | None,
+) -> None:
+    play = ServicePlay(1, unhealthy_after=unhealthy_after).to_running().probe(passed=False)
+    assert play.wait(3600.0).attempt().status is AttemptStatus.RUNNING
 
 
 def test_a_stopped_replica_gets_no_requests_and_is_asked_to_stop_after_its_last_one() -> None:
