@@ -185,7 +185,7 @@ def grant_sentences(grants: Iterable[tuple[str, Amounts, Amounts]]) -> list[str]
     for name, asked, granted in grants:
         alike.setdefault((_amounts(granted), _amounts(asked)), []).append(name)
     return [
-        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} gets {granted}"
+        f"{names[0]}{f' and {len(names) - 1} more get' if names[1:] else ' gets'} {granted}"
         f"; asked: {asked or 'nothing'}"
         for (granted, asked), names in alike.items()
     ]

@@ -180,7 +180,7 @@ def run(arguments: Sequence[str]) -> int:
             result = _called(arguments)
         sys.stdout.flush()
     except _Usage as error:
-        return _fail(f"{error}\nTry `fairlead --help`.", EXIT_USAGE)
+        return _fail(str(error), EXIT_USAGE)
     except ImportError as error:
         return _fail(_INCOMPLETE, EXIT_FAILED) if _lacks_extra(error) else _unforeseen(error)
     except OutputError as error:
@@ -220,7 +220,8 @@ def _called(arguments: Sequence[str]) -> object:
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
         )
     except CycloptsError as error:
-        raise _Usage(str(error)) from None
+        command = " ".join(("fairlead", *(error.command_chain or ())))
+        raise _Usage(f"{error}\nTry `{command} --help`.") from None
 
 
 def _lacks_extra(error: BaseException | None) -> bool:

@@ -89,6 +89,7 @@ _FINDING = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>(?:key in )?\$[^`]*)`)?"
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
+_NO_MEMBER = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
 _BOUND = re.compile(r"Expected `(?:int|float|str)` (?:<|>|of length)")
 _PLAIN_NAMES = {
     "object": "a mapping",
@@ -179,6 +180,8 @@ def _plainly(what: str) -> str:
     expected = _EXPECTED.fullmatch(what)
     if _BOUND.match(what):
         return "is out of range"
+    if unknown := _NO_MEMBER.fullmatch(what):
+        return f"{unknown['value']} is not known"
     if expected is None:
         return what if what[:2].isupper() else what[:1].lower() + what[1:]
     got = _PLAIN_NAMES.get(expected["got"], expected["got"])

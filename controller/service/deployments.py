@@ -12,7 +12,7 @@ import msgspec
 
 from controller.clock import Clock
 from controller.configuration.plan import Plan, without_uploads
-from controller.lifecycle.model import Deployment, Run, RunState
+from controller.lifecycle.model import Deployment, JobSpec, Run, RunState
 from controller.lifecycle.reports import DeployRequested, RollbackRequested
 from controller.lifecycle.services import rollout
 from controller.lifecycle.services.policy import GroupScale, ReplicaGroup
@@ -28,6 +28,8 @@ from controller.store.base import User
 from controller.traffic.statistics import Traffic, WindowStatistics
 
 SHOWN_SECONDS = 60.0
+HIDDEN = "(not shown)"
+HIDDEN_CHANGED = "(another value)"
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,10 +184,22 @@ def _changes(run: Run, plan: Plan) -> Iterator[Change]:
         for planned in plan.groups:
             own = now.specs.get(planned.group.name)
             if own is not None and not rollout.same_replica(own, planned.spec):
-                hidden = "other values of env, secrets, files or defaults"
-                yield Change(field=f"group {planned.group.name}", before=None, after=hidden)
+                yield from _hidden_changes(planned.group.name, own, planned.spec)
         if now.service != plan.service:
             yield Change(field="service", before=None, after="other values of headers or defaults")
+
+
+def _hidden_changes(group: str, before: JobSpec, after: JobSpec) -> Iterator[Change]:
+    """Yield what differs in values that no answer shows, by their names where they have one."""
+    places = (("env", before.env, after.env), ("secrets", before.secrets, after.secrets))
+    named = [
+        f"{place}.{name}"
+        for place, old, new in places
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    for field in named or ["files, probes or defaults"]:
+        yield Change(field=f"group {group}: {field}", before=HIDDEN, after=HIDDEN_CHANGED)
 
 
 def _flat(prefix: str, written: object) -> Iterator[tuple[str, object]]:

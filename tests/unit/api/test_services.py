@@ -60,10 +60,12 @@ async def test_a_file_that_changes_nothing_makes_no_deployment(api: TestClient[A
 async def test_other_values_of_variables_are_a_change_and_are_not_shown(
     api: TestClient[Any, Any],
 ) -> None:
-    await submit(api, env={"A": "one"})
-    _, asked = await deploy(api, only_ask=True, env={"A": "canary"})
+    await submit(api, env={"A": "one", "B": "kept"})
+    _, asked = await deploy(api, only_ask=True, env={"A": "canary", "B": "kept"})
 
-    assert [one["field"] for one in asked["changes"]] == ["group main"]
+    assert asked["changes"] == [
+        {"field": "group main: env.A", "before": "(not shown)", "after": "(another value)"}
+    ]
     assert "canary" not in str(asked)
 
 

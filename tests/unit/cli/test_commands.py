@@ -74,6 +74,13 @@ async def test_wrong_usage_is_status_2(start: Fairlead, arguments: tuple[str, ..
     assert result.err.startswith("fairlead: ")
 
 
+async def test_wrong_usage_leads_to_the_help_of_its_command(start: Fairlead) -> None:
+    scale = await of(start, "scale", "x", "main", "--nodes", "1")
+    assert scale.err.endswith("Try `fairlead scale --help`.\n")
+    key = await of(start, "service", "key", "add")
+    assert key.err.endswith("Try `fairlead service key add --help`.\n")
+
+
 async def test_an_unknown_run_is_status_1(start: Fairlead) -> None:
     for command in ("inspect", "stop", "logs"):
         result = await of(start, command, "nobody")

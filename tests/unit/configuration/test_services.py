@@ -162,6 +162,7 @@ def test_values_of_headers_are_not_shown() -> None:
         ({"probes": [{"type": "http", "url": "x"}]}, "probes[0].url", "begins with /"),
         ({"probes": [{"type": "tcp", "url": "/"}]}, "probes[0].url", "of type http"),
         ({"probes": [{"type": "tcp", "interval": 0.1}]}, "probes[0].interval", "less than 1s"),
+        ({"probes": [{"type": "foo"}]}, "probes[0].type", "'foo' is not known"),
         ({"rate_limits": [{"rps": 1, "key": "header"}]}, "rate_limits[0].header", "is missing"),
         ({"rate_limits": [{"rps": 0}]}, "rate_limits[0].rps", "is out of range"),
         ({"rollout_timeout": 0}, "rollout_timeout", "at once"),
