@@ -1,17 +1,21 @@
 """A node that says what a test plants, and notes what it is asked for.
 
-`FakeLink` connects to it; `FakeConnection` has a `FakeShim` and a `FakeRunner`. Behind the same
-Protocols the simulation has a node that behaves by the shim's own rules (`simulation/node.py`).
+`FakeLink` connects to it; `FakeConnection` has a `FakeShim` and a `FakeRunner`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
-from typing import Any
-
-import msgspec
 
 from controller.links.base import LogPieces, NodeConnection, OutputPieces
 from runner.client import PortStream, RunnerUnavailable
@@ -27,7 +31,6 @@ from shim.client import ShimError
 from shim.schemas import (
     AllocationInfo,
     DrainRequest,
-    EngineKind,
     Event,
     EventType,
     Fence,
@@ -39,28 +42,10 @@ from shim.schemas import (
     TaskInfo,
     TaskRequest,
     TaskStatus,
-    TaskTimes,
     TerminateRequest,
 )
-from tests.doubles.clock import NOW
-
-
-def node_info(**changes: Any) -> NodeInfo:
-    info = NodeInfo(
-        hostname="node",
-        engine=EngineKind.DOCKER,
-        engine_version=None,
-        isolation=True,
-        cpu=64.0,
-        memory=1 << 40,
-        disk=1 << 40,
-        cpu_allocated=0.0,
-        memory_allocated=0,
-        disk_allocated=0,
-        addresses=(),
-    )
-    return msgspec.structs.replace(info, **changes)
-
+from tests.doubles.clock import NOW, ManualClock
+from tests.doubles.shim import KeptTask, ShimState, node_info
 
 HEALTH = Health(version="1", api_versions=("v1",), boot_id="boot", install_id="inst", epoch="e")
 METRICS = NodeMetrics(
@@ -114,10 +99,37 @@ class _Outputs:
             yield piece
 
 
+class _Listing(MutableMapping[str, TaskInfo]):
+    """The tasks of a shim. A task that a test puts in was accepted earlier."""
+
+    def __init__(self, state: ShimState[KeptTask]) -> None:
+        self._state = state
+
+    def __getitem__(self, task_id: str) -> TaskInfo:
+        return self._state.tasks[task_id].info
+
+    def __setitem__(self, task_id: str, info: TaskInfo) -> None:
+        self._state.plant_task(info)
+
+    def __delitem__(self, task_id: str) -> None:
+        del self._state.tasks[task_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.tasks)
+
+    def __len__(self) -> int:
+        return len(self._state.tasks)
+
+
 class FakeShim:
-    """Behaves. `asked` notes every change that was ordered; `refusal` is raised by all of them."""
+    """Behaves by the rules of `ShimState`; a task ends at once when it is told.
+
+    `asked` notes every change that was ordered, also one that is refused then; `refusal` is raised
+    by all of them before.
+    """
 
     def __init__(self) -> None:
+        self._state = ShimState(node_info(), ManualClock(), KeptTask, epoch=HEALTH.epoch)
         self.asked: list[tuple[str, str]] = []
         self.requests: list[TaskRequest] = []
         self.orders: list[TerminateRequest] = []
@@ -128,7 +140,7 @@ class FakeShim:
         self.refusal: Exception | None = None
         self.on_order: Callable[[], None] = lambda: None
         """Called before each change that was ordered."""
-        self.listing: dict[str, TaskInfo] = {}
+        self.listing = _Listing(self._state)
         self.log: list[bytes] = []
         self.log_offsets: list[int] = []
         self.log_failure: Exception | None = None
@@ -137,20 +149,32 @@ class FakeShim:
         self.output_offsets: list[tuple[int, int]] = []
         self.output_failure: Exception | None = None
         self.says = HEALTH
-        self.info = node_info()
         self.metrics = METRICS
         self.findings: tuple[Finding, ...] = ()
         self.stream: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
+        self.tells = False
+        """Tells its own events, instead of those in `stream`."""
         self.silent = False
         self.deaf = False
         """Answers no probe any more."""
         self.probed = 0
         self.greetings: list[Fence] = []
-        self.places: list[AllocationInfo] = []
         self.drained: list[DrainRequest] = []
         self.listed = asyncio.Event()
         self.may_list = asyncio.Event()
         self.may_list.set()
+
+    @property
+    def info(self) -> NodeInfo:
+        return self._state.node()
+
+    @info.setter
+    def info(self, planted: NodeInfo) -> None:
+        self._state.plant_machine(planted)
+
+    def plant_allocations(self, *held: AllocationInfo) -> None:
+        for allocation in held:
+            self._state.plant_allocation(allocation)
 
     def _order(self, verb: str, name: str) -> None:
         if self.refusal is not None:
@@ -167,7 +191,7 @@ class FakeShim:
         return self.says
 
     async def allocations(self) -> Sequence[AllocationInfo]:
-        return tuple(self.places)
+        return self._state.allocations()
 
     async def node(self) -> NodeInfo:
         return self.info
@@ -178,15 +202,8 @@ class FakeShim:
         self._order("put", task_id)
         self.requests.append(request)
         self.fences.append((fence, incarnation))
-        return TaskInfo(
-            id=task_id,
-            run_id=request.run_id,
-            run_name=request.run_name,
-            allocation_id=request.allocation_id,
-            status=TaskStatus.PENDING,
-            image=request.image,
-            times=TaskTimes(submitted_at=NOW),
-        )
+        task, _ = self._state.put(task_id, request, fence=fence, incarnation=incarnation)
+        return task.info
 
     async def tasks(self) -> Sequence[TaskInfo]:
         self.listed.set()
@@ -194,13 +211,12 @@ class FakeShim:
         return tuple(self.listing.values())
 
     async def task(self, task_id: str) -> TaskInfo:
-        if task_id not in self.listing:
-            raise NOT_FOUND
-        return self.listing[task_id]
+        return self._state.known(task_id).info
 
     async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
         self.claims.append((task_id, fence, incarnation))
-        return await self.task(task_id)
+        claim = self._state.claim
+        return claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation).info
 
     async def terminate(
         self,
@@ -213,27 +229,28 @@ class FakeShim:
     ) -> TaskInfo:
         self._order("terminate", task_id)
         self.orders.append(order)
-        self.listing[task_id] = msgspec.structs.replace(
-            await self.task(task_id), status=TaskStatus.TERMINATED, reason=order.reason
-        )
-        return self.listing[task_id]
+        task = self._state.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
+        if task.order_stop(order):
+            ended = TaskStatus.TERMINATED
+            self._state.enter(task, ended, reason=order.reason, message=order.message)
+        return task.info
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None:
         self._order("remove", task_id)
-        if self.listing.pop(task_id, None) is None:
-            raise NOT_FOUND
+        self._state.remove(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
 
     async def release_allocation(
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None:
         self._order("release", allocation_id)
         self.released_as.append(incarnation)
+        self._state.release(allocation_id, run_id=run_id, fence=fence, incarnation=incarnation)
 
     async def drain(self, request: DrainRequest) -> NodeInfo:
         self.drained.append(request)
-        self.info = msgspec.structs.replace(self.info, draining=request.draining)
+        self._state.drain(request.draining)
         return self.info
 
     async def node_metrics(self) -> NodeMetrics:
@@ -249,7 +266,10 @@ class FakeShim:
         self._order("clear_gpu", uuid)
         return self.info
 
-    async def events(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+    def events(self, after: str | None = None) -> AsyncGenerator[Event, None]:
+        return self._state.events.follow(after) if self.tells else self._planted_events()
+
+    async def _planted_events(self) -> AsyncGenerator[Event, None]:
         if self.silent:
             return
         yield Event(cursor="e.0", type=EventType.HEARTBEAT)

@@ -1,7 +1,7 @@
-"""A simulated node: what its shim keeps on disk, and what becomes of its containers.
+"""A simulated node: the state of every double's shim, and what becomes of its containers.
 
-The rules about fences, places and event cursors are the real shim's own modules; the engine and the
-network are simulated. Records survive a shim's restart and a reboot, containers only the former.
+The engine and the network are simulated. Records survive a shim's restart and a reboot, containers
+only the former.
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from random import Random
 from typing import Any, Protocol
 
-import msgspec
-
-from common.errors import Refused
 from controller.clock import Clock
 from shim.client import ShimError, ShimUnavailable
-from shim.errors import conflict, not_found
 from shim.node.ledger import Capacity, Ledger
 from shim.schemas import (
     AllocationInfo,
     DrainRequest,
-    EngineKind,
     Event,
     Fence,
     GpuInfo,
@@ -30,12 +25,9 @@ from shim.schemas import (
     OutputsAbout,
     TaskInfo,
     TaskRequest,
-    TaskStatus,
-    TaskTimes,
     TerminateRequest,
 )
-from shim.state.events import EventLog
-from shim.state.fencing import KEPT_AFTER_LAST_TASK, UNKNOWN_REMEMBERED, FenceBook
+from tests.doubles.shim import ShimState, node_info
 from tests.simulation.container import Container
 from tests.simulation.hearing import Hearing
 from tests.simulation.network import Weather, Wire
@@ -67,23 +59,26 @@ class SimulatedNode:
     ) -> None:
         self.name = name
         self.weather = Weather(chance)
-        self.tasks: dict[str, SimulatedTask] = {}
-        self.ledger = Ledger(capacity, gpus)
         self.boot_id = self._fresh("boot", chance)
         self.install_id = self._fresh("install", chance)
-        self.draining = False
         self.attributes: dict[str, str] = {}
         """The admin's settings for it."""
         self.fleet = "fleet"
         self.generation = 0
         """How often it was removed as lost and added again."""
-        self._fences = FenceBook()
-        self._clock = clock
         self._chance = chance
         self._spawn = spawn
         self._watcher = watcher
         self._wires: list[Wire] = []
-        self._events = EventLog(self._fresh("epoch", chance))
+        epoch = self._fresh("epoch", chance)
+        machine = node_info(
+            hostname=name,
+            cpu=capacity.cpu,
+            memory=capacity.memory,
+            disk=capacity.disk,
+            gpus=gpus,
+        )
+        self._state = ShimState(machine, clock, SimulatedTask, epoch=epoch)
         self._off = False
         self._serving = asyncio.Event()
         self._serving.set()
@@ -97,9 +92,21 @@ class SimulatedNode:
             spawn,
             serving=self._serving,
             engine=self._engine,
-            changed=lambda info: self._events.task_changed(info),
+            state=self._state,
             started=lambda info, made: watcher.container_started(self, info, made),
         )
+
+    @property
+    def tasks(self) -> dict[str, SimulatedTask]:
+        return self._state.tasks
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._state.ledger
+
+    @property
+    def draining(self) -> bool:
+        return self._state.draining
 
     # -- what happens to it -------------------------------------------------------------------
 
@@ -117,11 +124,11 @@ class SimulatedNode:
         for task in self.tasks.values():
             task.forget_credentials()
         self._serving.clear()
-        self._events.close()
+        self._state.end_life()
 
     def start_shim(self) -> None:
         if not self._off and not self._serving.is_set():
-            self._events = EventLog(self._fresh("epoch", self._chance))
+            self._state.begin_life(self._fresh("epoch", self._chance))
             self.serving_since = asyncio.get_running_loop().time()
             self._serving.set()
 
@@ -165,7 +172,7 @@ class SimulatedNode:
 
     def break_gpu(self, uuid: str) -> list[str]:
         """The shim ends what has it. The ids of those tasks."""
-        self._set_gpu_health(uuid, healthy=False)
+        self._state.set_gpu_health(uuid, healthy=False)
         order = TerminateRequest(grace=0.0, reason="gpu_unhealthy", message=f"{uuid} broke")
         hit = [task for task in self.tasks.values() if uuid in task.info.gpus and task.going]
         for task in hit:
@@ -173,14 +180,7 @@ class SimulatedNode:
         return [task.info.id for task in hit]
 
     def repair_gpu(self, uuid: str) -> None:
-        self._set_gpu_health(uuid, healthy=True)
-
-    def _set_gpu_health(self, uuid: str, *, healthy: bool) -> None:
-        self.ledger.set_gpus(
-            msgspec.structs.replace(gpu, healthy=healthy) if gpu.uuid == uuid else gpu
-            for gpu in self.ledger.gpus()
-        )
-        self._events.node_changed()
+        self._state.set_gpu_health(uuid, healthy=True)
 
     def heal(self) -> None:
         if self._off:
@@ -193,22 +193,19 @@ class SimulatedNode:
 
     def lose(self, task_id: str) -> None:
         """Its record and its files are gone from the disk, and so is its container."""
-        task = self.tasks.pop(task_id)
+        task = self._state.lose(task_id)
         for work in (task.driver, task.minder):
             if work is not None:
                 work.cancel()
         if task.container is not None:
             task.container.kill()
-        self.ledger.release(task.info.allocation_id)
-        self._events.task_removed(task_id)
         self._watcher.task_lost(task_id)
 
     def wipe(self) -> None:
         """Installed anew: nothing is left of what it was."""
         for task_id in list(self.tasks):
             self.lose(task_id)
-        self.ledger = Ledger(self.ledger.capacity, self.ledger.gpus())
-        self._fences = FenceBook()
+        self._state.forget_all()
         self._driver.images = set()
         self.install_id = self._fresh("install", self._chance)
 
@@ -229,32 +226,16 @@ class SimulatedNode:
             api_versions=("v1",),
             boot_id=self.boot_id,
             install_id=self.install_id,
-            epoch=self._events.epoch,
+            epoch=self._state.events.epoch,
         )
 
     async def node(self) -> NodeInfo:
         self._answer()
-        capacity, used = self.ledger.capacity, self.ledger.used()
-        return NodeInfo(
-            hostname=self.name,
-            engine=EngineKind.DOCKER,
-            engine_version=None,
-            isolation=True,
-            cpu=capacity.cpu,
-            memory=capacity.memory,
-            disk=capacity.disk,
-            cpu_allocated=used.cpu,
-            memory_allocated=used.memory,
-            disk_allocated=used.disk,
-            addresses=(),
-            gpus=self.ledger.gpus(),
-            draining=self.draining,
-        )
+        return self._state.node()
 
     async def drain(self, request: DrainRequest) -> NodeInfo:
         self._answer()
-        self.draining = request.draining
-        self._events.node_changed()
+        self._state.drain(request.draining)
         return await self.node()
 
     async def list_tasks(self) -> tuple[TaskInfo, ...]:
@@ -263,49 +244,25 @@ class SimulatedNode:
 
     async def task(self, task_id: str) -> TaskInfo:
         self._answer()
-        return self._known(task_id).info
+        return self._state.known(task_id).info
 
     async def put_task(
         self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
     ) -> TaskInfo:
         self._answer(fence)
-        with _refusals():
-            self._fences.check(request.run_id, fence, incarnation)
-            known = self.tasks.get(task_id)
-            if known is not None:
-                if known.request != request:
-                    raise conflict(f"task {task_id} already exists with another body")
-                self._fences.raise_to(request.run_id, fence, incarnation)
-                known.give_credentials()
-                return known.info
-            self._fences.check_revival(request.run_id, task_id, self._clock.now())
-            if self.draining and self.ledger.get(request.allocation_id) is None:
-                raise Refused(409, "draining", "the node is draining")
-            self._check_idle(request.allocation_id)
-            allocation = self.ledger.plan(task_id, request)
-        self._fences.raise_to(request.run_id, fence, incarnation)
-        self.ledger.hold(allocation)
-        info = TaskInfo(
-            id=task_id,
-            run_id=request.run_id,
-            run_name=request.run_name,
-            allocation_id=request.allocation_id,
-            status=TaskStatus.PENDING,
-            image=request.image,
-            incarnation=incarnation,
-            runner_socket=f"/run/{self.name}/{task_id}/runner.sock",
-            gpus=allocation.gpus,
-            times=TaskTimes(submitted_at=self._clock.now()),
-        )
-        task = self.tasks[task_id] = SimulatedTask(info, request)
-        self._events.task_changed(info)
+        task, is_new = self._state.put(task_id, request, fence=fence, incarnation=incarnation)
+        if not is_new:
+            task.give_credentials()
+            return task.info
         task.driver = self._spawn(self._driver.drive(task))
         if request.stop_when_unheard_seconds is not None:
             task.minder = self._spawn(self._hearing.mind(task, request.stop_when_unheard_seconds))
-        return info
+        return task.info
 
     async def claim(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> TaskInfo:
-        return self._spoken_for(task_id, run_id, fence, incarnation).info
+        self._answer(fence)
+        claim = self._state.claim
+        return claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation).info
 
     async def terminate(
         self,
@@ -316,57 +273,39 @@ class SimulatedNode:
         fence: Fence,
         incarnation: int,
     ) -> TaskInfo:
-        task = self._spoken_for(task_id, run_id, fence, incarnation)
+        self._answer(fence)
+        task = self._state.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
         task.order_stop(order)
         return task.info
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None:
-        task = self._spoken_for(task_id, run_id, fence, incarnation)
-        if not task.ended:
-            raise ShimError("not_terminated", f"task {task_id} is {task.info.status}", 409)
-        now = self._clock.now()
-        self._fences.forget(run_id, task_id, now + KEPT_AFTER_LAST_TASK, now)
-        self.ledger.without_task(task.info.allocation_id, task_id)
-        del self.tasks[task_id]
-        self._events.task_removed(task_id)
+        self._answer(fence)
+        self._state.remove(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
 
     async def allocations(self) -> tuple[AllocationInfo, ...]:
-        known = ((held, self._fences.get(held.run_id)) for held in self.ledger.held)
-        return tuple(
-            held if fence is None else msgspec.structs.replace(held, incarnation=fence.incarnation)
-            for held, fence in known
-        )
+        return self._state.allocations()
 
     async def release_allocation(
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None:
         self._answer(fence)
-        with _refusals():
-            self._fences.check(run_id, fence, incarnation)
-            allocation = self.ledger.get(allocation_id)
-            if allocation is None:
-                raise not_found(f"there is no allocation {allocation_id}")
-            if allocation.run_id != run_id:
-                raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
-            self._check_idle(allocation_id)
-        self.ledger.release(allocation_id)
-        self._events.node_changed()
+        self._state.release(allocation_id, run_id=run_id, fence=fence, incarnation=incarnation)
 
     async def events(self, after: str | None) -> AsyncIterator[Event]:
         self._answer()
-        async for event in self._events.follow(after):
+        async for event in self._state.events.follow(after):
             yield event
 
     def log(self, task_id: str, offset: int) -> bytes:
         self._answer()
-        container = self._known(task_id).container
+        container = self._state.known(task_id).container
         return b"" if container is None else container.log_from(offset)
 
     def outputs(self, task_id: str, offset: int) -> tuple[OutputsAbout, bytes]:
         self._answer()
-        if not self._known(task_id).ended:
+        if not self._state.known(task_id).ended:
             raise ShimError("conflict", "the task has not ended", 409)
         content = outputs_of(task_id)
         about = OutputsAbout(
@@ -385,30 +324,6 @@ class SimulatedNode:
             raise ShimUnavailable("connection refused")
         self._hearing.heard(fence)
 
-    def _known(self, task_id: str) -> SimulatedTask:
-        if task_id not in self.tasks:
-            raise ShimError("not_found", f"there is no task {task_id}", 404)
-        return self.tasks[task_id]
-
-    def _spoken_for(
-        self, task_id: str, run_id: str, fence: Fence, incarnation: int
-    ) -> SimulatedTask:
-        self._answer(fence)
-        task = self.tasks.get(task_id)
-        own = None if task is None else task.info.incarnation
-        with _refusals():
-            self._fences.check_for_task(run_id, fence, incarnation, own)
-            self._fences.raise_to(run_id, fence, incarnation)
-            if task is None:
-                now = self._clock.now()
-                self._fences.forget(run_id, task_id, now + UNKNOWN_REMEMBERED, now)
-        return self._known(task_id)
-
-    def _check_idle(self, allocation_id: str) -> None:
-        for task in self.tasks.values():
-            if task.info.allocation_id == allocation_id and not task.ended:
-                raise conflict(f"allocation {allocation_id} is in use by task {task.info.id}")
-
     @staticmethod
     def _fresh(kind: str, chance: Random) -> str:
         return f"{kind}-{chance.getrandbits(32):08x}"
@@ -416,13 +331,3 @@ class SimulatedNode:
 
 class NobodyListens(Exception):
     pass
-
-
-class _refusals:
-    """The shim's problems as its client raises them."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, Refused):
-            raise ShimError(error.code, error.message, error.status, error.field) from error

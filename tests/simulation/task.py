@@ -14,6 +14,7 @@ import msgspec
 
 from controller.clock import Clock
 from shim.schemas import PullProgress, TaskInfo, TaskRequest, TaskStatus, TerminateRequest
+from tests.doubles.shim import KeptTask, ShimState
 from tests.simulation.container import Container
 from tests.simulation.outputs import leaves_outputs
 from tests.simulation.script import Start, start_of
@@ -22,12 +23,10 @@ PULL_SECONDS = (0.5, 8.0)
 SLOW_PULL_SECONDS = (60.0, 400.0)
 
 
-class SimulatedTask:
+class SimulatedTask(KeptTask):
     def __init__(self, info: TaskInfo, request: TaskRequest) -> None:
-        self.info = info
-        self.request = request
+        super().__init__(info, request)
         self.container: Container | None = None
-        self.stop: TerminateRequest | None = None
         self.stop_ordered = asyncio.Event()
         self.driver: asyncio.Task[None] | None = None
         self.minder: asyncio.Task[None] | None = None
@@ -46,19 +45,15 @@ class SimulatedTask:
             self.forgot_credentials.set()
 
     @property
-    def ended(self) -> bool:
-        return self.info.status is TaskStatus.TERMINATED
-
-    @property
     def going(self) -> bool:
         container = self.container
         return not self.ended and (container is None or not container.ended.is_set())
 
-    def order_stop(self, order: TerminateRequest) -> None:
-        """A later order may shorten the grace, not lengthen it."""
-        if not self.ended and (self.stop is None or order.grace < self.stop.grace):
-            self.stop = order
+    def order_stop(self, order: TerminateRequest) -> bool:
+        counts = super().order_stop(order)
+        if counts:
             self.stop_ordered.set()
+        return counts
 
 
 class TaskDriver:
@@ -72,7 +67,7 @@ class TaskDriver:
         *,
         serving: asyncio.Event,
         engine: asyncio.Event,
-        changed: Callable[[TaskInfo], None],
+        state: ShimState[SimulatedTask],
         started: Callable[[TaskInfo, Container], None],
     ) -> None:
         self.images: set[str] = set()
@@ -81,7 +76,7 @@ class TaskDriver:
         self._spawn = spawn
         self._serving = serving
         self._engine = engine
-        self._changed = changed
+        self._state = state
         self._started = started
 
     async def drive(self, task: SimulatedTask) -> None:
@@ -117,7 +112,7 @@ class TaskDriver:
                 await self._pull_in_private(task, seconds)
             else:
                 await asyncio.sleep(seconds)
-            self._change(task, pull=PullProgress(downloaded=1, total=1))
+            self._state.change(task, pull=PullProgress(downloaded=1, total=1))
             if start is Start.NO_SUCH_IMAGE:
                 return "image_pull_failed", "there is no such image"
             self.images.add(task.request.image)
@@ -137,9 +132,9 @@ class TaskDriver:
         while True:
             await self._serving.wait()
             if not task.has_credentials.is_set():
-                self._change(task, needs_credentials=True)
+                self._state.change(task, needs_credentials=True)
                 await task.has_credentials.wait()
-                self._change(task, needs_credentials=False)
+                self._state.change(task, needs_credentials=False)
             try:
                 async with asyncio.timeout(seconds):
                     await task.forgot_credentials.wait()
@@ -184,10 +179,4 @@ class TaskDriver:
 
     async def _enter(self, task: SimulatedTask, status: TaskStatus, **more: object) -> None:
         await self._serving.wait()
-        times = msgspec.structs.replace(task.info.times, **{f"{status}_at": self._clock.now()})
-        self._change(task, status=status, times=times, **more)
-
-    def _change(self, task: SimulatedTask, **changes: object) -> None:
-        version = task.info.version + 1
-        task.info = msgspec.structs.replace(task.info, version=version, **changes)
-        self._changed(task.info)
+        self._state.enter(task, status, **more)

@@ -1,4 +1,4 @@
-"""The answers of every shim to its controller, the real one and the simulated one.
+"""The answers of every shim to its controller: the real one, the simulated one and the fake one.
 
 A test module gives the fixtures `shim`, for a node of 4 CPUs that has no task yet, and `image`,
 which takes long to pull, and inherits the tests.
@@ -7,6 +7,7 @@ which takes long to pull, and inherits the tests.
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -157,15 +158,15 @@ class ShimContract:
         await end(shim, "t1")
         async with asyncio.timeout(DEADLINE):
             told = []
-            async for event in shim.events(f"{epoch}.0"):
-                told.append(event)
-                if event.task is not None and event.task.status is TaskStatus.TERMINATED:
-                    break
+            async with aclosing(shim.events(f"{epoch}.0")) as events:
+                async for event in events:
+                    told.append(event)
+                    if event.task is not None and event.task.status is TaskStatus.TERMINATED:
+                        break
             versions = [one.task.version for one in told if one.task is not None]
             assert versions == sorted(versions)
-            async for event in shim.events("of-another-life.7"):
-                assert event.type is EventType.RESYNC
-                break
+            async with aclosing(shim.events("of-another-life.7")) as events:
+                assert (await anext(events)).type is EventType.RESYNC
 
 
 async def put(
@@ -188,8 +189,8 @@ async def release(shim: ShimApi, run_id: str = "run-1", incarnation: int = 0) ->
 
 async def until_ended(shim: ShimApi, task_id: str) -> TaskInfo:
     epoch = (await shim.health()).epoch
-    async with asyncio.timeout(DEADLINE):
-        async for event in shim.events(f"{epoch}.0"):
+    async with asyncio.timeout(DEADLINE), aclosing(shim.events(f"{epoch}.0")) as events:
+        async for event in events:
             task = event.task
             if task is not None and task.id == task_id and task.status is TaskStatus.TERMINATED:
                 return task

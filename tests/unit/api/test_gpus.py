@@ -9,7 +9,8 @@ from aiohttp.test_utils import TestClient
 
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import GpuInfo
-from tests.doubles.node import FakeConnection, node_info
+from tests.doubles.node import FakeConnection
+from tests.doubles.shim import node_info
 from tests.unit.api.asking import LOCAL, added, shape_of
 from tests.unit.api.conftest import Controller
 

@@ -19,7 +19,8 @@ from controller.nodes.health import (
 )
 from shim.schemas import GpuInfo, TaskInfo, TaskReason, TaskStatus
 from tests.doubles.clock import NOW
-from tests.doubles.node import HEALTH, node_info
+from tests.doubles.node import HEALTH
+from tests.doubles.shim import node_info
 from tests.unit.pipelines.parts import a_node, placed, task_of
 
 GPU = GpuInfo(uuid="GPU-1", index=0, name="H100", memory=80 << 30)

@@ -20,7 +20,7 @@ from shim.schemas import (
     EventType,
 )
 from tests.doubles.clock import NOW
-from tests.doubles.node import node_info
+from tests.doubles.shim import node_info
 from tests.support.waiting import eventually
 from tests.unit.nodes.world import (
     FENCE,

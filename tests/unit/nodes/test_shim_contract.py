@@ -1,4 +1,4 @@
-"""The real shim and the simulated one keep one contract, each through its link."""
+"""The real shim and its doubles keep one contract, each through its link."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from controller.links.clients import LocalLink
 from shim.engines.base import ImageInfo
 from shim.node.ledger import Capacity
 from tests.doubles.clock import ManualClock
+from tests.doubles.node import FakeLink
+from tests.doubles.shim import node_info
 from tests.simulation.link import SimulatedLink
 from tests.simulation.node import SimulatedNode
 from tests.simulation.script import Start, image_of
@@ -70,3 +72,18 @@ class TestSimulatedShim(ShimContract):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class TestFakeShim(ShimContract):
+    @pytest.fixture
+    def image(self) -> str:
+        return "large"
+
+    @pytest.fixture
+    async def shim(self) -> AsyncIterator[ShimApi]:
+        link = FakeLink()
+        link.shim.info = node_info(cpu=4.0)
+        link.shim.tells = True
+        connection = await link.connect()
+        yield connection.shim
+        await connection.close()

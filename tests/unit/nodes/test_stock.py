@@ -16,7 +16,8 @@ from shim.schemas import (
     TaskStatus,
     TaskTimes,
 )
-from tests.doubles.node import HEALTH, node_info
+from tests.doubles.node import HEALTH
+from tests.doubles.shim import node_info
 from tests.support.waiting import eventually
 from tests.unit.nodes.world import (
     World,

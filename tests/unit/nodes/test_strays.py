@@ -178,7 +178,7 @@ async def test_a_place_without_a_task_is_given_back_once_nobody_holds_it(
 
     def before(it: World) -> None:
         it.database.runs[run.run.id] = run
-        it.shim.places.append(
+        it.shim.plant_allocations(
             AllocationInfo(id=place.id, run_id=run.run.id, cpu=1.0, memory=1, disk=0)
         )
 
@@ -192,7 +192,7 @@ async def test_an_idle_place_of_an_unknown_run_goes_back_after_a_restore_only(
     restored: bool,
 ) -> None:
     def before(it: World) -> None:
-        it.shim.places.append(AllocationInfo(id="a", run_id="b", cpu=1.0, memory=1, disk=0))
+        it.shim.plant_allocations(AllocationInfo(id="a", run_id="b", cpu=1.0, memory=1, disk=0))
 
     async with world(before=before, restored=restored) as it:
         await it.connected()
@@ -208,7 +208,7 @@ async def test_an_idle_place_of_an_unknown_gang_goes_back_after_its_tasks_were_c
             id="a", run_id=claimed.run_id, cpu=1.0, memory=1, disk=0, incarnation=2
         )
         own = msgspec.structs.replace(place_of(claimed), task_ids=(claimed.id,))
-        it.shim.places = [own, idle]
+        it.shim.plant_allocations(own, idle)
 
     async with world(before=before, restored=True) as it:
         await it.connected()
@@ -222,7 +222,7 @@ async def test_a_place_goes_back_with_its_task_of_an_older_incarnation_than_its_
 
     def before(it: World) -> None:
         listing(old)(it)
-        it.shim.places = [held]
+        it.shim.plant_allocations(held)
 
     async with world(before=before, restored=True) as it:
         await it.connected()
@@ -241,7 +241,7 @@ async def test_an_unknown_task_is_listed_and_its_place_is_occupied() -> None:
 
     def before(it: World) -> None:
         listing(foreign)(it)
-        it.shim.places = [place_of(foreign)]
+        it.shim.plant_allocations(place_of(foreign))
 
     async with world(before=before) as it:
         await it.connected()

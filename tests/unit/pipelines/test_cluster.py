@@ -37,7 +37,7 @@ from controller.pipelines.to_node import (
 )
 from runner.schemas import ClusterInfo
 from tests.doubles.clock import NOW
-from tests.doubles.node import node_info
+from tests.doubles.shim import node_info
 from tests.unit.lifecycle.play import Play
 from tests.unit.pipelines.parts import Ids
 

@@ -28,8 +28,9 @@ from runner.schemas import ExitRecord, RunnerState, StatusEvent
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Fence, GpuInfo, HostNetwork, RegistryAuth, TaskStatus
 from tests.doubles.clock import NOW, ManualClock
-from tests.doubles.node import FakeConnection, node_info, status
+from tests.doubles.node import FakeConnection, status
 from tests.doubles.secrets import NO_SECRETS, GivenSecrets
+from tests.doubles.shim import node_info
 from tests.unit.pipelines.parts import (
     ALONE,
     SOCKET,

@@ -23,7 +23,7 @@ from controller.lifecycle.submission import PlannedJob, new_run
 from controller.pipelines.from_node import capacity
 from controller.scheduling.placement import SchedulingPass
 from shim.schemas import GpuInfo
-from tests.doubles.node import node_info
+from tests.doubles.shim import node_info
 from tests.support.indexes import index_of
 
 GIB = 1 << 30

@@ -15,7 +15,7 @@ from controller.scheduling.fit import choose, in_blocks
 from shim.gpus import selection as shims
 from shim.node.ledger import Blocks
 from shim.schemas import GpuLink, GpuRequest, TaskResources
-from tests.doubles.node import node_info
+from tests.doubles.shim import node_info
 from tests.unit.scheduling.parts import as_seen
 from tests.unit.shim.gpus.parts import gpu, in_pairs, linked, mig
 
