@@ -27,7 +27,6 @@ from runner.schemas import (
     StatusEvent,
     SubmitRequest,
 )
-from shim.client import ShimError
 from shim.schemas import (
     AllocationInfo,
     DrainRequest,
@@ -75,7 +74,6 @@ USED = JobMetrics(
     oom_kills=0,
     connections=0,
 )
-NOT_FOUND = ShimError("not_found", "no such task", 404)
 
 
 class _Pieces:
@@ -143,11 +141,9 @@ class FakeShim:
         self.listing = _Listing(self._state)
         self.log: list[bytes] = []
         self.log_offsets: list[int] = []
-        self.log_failure: Exception | None = None
         self.output_pieces: list[bytes | Exception] = []
         self.outputs_about = OutputsAbout(files=0, size=0, left_out=0, left_out_size=0, length=0)
         self.output_offsets: list[tuple[int, int]] = []
-        self.output_failure: Exception | None = None
         self.says = HEALTH
         self.metrics = METRICS
         self.findings: tuple[Finding, ...] = ()
@@ -283,15 +279,13 @@ class FakeShim:
         self, task_id: str, *, offset: int, limit: int
     ) -> AsyncIterator[OutputPieces]:
         self.output_offsets.append((offset, limit))
-        if self.output_failure is not None:
-            raise self.output_failure
+        self._state.with_outputs(task_id)
         yield _Outputs(self.outputs_about, self.output_pieces)
 
     @asynccontextmanager
     async def logs(self, task_id: str, offset: int = 0) -> AsyncIterator[LogPieces]:
         self.log_offsets.append(offset)
-        if self.log_failure is not None:
-            raise self.log_failure
+        self._state.known(task_id)
         yield _Pieces(self.log)
 
 

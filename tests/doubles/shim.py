@@ -181,6 +181,13 @@ class ShimState(Generic[T]):
             raise ShimError("not_found", f"there is no task {task_id}", 404)
         return self.tasks[task_id]
 
+    def with_outputs(self, task_id: str) -> T:
+        """Return the task, whose outputs can be read since it has ended."""
+        task = self.known(task_id)
+        if not task.ended:
+            raise ShimError("conflict", "the task has not ended", 409)
+        return task
+
     def put(
         self, task_id: str, request: TaskRequest, *, fence: Fence, incarnation: int
     ) -> tuple[T, bool]:

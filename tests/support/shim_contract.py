@@ -7,7 +7,7 @@ which takes long to pull, and inherits the tests.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 import msgspec
@@ -142,6 +142,14 @@ class ShimContract:
         stolen = msgspec.structs.replace(request_of, run_id="run-2")
         assert await refused(put(shim, "t3", stolen)) == "conflict"
 
+    async def test_outputs_are_read_after_the_end_and_nothing_is_read_of_an_unknown_task(
+        self, shim: ShimApi, request_of: TaskRequest
+    ) -> None:
+        await put(shim, "t1", request_of)
+        assert await refused(opened(shim.outputs("t1", offset=0, limit=1 << 20))) == "conflict"
+        assert await refused(opened(shim.outputs("t9", offset=0, limit=1 << 20))) == "not_found"
+        assert await refused(opened(shim.logs("t9"))) == "not_found"
+
     async def test_a_draining_node_takes_no_new_allocation(
         self, shim: ShimApi, request_of: TaskRequest
     ) -> None:
@@ -185,6 +193,11 @@ async def remove(shim: ShimApi, task_id: str, incarnation: int = 0) -> None:
 
 async def release(shim: ShimApi, run_id: str = "run-1", incarnation: int = 0) -> None:
     await shim.release_allocation("place-1", run_id=run_id, fence=FENCE, incarnation=incarnation)
+
+
+async def opened(answer: AbstractAsyncContextManager[object]) -> None:
+    async with answer:
+        pass
 
 
 async def until_ended(shim: ShimApi, task_id: str) -> TaskInfo:

@@ -104,6 +104,7 @@ async def test_a_shim_that_cannot_say_now_is_asked_again(logs: LogStore, on_gpu:
     node = node_with(on_gpu, [OUTPUT], LOST)
     well, node.shim = node.shim, Busy()
     node.shim.log = well.log
+    node.shim.listing.update(well.listing)
     with pytest.raises(RetryLater):
         await LogCollector(NotedTurns(), logs)(view_of(on_gpu), node)
     assert not await logs.is_complete(attempt_of(on_gpu).id)

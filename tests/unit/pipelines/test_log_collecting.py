@@ -21,9 +21,9 @@ from runner.schemas.frames import Decoder, Frame, Stream, encode
 from shim.client import ShimError
 from shim.schemas import Fence
 from tests.doubles.clock import NOW
-from tests.doubles.node import NOT_FOUND, FakeConnection
+from tests.doubles.node import FakeConnection
 from tests.support.waiting import eventually
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, view_of
+from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, task_of, view_of
 
 FENCE = Fence(1, 7)
 NO_BLOBS = BlobStore(Path("/nonexistent"))
@@ -155,6 +155,7 @@ async def test_the_rest_of_a_log_is_read_from_the_shim_when_the_container_is_gon
     gone = msgspec.structs.replace(
         gone, attempt=msgspec.structs.replace(attempt_of(state), container_gone=True)
     )
+    node.shim.listing[attempt_of(state).id] = task_of(state)
     node.shim.log = [frame(0) + frame(1) + frame(2)[:5], frame(2)[5:] + b"FLOG torn"]
     await collect(gone, node)
     assert node.shim.log_offsets == [20]
@@ -166,6 +167,7 @@ async def test_a_log_that_the_job_damaged_is_complete_up_to_there(
     node: FakeConnection, logs: LogStore
 ) -> None:
     state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
+    node.shim.listing[attempt_of(state).id] = task_of(state)
     node.shim.log = [frame(0) + b"\0" * 64 + frame(1)]
     await LogCollector(turns, logs)(view_of(state), node)
     assert await stored(logs, state) == b"line 0000\n"
@@ -176,7 +178,6 @@ async def test_a_log_of_a_task_that_the_shim_has_not_is_a_missing_task(
     node: FakeConnection, logs: LogStore
 ) -> None:
     state, turns = placed(AttemptStatus.TERMINATING, container_gone=True), NotedTurns()
-    node.shim.log_failure = NOT_FOUND
     await LogCollector(turns, logs)(view_of(state), node)
     assert [type(report) for report in turns.posted] == [reports.TaskMissing]
     assert not await logs.is_complete(attempt_of(state).id)

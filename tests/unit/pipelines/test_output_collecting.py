@@ -17,12 +17,19 @@ from controller.outputs import OutputStore
 from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.to_node import RetryLater
 from shim.client import ShimUnavailable
-from shim.schemas import OutputsAbout
-from tests.doubles.node import NOT_FOUND, FakeConnection
-from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, view_of
+from shim.schemas import OutputsAbout, TaskStatus
+from tests.doubles.node import FakeConnection
+from tests.unit.pipelines.parts import NotedTurns, attempt_of, placed, task_of, view_of
 
 STATE = placed(AttemptStatus.TERMINATING, container_gone=True, has_outputs=True)
 ATTEMPT = attempt_of(STATE).id
+
+
+@pytest.fixture
+def node() -> FakeConnection:
+    connection = FakeConnection()
+    connection.shim.listing[ATTEMPT] = task_of(STATE, TaskStatus.TERMINATED)
+    return connection
 
 
 @pytest.fixture
@@ -133,6 +140,6 @@ async def test_outputs_of_a_task_that_the_shim_has_not_are_a_missing_task(
     node: FakeConnection, outputs: OutputStore
 ) -> None:
     turns = NotedTurns()
-    node.shim.output_failure = NOT_FOUND
+    node.shim.listing.clear()
     await OutputCollector(turns, outputs)(view_of(STATE), node)
     assert [type(report) for report in turns.posted] == [reports.TaskMissing]
