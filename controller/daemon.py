@@ -335,6 +335,8 @@ async def _open(
         node_key=identity.public_line(key),
         logs_kept_for=options.keep.of_logs,
         join=join,
+        traffic=machinery.traffic,
+        autoscaler=machinery.autoscaler,
         metric_history=MetricHistory(options.data / "metrics"),
         vault=vault,
         outputs=outputs,

@@ -45,7 +45,13 @@ from controller.lifecycle.reasons import state_of
 from controller.lifecycle.run_status import state_of_job
 from controller.lifecycle.schedules import next_trigger_at
 from controller.lifecycle.services.readiness import why_not_ready
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.lifecycle.services.replicas import SLEEPS, sleeps
+from controller.lifecycle.statuses import (
+    FINAL_RUN_STATUSES,
+    AllocationState,
+    AttemptStatus,
+    RunStatus,
+)
 from controller.scheduling.grant import asked_by
 
 V = TypeVar("V", bound=msgspec.Struct)
@@ -243,6 +249,11 @@ def node_name(placed: Attempt | Allocation, node_names: Mapping[str, str]) -> st
     return node_names.get(node_id) or placed.node_name or node_id
 
 
+def _sleep(run: Run) -> str | None:
+    lives = run.status not in FINAL_RUN_STATUSES and not run.suspended
+    return SLEEPS if lives and sleeps(run) else None
+
+
 def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
     run = state.run
     current = [job.attempts[-1] for job in state.jobs if job.attempts]
@@ -253,7 +264,7 @@ def run_summary(state: RunState, node_names: Mapping[str, str]) -> RunSummary:
         RunSummary,
         run,
         termination_reason=run.reason,
-        pending_reason=next((reason for reason in pending if reason), None),
+        pending_reason=next((reason for reason in pending if reason), _sleep(run)),
         nodes=tuple(dict.fromkeys(node_name(attempt, node_names) for attempt in placed)),
         exit_code=max(exit_codes, default=None),
         jobs=sum(not job.scaled_down for job in state.jobs),

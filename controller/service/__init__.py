@@ -59,8 +59,8 @@ class ControllerService:
         node_key: str | None = None,
         logs_kept_for: float = math.inf,
         join: JoinPoint | None = None,
-        traffic: Traffic | None = None,
-        autoscaler: Autoscaler | None = None,
+        traffic: Traffic,
+        autoscaler: Autoscaler,
         metric_history: MetricHistory,
         vault: Vault,
         outputs: OutputStore,
@@ -90,14 +90,13 @@ class ControllerService:
             runs=self.runs,
             secrets=self.secrets,
         )
-        traffic = traffic or Traffic(clock.now)
         self.deployments = DeploymentService(
             turns=turns,
             runs=self.runs,
             submissions=self.submissions,
             clock=clock,
             traffic=traffic,
-            autoscaler=autoscaler or Autoscaler(turns, traffic, clock),
+            autoscaler=autoscaler,
         )
         self.explanations = ExplainService(turns, self.runs, clock)
         self.plans = PlanService(turns, self.submissions, clock)

@@ -17,6 +17,7 @@ from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.schedules import waits_for_trigger
+from controller.lifecycle.services.replicas import SLEEPS, sleeps
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus, RunStatus
 from controller.pipelines.live_state import Watch
 from controller.pipelines.run_pipeline import RunPipeline
@@ -115,6 +116,8 @@ def why_nothing_waits(state: RunState) -> str:
         return f"it is suspended; `fairlead resume {run.name}` continues it"
     if waits_for_trigger(run):
         return "it waits for its next trigger"
+    if sleeps(run):
+        return SLEEPS
     if any(job.retry_at is not None for job in state.jobs):
         return "it waits before a job is tried again"
     return _why_jobs_wait(state) or "none of its jobs waits for an allocation"

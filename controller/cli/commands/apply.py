@@ -85,7 +85,7 @@ def apply(
     if live is not None:
         from controller.cli.commands.services import change_in_place
 
-        return change_in_place(client, live, wish, yes=yes, json=json)
+        return change_in_place(client, live, wish, yes=yes, detach=detach, json=json)
     data, kept = submit(client, wish, output.note)
     return _go_on(client, data, kept=kept, detach=detach, json=json)
 

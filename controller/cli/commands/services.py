@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import msgspec
+from msgspec.structs import replace
 
-from controller.api.documents import DeployView, ServiceGroupView, ServiceView
+from controller.api.documents import DeploymentView, DeployView, ServiceGroupView, ServiceView
 from controller.cli import output
 from controller.cli.commands.options import Json
+from controller.lifecycle.services.policy import DeploymentState
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from fairlead import settings
+from fairlead.follow import News, patiently
 from fairlead.rest import ControllerClient, decode, service_path
+
+_PAUSE_SECONDS = 0.5
 
 
 def show(service: str, /, *, json: Json = False) -> int:
@@ -92,12 +99,21 @@ def history(service: str, /, *, json: Json = False) -> int:
                 one.state,
                 one.by,
                 one.at,
-                one.message or ("-" if one.of is None else f"deployment {one.of} again"),
+                _about(one),
             )
             for one in found.deployments
         ],
     )
     return 0
+
+
+def _about(deployment: DeploymentView) -> str:
+    if deployment.of is None:
+        return deployment.message or "-"
+    again = f"deployment {deployment.of} again"
+    if deployment.message is None:
+        return again
+    return f"{again}, because {deployment.number - 1} failed: {deployment.message}"
 
 
 def rollback(service: str, /, *, to: int | None = None, json: Json = False) -> int:
@@ -121,9 +137,18 @@ def rollback(service: str, /, *, to: int | None = None, json: Json = False) -> i
 
 
 def change_in_place(
-    client: ControllerClient, service: str, wish: dict[str, object], *, yes: bool, json: bool
+    client: ControllerClient,
+    service: str,
+    wish: dict[str, object],
+    *,
+    yes: bool,
+    detach: bool,
+    json: bool,
 ) -> int:
-    """Show what a configuration changes of a live service, ask, and roll it out."""
+    """Show what a configuration changes of a live service, ask, and roll it out.
+
+    Unless `detach`, follow the rollout; the status is 1 when its version was not rolled out.
+    """
     path = service_path(service, "deployments")
     body = {"configuration": wish["configuration"], "ssh_keys": wish["ssh_keys"]}
     asked = decode(client.post(path, {**body, "only_ask": True}), DeployView)
@@ -135,15 +160,51 @@ def change_in_place(
     if not yes and not _agreed(service):
         output.note("nothing was changed")
         return 1
-    data = client.post(path, body)
+    made = decode(client.post(path, body), DeployView)
+    number = made.service.deployment
+    output.note(f"{service}: deployment {number} is being rolled out")
+    status = 0
+    if detach:
+        output.note(f"`fairlead service show {service}` tells how far it is")
+    else:
+        latest, status = _follow_rollout(client, made.service.id, number)
+        made = replace(made, service=latest)
     if json:
-        output.emit_json(data)
-        return 0
-    made = decode(data, DeployView).service
-    output.note(
-        f"{service}: deployment {made.deployment} is rolled out (`fairlead service show {service}`)"
-    )
-    return 0
+        output.emit_json(msgspec.json.encode(made))
+    return status
+
+
+def _follow_rollout(
+    client: ControllerClient, service_id: str, number: int
+) -> tuple[ServiceView, int]:
+    """Wait until this deployment is rolled out or is not going to be; say so."""
+    news, told = News(output.note), ""
+    while True:
+        found = patiently(news, lambda: decode(client.get(service_path(service_id)), ServiceView))
+        deployment = next((one for one in found.deployments if one.number == number), None)
+        if deployment is None or found.status in FINAL_RUN_STATUSES:
+            output.note(f"{found.name}: {found.status}; deployment {number} was not rolled out")
+            return found, 1
+        if deployment.state == DeploymentState.DONE:
+            output.note(f"{found.name}: deployment {number} is rolled out")
+            return found, 0
+        if deployment.state != DeploymentState.ROLLING:
+            why = deployment.message or "another deployment took its place"
+            words = deployment.state.replace("_", " ")
+            output.note(f"{found.name}: deployment {number} was {words}: {why}")
+            return found, 1
+        progress = _progress(found, number)
+        if progress != told:
+            output.note(progress)
+            told = progress
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _progress(found: ServiceView, number: int) -> str:
+    new = [one for one in found.replicas if one.deployment == number]
+    ready = sum(one.registered_at is not None for one in new)
+    wanted = sum(group.wanted for group in found.groups)
+    return f"{found.name}: {ready} of {wanted} replicas of deployment {number} are ready"
 
 
 def _agreed(service: str) -> bool:

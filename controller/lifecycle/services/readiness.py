@@ -67,6 +67,14 @@ def probes_pass(job: Job, attempt: Attempt) -> bool:
     )
 
 
+_STATUS_WORDS = {
+    AttemptStatus.FAILED: "it failed",
+    AttemptStatus.DONE: "it ended",
+    AttemptStatus.TERMINATED: "it was stopped",
+    AttemptStatus.ABORTED: "it was aborted",
+}
+
+
 def why_not_ready(job: Job, attempt: Attempt | None) -> str | None:
     """Return a sentence about a replica that gets no traffic; None: it gets some."""
     if attempt is None:
@@ -77,7 +85,9 @@ def why_not_ready(job: Job, attempt: Attempt | None) -> str | None:
         return None
     if attempt.status is not AttemptStatus.RUNNING:
         why = attempt.message or (attempt.pending_reason and attempt.pending_reason.sentence())
-        return f"it is {attempt.status.value}" + (f": {why}" if why else "")
+        return _STATUS_WORDS.get(attempt.status, f"it is {attempt.status.value}") + (
+            f": {why}" if why else ""
+        )
     for number, probe in enumerate(probes_of(job)):
         if number >= len(attempt.probes):
             return "it has not been probed yet"

@@ -134,6 +134,9 @@ def timers(draft: Draft) -> Iterator[float]:
         yield gives_up_at
 
 
+SLEEPS = "it sleeps without replicas; a request wakes it"
+
+
 def sleeps(run: Run) -> bool:
     """Return whether the service wants no replica at all."""
     return bool(run.scales) and not any(scale.wanted for scale in run.scales)

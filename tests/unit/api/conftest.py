@@ -25,6 +25,7 @@ from controller.links.ssh import public_line
 from controller.logs.store import LogStore
 from controller.metric_history import MetricHistory
 from controller.outputs import OutputStore
+from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.scheduling.placement import Told
 from controller.scheduling.scheduler import JobSubmittedPipeline
@@ -32,6 +33,7 @@ from controller.service import ControllerService
 from controller.service.progress import PullsInProgress
 from controller.service.users import Gate
 from controller.store.base import Changes, StoredToken, User, digest
+from controller.traffic.statistics import Traffic
 from controller.vault import KeyFile, Vault
 from tests.doubles.memory_store import MemoryStore
 from tests.support.ssh_daemon import free_port
@@ -108,6 +110,7 @@ class Controller:
         self.host_keys = PresentedKeys()
         self.progress = PullsInProgress()
         self.connections: dict[str, NodeConnection] = {}
+        self.traffic = Traffic(clock.now)
         self.service = ControllerService(
             blobs=blobs,
             turns=self.turns,
@@ -122,6 +125,8 @@ class Controller:
             connect=self._connect,
             node_key="ssh-ed25519 AAAA",
             vault=vault,
+            traffic=self.traffic,
+            autoscaler=Autoscaler(self.turns, self.traffic, clock),
             metric_history=metric_history,
             outputs=outputs,
         )
