@@ -6,6 +6,8 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient
 
+from tests.unit.api.conftest import Controller
+
 SERVICE = {"type": "service", "image": "busybox", "commands": ["serve"], "port": 80}
 
 
@@ -35,6 +37,29 @@ async def test_a_service_is_shown_with_its_replicas_and_why_they_get_no_requests
     assert len(shown["replicas"]) == 2
     assert "it is submitted" in shown["replicas"][0]["not_ready"]
     assert [one["state"] for one in shown["deployments"]] == ["rolling"]
+
+
+async def test_a_service_shows_the_requests_that_the_proxy_counted(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    await submit(api)
+    run_id = next(iter(controller.turns.runs))
+    controller.traffic.begin(run_id, "main", "a1")
+    async with api.get("/v1/services/web") as response:
+        shown = await response.json()
+
+    assert [group["in_flight"] for group in shown["groups"]] == [1]
+
+
+async def test_a_sleeping_service_says_that_it_sleeps(api: TestClient[Any, Any]) -> None:
+    await submit(api, replicas="0..2", scaling={"metric": "rps", "target": 1})
+    async with api.get("/v1/runs?name=web") as response:
+        shown = (await response.json())["runs"][0]
+
+    assert (shown["status"], shown["pending_reason"]) == (
+        "pending",
+        "it sleeps without replicas; a request wakes it",
+    )
 
 
 async def test_a_change_is_shown_field_by_field_before_it_is_made(

@@ -13,6 +13,7 @@ from controller.lifecycle.statuses import RunStatus
 from runner.schemas.frames import Stream
 from tests.unit.api.conftest import Controller
 from tests.unit.cli.conftest import Fairlead, PlayedNode, Terminal
+from tests.unit.cli.output import of
 
 EVERY_BYTE = bytes(range(256)) * 3
 
@@ -33,6 +34,34 @@ async def test_output_arrives_byte_for_byte_on_the_stream_it_was_written_to(
     assert "fairlead: running on n1\n" in result.err
     assert result.err.endswith("fairlead: hello: done: All jobs are done.\n")
     assert result.status == 0
+
+
+def _service(tmp_path: Path, command: str) -> str:
+    file = tmp_path / "web.yaml"
+    file.write_text(f"type: service\nname: web\nimage: busybox\nport: 80\ncommands: [{command}]\n")
+    return str(file)
+
+
+async def test_a_changed_service_is_followed_until_its_rollout_ends(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    assert (await of(start, "apply", "-d", "-f", _service(tmp_path, "serve"))).status == 0
+    followed = await start("apply", "-f", _service(tmp_path, "serve --fast"))
+    await followed.hears("web: deployment 1 is being rolled out")
+    await followed.hears("web: 0 of 1 replicas of deployment 1 are ready")
+    assert (await of(start, "stop", "web")).status == 0
+    result = await followed.ended()
+    assert (result.status, "deployment 1 was not rolled out" in result.err) == (1, True)
+
+
+async def test_a_detached_change_of_a_service_is_not_said_to_be_done(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    await of(start, "apply", "-d", "-f", _service(tmp_path, "serve"))
+    result = await of(start, "apply", "-d", "-f", _service(tmp_path, "serve --fast"))
+    assert result.status == 0
+    assert "deployment 1 is being rolled out" in result.err
+    assert "is rolled out" not in result.err
 
 
 async def test_the_document_of_a_followed_run_is_all_that_stdout_has(
