@@ -18,6 +18,10 @@ _OWN_NODES = (
 _OF_SERVICES = "is for services (type: service)"
 _OF_TASKS = "is for tasks (type: task)"
 _OF_REPLICAS = "is not supported yet in a service: a replica is one job on one node; write replicas"
+DEV_ENVIRONMENT_INSTEAD = (
+    "is not supported yet; write type: task with `sleep infinity` as the last of its commands, "
+    "and reach it with `fairlead ssh RUN`, or from an editor with `fairlead ssh-config RUN`"
+)
 _OF_DEV_ENVIRONMENTS = "is for dev environments, which are not supported yet"
 _TUNNEL = (
     "no port has to be opened; write ports, or use `fairlead port-forward RUN PORT` while it runs"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from controller.configuration.convert import ConfigurationError, check_content, convert
 from controller.configuration.dstack import translated
 from controller.configuration.groups import GroupPlan, check_groups, check_limits, plan_groups
+from controller.configuration.hints import DEV_ENVIRONMENT_INSTEAD
 from controller.configuration.schema import (
     ALLOWED,
     SERVICE_ALLOWED,
@@ -54,7 +55,7 @@ def _type(given: object) -> RunType:
     if given is None:
         raise ConfigurationError("type", "is missing", ALLOWED["type"])
     if given == RunType.DEV_ENVIRONMENT.value:
-        raise ConfigurationError("type", f"{given} is not supported yet", ALLOWED["type"])
+        raise ConfigurationError("type", f"{given} {DEV_ENVIRONMENT_INSTEAD}", ALLOWED["type"])
     for supported in (RunType.TASK, RunType.SERVICE):
         if given == supported.value:
             return supported

@@ -37,8 +37,12 @@ def test_a_task_with_commands_is_enough() -> None:
     assert parse(TASK).commands == ("echo hi",)
 
 
-def test_the_type_of_later_is_said_to_be_not_supported_yet() -> None:
-    said = "dev-environment is not supported yet (allowed: task, service)"
+def test_a_dev_environment_is_refused_with_the_task_to_write_instead() -> None:
+    said = (
+        "dev-environment is not supported yet; write type: task with `sleep infinity` as the last "
+        "of its commands, and reach it with `fairlead ssh RUN`, or from an editor with "
+        "`fairlead ssh-config RUN` (allowed: task, service)"
+    )
     assert refused(type="dev-environment") == ("type", said)
 
 
