@@ -25,6 +25,8 @@ from controller.service.job_access import JobUse
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 3600.0
+MOST_AT_ONCE = 200
+"""Jobs of one tick: with more of them, each is sampled less often, and the cost stays the same."""
 _MOST = 1 << 60
 
 
@@ -66,12 +68,14 @@ class MetricSampler:
         clock: Clock,
         live: Callable[[], Iterable[RunState]],
         wall: Callable[[], float] = time.time,
+        most_at_once: int = MOST_AT_ONCE,
     ) -> None:
         self._uses = uses
         self._history = history
         self._clock = clock
         self._live = live
         self._wall = wall
+        self._most_at_once = most_at_once
         self._last: dict[str, float] = {}
         self._swept_at = -math.inf
 
@@ -84,7 +88,7 @@ class MetricSampler:
             await asyncio.sleep(OFTEN_SECONDS)
 
     async def tick(self) -> None:
-        """Sample what is due, and remove what is old. Raises OSError."""
+        """Sample what is due, `most_at_once` jobs at most; remove what is old. Raises OSError."""
         now = self._clock.now()
         running = {
             job.attempts[-1].id: (job, job.attempts[-1])
@@ -94,6 +98,8 @@ class MetricSampler:
         }
         self._last = {key: at for key, at in self._last.items() if key in running}
         due = [pair for key, pair in running.items() if self._is_due(key, pair[1], now)]
+        due.sort(key=lambda pair: self._last.get(pair[1].id, -math.inf))
+        due = due[: self._most_at_once]
         for _, attempt in due:
             self._last[attempt.id] = now
         uses = await self._uses.use_of(due)

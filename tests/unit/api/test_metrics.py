@@ -113,6 +113,24 @@ async def test_running_jobs_are_sampled_often_at_first_and_then_once_a_minute(
     assert [one.at - begun for one in samples] == [0.0, 10.0, 20.0, 700.0, 760.0]
 
 
+async def test_many_jobs_are_sampled_in_turn_and_never_more_of_them_at_once(
+    api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
+) -> None:
+    attempts = []
+    for name in ("hello", "other"):
+        await submit(api, name=name)
+        attempts.append(await PlayedNode(controller).runs(name))
+    service, clock, live = controller.service, Times(), controller.turns.runs
+    history = service.metric_history
+    sampler = MetricSampler(service.metrics, history, clock, lambda: live.values(), most_at_once=1)
+    clock.at = begun = service.clock.now()
+    await sampler.tick()
+    assert [len(history.read(one, 0.0)) for one in attempts] == [1, 0]
+    clock.at = begun + 10.0
+    await sampler.tick()
+    assert [len(history.read(one, 0.0)) for one in attempts] == [1, 1]
+
+
 async def test_a_job_that_lies_about_its_use_is_not_believed(
     api: TestClient[Any, Any], controller: Controller, connection: FakeConnection
 ) -> None:
