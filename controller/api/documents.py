@@ -2,7 +2,8 @@
 
 `RunView` is a contract (`inspect --json`): every field is always there, null or empty when it has
 no value; times are ISO 8601 in UTC. Fields are added, never renamed or removed. `views` makes these
-documents; the CLI reads them.
+documents; the CLI and the client read them. They stand in one module, apart from the routes that
+answer with them, because a user's command loads them and must load no server.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ async def plan_run(call: Call) -> PlanView:
     submission = Submission(configuration=body.configuration, name=body.name)
     found = call.service.plans.plan(submission, user=call.caller)
     return PlanView(
-        jobs=found.places, refused=found.refused, field=found.field, warning=found.warning
+        jobs=found.allocations, refused=found.refused, field=found.field, warning=found.warning
     )
 
 

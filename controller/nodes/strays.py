@@ -71,11 +71,11 @@ class StrayTasks:
         """
         state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
         if self._is_unknown(state, info):
-            place = await _place_of(connection, info)
+            allocation = await _allocation_of(connection, info)
             if state is None:
-                info = _as_heard(info, place)
+                info = _as_heard(info, allocation)
             await self._claim(connection, _as_now(state, info))
-            stops = self._quarantine(node_id, info, place)
+            stops = self._quarantine(node_id, info, allocation)
             why = "the controller does not know it, and an admin stopped it"
         else:
             stops, why = True, "its attempt has ended"
@@ -157,7 +157,7 @@ class StrayTasks:
                     incarnation=_incarnation_of(state, allocation),
                 )
             except ShimError as error:
-                log.warning("idle place %s could not be released: %s", allocation.id, error)
+                log.warning("idle allocation %s could not be released: %s", allocation.id, error)
 
     async def _run_of(self, allocation: AllocationInfo) -> RunState | None:
         return self._turns.known.get(allocation.run_id) or await self._store.find_run(
@@ -206,9 +206,11 @@ class StrayTasks:
         return task.stopping
 
 
-async def _place_of(connection: NodeConnection, info: TaskInfo) -> AllocationInfo | None:
-    places = await connection.shim.allocations()
-    return next((allocation for allocation in places if allocation.id == info.allocation_id), None)
+async def _allocation_of(connection: NodeConnection, info: TaskInfo) -> AllocationInfo | None:
+    allocations = await connection.shim.allocations()
+    return next(
+        (allocation for allocation in allocations if allocation.id == info.allocation_id), None
+    )
 
 
 def _has_unread(view: AttemptContext, info: TaskInfo) -> bool:

@@ -149,10 +149,10 @@ class RunsByNode:
 def nodes_of(state: RunState) -> set[str]:
     """Return the nodes where the run has an attempt, or an allocation that is kept or not released
     yet."""
-    places = {
+    allocations = {
         allocation.node_id for allocation in state.allocations if allocation.state in OCCUPIED
     }
-    return places | {
+    return allocations | {
         attempt.node_id
         for job in state.jobs
         for attempt in job.attempts

@@ -353,7 +353,7 @@ def submit_request(
 
 
 def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
-    run, job, place = view.state.run, view.job, view.allocation
+    run, job, allocation = view.state.run, view.job, view.allocation
     slots = [other for other in view.state.jobs if not other.scaled_down]
     return RunnerJob(
         run_id=run.id,
@@ -381,7 +381,7 @@ def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
         fail_on_log_quota=spec.fail_on_log_quota,
         env_style=spec.env_style,
         gang=_gang(view),
-        monitoring_descriptor=None if place is None else place.monitoring_descriptor,
+        monitoring_descriptor=None if allocation is None else allocation.monitoring_descriptor,
     )
 
 

@@ -17,7 +17,7 @@ from controller.proxy.access import Access, Admission, RateLimits
 from controller.proxy.body import Body, body_of, whole
 from controller.proxy.browsers import BrowserSessions
 from controller.proxy.errors import NoReplica, TooMany
-from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, Limits
+from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
 from controller.proxy.headers import Client, Target
 from controller.proxy.metrics import MeteredTraffic
 from controller.proxy.replicas import Connect, Replicas
@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`domain`: services answer at `NAME.domain` too; None: only below `/services/NAME`."""
 
     domain: str | None = None
-    limits: Limits = Limits()
+    limits: ProxyLimits = ProxyLimits()
 
 
 class Proxy:

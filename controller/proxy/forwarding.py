@@ -34,7 +34,7 @@ FROM_REPLICA: web.ResponseKey[frozenset[str]] = web.ResponseKey("from_replica", 
 """The names of the headers that a replica sent; a response without it is the proxy's own."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the proxy, in seconds, bytes and requests."""
 
     answer_seconds: float = 300.0
@@ -84,7 +84,7 @@ class Forwarder:
     """Carries requests to replicas."""
 
     def __init__(
-        self, services: Services, replicas: Replicas, traffic: Traffic, limits: Limits
+        self, services: Services, replicas: Replicas, traffic: Traffic, limits: ProxyLimits
     ) -> None:
         self._services = services
         self._replicas = replicas

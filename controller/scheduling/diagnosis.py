@@ -37,22 +37,22 @@ MOST_AWAY = 500
 """The number of nodes to look at. If this many are away, naming one helps no user."""
 
 
-def why_one_waits(board: TrialCapacity, need: Need, where: Where = None) -> PendingReason:
-    why = _why_one_waits(board, need, where)
+def why_one_waits(trial: TrialCapacity, need: Need, where: Where = None) -> PendingReason:
+    why = _why_one_waits(trial, need, where)
     if where is None or where.value is None:
         return why
-    placement = placement_name(board.index.fleets, where)
+    placement = placement_name(trial.index.fleets, where)
     return BoundToGang(placement=placement, value=where.value, why=why)
 
 
-def _why_one_waits(board: TrialCapacity, need: Need, where: Where) -> PendingReason:
-    rooms = [free for _, free, _ in board.sorted(need.scope, where).bins(board.rooms)]
+def _why_one_waits(trial: TrialCapacity, need: Need, where: Where) -> PendingReason:
+    rooms = [free for _, free, _ in trial.sorted(need.scope, where).bins(trial.rooms)]
     if not rooms:
-        return _why_no_room(board.index, need, where)
+        return _why_no_room(trial.index, need, where)
     why = closest(need.resources, rooms)
     if any(_could_hold(need, free.node) for free in rooms):
         return why
-    return replace(why, away=_away(board.index, need, where))
+    return replace(why, away=_away(trial.index, need, where))
 
 
 def _away(index: CapacityIndex, need: Need, where: Where) -> Unusable | None:
@@ -83,37 +83,37 @@ def _could_hold(need: Need, node: Node) -> bool:
     return not shortfalls(need.resources, room(as_new(node), ()))
 
 
-def why_all_wait(board: TrialCapacity, unit: Unit) -> PendingReason:
+def why_all_wait(trial: TrialCapacity, unit: Unit) -> PendingReason:
     """Return the reason of a gang."""
-    domains = domains_for(board.index, unit)
+    domains = domains_for(trial.index, unit)
     counted = by_need(unit.members)
     need = max(counted, key=lambda one: counted[one])
     if not domains:
-        return _why_no_domain(board.index, unit, need)
-    found = {domain: _held(board, counted, domain) for domain in domains}
+        return _why_no_domain(trial.index, unit, need)
+    found = {domain: _held(trial, counted, domain) for domain in domains}
     best = max(domains, key=lambda domain: found[domain])
-    short = next((one for one in counted if most(board, one, best, 1) == 0), need)
+    short = next((one for one in counted if most(trial, one, best, 1) == 0), need)
     return GangDoesNotFit(
         count=len(unit.members),
         each=need.resources,
-        placement=placement_name(board.index.fleets, best),
+        placement=placement_name(trial.index.fleets, best),
         best=best.fleet if best.value is None else best.value,
         found=found[best],
-        why=_lacks(board, short, best),
+        why=_lacks(trial, short, best),
     )
 
 
-def _lacks(board: TrialCapacity, need: Need, domain: Domain) -> PendingReason | None:
+def _lacks(trial: TrialCapacity, need: Need, domain: Domain) -> PendingReason | None:
     """Return what the domain's nodes lack; None when only their number is too small."""
-    tiers = board.sorted(need.scope, domain)
+    tiers = trial.sorted(need.scope, domain)
     if not tiers:
-        return _why_no_room(board.index, need, domain)
-    lacking = [free for shape, free, _ in tiers.bins(board.rooms) if not need.fits(shape, free)]
+        return _why_no_room(trial.index, need, domain)
+    lacking = [free for shape, free, _ in tiers.bins(trial.rooms) if not need.fits(shape, free)]
     return closest(need.resources, lacking) if lacking else None
 
 
-def _held(board: TrialCapacity, counted: dict[Need, int], domain: Domain) -> int:
-    return sum(most(board, need, domain, count) for need, count in counted.items())
+def _held(trial: TrialCapacity, counted: dict[Need, int], domain: Domain) -> int:
+    return sum(most(trial, need, domain, count) for need, count in counted.items())
 
 
 def _why_no_domain(index: CapacityIndex, unit: Unit, need: Need) -> PendingReason:

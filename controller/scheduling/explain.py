@@ -37,15 +37,15 @@ def explain(index: CapacityIndex, run_id: str, now: float, name_of: NameOf) -> t
     if run_id not in index.units:
         return ()
     every = in_order((unit for units in index.units.values() for unit in units), index.use, now)
-    board = TrialCapacity(index)
+    trial = TrialCapacity(index)
     same: dict[Hashable, list[Waiting]] = {}
     ahead: dict[str, str] = {}
-    answers = _Answers(board, run_id, name_of)
+    answers = _Answers(trial, run_id, name_of)
     for position, unit in enumerate(every, 1):
         if unit.run.id == run_id:
             before = tuple(ahead.values())[-MOST_AHEAD:]
-            with board.seen_by(unit):
-                for key, waiting in _of_unit(board, unit, position, before, answers):
+            with trial.seen_by(unit):
+                for key, waiting in _of_unit(trial, unit, position, before, answers):
                     same.setdefault(key, []).append(waiting)
         else:
             ahead[unit.run.id] = name_of(unit.run)
@@ -55,13 +55,13 @@ def explain(index: CapacityIndex, run_id: str, now: float, name_of: NameOf) -> t
 class _Answers:
     """The answers of all nodes to a need of one run, computed once for all jobs with that need."""
 
-    def __init__(self, board: TrialCapacity, run_id: str, name_of: NameOf) -> None:
-        self._board = board
-        self._nodes = sorted(board.index.nodes.values(), key=lambda node: node.name)
+    def __init__(self, trial: TrialCapacity, run_id: str, name_of: NameOf) -> None:
+        self._trial = trial
+        self._nodes = sorted(trial.index.nodes.values(), key=lambda node: node.name)
         self._kept: dict[str, list[str]] = {}
-        for allocation in board.index.nominations.values():
+        for allocation in trial.index.nominations.values():
             if allocation.freed and allocation.run_id != run_id:
-                name = name_of(board.index.states[allocation.run_id].run)
+                name = name_of(trial.index.states[allocation.run_id].run)
                 self._kept.setdefault(allocation.node_id, []).append(
                     f"an allocation there is kept for {name}, whose gang starts again"
                 )
@@ -74,20 +74,20 @@ class _Answers:
         return self._known[key]
 
     def _answer(self, node: Node, need: Need, where: Where) -> NodeAnswer:
-        why = _in_the_way(self._board, node, need, where)
+        why = _in_the_way(self._trial, node, need, where)
         if why:
             why += dict.fromkeys(self._kept.get(node.id, ()))
         return NodeAnswer(node=node.name, why=tuple(why))
 
 
 def _of_unit(
-    board: TrialCapacity, unit: Unit, position: int, ahead: tuple[str, ...], answers: _Answers
+    trial: TrialCapacity, unit: Unit, position: int, ahead: tuple[str, ...], answers: _Answers
 ) -> Iterator[tuple[Hashable, Waiting]]:
     """Yield what the unit's jobs wait for, each with a key that equal answers share."""
     by_need: dict[Need, list[Member]] = {}
     for member in unit.members:
         by_need.setdefault(member.need, []).append(member)
-    index = board.index
+    index = trial.index
     where = _bound_to(index, unit)
     victims = len(victims_of(index, unit))
     nominated = tuple(index.nodes[allocation.node_id].name for allocation in unit.nominated)
@@ -98,7 +98,7 @@ def _of_unit(
             why=(
                 VictimsLeave(count=victims).sentence()
                 if unit.nominated
-                else _why(board, unit, need, where)
+                else _why(trial, unit, need, where)
             ),
             position=position,
             ahead=ahead,
@@ -124,22 +124,22 @@ def _bound_to(index: CapacityIndex, unit: Unit) -> Where:
     return next(iter(domains_for(index, unit)), None) if unit.anchors else None
 
 
-def _why(board: TrialCapacity, unit: Unit, need: Need, where: Where) -> str:
+def _why(trial: TrialCapacity, unit: Unit, need: Need, where: Where) -> str:
     if unit.kind is Kind.TOGETHER:
-        return why_all_wait(board, unit).sentence()
-    if unit.kind is Kind.RESERVED and _ranks_wait(board.index, unit):
+        return why_all_wait(trial, unit).sentence()
+    if unit.kind is Kind.RESERVED and _ranks_wait(trial.index, unit):
         return RanksFirst().sentence()
-    if board.best(need, where) is not None:
+    if trial.best(need, where) is not None:
         return NO_REASON
-    return why_one_waits(board, need, where).sentence()
+    return why_one_waits(trial, need, where).sentence()
 
 
 def _ranks_wait(index: CapacityIndex, unit: Unit) -> bool:
     return any(one.kind is Kind.TOGETHER for one in index.units[unit.run.id])
 
 
-def _in_the_way(board: TrialCapacity, node: Node, need: Need, where: Where) -> list[str]:
-    index, found = board.index, []
+def _in_the_way(trial: TrialCapacity, node: Node, need: Need, where: Where) -> list[str]:
+    index, found = trial.index, []
     closed = unusable(node)
     if closed is not None:
         found.append(f"it is {closed.words()}")
@@ -155,7 +155,7 @@ def _in_the_way(board: TrialCapacity, node: Node, need: Need, where: Where) -> l
     if where is not None and closed is None and index.domain(node.id) != where:
         found.append(f"it is not in {where}, where the run's other jobs are")
     taken = index.taken.get(node.id, {}).values()
-    free = board.rooms.get(node.id) or room(node, taken, index.starts(node.id))
+    free = trial.rooms.get(node.id) or room(node, taken, index.starts(node.id))
     lacks = (one.lack.words() for one in shortfalls(need.resources, free))
     found += [f"needs {needed}, it has {has}" for needed, has in lacks]
     return found

@@ -21,9 +21,9 @@ from controller.scheduling.fit import (
     is_busy,
     shortfalls,
 )
+from controller.scheduling.freed_allocations import in_order_for
 from controller.scheduling.grant import granted
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
-from controller.scheduling.kept import in_order_for
 from controller.scheduling.queue import Member, Unit
 
 NewId = Callable[[], str]
@@ -71,14 +71,14 @@ def allocate(
 
 
 def place_all(
-    board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
+    trial: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
 ) -> list[MemberAllocation] | None:
     """Give every member an allocation in this domain, or none of them one. Freed allocations of the
     run are used first; where the shares of the first jobs leave too little for the others, each
     gets the least."""
     for least in (False, True) if can_get_less(unit) else (False,):
         for kept_first in (True, False) if unit.freed else (False,):
-            chosen = _place_all(board, unit, where, now, new_id, kept_first=kept_first, least=least)
+            chosen = _place_all(trial, unit, where, now, new_id, kept_first=kept_first, least=least)
             if chosen is not None:
                 return chosen
     return None
@@ -93,7 +93,7 @@ def can_get_less(unit: Unit) -> bool:
 
 
 def _place_all(
-    board: TrialCapacity,
+    trial: TrialCapacity,
     unit: Unit,
     where: Where,
     now: float,
@@ -102,34 +102,34 @@ def _place_all(
     kept_first: bool,
     least: bool,
 ) -> list[MemberAllocation] | None:
-    mark = board.mark
+    mark = trial.mark
     chosen: list[MemberAllocation] = []
     for member in hardest_first(unit.members):
-        free = best_kept(board, unit, member, where) if kept_first else None
-        free = free or board.best(member.need, where)
+        free = best_kept(trial, unit, member, where) if kept_first else None
+        free = free or trial.best(member.need, where)
         if free is None:
-            board.undo(mark)
+            trial.undo(mark)
             return None
         allocation = allocate(unit, member, free, where, now, new_id, least=least)
-        board.give(allocation)
+        trial.give(allocation)
         chosen.append(MemberAllocation(member, allocation))
     return chosen
 
 
-def best_kept(board: TrialCapacity, unit: Unit, member: Member, where: Where) -> Room | None:
+def best_kept(trial: TrialCapacity, unit: Unit, member: Member, where: Where) -> Room | None:
     """Return the room of an allocation that is kept for the job's run, unless a preferred node has
     room."""
     if not unit.freed:
         return None
     scope = member.need.scope
-    best = board.best(member.need, where)
-    least = None if best is None else board.index.tier(best.node, scope)
-    allowed = board.sorted(scope, where)
+    best = trial.best(member.need, where)
+    least = None if best is None else trial.index.tier(best.node, scope)
+    allowed = trial.sorted(scope, where)
     for allocation in in_order_for(member, unit):
-        free = board.rooms.get(allocation.node_id) if allocation.node_id in allowed else None
+        free = trial.rooms.get(allocation.node_id) if allocation.node_id in allowed else None
         if free is None or shortfalls(member.need.resources, free):
             continue
-        if board.index.tier(free.node, scope) == least:
+        if trial.index.tier(free.node, scope) == least:
             return free
     return None
 
@@ -146,18 +146,18 @@ def whole_of(unit: Unit) -> Unit:
 
 
 def place_first(
-    board: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
+    trial: TrialCapacity, unit: Unit, where: Where, now: float, new_id: NewId
 ) -> list[MemberAllocation] | None:
     """Place the unit as `place_all` does, where there is room for `whole_of` the unit."""
     whole = whole_of(unit)
-    mark = board.mark
-    chosen = place_all(board, whole, where, now, new_id)
+    mark = trial.mark
+    chosen = place_all(trial, whole, where, now, new_id)
     if chosen is None or whole is unit:
         return chosen
-    board.undo(mark)
+    trial.undo(mark)
     chosen = [choice for choice in chosen if choice.member in unit.members]
     for choice in chosen:
-        board.give(choice.allocation)
+        trial.give(choice.allocation)
     return chosen
 
 
@@ -187,7 +187,7 @@ def domains_for(index: CapacityIndex, unit: Unit) -> list[Domain]:
     )
 
 
-def roomiest_first(board: TrialCapacity, unit: Unit, domains: list[Domain]) -> list[Domain]:
+def roomiest_first(trial: TrialCapacity, unit: Unit, domains: list[Domain]) -> list[Domain]:
     """Sort first the domains where most of the gang's reserved jobs fit beside its ranks.
 
     Reserved jobs must be where the ranks are; without room there they would wait forever.
@@ -197,7 +197,7 @@ def roomiest_first(board: TrialCapacity, unit: Unit, domains: list[Domain]) -> l
     counted = by_need(unit.members + unit.reserved)
 
     def held(domain: Domain) -> int:
-        return sum(most(board, need, domain, count) for need, count in counted.items())
+        return sum(most(trial, need, domain, count) for need, count in counted.items())
 
     return sorted(domains, key=held, reverse=True)
 
@@ -207,10 +207,10 @@ def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
     return fleet is not None and fleet.placement is not None
 
 
-def most(board: TrialCapacity, need: Need, where: Where, enough: int) -> int:
+def most(trial: TrialCapacity, need: Need, where: Where, enough: int) -> int:
     """Return how many such jobs fit there, at most `enough`; it is an upper bound."""
     found = 0
-    for _, free, nodes in board.sorted(need.scope, where).bins(board.rooms):
+    for _, free, nodes in trial.sorted(need.scope, where).bins(trial.rooms):
         found += nodes * _most_in(free, need, enough)
         if found >= enough:
             return enough
@@ -280,13 +280,13 @@ def could_ever_hold(
 
 def _fits_empty(empty: CapacityIndex, unit: Unit, where: Where) -> bool:
     """Return whether the unit fits, without the limit on starting jobs, which passes by itself."""
-    board = TrialCapacity(empty)
+    trial = TrialCapacity(empty)
     for member in hardest_first(unit.members):
-        free = board.best(member.need, where)
+        free = trial.best(member.need, where)
         if free is None:
             return False
-        board.give(allocate(unit, member, free, where, 0.0, str, least=True))
-        board.settle(free.node.id)
+        trial.give(allocate(unit, member, free, where, 0.0, str, least=True))
+        trial.settle(free.node.id)
     return True
 
 

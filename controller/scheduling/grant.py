@@ -1,5 +1,5 @@
 """A grant is what a job gets on its node: what its user asked for, and for the amounts that the
-user left out what the place gives.
+user left out what the allocation gives.
 
 A job that holds its whole node gets all of the node's CPU and memory. A job with GPUs gets the
 share of its GPUs: of the node, or of what is free when other jobs have taken more than their own.

@@ -61,14 +61,14 @@ class CapacityIndex:
         self.units: dict[str, tuple[Unit, ...]] = {}
         """The waiting units by run."""
         self.nominations: dict[str, Allocation] = {}
-        """All nominated places by their id."""
-        self.claims: dict[str, str] = {}
-        """The nomination that lies on an allocation."""
+        """All nominated allocations by their id."""
+        self.nomination_on: dict[str, str] = {}
+        """The id of the nomination that waits for an allocation, by the id of that allocation."""
         self.use = UseMeter()
         self.needs = Needs()
         self.shape_of = Shapes().of
         self.growth = 0
-        """Grows whenever a place may have come free that was not there before."""
+        """Grows whenever room may have come free that was not there before."""
         self.states: dict[str, RunState] = {}
         self.taken: dict[str, dict[str, Allocation]] = {}
         """The allocations that occupy each node, by id."""
@@ -196,7 +196,7 @@ class CapacityIndex:
             self._dirty[allocation.node_id] = None
         if allocation.state is AllocationState.NOMINATED:
             self.nominations[allocation.id] = allocation
-            self.claims.update(dict.fromkeys(allocation.victims, allocation.id))
+            self.nomination_on.update(dict.fromkeys(allocation.victims, allocation.id))
         elif not allocation.victims:
             self.use.add(use_of(allocation, user))
 
@@ -211,7 +211,7 @@ class CapacityIndex:
         if allocation.state is AllocationState.NOMINATED:
             del self.nominations[allocation.id]
             for victim in allocation.victims:
-                self.claims.pop(victim, None)
+                self.nomination_on.pop(victim, None)
         elif not allocation.victims:
             self.use.take_away(use_of(allocation, user))
 

@@ -20,6 +20,8 @@ from controller.lifecycle.reports import (
 )
 from controller.scheduling.capacity import Need
 from controller.scheduling.diagnosis import why_all_wait, why_one_waits
+from controller.scheduling.freed_allocations import lost as lost_allocations
+from controller.scheduling.freed_allocations import used_up
 from controller.scheduling.gang_placement import (
     MemberAllocation,
     allocate,
@@ -34,8 +36,6 @@ from controller.scheduling.gang_placement import (
     whole_of,
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where
-from controller.scheduling.kept import lost as lost_allocations
-from controller.scheduling.kept import used_up
 from controller.scheduling.preemption import Nomination, Preemption, ended_nominations, review
 from controller.scheduling.queue import Kind, Member, Unit, in_order, member_of
 
@@ -55,7 +55,7 @@ class SchedulingPass:
         self._index = index
         self._now = now
         self._new_id = new_id
-        self.board = TrialCapacity(index)
+        self.trial = TrialCapacity(index)
         self._preemption: Preemption | None = None
         self._told: Told = {}
         self._victims: Told = {}
@@ -88,7 +88,7 @@ class SchedulingPass:
             if unit.nominated:
                 self._review(unit)
             else:
-                with self.board.seen_by(unit):
+                with self.trial.seen_by(unit):
                     self._place(unit)
         return self._told | {
             run_id: [*self._told.get(run_id, ()), *reports]
@@ -136,7 +136,7 @@ class SchedulingPass:
 
     def _preempting(self, unit: Unit) -> Preemption | None:
         if self._preemption is None:
-            self._preemption = Preemption(self.board, self._now, self._new_id)
+            self._preemption = Preemption(self.trial, self._now, self._new_id)
         if not self._preemption.may_help(unit):
             return None
         if self._preemption.is_tired:
@@ -157,11 +157,11 @@ class SchedulingPass:
         key = (member.need, where, unit.view)
         free = None
         if key not in self._full:
-            free = best_kept(self.board, unit, member, where) or self.board.best(member.need, where)
+            free = best_kept(self.trial, unit, member, where) or self.trial.best(member.need, where)
         if free is not None:
             domain = self._index.domain(free.node.id)
             allocation = allocate(unit, member, free, domain, self._now, self._new_id)
-            self.board.give(allocation)
+            self.trial.give(allocation)
             self._placed(unit, [MemberAllocation(member, allocation)])
             return
         self._full.add(key)
@@ -181,7 +181,7 @@ class SchedulingPass:
         return next(iter(domains_for(self._index, unit)), None)
 
     def _why_one(self, need: Need, where: Where) -> PendingReason:
-        return why_one_waits(self.board, need, where)
+        return why_one_waits(self.trial, need, where)
 
     # -- a gang -----------------------------------------------------------------------------
 
@@ -192,12 +192,12 @@ class SchedulingPass:
         needs = tuple((id(need), count) for need, count in counted.items())
         key = (needs, tuple(domains), unit.view)
         if key not in self._in_vain:
-            for domain in roomiest_first(self.board, unit, domains):
+            for domain in roomiest_first(self.trial, unit, domains):
                 if any(
-                    most(self.board, need, domain, count) < count for need, count in counted.items()
+                    most(self.trial, need, domain, count) < count for need, count in counted.items()
                 ):
                     continue
-                chosen = place_first(self.board, unit, domain, self._now, self._new_id)
+                chosen = place_first(self.trial, unit, domain, self._now, self._new_id)
                 if chosen is not None:
                     self._went_to[unit.run.id] = domain
                     self._placed(unit, chosen)
@@ -211,7 +211,7 @@ class SchedulingPass:
         if nomination is not None:
             self._nominate(unit, nomination)
             return
-        reason = self._reason(key, lambda: why_all_wait(self.board, whole))
+        reason = self._reason(key, lambda: why_all_wait(self.trial, whole))
         for member in unit.members:
             self._wait(unit, member, reason)
 
@@ -244,10 +244,10 @@ class SchedulingPass:
 
     def _placed(self, unit: Unit, chosen: Sequence[MemberAllocation]) -> None:
         new = [choice.allocation for choice in chosen]
-        used = used_up(self._index, unit, new, self.board.taken_on) if unit.freed else {}
+        used = used_up(self._index, unit, new, self.trial.taken_on) if unit.freed else {}
         for choice in chosen:
             instead_of = used.get(choice.allocation.id, ())
-            self.board.use_up(instead_of)
+            self.trial.use_up(instead_of)
             self._tell(
                 Placed(
                     run_id=unit.run.id,

@@ -23,6 +23,7 @@ from controller.lifecycle.statuses import AllocationState
 from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import Domain
 from controller.scheduling.fit import room
+from controller.scheduling.freed_allocations import is_overdrawn, used_up
 from controller.scheduling.gang_placement import (
     MemberAllocation,
     NewId,
@@ -32,13 +33,12 @@ from controller.scheduling.gang_placement import (
     place_all,
 )
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, why_given_up
-from controller.scheduling.kept import is_overdrawn, used_up
 from controller.scheduling.queue import Unit
 from controller.scheduling.victims import (
     CLEANUP_SECONDS,
-    Claimant,
     Cost,
     Evictions,
+    Preemptor,
     Victim,
     Victims,
 )
@@ -156,7 +156,9 @@ class Nomination(msgspec.Struct, frozen=True):
     waits_for: int
 
 
-class _Trial(msgspec.Struct, frozen=True):
+class _GangEviction(msgspec.Struct, frozen=True):
+    """A whole unit fits these allocations when these victims have left theirs."""
+
     chosen: list[MemberAllocation]
     victims: dict[str, Victim]
 
@@ -169,19 +171,19 @@ class _Trial(msgspec.Struct, frozen=True):
 class Preemption:
     """The search for victims in one scheduling pass."""
 
-    def __init__(self, board: TrialCapacity, now: float, new_id: NewId) -> None:
-        self._board = board
-        self._index = board.index
+    def __init__(self, trial: TrialCapacity, now: float, new_id: NewId) -> None:
+        self._trial = trial
+        self._index = trial.index
         self._now = now
         self._new_id = new_id
-        self._victims = Victims(board, now)
+        self._victims = Victims(trial, now)
         self._evictions: dict[tuple[object, ...], Evictions] = {}
         self._in_vain: set[tuple[object, ...]] = set()
         self._searches = 0
 
     def may_help(self, unit: Unit) -> bool:
         """Return whether some job could be evicted, and in time before the unit gives up."""
-        before = _claimant(unit).before
+        before = _preemptor(unit).before
         in_time = before is None or before >= self._now + CLEANUP_SECONDS
         return in_time and unit.band < self._victims.lowest
 
@@ -193,14 +195,14 @@ class Preemption:
         """Return a nomination for a single job; `where` is the domain that it is bound to, if
         any."""
         (member,) = unit.members
-        claimant = _claimant(unit)
-        key = (member.need, claimant, where, unit.view)
+        preemptor = _preemptor(unit)
+        key = (member.need, preemptor, where, unit.view)
         if key in self._in_vain:
             return None
         if key not in self._evictions:
             self._searches += 1
             nodes = self._nodes(member.need, where)
-            self._evictions[key] = Evictions(self._victims, member.need, claimant, nodes)
+            self._evictions[key] = Evictions(self._victims, member.need, preemptor, nodes)
         eviction = self._evictions[key].best()
         if eviction is None:
             self._in_vain.add(key)
@@ -214,75 +216,75 @@ class Preemption:
 
     def for_all(self, unit: Unit, domains: Sequence[Domain]) -> Nomination | None:
         wanted = tuple(sorted(id(one.need) for one in unit.members))
-        claimant = _claimant(unit)
-        key = (wanted, claimant, tuple(domains), unit.view)
+        preemptor = _preemptor(unit)
+        key = (wanted, preemptor, tuple(domains), unit.view)
         if key in self._in_vain:
             return None
         self._searches += 1
-        trials = [
-            trial
+        evictions = [
+            eviction
             for domain in domains
-            for trial in (
-                self._evict_gang(unit, claimant, domain),
+            for eviction in (
+                self._evict_gang(unit, preemptor, domain),
                 *(
-                    self._evict_solos(unit, claimant, domain, least=least)
+                    self._evict_solos(unit, preemptor, domain, least=least)
                     for least in ((False, True) if can_get_less(unit) else (False,))
                 ),
             )
-            if trial is not None
+            if eviction is not None
         ]
-        if not trials:
+        if not evictions:
             self._in_vain.add(key)
             return None
-        best = min(trials, key=lambda trial: trial.cost)
+        best = min(evictions, key=lambda eviction: eviction.cost)
         return self._nominate(best.chosen, best.victims)
 
-    def _evict_gang(self, unit: Unit, claimant: Claimant, domain: Domain) -> _Trial | None:
-        for tried, gang in enumerate(self._victims.gangs_in(domain, claimant)):
+    def _evict_gang(self, unit: Unit, preemptor: Preemptor, domain: Domain) -> _GangEviction | None:
+        for tried, gang in enumerate(self._victims.gangs_in(domain, preemptor)):
             if tried >= _MOST_GANGS:
                 return None
-            mark = self._board.mark
+            mark = self._trial.mark
             for node_id in dict.fromkeys(victim.allocation.node_id for victim in gang):
                 self._vacate(node_id, {victim.allocation.id for victim in gang})
-            chosen = place_all(self._board, unit, domain, self._now, self._new_id)
-            self._board.undo(mark)
+            chosen = place_all(self._trial, unit, domain, self._now, self._new_id)
+            self._trial.undo(mark)
             if chosen is not None:
-                return _Trial(chosen, {one.allocation.id: one for one in gang})
+                return _GangEviction(chosen, {one.allocation.id: one for one in gang})
         return None
 
     def _evict_solos(
-        self, unit: Unit, claimant: Claimant, domain: Domain, *, least: bool
-    ) -> _Trial | None:
-        mark = self._board.mark
-        claimed = set(self._victims.claimed)
+        self, unit: Unit, preemptor: Preemptor, domain: Domain, *, least: bool
+    ) -> _GangEviction | None:
+        mark = self._trial.mark
+        chosen_before = set(self._victims.chosen)
         evictions: dict[Need, Evictions] = {}
-        trial = _Trial([], {})
+        found = _GangEviction([], {})
         for member in hardest_first(unit.members):
-            free = self._board.best(member.need, domain)
+            free = self._trial.best(member.need, domain)
             if free is None:
                 if member.need not in evictions:
                     nodes = self._nodes(member.need, domain)
-                    evictions[member.need] = Evictions(self._victims, member.need, claimant, nodes)
+                    evictions[member.need] = Evictions(self._victims, member.need, preemptor, nodes)
                 plan = evictions[member.need].best()
                 if plan is None:
                     break
-                trial.victims.update({one.allocation.id: one for one in plan.victims})
+                found.victims.update({one.allocation.id: one for one in plan.victims})
                 self._vacate(plan.node_id, {one.allocation.id for one in plan.victims})
-                self._victims.claimed.update(one.allocation.id for one in plan.victims)
+                self._victims.chosen.update(one.allocation.id for one in plan.victims)
                 free = plan.freed
             allocation = allocate(unit, member, free, domain, self._now, self._new_id, least=least)
-            self._board.give(allocation)
-            trial.chosen.append(MemberAllocation(member, allocation))
-        self._board.undo(mark)
-        self._victims.claimed = claimed
-        return trial if len(trial.chosen) == len(unit.members) and trial.victims else None
+            self._trial.give(allocation)
+            found.chosen.append(MemberAllocation(member, allocation))
+        self._trial.undo(mark)
+        self._victims.chosen = chosen_before
+        return found if len(found.chosen) == len(unit.members) and found.victims else None
 
     def _vacate(self, node_id: str, gone: set[str]) -> None:
-        if node_id in self._board.rooms:
-            self._board.vacate(node_id, gone | self._victims.claimed)
+        if node_id in self._trial.rooms:
+            self._trial.vacate(node_id, gone | self._victims.chosen)
 
     def _nodes(self, need: Need, where: Where) -> list[str]:
-        scope = self._board.sorted(need.scope, where)
+        scope = self._trial.sorted(need.scope, where)
         nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
         return [one for one in nodes if one in scope and one in self._index.taken]
 
@@ -295,11 +297,11 @@ class Preemption:
         for victim in victims.values():
             there = victim.allocation.node_id
             on_node[there] = (*on_node.get(there, ()), victim.allocation.id)
-        self._victims.claimed.update(victims)
+        self._victims.chosen.update(victims)
         nominated = []
         for choice in chosen:
             allocation = self._as_nominated(choice.allocation, on_node)
-            self._board.give(allocation)
+            self._trial.give(allocation)
             nominated.append(MemberAllocation(choice.member, allocation))
         taken = {choice.allocation.node_id for choice in nominated}
         waits_for = [one for one in victims.values() if one.allocation.node_id in taken]
@@ -316,9 +318,9 @@ class Preemption:
         )
 
 
-def _claimant(unit: Unit) -> Claimant:
-    """Return the claimant of the unit, with the time at which it gives up: after that, an eviction
+def _preemptor(unit: Unit) -> Preemptor:
+    """Return the preemptor of the unit, with the time at which it gives up: after that, an eviction
     would be useless."""
     ends = [scheduling_ends_at(unit.run, member.attempt) for member in unit.members]
     before = min((at for at in ends if at is not None), default=None)
-    return Claimant(unit.band, before)
+    return Preemptor(unit.band, before)

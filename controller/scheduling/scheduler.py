@@ -86,7 +86,8 @@ class JobSubmittedPipeline:
 
     def nominated(self, state: RunState) -> frozenset[str]:
         """Return the allocations of this run that another run has nominated."""
-        claims = self.index.claims
         return frozenset(
-            allocation.id for allocation in state.allocations if allocation.id in claims
+            allocation.id
+            for allocation in state.allocations
+            if allocation.id in self.index.nomination_on
         )

@@ -27,7 +27,7 @@ CLEANUP_SECONDS = 10.0
 _COMES_BACK_IN_PLACE = frozenset({Reason.SIBLING_FAILED, Reason.INCARNATION_CHANGED})
 
 
-class Claimant(msgspec.Struct, frozen=True):
+class Preemptor(msgspec.Struct, frozen=True):
     """The job that needs room: lower bands are evicted if they are gone `before` (Unix seconds;
     None: at any time)."""
 
@@ -73,30 +73,30 @@ class Eviction(msgspec.Struct, frozen=True):
 
 
 class Victims:
-    """The possible victims of one scheduling pass; `claimed` are those that it has chosen."""
+    """The possible victims of one scheduling pass; `chosen` are the allocations that they leave."""
 
-    def __init__(self, board: TrialCapacity, now: float) -> None:
-        self._board = board
-        self._index = board.index
+    def __init__(self, trial: TrialCapacity, now: float) -> None:
+        self._trial = trial
+        self._index = trial.index
         self._now = now
         self._holders: dict[str, dict[str, tuple[Job, Attempt]]] = {}
-        self.claimed: set[str] = set(self._index.claims)
+        self.chosen: set[str] = set(self._index.nomination_on)
         self.lowest = max(
             (BANDS[state.run.policy.band] for state in self._index.states.values()), default=0
         )
 
-    def solos_on(self, node_id: str, claimant: Claimant) -> list[Victim]:
+    def solos_on(self, node_id: str, preemptor: Preemptor) -> list[Victim]:
         """Return single jobs, and reserved jobs of gangs, the cheapest first."""
         found = []
         for allocation in self._index.taken.get(node_id, {}).values():
-            victim = self._victim(allocation, claimant)
+            victim = self._victim(allocation, preemptor)
             if victim is None or not self._is_solo(victim):
                 continue
-            if self._is_gone_in_time(victim, claimant):
+            if self._is_gone_in_time(victim, preemptor):
                 found.append(victim)
         return sorted(found, key=lambda one: one.price)
 
-    def gangs_in(self, where: Where, claimant: Claimant) -> Iterator[list[Victim]]:
+    def gangs_in(self, where: Where, preemptor: Preemptor) -> Iterator[list[Victim]]:
         """Yield whole gangs with an allocation in this domain, the cheapest first. Their jobs have
         only a short grace."""
         nodes = self._index.rooms if where is None else self._index.domains.get(where, {})
@@ -107,25 +107,25 @@ class Victims:
                 if (
                     state is not None
                     and gangs.is_gang_run(state.run)
-                    and _goes(state.run, claimant)
+                    and _goes(state.run, preemptor)
                 ):
                     runs[state.run.id] = state.run
         for run in sorted(runs.values(), key=_gang_price):
             found = [
                 victim
                 for allocation in self._index.states[run.id].allocations
-                if (victim := self._victim(allocation, claimant)) is not None
+                if (victim := self._victim(allocation, preemptor)) is not None
             ]
             if found and all(
-                not one.leaves_anyway and self._is_gone_in_time(one, claimant, SHORT_GRACE)
+                not one.leaves_anyway and self._is_gone_in_time(one, preemptor, SHORT_GRACE)
                 for one in found
             ):
                 yield found
 
-    def plan(self, node_id: str, need: Need, claimant: Claimant) -> Eviction | None:
+    def plan(self, node_id: str, need: Need, preemptor: Preemptor) -> Eviction | None:
         """Return the cheapest plan for one node; None: no job has to go, or it would not fit even
         then."""
-        candidates = self.solos_on(node_id, claimant)
+        candidates = self.solos_on(node_id, preemptor)
         if all(one.leaves_anyway for one in candidates):
             return None
         chosen: list[Victim] = []
@@ -155,12 +155,12 @@ class Victims:
     def _without(self, node_id: str, gone: Iterable[Victim]) -> Room:
         """Return the room of the node when these are gone. An allocation with a nomination counts
         for the nominating run only."""
-        leaving = {one.allocation.id for one in gone} | self.claimed
-        taken = [a for a in self._board.taken_on(node_id) if a.id not in leaving]
+        leaving = {one.allocation.id for one in gone} | self.chosen
+        taken = [a for a in self._trial.taken_on(node_id) if a.id not in leaving]
         return room(self._index.nodes[node_id], taken)
 
-    def _victim(self, allocation: Allocation, claimant: Claimant) -> Victim | None:
-        if allocation.state is not AllocationState.HELD or allocation.id in self.claimed:
+    def _victim(self, allocation: Allocation, preemptor: Preemptor) -> Victim | None:
+        if allocation.state is not AllocationState.HELD or allocation.id in self.chosen:
             return None
         state = self._index.states.get(allocation.run_id)
         if state is None:
@@ -172,16 +172,16 @@ class Victims:
         if attempt.status is AttemptStatus.TERMINATING:
             if attempt.reason in _COMES_BACK_IN_PLACE or gangs.is_gang_run(state.run):
                 return None
-        elif attempt.status not in _LIVE or not _goes(state.run, claimant):
+        elif attempt.status not in _LIVE or not _goes(state.run, preemptor):
             return None
         return Victim(allocation, state.run, attempt)
 
     def _is_gone_in_time(
-        self, victim: Victim, claimant: Claimant, longest: float = math.inf
+        self, victim: Victim, preemptor: Preemptor, longest: float = math.inf
     ) -> bool:
         """Return whether the victim is gone in time. `longest`: an upper bound for its grace, in
         seconds."""
-        if claimant.before is None:
+        if preemptor.before is None:
             return True
         attempt = victim.attempt
         was_running = attempt.status is AttemptStatus.RUNNING
@@ -189,7 +189,7 @@ class Victims:
         leaves_at = self._now + min(grace, longest)
         if victim.leaves_anyway:
             leaves_at = max(self._now, attempt.remove_at or 0.0)
-        return leaves_at + CLEANUP_SECONDS <= claimant.before
+        return leaves_at + CLEANUP_SECONDS <= preemptor.before
 
     def _holders_of(self, run_id: str) -> dict[str, tuple[Job, Attempt]]:
         if run_id not in self._holders:
@@ -205,15 +205,15 @@ class Victims:
 
 
 class Evictions:
-    """The plans for one need of a claimant, the cheapest first; a node that has changed is planned
+    """The plans for one need of a preemptor, the cheapest first; a node that has changed is planned
     again."""
 
     def __init__(
-        self, victims: Victims, need: Need, claimant: Claimant, node_ids: Iterable[str]
+        self, victims: Victims, need: Need, preemptor: Preemptor, node_ids: Iterable[str]
     ) -> None:
         self._victims = victims
         self._need = need
-        self._claimant = claimant
+        self._preemptor = preemptor
         self._heap: list[tuple[Cost, str]] = []
         for node_id in node_ids:
             self._push(node_id)
@@ -221,7 +221,7 @@ class Evictions:
     def best(self) -> Eviction | None:
         while self._heap:
             cost, node_id = heapq.heappop(self._heap)
-            plan = self._victims.plan(node_id, self._need, self._claimant)
+            plan = self._victims.plan(node_id, self._need, self._preemptor)
             if plan is None:
                 continue
             heapq.heappush(self._heap, (plan.cost, node_id))
@@ -232,14 +232,14 @@ class Evictions:
     def _push(self, node_id: str) -> None:
         """Add the node as if only its cheapest job had to go; the real cost is computed when it
         would be the best."""
-        candidates = self._victims.solos_on(node_id, self._claimant)
+        candidates = self._victims.solos_on(node_id, self._preemptor)
         cheapest = next((one for one in candidates if not one.leaves_anyway), None)
         if cheapest is not None:
             heapq.heappush(self._heap, ((1, (cheapest.price,)), node_id))
 
 
-def _goes(run: Run, claimant: Claimant) -> bool:
-    return BANDS[run.policy.band] > claimant.band and run.status is not RunStatus.TERMINATING
+def _goes(run: Run, preemptor: Preemptor) -> bool:
+    return BANDS[run.policy.band] > preemptor.band and run.status is not RunStatus.TERMINATING
 
 
 def _gang_price(run: Run) -> tuple[int, float, str]:

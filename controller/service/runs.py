@@ -144,7 +144,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     field; then nothing is planned."""
 
     state: RunState
-    places: tuple[PlannedPlace, ...] = ()
+    allocations: tuple[PlannedPlace, ...] = ()
     refused: str | None = None
     field: str | None = None
     warning: str | None = None
@@ -166,8 +166,8 @@ class PlanService:
             field, sentence = never
             return Preview(state=state, refused=sentence, field=field)
         scheduler, now = self._turns.scheduler, self._clock.now()
-        places = scheduler.preview(state, now, names_for(user))
-        return Preview(state=state, places=tuple(places), warning=why_queued(state, nodes))
+        allocations = tuple(scheduler.preview(state, now, names_for(user)))
+        return Preview(state=state, allocations=allocations, warning=why_queued(state, nodes))
 
 
 MOST_CHILDREN = 1000

@@ -1,6 +1,7 @@
 """CPython and its C libraries, taken from the packages of the build machine's release.
 
 apt checks every package against the release's signature, so nothing here is trusted by name only.
+This is the one module that knows apt and dpkg: a base of another distribution replaces it alone.
 """
 
 from __future__ import annotations

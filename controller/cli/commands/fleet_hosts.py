@@ -64,8 +64,8 @@ def _make_nodes(
         for name, error in trusted.items()
         if isinstance(error, HostError)
     ]
-    board = HostTable([plan.name for plan in plans], terminal.confirms)
-    return [*refused, *asyncio.run(make_nodes(plans, api, board))]
+    table = HostTable([plan.name for plan in plans], terminal.confirms)
+    return [*refused, *asyncio.run(make_nodes(plans, api, table))]
 
 
 def _show(wish: FleetWish, changed: list[str], outcomes: list[Outcome], api: NodesApi) -> None:

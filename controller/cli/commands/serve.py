@@ -31,7 +31,7 @@ from controller.configuration.units import (
     parse_size,
 )
 from controller.proxy.entry import Settings
-from controller.proxy.forwarding import Limits
+from controller.proxy.forwarding import ProxyLimits
 from controller.retention import Keep
 from controller.service.errors import Invalid
 from controller.service.ssh_keys import user_keys
@@ -156,7 +156,7 @@ def controller(
         ),
         proxy=Settings(
             domain=None if service_domain is None else parse_domain(service_domain),
-            limits=Limits(
+            limits=ProxyLimits(
                 answer_seconds=parse_keep(service_timeout, "--service-timeout"),
                 hold_seconds=parse_keep(service_hold, "--service-hold"),
                 most_body=parse_limit(service_body, "--service-body"),

@@ -84,10 +84,10 @@ async def _roll(
     api: NodesApi,
     terminal: Terminal,
 ) -> list[Upgrade]:
-    board = HostTable(list(nodes), terminal.confirms)
+    table = HostTable(list(nodes), terminal.confirms)
 
     async def one(name: str) -> Upgrade:
-        row = HostRow(name, board)
+        row = HostRow(name, table)
         try:
             plan = await _plan(nodes[name], bundle, login)
         except (HostError, FairleadError) as error:
@@ -95,7 +95,7 @@ async def _roll(
             return Upgrade(name=name, end=End.FAILED, message=str(error))
         return await upgrade_node(plan, api, row)
 
-    with board.shown():
+    with table.shown():
         return await roll(list(nodes), batch, one)
 
 

@@ -77,31 +77,31 @@ class HostTable:
 
 
 class HostRow:
-    """One host's progress on the board."""
+    """One host's progress on the table."""
 
-    def __init__(self, name: str, board: HostTable) -> None:
+    def __init__(self, name: str, table: HostTable) -> None:
         self._name = name
-        self._board = board
+        self._table = table
         self._told = 0
 
     def stage(self, text: str) -> None:
-        self._board.tell(self._name, text)
+        self._table.tell(self._name, text)
 
     def found(self, findings: Sequence[HostFinding]) -> None:
         for finding in findings:
             if finding.level is Level.WARNING:
-                self._board.tell(self._name, f"{finding.subject}: {finding.message}")
+                self._table.tell(self._name, f"{finding.subject}: {finding.message}")
 
     def agrees(self, findings: Sequence[HostFinding]) -> bool:
         if all(finding.level in (Level.OK, Level.WARNING) for finding in findings):
             return True
-        return self._board.agrees("Install Fairlead on the hosts that lack it?")
+        return self._table.agrees("Install Fairlead on the hosts that lack it?")
 
     def uploaded(self, size: int, whole: int) -> None:
         tenth = size * 10 // max(whole, 1)
         if tenth > self._told:
             self._told = tenth
-            self._board.tell(self._name, f"uploaded {tenth * 10} %")
+            self._table.tell(self._name, f"uploaded {tenth * 10} %")
 
 
 async def host_keys_of(
@@ -142,19 +142,19 @@ def accept_keys(
     return {**keys, **{name: key.preferred for name, key in unknown.items()}}
 
 
-async def make_nodes(plans: Sequence[HostPlan], api: NodesApi, board: HostTable) -> list[Outcome]:
+async def make_nodes(plans: Sequence[HostPlan], api: NodesApi, table: HostTable) -> list[Outcome]:
     """Make a few nodes at a time; one that fails does not delay the others."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(plan: HostPlan) -> Outcome:
         async with slots:
             try:
-                result: Result = await make_node(plan, api, HostRow(plan.name, board))
+                result: Result = await make_node(plan, api, HostRow(plan.name, table))
             except (HostError, FairleadError) as error:
-                board.tell(plan.name, f"failed: {error}")
+                table.tell(plan.name, f"failed: {error}")
                 return Outcome(name=plan.name, error=str(error))
-        board.tell(plan.name, f"ready: {'; '.join(result.changed) or 'nothing had to be changed'}")
+        table.tell(plan.name, f"ready: {'; '.join(result.changed) or 'nothing had to be changed'}")
         return Outcome(name=plan.name, changed=result.changed)
 
-    with board.shown():
+    with table.shown():
         return list(await asyncio.gather(*map(one, plans)))

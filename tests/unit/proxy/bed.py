@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.lifecycle.model import Role
 from controller.proxy.entry import Proxy, Settings, tidy, to_services
-from controller.proxy.forwarding import Limits
+from controller.proxy.forwarding import ProxyLimits
 from controller.proxy.view import Replica, Service
 from controller.service.users import Gate
 from controller.store.base import ServiceKey, StoredToken, User, digest
@@ -25,7 +25,7 @@ TOKENS = {"ada": "fl_ada", "bob": "fl_bob", "root": "fl_root"}
 KEY = "flk_key"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-QUICK = Limits(answer_seconds=0.5, hold_seconds=5.0, most_held=2, most_body=1 << 20)
+QUICK = ProxyLimits(answer_seconds=0.5, hold_seconds=5.0, most_held=2, most_body=1 << 20)
 
 
 def as_user(name: str) -> dict[str, str]:
@@ -71,7 +71,7 @@ def gate() -> Gate:
 
 
 @contextlib.asynccontextmanager
-async def a_bed(limits: Limits = QUICK, domain: str | None = None) -> AsyncIterator[Bed]:
+async def a_bed(limits: ProxyLimits = QUICK, domain: str | None = None) -> AsyncIterator[Bed]:
     services, traffic, node, guard = PlantedServices(), NotedTraffic(), NodeHere(), gate()
     proxy = Proxy(
         services=services,

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controller.proxy.forwarding import Limits
+from controller.proxy.forwarding import ProxyLimits
 from tests.support.ssh_daemon import free_port
 from tests.support.waiting import eventually
 from tests.unit.proxy.bed import QUICK, a_bed, a_server, an_app, echo, replica, says
@@ -296,7 +296,7 @@ async def test_a_client_that_hangs_up_ends_the_request_to_the_replica() -> None:
         await reader.read()
         ended.set()
 
-    limits = Limits(answer_seconds=60.0)
+    limits = ProxyLimits(answer_seconds=60.0)
     async with a_bed(limits) as bed, a_server(think) as port:
         bed.serve(port)
         _, writer = await asyncio.open_connection("127.0.0.1", bed.client.port)
@@ -329,7 +329,7 @@ async def test_a_client_that_leaves_in_the_middle_is_no_failure_of_ours(
             writer.write(b"x" * 65536)
             await writer.drain()
 
-    async with a_bed(Limits()) as bed, a_server(pour) as port:
+    async with a_bed(ProxyLimits()) as bed, a_server(pour) as port:
         bed.serve(port)
         _, writer = await asyncio.open_connection("127.0.0.1", bed.client.port)
         writer.write(sent)
@@ -419,7 +419,7 @@ async def test_a_request_to_a_sleeping_service_is_held_until_a_replica_is_ready(
 
 
 async def test_only_so_many_requests_are_held_and_only_for_so_long() -> None:
-    async with a_bed(Limits(hold_seconds=0.5, most_held=1)) as bed:
+    async with a_bed(ProxyLimits(hold_seconds=0.5, most_held=1)) as bed:
         bed.serve(is_held=True)
         waiting = asyncio.create_task(bed.client.get("/services/api/"))
         await eventually(lambda: bed.services.woken, SOON)

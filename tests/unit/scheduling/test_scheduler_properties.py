@@ -212,7 +212,7 @@ class Scheduling(RuleBasedStateMachine):
             n: set(a) for n, a in fresh.taken.items()
         }
         assert mine.nominations == fresh.nominations
-        assert mine.claims == fresh.claims
+        assert mine.nomination_on == fresh.nomination_on
         assert {d: set(n) for d, n in mine.domains.items()} == {
             d: set(n) for d, n in fresh.domains.items()
         }

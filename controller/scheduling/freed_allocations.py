@@ -1,4 +1,5 @@
-"""Freed allocations are kept for a run after a switch of its gang (docs/rules.md 5.5).
+"""Freed allocations are those that a switch of a gang has released and that stay nominated for it
+(docs/rules.md 5.5).
 
 This module decides which of them its jobs use first, and which of them a new allocation uses up.
 """
@@ -20,18 +21,18 @@ TakenOn = Callable[[str], Sequence[Allocation]]
 
 
 def in_order_for(member: Member, unit: Unit) -> list[Allocation]:
-    """Return the kept allocations, the job's own former one first."""
+    """Return the freed allocations, the job's own former one first."""
     return sorted(unit.freed, key=lambda allocation: allocation.job_id != member.job.id)
 
 
 def used_up(
     index: CapacityIndex, unit: Unit, placed: Sequence[Allocation], taken_on: TakenOn
 ) -> dict[str, tuple[str, ...]]:
-    """Return the kept allocations that each new allocation of the unit uses up, by the new one's
+    """Return the freed allocations that each new allocation of the unit uses up, by the new one's
     id.
 
     A new allocation uses up one of its size on its node, and those that have no room beside it. The
-    others stay kept until the gang is whole.
+    others stay nominated until the gang is whole.
     """
     left = list(unit.freed)
     used: dict[str, tuple[str, ...]] = {}
@@ -55,11 +56,11 @@ def used_up(
     return used
 
 
-def _has_room(node: Node, places: Sequence[Allocation]) -> bool:
-    if any(allocation.resources.whole_node for allocation in places):
-        return len(places) == 1
-    gpus = [uuid for allocation in places for uuid in allocation.gpus]
-    return len(gpus) == len(set(gpus)) and not is_overdrawn(room(node, places))
+def _has_room(node: Node, allocations: Sequence[Allocation]) -> bool:
+    if any(allocation.resources.whole_node for allocation in allocations):
+        return len(allocations) == 1
+    gpus = [uuid for allocation in allocations for uuid in allocation.gpus]
+    return len(gpus) == len(set(gpus)) and not is_overdrawn(room(node, allocations))
 
 
 def is_overdrawn(free: Room) -> bool:
@@ -67,7 +68,7 @@ def is_overdrawn(free: Room) -> bool:
 
 
 def lost(index: CapacityIndex) -> Iterator[FreedAllocationLost]:
-    """Yield the kept allocations on nodes that take no more work."""
+    """Yield the freed allocations on nodes that take no more work."""
     for allocation in index.nominations.values():
         cause = why_given_up(index.nodes.get(allocation.node_id)) if allocation.freed else None
         if cause is not None:
