@@ -41,13 +41,14 @@ from controller.nodes.strays import StrayTasks
 from controller.outputs import DEFAULT_LIMIT, OutputStore
 from controller.pipelines import service_replicas
 from controller.pipelines.autoscaling import Autoscaler
+from controller.pipelines.cluster import Clusters, secret_of
 from controller.pipelines.effects import EffectRunner
 from controller.pipelines.job_running import JobRunningPipeline
 from controller.pipelines.job_terminating import JobTerminatingPipeline
 from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import Clusters, Secrets, secret_of
+from controller.pipelines.to_node import Secrets
 from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
 from controller.proxy.registered import CountedTraffic, RegisteredServices, try_probe

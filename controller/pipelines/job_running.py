@@ -18,10 +18,11 @@ from controller.lifecycle.model import Attempt
 from controller.lifecycle.reasons import Reason
 from controller.links.base import NodeConnection, RunnerApi
 from controller.pipelines import from_node, to_node
+from controller.pipelines.cluster import Clusters
 from controller.pipelines.effects import Performer
 from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import AttemptContext, Clusters, RetryLater, Secrets
+from controller.pipelines.to_node import AttemptContext, RetryLater, Secrets
 from controller.vault import SecretMissing
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import RunnerState, StatusEvent

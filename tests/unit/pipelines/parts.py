@@ -21,8 +21,9 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reports import Report
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedJob, new_run
+from controller.pipelines.cluster import Clusters
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import AttemptContext, Clusters
+from controller.pipelines.to_node import AttemptContext
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from shim.schemas import TaskInfo, TaskStatus, TaskTimes
 from tests.doubles.clock import NOW, ManualClock

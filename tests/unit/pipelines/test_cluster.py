@@ -27,14 +27,9 @@ from controller.lifecycle.model import (
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
-from controller.pipelines import from_node, to_node
-from controller.pipelines.to_node import (
-    AttemptContext,
-    Clusters,
-    RetryLater,
-    cluster_key,
-    secret_of,
-)
+from controller.pipelines import cluster, from_node, to_node
+from controller.pipelines.cluster import Clusters, cluster_key, secret_of
+from controller.pipelines.to_node import AttemptContext, RetryLater
 from runner.schemas import ClusterInfo
 from tests.doubles.clock import NOW
 from tests.doubles.shim import node_info
@@ -209,22 +204,22 @@ def test_gpus_are_counted_for_each_node() -> None:
 
 def test_a_node_is_reached_where_the_controller_reaches_it() -> None:
     node = a_node("n", "192.168.7.7", "10.0.0.5", host="10.0.0.5")
-    assert to_node.address(node) == "10.0.0.5"
+    assert cluster.address(node) == "10.0.0.5"
 
 
 def test_a_name_is_no_address_so_the_first_own_one_counts() -> None:
-    assert to_node.address(a_node("n", "192.168.7.7", host="gpu-1.example")) == "192.168.7.7"
+    assert cluster.address(a_node("n", "192.168.7.7", host="gpu-1.example")) == "192.168.7.7"
 
 
 def test_the_preferred_network_wins() -> None:
     node = a_node("n", "192.168.7.7", "10.0.0.5", "10.9.0.5", host="10.0.0.5")
     networks = [IPv4Network("172.16.0.0/12"), IPv4Network("10.9.0.0/16")]
-    assert to_node.address(node, networks) == "10.9.0.5"
+    assert cluster.address(node, networks) == "10.9.0.5"
 
 
 def test_a_node_outside_of_the_preferred_networks_is_still_reached() -> None:
     node = a_node("n", "10.0.0.5", host="10.0.0.5")
-    assert to_node.address(node, [IPv4Network("172.16.0.0/12")]) == "10.0.0.5"
+    assert cluster.address(node, [IPv4Network("172.16.0.0/12")]) == "10.0.0.5"
 
 
 # -- what the runner is told -----------------------------------------------------------------

@@ -1,0 +1,177 @@
+"""The cluster of a run is what its jobs on several nodes learn of each other: the addresses, ranks
+and GPUs of their peers, and the key with which they log in to each other.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, ip_address
+
+import asyncssh
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from controller.lifecycle.model import Attempt, Job, Node, RunState
+from controller.pipelines.to_node import AttemptContext, RetryLater
+from runner.schemas import ClusterInfo, ClusterKey
+from shim.schemas import CLUSTER_SSH_PORT
+
+_TYPE = b"ssh-ed25519"
+_MAGIC = b"openssh-key-v1\0"
+_NO_CIPHER = b"none"
+_BLOCK = 8
+_SEED_BYTES, _CHECK_BYTES = 32, 4
+_LINE = 70
+
+
+def secret_of(identity: asyncssh.SSHKey) -> bytes:
+    """Return the secret from which the keys of runs are derived: the controller's own key."""
+    return identity.export_private_key("pkcs8-der")
+
+
+def cluster_key(secret: bytes, run_id: str) -> ClusterKey:
+    """Return the run's Ed25519 key pair. Without `secret`, neither `run_id` nor the keys of other
+    runs tell anything about it."""
+    purpose = b"fairlead: SSH between the nodes of the run " + run_id.encode()
+    length = _SEED_BYTES + _CHECK_BYTES
+    derived = HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=purpose).derive(secret)
+    seed, check = derived[:_SEED_BYTES], derived[_SEED_BYTES:]
+    point = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    public = _string(_TYPE) + _string(point)
+    return ClusterKey(
+        private=_openssh(seed, check, point, public),
+        public=f"{_TYPE.decode()} {base64.b64encode(public).decode()}",
+    )
+
+
+def _openssh(seed: bytes, check: bytes, point: bytes, public: bytes) -> str:
+    """Encode the key in OpenSSH's format (PROTOCOL.key), without a cipher and without a comment."""
+    inner = check * 2 + _string(_TYPE) + _string(point) + _string(seed + point) + _string(b"")
+    inner += bytes(range(1, _BLOCK - len(inner) % _BLOCK + 1)) if len(inner) % _BLOCK else b""
+    head = _MAGIC + _string(_NO_CIPHER) * 2 + _string(b"") + struct.pack(">I", 1)
+    text = base64.b64encode(head + _string(public) + _string(inner)).decode()
+    lines = "\n".join(textwrap.wrap(text, _LINE))
+    return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+def _string(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Clusters:
+    """Knows what multi-node jobs must learn about their peers.
+
+    `nodes` by id, as they are now. `secret`: what the runs' keys are derived from. `networks`:
+    preferred networks for the jobs' addresses, the best first.
+    """
+
+    def __init__(
+        self, nodes: Mapping[str, Node], secret: bytes, networks: Sequence[IPv4Network] = ()
+    ) -> None:
+        self._nodes = nodes
+        self._secret = secret
+        self._networks = networks
+
+    def info(self, view: AttemptContext) -> ClusterInfo | None:
+        """Return what the job learns of its peers; None for a job without peers. Raises RetryLater
+        while a peer has no allocation yet."""
+        if not is_clustered(view):
+            return None
+        peers = list(_peers(view))
+        ips = tuple(self._address(attempt) for attempt in peers)
+        gpus = tuple(_gpus(view.state, attempt) for attempt in peers)
+        rank = next((n for n, one in enumerate(peers) if one.id == view.attempt.id), None)
+        return ClusterInfo(
+            ips=ips,
+            master_ip=ips[0] if ips else _LOOPBACK,
+            rank=rank,
+            gpus_per_node=_gpus(view.state, view.attempt),
+            gpus=gpus,
+            ssh_port=CLUSTER_SSH_PORT,
+        )
+
+    def key(self, view: AttemptContext) -> ClusterKey | None:
+        """Return the run's key; None for a job that other nodes cannot reach, or that wants no
+        SSH."""
+        allocation = view.allocation
+        shares = allocation is None or not allocation.resources.whole_node
+        if shares or view.job.spec.ssh == "off" or not is_clustered(view):
+            return None
+        return cluster_key(self._secret, view.state.run.id)
+
+    def _address(self, attempt: Attempt) -> str:
+        node = self._nodes.get(attempt.node_id or "")
+        return _LOOPBACK if node is None else address(node, self._networks)
+
+
+def is_clustered(view: AttemptContext) -> bool:
+    """Return whether the job and jobs on other nodes learn of each other."""
+    run = view.state.run
+    together = view.attempt.incarnation is not None or run.policy.same_placement
+    return together and len(view.state.jobs) > 1
+
+
+def address(node: Node, networks: Sequence[IPv4Network] = ()) -> str:
+    """Return the address at which jobs on other nodes reach jobs on this one.
+
+    It is the node's address in the preferred network, else the one that the controller uses if it
+    is the node's own, else its first.
+    """
+    own, host = node.capacity.addresses, node.address.host
+    for network in networks:
+        for one in own:
+            if ip_address(one) in network:
+                return one
+    if host in own:
+        return host
+    return own[0] if own else host or _LOOPBACK
+
+
+def _peers(view: AttemptContext) -> Iterator[Attempt]:
+    """Yield the latest attempts in the order of their ranks over all groups, which is the order of
+    the groups."""
+    for job in _in_order(view.state):
+        attempt = _latest_with(job, view.attempt)
+        if attempt is None:
+            continue
+        if view.attempt.incarnation is None:
+            if attempt.node_id is not None:
+                yield attempt
+        elif attempt.rank is not None:
+            if attempt.node_id is None and attempt.reason is not None:
+                continue  # abandoned before it was placed: no job waits for it
+            if attempt.node_id is None:
+                raise RetryLater(f"the gang of attempt {view.attempt.id} is not placed yet")
+            yield attempt
+
+
+def _in_order(state: RunState) -> list[Job]:
+    order = {group.name: number for number, group in enumerate(state.run.groups)}
+    return sorted(state.jobs, key=lambda job: (order.get(job.group, 0), _rank(job), job.index))
+
+
+def _rank(job: Job) -> int:
+    rank = job.attempts[-1].rank if job.attempts else None
+    return job.index if rank is None else rank
+
+
+def _latest_with(job: Job, attempt: Attempt) -> Attempt | None:
+    """Return the job's latest attempt of the same occurrence and incarnation."""
+    for one in reversed(job.attempts):
+        if one.occurrence == attempt.occurrence and one.incarnation == attempt.incarnation:
+            return one
+    return None
+
+
+def _gpus(state: RunState, attempt: Attempt) -> int:
+    for allocation in state.allocations:
+        if allocation.id == attempt.allocation_id:
+            return len(allocation.gpus)
+    return len(attempt.gpus)
