@@ -155,11 +155,15 @@ def as_line(frame: Frame) -> str:
     shown = {
         "offset": frame.offset,
         "end": frame.end,
-        "at": iso(max(0.0, min(frame.time_ns / 1e9, _LAST_MOMENT))),
+        "at": shown_time(frame.time_ns),
         "stream": frame.stream.name.lower(),
         "text": frame.payload.decode(errors="replace"),
     }
     return msgspec.json.encode(shown).decode()
+
+
+def shown_time(time_ns: int) -> str:
+    return iso(max(0.0, min(time_ns / 1e9, _LAST_MOMENT)))
 
 
 async def _read_to_close(socket: web.WebSocketResponse) -> None:

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from controller.logs import segments
+from controller.logs import segments, windows
 from controller.logs.segments import SegmentWriter
+from controller.logs.windows import Found, KnownLog, Window
 from runner.schemas.frames import Decoder, Frame
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 4
+REMEMBERED_LOGS = 16
+"""So many logs that were read in windows are remembered with what was learnt of them."""
 REMEMBERED_FINALS = 10_000
 """So many final attempts are remembered: a reader that begins just as one becomes final must learn
 of it."""
@@ -94,6 +97,7 @@ class LogStore:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="logs")
         self._follows: dict[str, _Follow] = {}
         self._lately_final: dict[str, None] = {}
+        self._known: dict[str, KnownLog] = {}
         self._turns_to_write: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
@@ -179,6 +183,44 @@ class LogStore:
             follow.readers.discard(event)
             if not follow.readers:
                 self._follows.pop(attempt_id, None)
+
+    async def window(
+        self, attempt_id: str, size: int, *, start: int | None, before: int | None, near: int | None
+    ) -> Window:
+        """Return some `size` bytes as rows: from exactly `start`, up to exactly `before`, or from
+        the line that holds `near`; the log's end if none is given."""
+        known, folder = self._know(attempt_id), self.folder_of(attempt_id)
+        if start is not None:
+            return await self.in_thread(windows.window_from, known, folder, start, size)
+        if near is not None:
+            return await self.in_thread(windows.window_near, known, folder, near, size)
+        if before is None:
+            before = await self.in_thread(known.end)
+        return await self.in_thread(windows.window_before, known, folder, before, size)
+
+    async def offset_at(self, attempt_id: str, time_ns: int) -> int:
+        """Return the offset of what was written at this time or next after it."""
+        known, folder = self._know(attempt_id), self.folder_of(attempt_id)
+        return await self.in_thread(windows.offset_at, known, folder, time_ns)
+
+    async def search(
+        self, attempt_id: str, wanted: str, offset: int, most: int, *, exact_case: bool
+    ) -> Found:
+        """Search a bounded part of the log from `offset` on."""
+        known, folder = self._know(attempt_id), self.folder_of(attempt_id)
+
+        def search() -> Found:
+            return windows.search(known, folder, wanted, offset, most, exact_case=exact_case)
+
+        return await self.in_thread(search)
+
+    def _know(self, attempt_id: str) -> KnownLog:
+        """Return what is known of the log; the one that was asked for longest ago is forgotten."""
+        known = self._known.pop(attempt_id, None) or KnownLog(self.folder_of(attempt_id))
+        self._known[attempt_id] = known
+        if len(self._known) > REMEMBERED_LOGS:
+            del self._known[next(iter(self._known))]
+        return known
 
     def wake(self, attempt_id: str) -> None:
         follow = self._follows.get(attempt_id)

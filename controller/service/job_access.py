@@ -16,6 +16,7 @@ from controller.clock import Clock
 from controller.lifecycle.model import Attempt, Job, RunState
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus
 from controller.links.base import LinkError, NodeConnection
+from controller.logs.windows import Found, Window
 from controller.service.errors import Conflict, Gone, NotFound, ServiceError, Unavailable
 from controller.service.users import require_control
 from controller.store.base import User
@@ -36,6 +37,19 @@ class Logs(Protocol):
 
     def follow(self, attempt_id: str, offset: int) -> AsyncIterator[bytes]:
         """Yield what is stored, then what comes, until the log is complete or the attempt final."""
+
+    async def window(
+        self, attempt_id: str, size: int, *, start: int | None, before: int | None, near: int | None
+    ) -> Window:
+        """Return some `size` bytes as rows; the log's end if no place is given."""
+
+    async def offset_at(self, attempt_id: str, time_ns: int) -> int:
+        """Return the offset of what was written at this time or next after it."""
+
+    async def search(
+        self, attempt_id: str, wanted: str, offset: int, most: int, *, exact_case: bool
+    ) -> Found:
+        """Search a bounded part of the log from `offset` on."""
 
 
 def find_job(state: RunState, key: str | None) -> Job:

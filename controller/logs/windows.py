@@ -1,0 +1,379 @@
+"""Windows of one stored log: the rows near an offset or a time, and a search, never the whole log.
+
+These are plain blocking functions for `store.LogStore`. Each reads a bounded number of bytes, so a
+log of many GiB costs a reader no more than a short one. A damaged log ends at the damage.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import accumulate, islice
+from pathlib import Path
+
+import msgspec
+
+from controller.logs.segments import Position, locate, read_frames, segment_starts
+from runner.schemas.frames import (
+    HEADER_SIZE,
+    BadFrame,
+    Decoder,
+    Frame,
+    Stream,
+    span_at,
+    tail_from,
+)
+
+ROW_BYTES = 8 << 10
+"""A longer line is cut into several rows."""
+SEARCH_BYTES = 32 << 20
+"""So much of the log is searched for one request."""
+SEARCH_SECONDS = 0.5
+COUNT_SECONDS = 0.2
+"""So long lines are counted for one window; its rows have no numbers when that is not enough."""
+_CONTEXT_BYTES = 200
+_PIECES = re.compile(rb"[^\n]*\n|[^\n]+")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A part of one line, of one stream. `starts` and `ends`: whether the line begins and ends with
+    it."""
+
+    offset: int
+    end: int
+    time_ns: int
+    stream: Stream
+    text: str
+    starts: bool
+    ends: bool
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Rows without a gap from `start` to `end`. `first_line`: the number of the first row's line,
+    from 1 on; None: not counted yet. `log_end`: the end of what is stored."""
+
+    start: int
+    end: int
+    log_end: int
+    first_line: int | None
+    rows: tuple[Row, ...]
+
+
+class Match(msgspec.Struct, frozen=True):
+    """A line that matches: `offset` is where the match begins, `text` is what is around it."""
+
+    offset: int
+    time_ns: int
+    stream: Stream
+    text: str
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The matches before `searched_to`, where the next search goes on."""
+
+    matches: tuple[Match, ...]
+    searched_to: int
+    log_end: int
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """So many lines end before this offset, whose frame begins at this position."""
+
+    offset: int
+    lines: int
+    position: Position
+
+
+class KnownLog:
+    """What was learnt of one log: where it ends and which line is where. It learns a little more
+    with each question, so no question waits for the whole log."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._marks = [_Mark(0, 0, Position(0, 0))]
+        self._end = 0
+        self._tail = Position(0, 0)
+        self._one_at_a_time = threading.Lock()
+
+    def end(self) -> int:
+        """Return the offset after the last stored byte."""
+        with self._one_at_a_time:
+            last = (segment_starts(self._folder) or [0])[-1]
+            if last > self._tail.segment:
+                self._tail, self._end = Position(last, 0), last
+            while True:
+                data, self._tail = read_frames(self._folder, self._tail)
+                if not data:
+                    return self._end
+                for _, self._end in _spans(data):
+                    pass
+
+    def lines_before(self, offset: int) -> int | None:
+        """Return how many lines end before `offset`; None: not counted within COUNT_SECONDS."""
+        give_up_at = time.monotonic() + COUNT_SECONDS
+        with self._one_at_a_time:
+            while self._marks[-1].offset < offset:
+                if time.monotonic() >= give_up_at:
+                    return None
+                mark = self._marks[-1]
+                data, position = read_frames(self._folder, mark.position)
+                if not data:
+                    break
+                counted = _count(data, mark.offset, 1 << 62)
+                self._marks.append(_Mark(counted[0], mark.lines + counted[1], position))
+            at = bisect_right(self._marks, offset, key=lambda mark: mark.offset) - 1
+            mark = self._marks[at]
+        data, _ = read_frames(self._folder, mark.position)
+        return mark.lines + _count(data, mark.offset, offset)[1]
+
+
+def _spans(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each of these whole frames begins, and the offset after it."""
+    at = 0
+    with suppress(BadFrame):
+        while (span := span_at(data, at)) is not None:
+            yield at, span.end
+            at += span.size
+
+
+def _count(data: bytes, start: int, before: int) -> tuple[int, int]:
+    """Return the offset after these frames, and how many lines in them end before `before`."""
+    at, lines, end = 0, 0, start
+    with suppress(BadFrame):
+        while (span := span_at(data, at)) is not None and span.start < before:
+            first, last = at + HEADER_SIZE, at + span.size
+            is_plain = span.end - span.start == span.size - HEADER_SIZE
+            if is_plain and span.end > before:
+                last = first + before - span.start
+            lines += data.count(b"\n", first if is_plain else first + 8, last)
+            end, at = span.end, at + span.size
+    return end, lines
+
+
+# -- windows --------------------------------------------------------------------------------
+
+
+def window_from(known: KnownLog, folder: Path, start: int, size: int) -> Window:
+    """Return the rows from exactly `start` on, until they have `size` bytes."""
+    chosen: list[Row] = []
+    for row in split(frames(folder, start), begins=_begins(folder, start)):
+        chosen.append(row)
+        if row.end - start >= size:
+            break
+    return _window(known, chosen, start)
+
+
+def window_before(known: KnownLog, folder: Path, end: int, size: int) -> Window:
+    """Return the rows that end exactly at `end`. The first one begins a line, unless a line is
+    longer than the window."""
+    start = max(0, end - size)
+    found = list(split(_until(frames(folder, start), end), begins=_begins(folder, start)))
+    begun = next((at for at, row in enumerate(found) if row.starts), 0)
+    return _window(known, found[begun:], min(start, end))
+
+
+def window_near(known: KnownLog, folder: Path, offset: int, size: int) -> Window:
+    """Return the rows from the beginning of the line that holds `offset`, if it is near."""
+    before = window_before(known, folder, offset, ROW_BYTES)
+    start = offset
+    if before.rows and not before.rows[-1].ends:
+        begun = [row.offset for row in before.rows if row.starts]
+        start = begun[-1] if begun else before.start
+    return window_from(known, folder, start, size)
+
+
+def offset_at(known: KnownLog, folder: Path, time_ns: int) -> int:
+    """Return the offset of the first frame that was written at this time or later; the log's end
+    if there is none. A log whose times go backwards is searched as if they did not."""
+    starts = segment_starts(folder)
+    begin = 0
+    for start in starts:
+        first = next(frames(folder, start), None)
+        if first is None or first.time_ns >= time_ns:
+            break
+        begin = start
+    found = (frame.offset for frame in frames(folder, begin) if frame.time_ns >= time_ns)
+    return next(found, known.end())
+
+
+def _window(known: KnownLog, rows: list[Row], start: int) -> Window:
+    begin = rows[0].offset if rows else start
+    lines = known.lines_before(begin)
+    return Window(
+        start=begin,
+        end=rows[-1].end if rows else start,
+        log_end=known.end(),
+        first_line=None if lines is None else lines + 1,
+        rows=tuple(rows),
+    )
+
+
+def _begins(folder: Path, offset: int) -> bool:
+    """Return whether a line begins at the offset."""
+    if offset == 0:
+        return True
+    frame = next(frames(folder, offset - 1), None)
+    return frame is not None and (frame.stream is Stream.MARKER or frame.payload.startswith(b"\n"))
+
+
+def frames(folder: Path, offset: int) -> Iterator[Frame]:
+    """Yield the stored frames, from the part at `offset` on."""
+    position = locate(folder, offset)
+    decoder = Decoder()
+    with suppress(BadFrame):
+        while True:
+            data, position = read_frames(folder, position)
+            if not data:
+                return
+            for frame in decoder.feed(data):
+                tail = tail_from(frame, offset)
+                if tail is not None:
+                    yield tail
+
+
+def _until(stored: Iterable[Frame], end: int) -> Iterator[Frame]:
+    for frame in stored:
+        if frame.offset >= end:
+            return
+        if frame.end > end and frame.stream is not Stream.MARKER:
+            payload = frame.payload[: end - frame.offset]
+            frame = msgspec.structs.replace(frame, payload=payload)
+        yield frame
+
+
+def split(stored: Iterable[Frame], *, begins: bool) -> Iterator[Row]:
+    """Yield the rows of these frames: a row ends with its line, when the stream changes, and when
+    it is too long. `begins`: whether a line begins with the first frame."""
+    held: Frame | None = None
+    text = bytearray()
+    at = 0
+
+    def row(*, ends: bool) -> Row:
+        assert held is not None
+        shown = text[:-1] if ends else text
+        words = shown.decode(errors="replace")
+        return Row(at, at + len(text), held.time_ns, held.stream, words, begins, ends)
+
+    for frame in stored:
+        if held is not None and text and held.stream is not frame.stream:
+            yield row(ends=False)
+            begins, text = False, bytearray()
+        if frame.stream is Stream.MARKER:
+            words = frame.payload.decode(errors="replace").rstrip("\n")
+            yield Row(frame.offset, frame.end, frame.time_ns, frame.stream, words, True, True)
+            begins = True
+            continue
+        if not text:
+            at, held = frame.offset, frame
+        for piece in _pieces(frame.payload):
+            text += piece
+            ends = piece.endswith(b"\n")
+            if ends or len(text) >= ROW_BYTES:
+                yield row(ends=ends)
+                at, held, begins, text = at + len(text), frame, ends, bytearray()
+    if text:
+        yield row(ends=False)
+
+
+def _pieces(payload: bytes) -> Iterator[bytes]:
+    """Yield the lines of these bytes; longer ones in pieces of ROW_BYTES."""
+    for found in _PIECES.finditer(payload):
+        line = found.group()
+        for start in range(0, len(line), ROW_BYTES):
+            yield line[start : start + ROW_BYTES]
+
+
+# -- search ---------------------------------------------------------------------------------
+
+
+def search(
+    known: KnownLog, folder: Path, wanted: str, offset: int, most: int, *, exact_case: bool
+) -> Found:
+    """Return the lines from `offset` on that hold `wanted`. Without `exact_case` ASCII letters
+    match in both cases. At most SEARCH_BYTES or SEARCH_SECONDS of the log are searched."""
+    asked = wanted.encode(errors="replace")
+    needle = asked if exact_case else asked.lower()
+    give_up_at = time.monotonic() + SEARCH_SECONDS
+    matches: list[Match] = []
+    at, kept = offset, list[Frame]()
+    stored = frames(folder, offset)
+    while block := list(_block(stored)):
+        texts = _Joined([*kept, *block])
+        at = texts.end
+        for match in texts.lines_with(needle, exact_case=exact_case):
+            if matches and match.offset <= matches[-1].offset:
+                continue
+            matches.append(match)
+            if len(matches) == most:
+                return Found(tuple(matches), texts.line_end(match.offset), known.end())
+        kept = texts.last_line()
+        if at - offset >= SEARCH_BYTES or time.monotonic() >= give_up_at:
+            break
+    return Found(tuple(matches), at, known.end())
+
+
+def _block(stored: Iterator[Frame]) -> Iterator[Frame]:
+    size = 0
+    for frame in stored:
+        yield frame
+        size += len(frame.payload) + HEADER_SIZE
+        if size >= 1 << 20:
+            return
+
+
+class _Joined:
+    """The text of some frames as one, so that a match may go from one to the next."""
+
+    def __init__(self, joined: list[Frame]) -> None:
+        self._frames = joined
+        self._text = b"".join(frame.payload for frame in joined)
+        self._starts = list(accumulate((len(frame.payload) for frame in joined), initial=0))
+
+    @property
+    def end(self) -> int:
+        return self._frames[-1].end
+
+    def lines_with(self, needle: bytes, *, exact_case: bool) -> Iterator[Match]:
+        """Yield one match for each line."""
+        text = self._text if exact_case else self._text.lower()
+        found = text.find(needle)
+        while found >= 0:
+            after = self._text.find(b"\n", found + len(needle))
+            frame = self._frame(found)
+            begin = max(self._text.rfind(b"\n", 0, found) + 1, found - _CONTEXT_BYTES)
+            end = min(after if after >= 0 else len(text), found + len(needle) + _CONTEXT_BYTES)
+            shown = self._text[begin:end].decode(errors="replace")
+            yield Match(self._offset(found), frame.time_ns, frame.stream, shown)
+            if after < 0:
+                return
+            found = text.find(needle, after)
+
+    def line_end(self, offset: int) -> int:
+        """Return the offset after the line that holds `offset`, as far as it is here."""
+        at = bisect_right(self._frames, offset, key=lambda frame: frame.offset) - 1
+        frame = self._frames[at]
+        inside = self._starts[at] + (0 if frame.dropped else offset - frame.offset)
+        after = self._text.find(b"\n", inside)
+        return self.end if after < 0 else self._offset(after) + 1
+
+    def last_line(self) -> list[Frame]:
+        """Return the frames of the line that is not at its end: its match may go on."""
+        begin = max(self._text.rfind(b"\n") + 1, len(self._text) - ROW_BYTES)
+        at = bisect_right(self._starts, begin) - 1
+        kept = list(islice(self._frames, at, None))
+        cut = begin - self._starts[at]
+        if kept and cut and not kept[0].dropped:
+            tail = tail_from(kept[0], kept[0].offset + cut)
+            kept[:1] = [] if tail is None else [tail]
+        return kept
+
+    def _frame(self, at: int) -> Frame:
+        return self._frames[bisect_right(self._starts, at) - 1]
+
+    def _offset(self, at: int) -> int:
+        frame, start = self._frame(at), self._starts[bisect_right(self._starts, at) - 1]
+        return frame.offset if frame.dropped else frame.offset + at - start

@@ -1,0 +1,196 @@
+"""Windows and searches of a stored log: rows without gap or repetition, from any place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.logs.segments import SegmentWriter
+from controller.logs.windows import (
+    ROW_BYTES,
+    KnownLog,
+    Match,
+    Row,
+    offset_at,
+    search,
+    split,
+    window_before,
+    window_from,
+    window_near,
+)
+from runner.schemas.frames import Frame, Stream
+
+SECOND = 1_000_000_000
+
+
+class Log:
+    """A stored log whose frames were written one second after the other."""
+
+    def __init__(self, folder: Path, *payloads: bytes | tuple[Stream, bytes]) -> None:
+        self.folder = folder
+        self.known = KnownLog(folder)
+        self._writer = SegmentWriter(folder)
+        self._writer.open()
+        self._count = 0
+        for payload in payloads:
+            self.add(payload)
+
+    def add(self, payload: bytes | tuple[Stream, bytes], dropped: int = 0) -> None:
+        stream, text = (Stream.STDOUT, payload) if isinstance(payload, bytes) else payload
+        self._count += 1
+        time_ns = self._count * SECOND
+        self._writer.append([Frame(self._writer.end, time_ns, stream, text, dropped)])
+
+    def forward(self, size: int) -> list[Row]:
+        """All rows, window after window."""
+        rows: list[Row] = []
+        at = 0
+        while (window := window_from(self.known, self.folder, at, size)).rows:
+            assert window.start == at
+            rows += window.rows
+            at = window.end
+        return rows
+
+    def backward(self, size: int) -> list[Row]:
+        rows: list[Row] = []
+        at = self.known.end()
+        while (window := window_before(self.known, self.folder, at, size)).rows:
+            assert window.end == at
+            rows = [*window.rows, *rows]
+            at = window.start
+        return rows
+
+
+def texts(rows: list[Row] | tuple[Row, ...]) -> list[str]:
+    return [row.text for row in rows]
+
+
+def test_windows_forward_and_backward_hold_the_same_lines(tmp_path: Path) -> None:
+    lines = [b"line %04d\n" % number for number in range(500)]
+    log = Log(tmp_path, b"".join(lines[:300]), *lines[300:])
+    wanted = [line.decode().rstrip("\n") for line in lines]
+    assert texts(log.forward(700)) == wanted
+    assert texts(log.backward(700)) == wanted
+
+
+def test_a_window_knows_the_number_of_its_first_line(tmp_path: Path) -> None:
+    log = Log(tmp_path, *(b"line %04d\n" % number for number in range(500)))
+    window = window_from(log.known, tmp_path, 10 * 123, 100)
+    assert (window.first_line, window.rows[0].text) == (124, "line 0123")
+    assert window_before(log.known, tmp_path, log.known.end(), 20).first_line == 499
+
+
+def test_a_log_that_grows_is_known_to_its_new_end(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"one\n")
+    assert window_before(log.known, tmp_path, log.known.end(), 100).log_end == 4
+    log.add(b"two\n")
+    window = window_before(log.known, tmp_path, log.known.end(), 100)
+    assert (window.log_end, texts(window.rows)) == (8, ["one", "two"])
+    assert log.known.lines_before(8) == 2
+
+
+def test_a_window_near_an_offset_begins_with_its_line(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"first\nsecond line\nthird\n")
+    window = window_near(log.known, tmp_path, 12, 5)
+    assert (window.start, texts(window.rows)) == (6, ["second line"])
+    assert window_near(log.known, tmp_path, 6, 5).start == 6
+
+
+def test_streams_are_rows_of_their_own_and_share_a_line(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"50 %", (Stream.STDERR, b" warning\n"), b"next\n")
+    rows = log.forward(1000)
+    assert [(row.stream, row.text, row.starts, row.ends) for row in rows] == [
+        (Stream.STDOUT, "50 %", True, False),
+        (Stream.STDERR, " warning", False, True),
+        (Stream.STDOUT, "next", True, True),
+    ]
+
+
+def test_a_long_line_is_cut_into_rows(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"x" * (2 * ROW_BYTES + 5) + b"\n", b"end\n")
+    rows = log.forward(1000)
+    assert [len(row.text) for row in rows] == [ROW_BYTES, ROW_BYTES, 5, 3]
+    assert [row.starts for row in rows] == [True, False, False, True]
+    assert log.known.lines_before(rows[-1].offset) == 1
+
+
+def test_a_character_that_came_in_two_frames_is_one(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"gr\xc3", b"\xbcn\n", b"\xff\n")
+    assert texts(log.forward(1000)) == ["grün", "\ufffd"]
+
+
+def test_dropped_bytes_are_one_row(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"before\n")
+    log.add((Stream.MARKER, b"[fairlead] 100 bytes were dropped\n"), dropped=100)
+    log.add(b"after\n")
+    assert [(row.text, row.offset, row.end) for row in log.forward(10)] == [
+        ("before", 0, 7),
+        ("[fairlead] 100 bytes were dropped", 7, 107),
+        ("after", 107, 113),
+    ]
+    assert log.known.lines_before(113) == 3
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 60))
+def test_any_output_is_shown_without_gap_or_repetition(parts: list[bytes], size: int) -> None:
+    offset, frames = 0, []
+    for part in parts:
+        frames.append(Frame(offset, 1, Stream.STDOUT, part))
+        offset += len(part)
+    rows = list(split(frames, begins=True))
+    assert [row.offset for row in rows[1:]] == [row.end for row in rows[:-1]]
+    joined = "".join(row.text + "\n" * row.ends for row in rows)
+    assert joined == b"".join(parts).decode(errors="replace")
+
+
+def test_a_time_is_found(tmp_path: Path) -> None:
+    log = Log(tmp_path, *(b"line %04d\n" % number for number in range(50)))
+    assert offset_at(log.known, tmp_path, 20 * SECOND) == 190
+    assert offset_at(log.known, tmp_path, 0) == 0
+    assert offset_at(log.known, tmp_path, 99 * SECOND) == 500
+
+
+def found(
+    log: Log, wanted: str, *, offset: int = 0, most: int = 100, exact: bool = False
+) -> list[tuple[int, str]]:
+    answer = search(log.known, log.folder, wanted, offset, most, exact_case=exact)
+    return [(match.offset, match.text) for match in answer.matches]
+
+
+def test_a_search_gives_each_line_once_with_its_offset(tmp_path: Path) -> None:
+    log = Log(tmp_path, b"an error, one Error\nfine\n", b"ERROR two\n")
+    assert found(log, "error") == [(3, "an error, one Error"), (25, "ERROR two")]
+    assert found(log, "ERROR", exact=True) == [(25, "ERROR two")]
+    assert found(log, "error", offset=25) == [(25, "ERROR two")]
+
+
+def test_a_search_goes_on_after_the_last_match_that_it_gave(tmp_path: Path) -> None:
+    log = Log(tmp_path, *(b"hit %d\n" % number for number in range(9)))
+    first = search(log.known, tmp_path, "hit", 0, 4, exact_case=False)
+    rest = search(log.known, tmp_path, "hit", first.searched_to, 9, exact_case=False)
+    assert texts_of(first.matches) == ["hit 0", "hit 1", "hit 2", "hit 3"]
+    assert texts_of(rest.matches) == ["hit 4", "hit 5", "hit 6", "hit 7", "hit 8"]
+    assert rest.searched_to == rest.log_end
+
+
+def test_a_match_goes_from_one_block_to_the_next(tmp_path: Path) -> None:
+    block = 1 << 20
+    log = Log(tmp_path, b"x" * (block - 4) + b"\nnee", b"dle end\n", b"y" * (block - 3) + b"nee")
+    log.add(b"dle\n")
+    assert found(log, "needle")[0] == (block - 3, "needle end")
+    assert [offset for offset, _ in found(log, "needle")] == [block - 3, 2 * block + 5]
+
+
+def test_a_search_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.logs.windows.SEARCH_BYTES", 1)
+    log = Log(tmp_path, b"x" * (1 << 20), b"\nneedle\n")
+    first = search(log.known, tmp_path, "needle", 0, 9, exact_case=False)
+    assert (first.matches, first.searched_to) == ((), 1 << 20)
+    assert found(log, "needle", offset=first.searched_to) == [((1 << 20) + 1, "needle")]
+
+
+def texts_of(matches: tuple[Match, ...]) -> list[str]:
+    return [match.text for match in matches]
