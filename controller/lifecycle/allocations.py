@@ -16,7 +16,7 @@ from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs.membership import keeps_allocation
 from controller.lifecycle.gangs.queries import is_gang_run
-from controller.lifecycle.model import Allocation, Attempt, Job, Run, Use
+from controller.lifecycle.model import Allocation, Attempt, Job, Run, StartupOrder, Use
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.reports import NodeGone, Nominated, NominationEnded
 from controller.lifecycle.statuses import (
@@ -35,10 +35,15 @@ def is_kept(run: Run, attempt: Attempt) -> bool:
 
     Once this is false it never becomes true again. So the code that decides and the code that
     removes the task may ask at different times.
+
+    With a `startup_order`, siblings do not keep theirs: the job that they wait for may need the
+    space (3.3).
     """
     if run.status is RunStatus.TERMINATING or run.status in FINAL_RUN_STATUSES:
         return False
-    return attempt.reason is Reason.SIBLING_FAILED or keeps_allocation(run, attempt)
+    if attempt.reason is Reason.SIBLING_FAILED:
+        return run.policy.startup_order is StartupOrder.ANY
+    return keeps_allocation(run, attempt)
 
 
 def holders(jobs: list[Job] | tuple[Job, ...]) -> dict[str, Attempt]:

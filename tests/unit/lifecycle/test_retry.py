@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.lifecycle.events import EventKind
-from controller.lifecycle.model import RetryEvent, RetryPolicy
+from controller.lifecycle.model import RetryEvent, RetryPolicy, StartupOrder
 from controller.lifecycle.reasons import ALLOCATION_LOST, Reason
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from tests.unit.lifecycle.asking import Ask
@@ -230,6 +230,20 @@ def test_a_failed_job_stops_its_replica_and_all_of_it_is_tried_again_in_place() 
     assert play.attempt(0).status is AttemptStatus.SUBMITTED
     assert play.allocation(0, 0).state is AllocationState.RELEASED
     assert play.allocation(1).state is AllocationState.HELD
+
+
+@pytest.mark.parametrize("order", [StartupOrder.MASTER_FIRST, StartupOrder.WORKERS_FIRST])
+def test_siblings_that_start_in_an_order_give_their_allocations_back(order: StartupOrder) -> None:
+    """The job that the others wait for may find no room beside what they hold."""
+    play = Play(jobs=2, one_replica=True, startup_order=order, retry=RetryPolicy(on_events=ERROR))
+    first, second = (0, 1) if order is StartupOrder.MASTER_FIRST else (1, 0)
+    play.to_running(first).to_running(second)
+    play.send(play.exited(first, FAILED)).clean(first).clean(second)
+    assert [attempts(play, n) for n in (0, 1)] == [2, 2]
+    assert play.attempt(second).allocation_id is None
+    assert play.allocation(second, 0).state is AllocationState.RELEASED
+    assert play.to_running(first).wanted(second) == ()
+    assert play.to_running(second).attempt(second).status is AttemptStatus.RUNNING
 
 
 def test_a_sibling_that_waits_for_a_place_is_tried_again_in_the_same_turn() -> None:
