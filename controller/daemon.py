@@ -159,8 +159,8 @@ class Assembly:
         elif info.status is not TaskStatus.PULLING:
             self._progress.pop(info.id, None)
 
-    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
-        await self._strays.settle(node_id, connection, info)
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
+        return await self._strays.settle(node_id, connection, info)
 
     async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
         await self._strays.release_idle(connection)

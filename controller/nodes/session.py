@@ -290,6 +290,7 @@ class NodeSession:
         """
         await self.up.wait()
         async with self._turns.watch(self._node_id) as changed:
+            stock.wake = changed.set
             while True:
                 changed.clear()
                 node = self._turns.nodes.get(self._node_id)
@@ -303,7 +304,7 @@ class NodeSession:
 
     async def _until_changed(self, changed: asyncio.Event, stock: NodeSync) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_AGAIN_SECONDS if stock.may_become_stray else None):
+            async with asyncio.timeout(LOOK_AGAIN_SECONDS if stock.has_unsettled else None):
                 await changed.wait()
                 return
         await stock.look_again()

@@ -63,11 +63,12 @@ class StrayTasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def settle(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+    async def settle(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
         """Stop, remove or quarantine the task. It is called at every event about the task until the
         task is gone.
 
-        An allocation that was orphaned with it is then free.
+        An allocation that was orphaned with it is then free. Return whether to call it again later
+        without an event: its log is not stored yet, or the node refused.
         """
         state = self._turns.known.get(info.run_id) or await self._store.find_run(info.run_id)
         if self._is_unknown(state, info):
@@ -79,13 +80,15 @@ class StrayTasks:
             why = "the controller does not know it, and an admin stopped it"
         else:
             stops, why = True, "its attempt has ended"
-        if not stops or info.id in self._collecting:
-            return
+        if not stops:
+            return False
+        if info.id in self._collecting:
+            return True
         view = await self._unread(info) if info.status is TaskStatus.TERMINATED else None
         if view is None:
-            await self._end(connection, state, info, why)
-        else:
-            self._collect_beside(view, connection, info, why)
+            return not await self._end(connection, state, info, why)
+        self._collect_beside(view, connection, info, why)
+        return True
 
     async def _unread(self, info: TaskInfo) -> AttemptContext | None:
         """Return its attempt if the node may have more of its log or outputs than is stored."""
@@ -123,19 +126,21 @@ class StrayTasks:
 
     async def _end(
         self, connection: NodeConnection, state: RunState | None, info: TaskInfo, why: str
-    ) -> None:
+    ) -> bool:
+        """Return whether the node did it."""
         told = _as_now(state, info)
         kept = _is_held(state, info.allocation_id)
         try:
             await end_task(connection, told, self._fence, why, keeps_allocation=kept)
         except (ShimError, RetryLater) as error:
             log.warning("stray task %s could not be cleared: %s", info.id, error)
-            return
+            return False
         if info.status is TaskStatus.TERMINATED:
             removed = reports.TaskRemoved(
                 run_id=info.run_id, attempt_id=info.id, allocation_released=not kept
             )
             self._turns.post(removed)
+        return True
 
     async def release_idle(self, connection: NodeConnection) -> None:
         """Release the allocations on the node that have no task and that no run needs.

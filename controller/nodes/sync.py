@@ -96,8 +96,9 @@ class SessionListener(Protocol):
 
     def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
 
-    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
-        """Handle a task on the node that no live attempt has."""
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
+        """Handle a task on the node that no live attempt has; return whether to look at it again
+        later, because it may stay without another event."""
 
     async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
         """Release allocations without tasks that no run holds: the node's tasks were read."""
@@ -127,7 +128,9 @@ class NodeSync:
         self._fence = fence
         self._notices = NoticeCarrier(connection)
         self._ending: set[str] = set()
-        self._elsewhere: set[str] = set()
+        self._unsettled: set[str] = set()
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something to look at again."""
         self.shim_drains = False
         """Whether the shim was told to drain, as far as known."""
 
@@ -160,6 +163,7 @@ class NodeSync:
             case EventType.TASK if event.task is not None:
                 await self._found(event.task)
             case EventType.REMOVED if event.task_id is not None:
+                self._unsettled.discard(event.task_id)
                 self._let_go_of_quarantined(self._quarantined() - {event.task_id})
             case EventType.RESYNC:
                 await self.take()
@@ -204,9 +208,10 @@ class NodeSync:
 
     async def _found(self, info: TaskInfo) -> None:
         view = self._live(info)
-        self._elsewhere.discard(info.id)
+        self._unsettled.discard(info.id)
         if view is None:
-            await self._listener.stray_task(self._node_id, self._connection, info)
+            if await self._listener.stray_task(self._node_id, self._connection, info):
+                self._look_again_at(info)
         elif view.attempt.node_id != self._node_id:
             self._found_astray(view, info)
         else:
@@ -233,7 +238,7 @@ class NodeSync:
         """
         attempt = view.attempt
         log.warning("task %s lives on another node: left alone here", info.id)
-        self._elsewhere.add(info.id)
+        self._look_again_at(info)
         if attempt.reason is None and attempt.status in _NOT_ACKNOWLEDGED:
             node = self._turns.nodes.get(self._node_id)
             where = self._node_id if node is None else node.name
@@ -274,22 +279,26 @@ class NodeSync:
                     await self._found(await self._connection.shim.task(task.id))
 
     @property
-    def may_become_stray(self) -> bool:
-        """Whether there are tasks here whose attempts live on another node, as far as known.
+    def has_unsettled(self) -> bool:
+        """Whether there are tasks here of which no event may tell that there is more to do.
 
-        This machine may have been that node before it was added again. The end of those attempts is
-        no event here.
+        A stray's log could not be stored yet. Or the attempt lives on another node, as far as
+        known: this machine may have been that node before it was added again, and the end of the
+        attempt is no event here.
         """
-        return bool(self._elsewhere)
+        return bool(self._unsettled)
+
+    def _look_again_at(self, info: TaskInfo) -> None:
+        self._unsettled.add(info.id)
+        self.wake()
 
     async def look_again(self) -> None:
-        """Look again at the tasks that may have become strays, and at the allocations that they
-        leave.
+        """Look again at the unsettled tasks, and at the allocations that they leave.
 
         Raises ShimUnavailable, ShimError.
         """
-        for task_id in sorted(self._elsewhere):
-            self._elsewhere.discard(task_id)
+        for task_id in sorted(self._unsettled):
+            self._unsettled.discard(task_id)
             try:
                 info = await self._connection.shim.task(task_id)
             except ShimError as error:

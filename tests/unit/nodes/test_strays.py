@@ -7,6 +7,7 @@ import pytest
 
 from controller.lifecycle.model import NodeStatus
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.nodes import session as session_module
 from controller.scheduling.fit import room
 from shim.client import ShimError
 from shim.schemas import (
@@ -70,6 +71,46 @@ async def test_a_task_whose_log_cannot_be_stored_now_stays_until_it_can(
         it.event(EventType.TASK, stray)
         await eventually(lambda: it.shim.listing == {})
         assert it.collected == [stray.id]
+
+
+async def test_a_stray_whose_log_was_not_stored_is_cleared_later_without_another_event(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.001)
+    finished = placed(AttemptStatus.FAILED)
+    stray = task_of(finished)
+
+    def before(it: World) -> None:
+        listing(stray)(it)
+        it.database.runs[finished.run.id] = finished
+        it.full = OSError(28, "No space left on device")
+
+    async with world(before=before) as it:
+        await it.connected()
+        it.event(EventType.TASK, it.shim.listing[stray.id])
+        await eventually(lambda: "could not be stored" in caplog.text)
+        it.full = None
+        await eventually(lambda: it.shim.listing == {})
+        assert it.collected == [stray.id]
+
+
+async def test_a_stray_that_its_node_does_not_remove_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 0.001)
+    finished = placed(AttemptStatus.FAILED, logs_complete=True)
+    stray = task_of(finished, TaskStatus.TERMINATED)
+
+    def before(it: World) -> None:
+        listing(stray)(it)
+        it.database.runs[finished.run.id] = finished
+        it.shim.refusal = ShimError("internal", "no space left", 507)
+
+    async with world(before=before) as it:
+        await it.connected()
+        assert it.shim.listing == {stray.id: stray}
+        it.shim.refusal = None
+        await eventually(lambda: it.shim.listing == {})
 
 
 async def test_a_log_that_is_complete_is_not_read_again() -> None:

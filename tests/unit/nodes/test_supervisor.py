@@ -44,7 +44,7 @@ class _Link:
 class Deaf:
     def connected(self, node_id: str) -> None: ...
     def task_seen(self, node_id: str, info: TaskInfo) -> None: ...
-    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
         raise AssertionError("there is no task")
 
     async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:

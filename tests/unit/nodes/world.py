@@ -42,9 +42,9 @@ class Listener:
     def task_seen(self, node_id: str, info: TaskInfo) -> None:
         self.seen.append(info)
 
-    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> None:
+    async def stray_task(self, node_id: str, connection: NodeConnection, info: TaskInfo) -> bool:
         self.strays.append(info.id)
-        await self._strays.settle(node_id, connection, info)
+        return await self._strays.settle(node_id, connection, info)
 
     async def idle_allocations(self, node_id: str, connection: NodeConnection) -> None:
         await self._strays.release_idle(connection)
