@@ -23,6 +23,7 @@ from aiohttp import web
 from controller import identity
 from controller.api.app import make_runner
 from controller.api.join import make_join_runner
+from controller.api.origins import Origins
 from controller.blobs import MOST_BYTES, BlobStore
 from controller.clock import Chance, Clock, SystemClock, system_chance
 from controller.configuration.plan import Defaults
@@ -184,6 +185,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8700
     tls: CertificateFiles | None = None
     """None: the API is served without TLS."""
+    allowed_origins: tuple[str, ...] = ()
+    """The origins whose pages may use the API from a browser, beside its own."""
     join: tuple[str, int] | None = None
     """HOST and PORT at which booted nodes tell their address; None: they do not."""
     defaults: Defaults = Defaults()
@@ -267,7 +270,12 @@ async def _controller(
             connect=machinery.nodes.connection,
             settings=options.proxy,
         )
-        api = make_runner(service, shutdown_timeout=SHUTDOWN_SECONDS, proxy=proxy)
+        api = make_runner(
+            service,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+            proxy=proxy,
+            origins=Origins(options.allowed_origins),
+        )
         joining = make_join_runner(
             service.registrations,
             asyncio.get_running_loop().time,

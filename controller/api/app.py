@@ -33,6 +33,7 @@ from controller.api import (
 )
 from controller.api.errors import as_response, encoded, is_our_failure
 from controller.api.openapi import document
+from controller.api.origins import Origins, mark
 from controller.api.routes import JSON, TEXT, Call, Instead, Route, decode_body, decode_query
 from controller.api.streams import STREAMS, TOKEN_PROTOCOL, end_streams
 from controller.proxy.entry import Proxy, tidy, to_services
@@ -46,11 +47,18 @@ METRICS_PATH = "/metrics"
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(service: ControllerService, proxy: Proxy | None = None) -> web.Application:
-    """Return the application. `proxy` answers the requests that are for services."""
+def make_app(
+    service: ControllerService, proxy: Proxy | None = None, origins: Origins | None = None
+) -> web.Application:
+    """Return the application. `proxy` answers the requests that are for services; `origins` are
+    those whose pages may use the API."""
+    origins = origins or Origins()
     before = [] if proxy is None else [to_services(proxy)]
-    app = web.Application(middlewares=[*before, _one_shape], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(
+        middlewares=[*before, _one_shape, origins.middleware], client_max_size=MAX_BODY_BYTES
+    )
     app[STREAMS] = set()
+    app.on_response_prepare.append(mark)
     if proxy is not None:
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
@@ -62,7 +70,11 @@ def make_app(service: ControllerService, proxy: Proxy | None = None) -> web.Appl
 
 
 def make_runner(
-    service: ControllerService, *, shutdown_timeout: float, proxy: Proxy | None = None
+    service: ControllerService,
+    *,
+    shutdown_timeout: float,
+    proxy: Proxy | None = None,
+    origins: Origins | None = None,
 ) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
 
@@ -71,7 +83,7 @@ def make_runner(
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service, proxy),
+        make_app(service, proxy, origins),
         access_log=None,
         auto_decompress=False,
         shutdown_timeout=shutdown_timeout,

@@ -59,6 +59,13 @@ TlsCertificate = Annotated[
     Path | None, Parameter(help="A PEM file: the API is served with TLS, renewed when it changes.")
 ]
 TlsKey = Annotated[Path | None, Parameter(help="The PEM file of the certificate's private key.")]
+AllowedOrigin = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="An origin, such as https://lab.example.com, whose pages may use the API; repeatable.",
+        negative=(),
+    ),
+]
 DatabaseFile = Annotated[
     Path | None, Parameter(help="A file with the database's URL, password included.")
 ]
@@ -85,6 +92,9 @@ ServiceHold = Annotated[str, Parameter(help="How long a request waits for a slee
 ServiceBody = Annotated[str, Parameter(help="The largest body of a request to a service.")]
 _DOMAIN = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.ASCII)
 
+_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?", re.ASCII)
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+
 
 def controller(
     *,
@@ -92,6 +102,7 @@ def controller(
     listen: str = "127.0.0.1:8700",
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
+    allowed_origin: AllowedOrigin = (),
     join: str | None = None,
     config: Path | None = None,
     default_image: DefaultImage = None,
@@ -136,6 +147,7 @@ def controller(
         host=host,
         port=port,
         tls=_tls(tls_cert, tls_key),
+        allowed_origins=tuple(parse_origin(one) for one in allowed_origin),
         join=None if join is None else parse_listen(join, "--join"),
         defaults=_defaults(operating, default_image, project_keys),
         most_upload=parse_limit(upload_limit, "--upload-limit"),
@@ -248,6 +260,17 @@ def parse_domain(text: str) -> str:
             f"--service-domain: {text!r} is no domain, such as svc.example.com", EXIT_USAGE
         )
     return domain
+
+
+def parse_origin(text: str) -> str:
+    """Return an origin as browsers write it. Raises CliError."""
+    origin = text.lower().rstrip("/")
+    if not _ORIGIN.fullmatch(origin):
+        raise CliError(
+            f"--allowed-origin: {text!r} is no origin, such as https://lab.example.com", EXIT_USAGE
+        )
+    scheme, _, host = origin.partition("://")
+    return f"{scheme}://{host.removesuffix(_USUAL_PORTS[scheme])}"
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:

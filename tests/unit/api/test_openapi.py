@@ -53,10 +53,14 @@ def test_path_parameters_are_described() -> None:
             assert described == re.findall(r"{(\w+)}", path)
 
 
-def test_a_log_is_described_as_frames_and_as_text() -> None:
+def test_a_log_is_described_in_all_its_forms() -> None:
     logs = document(ROUTES)["paths"]["/v1/runs/{run}/logs"]["get"]
     answer = logs["responses"]["200"]
-    assert list(answer["content"]) == ["application/octet-stream", "text/plain"]
+    assert list(answer["content"]) == [
+        "application/octet-stream",
+        "text/plain",
+        "application/x-ndjson",
+    ]
 
 
 def test_every_status_of_a_submission_is_described() -> None:

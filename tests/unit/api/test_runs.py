@@ -350,3 +350,36 @@ async def test_a_browser_follows_a_log_as_json_with_its_token_as_a_subprotocol(
         assert shown["stream"] == "stdout"
         with pytest.raises(WSServerHandshakeError):
             await browser.ws_connect(path, protocols=("fairlead", "fairlead.token.none"))
+
+
+async def test_a_stored_log_is_given_as_text_or_as_lines_of_json(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    await write_log(controller, run["jobs"][0]["attempts"][0]["id"], b"caf\xc3\xa9\n", b"two\n")
+    async with api.get("/v1/runs/hello/logs?format=text&offset=3") as answer:
+        assert await answer.text() == "é\ntwo\n"
+    asked = {"Accept": "application/x-ndjson"}
+    async with api.get("/v1/runs/hello/logs?offset=3", headers=asked) as answer:
+        lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+    assert answer.content_type == "application/x-ndjson"
+    assert [(one["offset"], one["end"], one["text"]) for one in lines] == [
+        (3, 6, "é\n"),
+        (6, 10, "two\n"),
+    ]
+    async with api.get("/v1/runs/hello/logs?format=frames", headers=asked) as answer:
+        assert payload(await answer.read()) == b"caf\xc3\xa9\ntwo\n"
+    async with api.get("/v1/runs/hello/logs?format=xml") as answer:
+        assert await error_of(answer) == (400, "invalid", "format")
+
+
+async def test_text_that_is_followed_never_shows_half_a_character(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    run = await submit(api, name="hello")
+    attempt_id = run["jobs"][0]["attempts"][0]["id"]
+    await write_log(controller, attempt_id, b"caf\xc3", b"\xa9\n", b"\xc3")
+    await controller.logs.complete(attempt_id)
+    async with api.ws_connect("/v1/runs/hello/logs/ws?format=text") as socket:
+        text = "".join([message.data async for message in socket])
+    assert (text, socket.close_code) == ("café\n\ufffd", 1000)
