@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from installer.errors import InstallError
 from installer.options import Docker, Options
 from installer.steps import at, write
-from installer.system import System, must
+from installer.system import InstallError, System, must
 
 CONFIGURATION = "/etc/docker/daemon.json"
 _BEFORE = "/etc/fairlead/docker-before.json"

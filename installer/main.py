@@ -13,9 +13,8 @@ from pathlib import Path
 
 from installer import options as wishes
 from installer import plan
-from installer.errors import InstallError
 from installer.steps import Step, at
-from installer.system import RealSystem, System
+from installer.system import InstallError, RealSystem, System
 
 _WOULD_CHANGE = 3
 Tell = Callable[[str, str], None]

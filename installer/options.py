@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from installer.errors import InstallError
+from installer.system import InstallError
 
 _KEY = re.compile(r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [^\r\n\"]*)?")
 _UNSAFE = re.compile(r"[\s\"'\\$]")

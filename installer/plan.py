@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from installer import docker
-from installer.errors import InstallError
 from installer.options import KEY_OPTIONS, Docker, Options
 from installer.steps import (
     Command,
@@ -24,7 +23,7 @@ from installer.steps import (
     User,
     at,
 )
-from installer.system import System, must
+from installer.system import InstallError, System, must
 
 HOME = "/opt/fairlead"
 OPTIONS = "/etc/fairlead/install.json"

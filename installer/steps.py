@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from installer.errors import InstallError
-from installer.system import System, must
+from installer.system import InstallError, System, must
 
 
 class Step(Protocol):

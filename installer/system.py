@@ -11,7 +11,10 @@ from typing import Protocol
 
 import msgspec
 
-from installer.errors import InstallError
+
+class InstallError(Exception):
+    """The node cannot be installed so; the message says why and what to do about it."""
+
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PATIENCE = 900.0

@@ -1,4 +1,4 @@
-"""Errors that must be reported to a user."""
+"""Errors that must be reported to a user. Most parts raise them, so they stand below all others."""
 
 from __future__ import annotations
 

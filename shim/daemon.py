@@ -32,7 +32,7 @@ from shim.node import machine
 from shim.node.ledger import Asked, Capacity, Ledger
 from shim.node.ledger import check as check_blocks
 from shim.schemas import DrainRequest, Fence, Finding, Health, NodeInfo, NodeMetrics, TaskStatus
-from shim.settings import Settings
+from shim.settings import VERSION, Settings
 from shim.state.events import EventLog
 from shim.state.fencing import FenceBook, Fences
 from shim.state.records import (
@@ -47,7 +47,6 @@ from shim.tasks.controller_silence import ControllerSilence
 from shim.tasks.reconcile import leftovers_of, reconcile
 from shim.tasks.steps.volumes import release_strays
 from shim.tasks.supervisor import Supervisor
-from shim.version import VERSION
 from shim.volumes.mounter import KernelMounter
 from shim.watchdog import Systemd, Upkeep
 

@@ -21,8 +21,8 @@ import psutil
 
 from shim.gpus.base import Vitals
 from shim.schemas import GpuInfo, GpuMetrics, NodeMetrics, TaskMetrics, TaskStatus
+from shim.settings import VERSION
 from shim.tasks.supervisor import Supervisor
-from shim.version import VERSION
 
 _ROOT = Path("/sys/fs/cgroup")
 _V1_CPU, _V1_MEMORY = "cpuacct", "memory"

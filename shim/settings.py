@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,11 @@ import msgspec
 from shim.errors import StartError, invalid
 from shim.schemas import HostNetwork
 
+try:
+    VERSION = version("fairlead")
+except PackageNotFoundError:
+    VERSION = "0"
+"""The version that the shim reports."""
 RUNTIME = Path("/opt/fairlead/current/runtime")
 _LAUNCHER = "bin/fairlead-entrypoint"
 _MOST_SOCKET_PATH = 107

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from controller import __version__
+from controller.cli.command_list import ABOUT, COMMANDS, GROUPS, asks_for_the_list, listed
 from controller.cli.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_FAILED,
@@ -21,7 +22,6 @@ from controller.cli.errors import (
     OutputError,
     exit_status_of,
 )
-from controller.cli.table import ABOUT, COMMANDS, GROUPS, asks_for_the_list, listed
 from fairlead.errors import FairleadError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Keeps the image's libraries out of the process; import this module first.
+"""Keeps the image's libraries out of the process; import this module first, which is why it is one.
 
 asyncssh asks the system for optional libraries (libnettle, liboqs) by name. In a job's container
 the answer would be a file of the image, made for another C library.

@@ -22,7 +22,7 @@ from shim.schemas import (
     TaskRequest,
     TerminateRequest,
 )
-from shim.version import VERSION
+from shim.settings import VERSION
 
 _REF = "#/components/schemas/{name}"
 _TASK, _ALLOCATION = "/v1/tasks/{id}", "/v1/allocations/{id}"

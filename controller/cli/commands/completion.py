@@ -1,10 +1,13 @@
-"""`completion`: how a shell completes the command."""
+"""What completes for a user: a shell the commands (`completion`), an editor the YAML (`schema`)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from controller.cli import output
+from controller.configuration.json_schema import document
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
@@ -19,4 +22,10 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
     from controller.cli.main import make_app
 
     output.emit(make_app().generate_completion(shell=shell).rstrip())
+    return 0
+
+
+def schema() -> int:
+    """Write the JSON Schema of a task's YAML, by which editors complete and check it."""
+    output.emit_json(msgspec.json.format(msgspec.json.encode(document()), indent=2))
     return 0

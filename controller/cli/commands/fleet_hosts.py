@@ -1,5 +1,7 @@
 """`apply -f fleet.yaml`: make the hosts of a fleet its nodes; a repetition changes only what
 differs.
+
+It stands apart from `fleets` because it loads SSH, which the commands of users do without.
 """
 
 from __future__ import annotations

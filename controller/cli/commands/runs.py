@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -18,12 +19,13 @@ from controller.api.documents import (
     MetricPoint,
     MetricsAnswer,
     MetricsHistoryAnswer,
+    PastAttemptView,
     RunSummary,
     RunView,
 )
 from controller.cli import output
 from controller.cli.commands.options import Json, Watch, seconds_of
-from controller.cli.history import with_history
+from controller.cli.errors import CliError
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead import settings
 from fairlead.errors import ApiError
@@ -450,3 +452,57 @@ def _size(amount: int | None) -> str:
 def _gpu(gpu: GpuMetrics) -> str:
     busy = "-" if gpu.utilization is None else f"{gpu.utilization}%"
     return f"{gpu.index}: {busy} {_size(gpu.memory_used)}"
+
+
+class _PastAttempts(msgspec.Struct):
+    attempts: list[PastAttemptView]
+    next_cursor: str | None = None
+
+
+def with_history(
+    client: ControllerClient,
+    run: RunView,
+    *,
+    occurrence: int | None = None,
+    incarnation: str | None = None,
+) -> RunView:
+    """Return the run with all attempts of this occurrence, or of this incarnation (its number or
+    id), and no others.
+
+    Raises CliError.
+    """
+    attempts: dict[str, list[AttemptView]] = defaultdict(list)
+    for attempt in _past_attempts(client, run, occurrence=occurrence, incarnation=incarnation):
+        attempts[attempt.job_id].append(attempt)
+    if not attempts:
+        raise CliError(_no_attempts_of(run, occurrence, incarnation))
+    jobs = (msgspec.structs.replace(job, attempts=tuple(attempts[job.id])) for job in run.jobs)
+    return msgspec.structs.replace(run, jobs=tuple(jobs))
+
+
+def _past_attempts(
+    client: ControllerClient, run: RunView, *, occurrence: int | None, incarnation: str | None
+) -> Iterator[PastAttemptView]:
+    path, cursor = run_path(run.id, "attempts"), None
+    while True:
+        asked = {"occurrence": occurrence, "incarnation": incarnation, "cursor": cursor}
+        page = decode(client.get(path, **asked), _PastAttempts)
+        yield from page.attempts
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _no_attempts_of(run: RunView, occurrence: int | None, incarnation: str | None) -> str:
+    if incarnation is None:
+        return (
+            f"--occurrence: no attempt of occurrence {occurrence} of {run.name} is kept; its "
+            f"present one is {run.occurrence}"
+        )
+    if run.incarnation is None:
+        return f"--incarnation: {run.name} has no gang, and so no incarnations"
+    of = "" if occurrence is None else f" and occurrence {occurrence}"
+    return (
+        f"--incarnation: no attempt of incarnation {incarnation}{of} of {run.name} is kept; its "
+        f"present one is {run.incarnation.number}"
+    )

@@ -1,3 +1,3 @@
-"""One module for each step of setting a task up; each has `do` and `undo`, and both can be
-repeated.
+"""Setting a task up: one module for each kind of step; the driver alone imports it. Each step has
+`do` and `undo`, and both can be repeated.
 """

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.cli.commands.runs import with_history as attempts_of
 from controller.cli.errors import CliError
-from controller.cli.history import with_history as attempts_of
 from controller.lifecycle.compaction import KEPT_ATTEMPTS
 from controller.lifecycle.model import Attempt, Incarnation, RunState
 from controller.lifecycle.statuses import AttemptStatus, RunStatus

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.cli.command_list import COMMANDS, GROUPS, listed
 from controller.cli.main import make_app
-from controller.cli.table import COMMANDS, GROUPS, listed
 from fairlead.__main__ import without_namesakes
 
 PROJECT = Path(__file__).parents[3]

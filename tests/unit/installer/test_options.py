@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from installer.errors import InstallError
 from installer.options import Docker, Options, load, merge
+from installer.system import InstallError
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA controller"
 

@@ -1,4 +1,4 @@
-"""The first words of the `fairlead` commands and what they do.
+"""The list of the `fairlead` commands: their first words, and what they do.
 
 This module imports nothing that is slow: the list of commands is shown without the library that
 parses arguments.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ABOUT = "Runs GPU work on machines that you own or rent."
-
 COMMANDS = {
     "apply": ("apply:apply", "Submit a run and follow it."),
     "attach": ("apply:attach", "Follow a live run, and its ports."),
@@ -18,7 +17,7 @@ COMMANDS = {
     "offer": ("scheduling:offer", "Show what is free."),
     "explain": ("scheduling:explain", "Show why a run waits."),
     "plan": ("scheduling:plan", "Show where a run would go."),
-    "schema": ("schema:schema", "Write the JSON Schema of the YAML."),
+    "schema": ("completion:schema", "Write the JSON Schema of the YAML."),
     "completion": (
         "completion:completion",
         "Write the completion of this command for a shell.",
@@ -43,7 +42,6 @@ COMMANDS = {
     "whoami": ("login:whoami", "Show the controller and the user."),
 }
 """Commands: the module of `controller.cli.commands` with its function, and the help."""
-
 GROUPS = {
     "controller": "Start a controller; back it up and restore it.",
     "job": "Abort, abandon or interrupt one job of a run.",
