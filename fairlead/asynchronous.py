@@ -10,6 +10,8 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -20,6 +22,7 @@ from controller.api.documents import (
     MetricsAnswer,
     MetricsHistoryAnswer,
     NodeView,
+    OutputsView,
     PlanView,
     RunSummary,
     RunView,
@@ -108,6 +111,11 @@ class AsyncClient:
 
     async def nodes(self) -> list[NodeView]:
         return await asyncio.to_thread(self._client.nodes)
+
+    async def outputs(self, run: AsyncRun | str) -> tuple[OutputsView, ...]:
+        """Return what the run's jobs left, as `Client.outputs` does."""
+        key = run.id if isinstance(run, AsyncRun) else run
+        return await asyncio.to_thread(self._client.outputs, key)
 
     async def events(
         self, run: AsyncRun | str | None = None, *, after: int = 0, follow: bool = False
@@ -213,6 +221,25 @@ class AsyncRun:
         return await asyncio.to_thread(
             self._run.metrics_history, job, seconds=seconds, points=points
         )
+
+    async def outputs(
+        self, job: str | int | None = None, *, attempt: str | int | None = None
+    ) -> tuple[OutputsView, ...]:
+        """Return what the jobs left, as `Run.outputs` does."""
+        return await asyncio.to_thread(self._run.outputs, job, attempt=attempt)
+
+    async def pull_outputs(
+        self,
+        folder: str | PathLike[str],
+        job: str | int | None = None,
+        *,
+        attempt: str | int | None = None,
+        progress: bool | Tell | None = None,
+    ) -> list[Path]:
+        """Download what the jobs left, as `Run.pull_outputs` does; `progress` is shown from another
+        thread."""
+        pull = self._run.pull_outputs
+        return await asyncio.to_thread(pull, folder, job, attempt=attempt, progress=progress)
 
     async def explain(self) -> ExplainView:
         return await asyncio.to_thread(self._run.explain)

@@ -28,13 +28,14 @@ from controller.api.documents import (
     MetricsAnswer,
     MetricsHistoryAnswer,
     NodeView,
+    OutputsView,
     PlanView,
     RunSummary,
     RunView,
     WatchLine,
 )
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
-from fairlead import notebook, settings
+from fairlead import notebook, outputs, settings
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import News, follow_events, follow_log, follow_run, unread
 from fairlead.offers import Offer, offers
@@ -213,6 +214,11 @@ class Client:
         """Return what is free now, by the kind of GPU."""
         return offers(self.nodes())
 
+    def outputs(self, run: Run | str) -> tuple[OutputsView, ...]:
+        """Return what the run's jobs left in their output folders, as `Run.outputs` does."""
+        key = run.id if isinstance(run, Run) else run
+        return outputs.listed(outputs.read(self.rest, key))
+
     def events(
         self, run: Run | str | None = None, *, after: int = 0, follow: bool = False
     ) -> Iterator[EventView]:
@@ -361,6 +367,38 @@ class Run:
         for piece in self.logs(job, follow=follow):
             sys.stdout.write(piece.text)
             sys.stdout.flush()
+
+    def outputs(
+        self, job: str | int | None = None, *, attempt: str | int | None = None
+    ) -> tuple[OutputsView, ...]:
+        """Return what the jobs left in their output folders; of one job with its files.
+
+        `job`: id, GROUP/COOKIE or index; by default all. `attempt`: id, or number from 0; by
+        default the latest.
+        """
+        key = None if job is None else self._job(job).id
+        return outputs.listed(outputs.read(self._rest, self.id, job=key, attempt=attempt))
+
+    def pull_outputs(
+        self,
+        folder: str | os.PathLike[str],
+        job: str | int | None = None,
+        *,
+        attempt: str | int | None = None,
+        progress: bool | Tell | None = None,
+    ) -> list[Path]:
+        """Download what the jobs left, and return the folders that have it.
+
+        The outputs of one job go into `folder`, those of several each into GROUP-COOKIE below it. A
+        download that was cut goes on where it stopped, also when this is called again. `progress`
+        is shown as by `wait`. Raises OutputsMissing, after the others, when some cannot be brought.
+        """
+        found = self.outputs(job, attempt=attempt)
+        show = notebook.shower(progress)
+        pulled = outputs.pull(
+            self._rest, self.id, found, Path(folder), lambda text: show(f"{self.name}: {text}")
+        )
+        return [one.folder for one in pulled]
 
     def events(self, *, after: int = 0, follow: bool = False) -> Iterator[EventView]:
         """Yield what happened to the run, as `Client.events` does."""

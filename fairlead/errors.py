@@ -55,6 +55,10 @@ class RunFailed(FairleadError):
         self.exit_status = exit_status
 
 
+class OutputsMissing(FairleadError):
+    """Outputs that a job left cannot be brought: lost, expired, not stored yet, or damaged."""
+
+
 class ApiError(FairleadError):
     """The controller refused the request.
 
