@@ -116,7 +116,7 @@ class _Api:
         return json_response(self._runner.suspend(body.suspended))
 
     async def metrics(self, _: web.Request) -> web.StreamResponse:
-        return json_response(await asyncio.to_thread(self._measure, relayed=self._relay.open))
+        return json_response(await asyncio.to_thread(self._measure, relayed=dict(self._relay.open)))
 
     async def ack(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, AckRequest)

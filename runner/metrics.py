@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -119,8 +119,11 @@ _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2⁶³."""
 
 
-def measure(*, relayed: int = 0, root: Path = Path("/")) -> JobMetrics:
-    """Return the metrics. `relayed`: the connections of the runner's own relay."""
+_NO_RELAY: Mapping[int, int] = {}
+
+
+def measure(*, relayed: Mapping[int, int] = _NO_RELAY, root: Path = Path("/")) -> JobMetrics:
+    """Return the metrics. `relayed`: the connections of the runner's own relay, by port."""
     cgroup = Cgroup(root)
     used = _first(cgroup, (UNIFIED, "memory.current"), ("memory", "memory.usage_in_bytes"))
     return JobMetrics(
@@ -133,11 +136,12 @@ def measure(*, relayed: int = 0, root: Path = Path("/")) -> JobMetrics:
         ),
         memory_limit=_memory_limit(cgroup),
         oom_kills=oom_kills(root),
-        connections=count_visitors(root) + relayed,
+        connections=count_visitors(root) + sum(relayed.values()),
+        relayed=_by_name(relayed),
     )
 
 
-def measure_own_processes(*, relayed: int = 0) -> JobMetrics:
+def measure_own_processes(*, relayed: Mapping[int, int] = _NO_RELAY) -> JobMetrics:
     """Return the metrics as `measure` does, without a container: there is no limit and no recorded
     peak."""
     used = measure_own_use()
@@ -149,8 +153,13 @@ def measure_own_processes(*, relayed: int = 0) -> JobMetrics:
         memory_peak=None,
         memory_limit=None,
         oom_kills=0,
-        connections=count_visitors(pids=used.pids) + relayed,
+        connections=count_visitors(pids=used.pids) + sum(relayed.values()),
+        relayed=_by_name(relayed),
     )
+
+
+def _by_name(relayed: Mapping[int, int]) -> dict[str, int]:
+    return {str(port): count for port, count in relayed.items()}
 
 
 def _cpu_seconds(cgroup: Cgroup) -> float | None:

@@ -28,11 +28,11 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    """All relayed connections of one runner; `open` counts those that reached the job."""
+    """All relayed connections of one runner; `open` counts those that reached the job, by port."""
 
     def __init__(self) -> None:
         self._ends: set[_Near] = set()
-        self.open = 0
+        self.open: dict[int, int] = {}
 
     def make_protocol(self) -> asyncio.Protocol:
         return _Near(self)
@@ -46,6 +46,11 @@ class Relay:
 
     def left(self, end: _Near) -> None:
         self._ends.discard(end)
+
+    def count(self, port: int, difference: int) -> None:
+        self.open[port] = self.open.get(port, 0) + difference
+        if not self.open[port]:
+            del self.open[port]
 
 
 class _End(asyncio.Protocol):
@@ -190,18 +195,19 @@ class _Near(_End):
 class _Far(_End):
     """The job's side. It reads nothing before the caller knows that it is connected."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, port: int) -> None:
         super().__init__()
         self._relay = relay
+        self._port = port
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._relay.open += 1
+        self._relay.count(self._port, 1)
         assert self.transport is not None
         self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._relay.open -= 1
+        self._relay.count(self._port, -1)
         super().connection_lost(exc)
 
     def abort(self) -> None:
@@ -232,7 +238,7 @@ async def _reach(port: int, relay: Relay) -> _Far:
     for host in LOOPBACKS:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, far = await loop.create_connection(lambda: _Far(relay), host, port)
+                _, far = await loop.create_connection(lambda: _Far(relay, port), host, port)
         except OSError as error:
             refused |= isinstance(error, ConnectionRefusedError)
         else:

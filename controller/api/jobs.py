@@ -203,6 +203,7 @@ def use_view(use: JobUse, node_names: Mapping[str, str]) -> JobUseView:
     measured = dict.fromkeys(JobMetrics.__struct_fields__)
     if use.used is not None:
         measured = {**asdict(use.used), "at": iso(use.used.at)}
+    del measured["relayed"]
     return JobUseView(
         job_id=use.job.id,
         group=use.job.group,

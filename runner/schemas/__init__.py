@@ -334,6 +334,8 @@ class JobMetrics(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     """TCP connections from outside to the job's listening ports, relayed ones included; 0: it is
     not in use."""
+    relayed: dict[str, int] = {}
+    """Those of them that the runner relays, by the job's port."""
 
 
 class LogsHeader(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ def test_no_limit_is_none(tmp_path: Path, membership: str, name: str, text: str)
 
 
 def test_a_value_that_nobody_counts_is_none(tmp_path: Path) -> None:
-    found = measure(root=a_machine(tmp_path, "0::/\n", {}), relayed=2)
+    found = measure(root=a_machine(tmp_path, "0::/\n", {}), relayed={8888: 1, 22: 1})
     assert (found.cpu_seconds, found.memory, found.memory_peak) == (None, None, None)
     assert found.connections == 2
 
