@@ -80,6 +80,25 @@ def write_config(target: SshTarget, blocks: str, folder: Path) -> Path:
     return path
 
 
+def install(target: SshTarget, blocks: str, folder: Path, home: Path) -> None:
+    """Keep the blocks in a file that the user's own configuration includes. Raises OSError.
+
+    The `Include` stands before everything else there: below a `Host` it would hold for that alone.
+    """
+    _replace(folder / f"{target.run_name}{_ENTRY}", blocks)
+    path = home / ".ssh" / "config"
+    include = f'Include "{folder}/*{_ENTRY}"\n'
+    try:
+        before = path.read_text()
+    except FileNotFoundError:
+        before = ""
+    if include not in before:
+        _replace(path.resolve(), f"{include}\n{before}" if before else include, mode=0o600)
+
+
+_ENTRY = ".entry"
+
+
 def _trust(alias: str, key: str | None, target: SshTarget, folder: Path) -> list[str]:
     """Return the options that accept only the pinned key.
 
@@ -114,10 +133,11 @@ def _known_hosts(target: SshTarget, folder: Path) -> Path:
     return folder / f"{target.run_name}.known_hosts"
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, text: str, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(text)
+    fresh.chmod(mode)
     fresh.replace(path)
 
 

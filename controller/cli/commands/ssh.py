@@ -106,7 +106,14 @@ def written_config(run: str, user: str, job: str | None) -> tuple[SshTarget, Pat
         raise _cannot_write(folder, error) from None
 
 
-def ssh_config(run: str, /, *, user: str = "root", job: str | None = None) -> int:
+def ssh_config(
+    run: str,
+    /,
+    *,
+    user: str = "root",
+    job: str | None = None,
+    install: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
     """Print the entries for `~/.ssh/config`, for editors and other programs that use ssh.
 
     Parameters
@@ -117,8 +124,18 @@ def ssh_config(run: str, /, *, user: str = "root", job: str | None = None) -> in
         A user of the image.
     job
         Id, GROUP/COOKIE or index; default: the first.
+    install
+        Keep them in a file of their own instead, which `~/.ssh/config` includes from then on: after
+        it, `ssh RUN` works. Do it again when the job was started anew.
     """
-    _, blocks, _ = _prepare(run, user, job)
+    target, blocks, folder = _prepare(run, user, job)
+    if install:
+        try:
+            openssh.install(target, blocks, folder, Path.home())
+        except OSError as error:
+            raise CliError(f"cannot write the entry: {error}", EXIT_FAILED) from None
+        output.note(f"`ssh {target.run_name}` works now, and so do editors that use ssh")
+        return 0
     output.emit(blocks.rstrip("\n"))
     return 0
 

@@ -12,6 +12,7 @@ from controller.cli.commands.ssh import place_of
 from controller.cli.openssh import (
     host_blocks,
     identity,
+    install,
     state_folder,
     write_config,
     write_known_hosts,
@@ -192,3 +193,16 @@ async def test_a_shell_without_a_key_says_how_to_make_one(start: Fairlead, tmp_p
     file.write_text("type: task\ncommands: [x]\n")
     ended = await output.of(start, "shell", "-f", str(file), HOME=str(tmp_path))
     assert "you have no SSH key: make one (`ssh-keygen -t ed25519`)" in ended.err
+
+
+def test_an_installed_entry_stands_before_what_the_user_wrote(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    config = tmp_path / ".ssh/config"
+    config.write_text("Host other\n    User me\n")
+    state = tmp_path / "my state"
+    for port in (1, 40022):
+        install(TARGET, f"Host train\n    Port {port}\n", state, tmp_path)
+
+    assert config.read_text() == f'Include "{state}/*.entry"\n\nHost other\n    User me\n'
+    assert config.stat().st_mode & 0o777 == 0o600
+    assert (state / "train.entry").read_text() == "Host train\n    Port 40022\n"
