@@ -40,7 +40,7 @@ from controller.nodes.manager import NodeManager
 from controller.nodes.session import Settings
 from controller.nodes.strays import StrayTasks
 from controller.outputs import DEFAULT_LIMIT, OutputStore
-from controller.pipelines import service_replicas
+from controller.pipelines import dev_environments, service_replicas
 from controller.pipelines.autoscaling import Autoscaler
 from controller.pipelines.cluster import Clusters, secret_of
 from controller.pipelines.effects import EffectRunner
@@ -124,6 +124,7 @@ class Assembly:
         self.autoscaler = Autoscaler(self.turns, self.traffic, clock)
         performers = running.performers | terminating.performers
         performers |= service_replicas.performers(self.turns, self.traffic, try_probe)
+        performers |= dev_environments.performers(self.turns, self.traffic, clock)
         self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
         self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
         self._store = store

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from controller.lifecycle.dev_environment import Ide
 from controller.lifecycle.model import Band, Role, RunType
 from controller.lifecycle.outputs import OutputsState
 from controller.lifecycle.reasons import Reason, RunReason
@@ -197,6 +198,17 @@ class JobView(_View, frozen=True):
     not_ready: str | None
 
 
+class DevEnvironmentView(_View, frozen=True):
+    """A dev environment. `path`: where its IDE opens in the browser, below the controller's URL;
+    null: it does not. `inactivity_duration`: seconds. `inactive_since`: null while it is in use."""
+
+    ide: Ide | None
+    folder: str
+    path: str | None
+    inactivity_duration: float | None
+    inactive_since: str | None
+
+
 class RunView(_View, frozen=True):
     """One run. `allocations` are those not released yet, `children` the live runs with this one as
     their parent, `occurrences` the latest finished ones of a scheduled run.
@@ -238,6 +250,7 @@ class RunView(_View, frozen=True):
     configuration: dict[str, Any]
     scales: tuple[ScaleView, ...]
     deployments: tuple[DeploymentView, ...]
+    dev_environment: DevEnvironmentView | None
 
 
 class RunSummary(_View, frozen=True):

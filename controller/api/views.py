@@ -16,6 +16,7 @@ from controller.api.documents import (
     AttemptView,
     ChildView,
     DeploymentView,
+    DevEnvironmentView,
     GroupView,
     IncarnationView,
     JobView,
@@ -29,6 +30,7 @@ from controller.api.documents import (
 )
 from controller.configuration.plan import without_uploads
 from controller.lifecycle import outputs
+from controller.lifecycle.dev_environment import BROWSER_PORTS
 from controller.lifecycle.gangs import incarnation
 from controller.lifecycle.model import (
     Allocation,
@@ -124,6 +126,20 @@ def run_view(
         configuration=without_uploads(run.configuration),
         scales=tuple(derived(ScaleView, scale) for scale in run.scales),
         deployments=tuple(derived(DeploymentView, one) for one in run.deployments),
+        dev_environment=_dev_environment(state),
+    )
+
+
+def _dev_environment(state: RunState) -> DevEnvironmentView | None:
+    wanted = state.run.policy.dev_environment
+    if wanted is None:
+        return None
+    last = state.jobs[0].attempts[-1:]
+    return derived(
+        DevEnvironmentView,
+        wanted,
+        path=f"/services/{state.run.name}/" if wanted.ide in BROWSER_PORTS else None,
+        inactive_since=iso_or_none(last[0].inactive_since) if last else None,
     )
 
 

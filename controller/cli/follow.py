@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from controller.api.documents import AttemptView, JobView, RunView, WatchLine
 from controller.cli import output
+from controller.cli.dev_environments import how_to_open, opens
 from controller.cli.display import Display, display
 from controller.configuration.dstack import ports_of
 from controller.lifecycle.statuses import (
@@ -110,6 +111,8 @@ class _Attachment:
         """Ids of the jobs whose attempt is followed now."""
         self._wrote: set[str] = set()
         self._granted: set[str] = set()
+        self._opened: set[str] = set()
+        """Ids of the attempts of which was told how to open them."""
         self._incarnation = 0 if run.incarnation is None else run.incarnation.number
 
     def until_final(self) -> RunView:
@@ -143,6 +146,7 @@ class _Attachment:
         self._run = told.run
         self._tell_switches()
         self._tell_grants()
+        self._tell_how_to_open()
         jobs = [find_job(self._run, self._job)] if self._job else self._run.jobs[:MOST_JOBS]
         for job in jobs:
             self._follow_next(job)
@@ -170,6 +174,15 @@ class _Attachment:
             if sentence not in self._granted:
                 self._granted.add(sentence)
                 self._tell(sentence)
+
+    def _tell_how_to_open(self) -> None:
+        if not opens(self._run):
+            return
+        attempt = self._run.jobs[0].attempts[-1]
+        if attempt.id not in self._opened:
+            self._opened.add(attempt.id)
+            for line in how_to_open(self._run, self._client.url):
+                self._tell(line)
 
     def _follow_next(self, job: JobView) -> None:
         """Follow the logs of a job's attempts one after the other, without leaving one out."""

@@ -156,7 +156,11 @@ def _refuse(error: msgspec.ValidationError, within: str, allowed: Mapping[str, s
         names = sorted(fields_of(place, allowed))
         path = _without_indices(field)
         sentence = not_a_field(
-            path, names, of_a_task=allowed is ALLOWED, of_a_service="replicas" in allowed
+            path,
+            names,
+            of_a_task=allowed is ALLOWED,
+            of_a_service="replicas" in allowed,
+            of_a_dev_environment="ide" in allowed,
         )
         raise ConfigurationError(field, sentence, ", ".join(names))
     if missing := _MISSING.fullmatch(what):

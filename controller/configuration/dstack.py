@@ -1,4 +1,4 @@
-"""A file of dstack for a task or a service, as its author means it here.
+"""A file of dstack for a run, as its author means it here.
 
 dstack's YAML is the model of ours, so most files need nothing. This module turns the rest into our
 fields: forms that dstack reads in a way of its own, and fields of its cloud that have no meaning on
@@ -51,6 +51,7 @@ _ALSO_OURS = frozenset(
 """Fields that dstack has, too."""
 _OURS = frozenset(TaskConfiguration.__struct_fields__) - _ALSO_OURS
 """A file with one of these was written for us, so our default image holds."""
+_OURS_IN_DEV_ENVIRONMENTS = (_OURS - {"init"}) | {"home"}
 _AMOUNTS = ("cpu", "memory", "gpu", "disk", "shm_size")
 
 
@@ -73,7 +74,8 @@ def translated(data: Mapping[str, Any]) -> Translation:
     for step in _STEPS:
         step(work)
     if work.notes or work.silently or _mentions(data):
-        if not _OURS & data.keys():
+        ours = _OURS if data.get("type") != _DEV_ENVIRONMENT else _OURS_IN_DEV_ENVIRONMENTS
+        if not ours & data.keys():
             _image(work)
         work.data.setdefault("env_style", ["dstack"])
     return Translation(data=work.data, notes=tuple(work.notes))
@@ -100,7 +102,7 @@ def _mentions(data: Mapping[str, Any]) -> bool:
     return any(_MENTION in str(text) for text in texts if text)
 
 
-_RUNS = ("commands", "entrypoint", "env")
+_RUNS = ("commands", "entrypoint", "init", "env")
 
 
 def _amounts(work: _Work) -> None:
@@ -225,8 +227,10 @@ def _docker(work: _Work) -> None:
     if not wanted:
         return
     data |= {"image": _DOCKER_IMAGE, "privileged": True}
-    if isinstance(commands := data.get("commands"), list | tuple):
-        data["commands"] = [_START_DOCKER, *commands]
+    field = "init" if data.get("type") == _DEV_ENVIRONMENT else "commands"
+    commands = data.get(field, () if field == "init" else None)
+    if isinstance(commands, list | tuple):
+        data[field] = [_START_DOCKER, *commands]
     work.notes.append(
         f"docker: image {_DOCKER_IMAGE}, privileged where the node's operator allows it"
     )
@@ -268,6 +272,7 @@ def _image(work: _Work) -> None:
     if data.pop("nvcc", False) not in (False, None):
         data["nvcc"] = True
     nothing = "commands" not in data and "groups" not in data
+    nothing = nothing and data.get("type") != _DEV_ENVIRONMENT
     if "image" in data or "python" in data or "nvcc" in data or nothing:
         return
     groups = _mappings(data.get("groups")) or _mappings(data.get("replicas"))
@@ -288,8 +293,18 @@ def _use_python(work: _Work, version: str) -> None:
     work.notes.append(f"Python {version} and uv by image {image}")
 
 
-_TYPES = ("task", "service")
+def _editor(work: _Work) -> None:
+    """Tell what `version` of a desktop IDE does."""
+    ide = work.data.get("ide")
+    if work.data.get("type") == _DEV_ENVIRONMENT and "version" in work.data and ide in _DESKTOP:
+        work.notes.append(f"{ide} brings the server of its own version when it connects")
+
+
+_DEV_ENVIRONMENT = "dev-environment"
+_DESKTOP = ("vscode", "cursor", "windsurf", "zed")
+_TYPES = ("task", "service", _DEV_ENVIRONMENT)
 _STEPS = (
     *(_amounts, _groups, _folders, _files, _clouds, _entrypoint, _docker, _python),
     _parts,
+    _editor,
 )

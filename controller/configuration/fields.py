@@ -263,6 +263,11 @@ def volume(value: object, make: Callable[[type, Any], Any]) -> schema.Volume:
         return schema.Volume(_of_mapping(value, make))
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is not a volume")
+    return volume_of_text(value)
+
+
+def volume_of_text(value: str) -> schema.Volume:
+    """Return the volume of `SOURCE:PATH`. Raises ValueError."""
     source, colon, rest = value.partition(":")
     target, _, access = rest.partition(":")
     if not colon or access not in ("", "ro", "rw"):

@@ -18,11 +18,8 @@ _OWN_NODES = (
 _OF_SERVICES = "is for services (type: service)"
 _OF_TASKS = "is for tasks (type: task)"
 _OF_REPLICAS = "is not supported yet in a service: a replica is one job on one node; write replicas"
-DEV_ENVIRONMENT_INSTEAD = (
-    "is not supported yet; write type: task with `sleep infinity` as the last of its commands, "
-    "and reach it with `fairlead ssh RUN`, or from an editor with `fairlead ssh-config RUN`"
-)
-_OF_DEV_ENVIRONMENTS = "is for dev environments, which are not supported yet"
+_OF_DEV_ENVIRONMENTS = "is for dev environments (type: dev-environment)"
+_OF_TASKS_AND_SERVICES = "is for tasks and services; write what shall run first as init"
 _TUNNEL = (
     "no port has to be opened; write ports, or use `fairlead port-forward RUN PORT` while it runs"
 )
@@ -101,7 +98,8 @@ SAID: Mapping[str, str] = {
     "profiles": _OWN_NODES,
     "queue": _BANDS,
     "pool": _BANDS,
-    "inactivity_duration": _NO_LIMIT_YET,
+    "inactivity_duration": _OF_DEV_ENVIRONMENTS,
+    "home": _OF_DEV_ENVIRONMENTS,
     "utilization_policy": _NO_LIMIT_YET,
     "ide": _OF_DEV_ENVIRONMENTS,
     "model": _OF_SERVICES,
@@ -134,16 +132,40 @@ SAID_OF_SERVICES: Mapping[str, str] = {
 """Fields of other systems, and of tasks, that a service here does not have."""
 
 
+SAID_OF_DEV_ENVIRONMENTS: Mapping[str, str] = {
+    **{name: said for name, said in SAID.items() if name not in ("inactivity_duration", "home")},
+    "setup": "write it as the first of init",
+    "commands": _OF_TASKS_AND_SERVICES,
+    "run": _OF_TASKS_AND_SERVICES,
+    "script": _OF_TASKS_AND_SERVICES,
+    "groups": f"{_OF_TASKS}; a dev environment is one job on one node",
+    "nodes": f"{_OF_TASKS}; a dev environment is one job on one node",
+    "stop_criteria": _OF_TASKS,
+    "startup_order": _OF_TASKS,
+    "max_failed_jobs": _OF_TASKS,
+    "max_failed_attempts": f"{_OF_TASKS}; write retry",
+}
+"""Fields of other systems, and of tasks, that a dev environment here does not have."""
+
+
 def not_a_field(
-    path: str, names: Iterable[str], *, of_a_task: bool = False, of_a_service: bool = False
+    path: str,
+    names: Iterable[str],
+    *,
+    of_a_task: bool = False,
+    of_a_service: bool = False,
+    of_a_dev_environment: bool = False,
 ) -> str:
     """Return the sentence about the last part of `path`, which is none of the allowed `names`.
 
-    `of_a_task`, `of_a_service`: the path is one of such a run's file, without numbers of entries.
+    `of_a_task`, `of_a_service`, `of_a_dev_environment`: the path is one of such a run's file,
+    without numbers of entries.
     """
     said = SAID_OF_SERVICES if of_a_service else SAID
-    known = of_a_task or of_a_service
-    if known and path in RENAMED and not (of_a_service and RENAMED[path] in said):
+    if of_a_dev_environment:
+        said = SAID_OF_DEV_ENVIRONMENTS
+    known = of_a_task or of_a_service or of_a_dev_environment
+    if known and path in RENAMED and not (not of_a_task and RENAMED[path] in said):
         return f"is not a field; write {RENAMED[path]}"
     if known and path in said:
         return f"is not a field: {said[path]}"

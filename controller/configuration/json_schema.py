@@ -16,6 +16,11 @@ from controller.configuration.dstack import FIELDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
+_WHOLES = (
+    schema.TaskConfiguration,
+    schema.ServiceConfiguration,
+    schema.DevEnvironmentConfiguration,
+)
 _STRING = {"type": "string"}
 _STRINGS = {"type": "array", "items": _STRING}
 _NUMBER_OR_STRING = {"type": ["number", "string"]}
@@ -62,18 +67,24 @@ _FILLED_IN_BY_THE_COMMAND = "uploaded"
 
 def document() -> dict[str, Any]:
     """Return the schema of a whole file."""
-    types = (schema.TaskConfiguration, schema.ServiceConfiguration, *_PARTS.values())
+    types = (*_WHOLES, *_PARTS.values())
     _, components = msgspec.json.schema_components(
         types, schema_hook=_schema_of, ref_template="#/$defs/{name}"
     )
     for path, part in _PARTS.items():
         _describe(components[part.__name__], f"{path}.")
-    for whole in (schema.TaskConfiguration, schema.ServiceConfiguration):
+    for whole in _WHOLES:
         _describe(components[whole.__name__], "")
+    of_dev_environments = components[schema.DevEnvironmentConfiguration.__name__]["properties"]
+    for name, allowed in schema.DEV_ENVIRONMENT_ALLOWED.items():
+        if name in of_dev_environments:
+            of_dev_environments[name]["description"] = allowed
+    for name in schema.NOT_OF_DEV_ENVIRONMENTS:
+        of_dev_environments.pop(name, None)
     for part in (schema.ServiceConfiguration, schema.ReplicaGroupFields):
         for name in schema.ONLY_OF_TASKS:
             components[part.__name__]["properties"].pop(name, None)
-    for whole in (schema.TaskConfiguration, schema.ServiceConfiguration):
+    for whole in _WHOLES:
         properties = components[whole.__name__]["properties"]
         properties |= _OF_DSTACK
         properties["working_dir"] = _STRING | {"description": _RELATIVE}
@@ -81,20 +92,29 @@ def document() -> dict[str, Any]:
         components[part.__name__]["properties"] |= _OF_DSTACKS_GROUPS
     components[schema.GroupFields.__name__].pop("required", None)
     used = {name: part for name, part in components.items() if name != "UploadedRepo"}
-    is_service = {"properties": {"type": {"const": "service"}}, "required": ["type"]}
     return {
         "$schema": DIALECT,
         "title": "Fairlead run",
         "type": "object",
         "properties": {
-            "type": {"enum": ["task", "service"], "description": schema.ALLOWED["type"]}
+            "type": {
+                "enum": ["task", "service", "dev-environment"],
+                "description": schema.ALLOWED["type"],
+            }
         },
         "required": ["type"],
-        "if": is_service,
-        "then": _mapping(schema.ServiceConfiguration),
-        "else": _mapping(schema.TaskConfiguration),
+        **_by_type("service", schema.ServiceConfiguration),
+        "else": {
+            **_by_type("dev-environment", schema.DevEnvironmentConfiguration),
+            "else": _mapping(schema.TaskConfiguration),
+        },
         "$defs": used,
     }
+
+
+def _by_type(name: str, whole: type[msgspec.Struct]) -> dict[str, Any]:
+    is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
+    return {"if": is_it, "then": _mapping(whole)}
 
 
 _ALLOWED = {**schema.ALLOWED, **schema.SERVICE_ALLOWED}
@@ -154,6 +174,8 @@ _SCHEMAS: dict[type, dict[str, Any]] = {
         "anyOf": [{"type": "object", "additionalProperties": _STRING}, _STRINGS],
     },
     schema.Volume: {"anyOf": [_STRING, _mapping(schema.VolumeFields)]},
+    schema.Home: {"anyOf": [{"const": True}, {"type": "string", "minLength": 1}]},
+    schema.IdeVersion: {"type": ["string", "number"]},
     schema.Capability: _STRING,
     schema.Ulimits: {"type": "object", "additionalProperties": {"type": ["integer", "string"]}},
     schema.PortMapping: {

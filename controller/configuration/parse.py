@@ -6,12 +6,14 @@ It raises only ConfigurationError, whatever the data is.
 from __future__ import annotations
 
 from controller.configuration.convert import ConfigurationError, check_content, convert
+from controller.configuration.dev_environments import check_dev_environment, plan_job
 from controller.configuration.dstack import translated
 from controller.configuration.groups import GroupPlan, check_groups, check_limits, plan_groups
-from controller.configuration.hints import DEV_ENVIRONMENT_INSTEAD
 from controller.configuration.schema import (
     ALLOWED,
+    DEV_ENVIRONMENT_ALLOWED,
     SERVICE_ALLOWED,
+    DevEnvironmentConfiguration,
     RetryFields,
     RunFields,
     ServiceConfiguration,
@@ -24,7 +26,7 @@ from controller.lifecycle.model import RetryEvent, RunType
 
 __all__ = ["Configuration", "ConfigurationError", "TaskConfiguration", "parse"]
 
-Configuration = TaskConfiguration | ServiceConfiguration
+Configuration = TaskConfiguration | ServiceConfiguration | DevEnvironmentConfiguration
 
 
 def parse(data: object) -> Configuration:
@@ -36,14 +38,21 @@ def parse(data: object) -> Configuration:
     check_content(data)
     data = translated(data).data
     configuration: Configuration
-    if _type(data.get("type")) is RunType.SERVICE:
-        configuration = convert(data, ServiceConfiguration, make, allowed=SERVICE_ALLOWED)
-        check_service(configuration)
-        plans = plan_replicas(configuration)
-    else:
-        configuration = convert(data, TaskConfiguration, make)
-        check_groups(configuration)
-        plans = plan_groups(configuration)
+    match _type(data.get("type")):
+        case RunType.SERVICE:
+            configuration = convert(data, ServiceConfiguration, make, allowed=SERVICE_ALLOWED)
+            check_service(configuration)
+            plans = plan_replicas(configuration)
+        case RunType.DEV_ENVIRONMENT:
+            configuration = convert(
+                data, DevEnvironmentConfiguration, make, allowed=DEV_ENVIRONMENT_ALLOWED
+            )
+            check_dev_environment(configuration)
+            plans = plan_job(configuration)
+        case RunType.TASK:
+            configuration = convert(data, TaskConfiguration, make)
+            check_groups(configuration)
+            plans = plan_groups(configuration)
     for planned in plans:
         _check_command(planned)
     _check_retry(configuration)
@@ -54,9 +63,7 @@ def parse(data: object) -> Configuration:
 def _type(given: object) -> RunType:
     if given is None:
         raise ConfigurationError("type", "is missing", ALLOWED["type"])
-    if given == RunType.DEV_ENVIRONMENT.value:
-        raise ConfigurationError("type", f"{given} {DEV_ENVIRONMENT_INSTEAD}", ALLOWED["type"])
-    for supported in (RunType.TASK, RunType.SERVICE):
+    for supported in RunType:
         if given == supported.value:
             return supported
     raise ConfigurationError("type", f"{shown(given)} is not known", ALLOWED["type"])

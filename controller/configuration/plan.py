@@ -7,11 +7,12 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.configuration import services
+from controller.configuration import dev_environments, services
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.groups import GroupPlan, asks_for_gang, plan_groups
 from controller.configuration.schema import (
     ALLOWED,
+    DevEnvironmentConfiguration,
     DisconnectFields,
     FileFields,
     RegistryAuthFields,
@@ -78,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     policy: RunPolicy
     groups: tuple[PlannedGroup, ...]
     service: ServicePolicy | None = None
-    """None: a task."""
+    """None: no service."""
     configuration: dict[str, object]
     """As written, without secrets: only this form may be shown."""
 
@@ -89,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_run(
-    configuration: TaskConfiguration | ServiceConfiguration,
+    configuration: TaskConfiguration | ServiceConfiguration | DevEnvironmentConfiguration,
     written: Mapping[str, object],
     defaults: Defaults,
     ssh_keys: tuple[str, ...] = (),
@@ -100,6 +101,10 @@ def to_run(
         service, serves = services.policy(configuration), services.serves(configuration)
         policy = _policy_of_service(configuration, defaults)
         plans = services.plan_replicas(configuration)
+    elif isinstance(configuration, DevEnvironmentConfiguration):
+        serves = dev_environments.serves(configuration)
+        policy = _policy_of_dev_environment(configuration, defaults)
+        plans = dev_environments.plan_job(configuration)
     else:
         policy, plans = _policy_of_task(configuration, defaults), plan_groups(configuration)
     specs = [_job(configuration, planned, defaults, ssh_keys) for planned in plans]
@@ -241,6 +246,17 @@ def _policy_of_service(configuration: ServiceConfiguration, defaults: Defaults) 
     return _policy(configuration, defaults, retry)
 
 
+def _policy_of_dev_environment(
+    configuration: DevEnvironmentConfiguration, defaults: Defaults
+) -> RunPolicy:
+    retry = _retry(configuration.retry, defaults, gang=False)
+    return msgspec.structs.replace(
+        _policy(configuration, defaults, retry),
+        schedule=tuple(configuration.schedule or ()),
+        dev_environment=dev_environments.policy(configuration),
+    )
+
+
 def _limits(configuration: TaskConfiguration, defaults: Limits) -> Limits:
     timeout = configuration.reincarnation_timeout
     if timeout is None:
@@ -328,7 +344,8 @@ def _container(configuration: RunFields) -> ContainerOptions:
         ulimits=() if limits is None else limits.limits,
         pids_limit=configuration.pids_limit,
         read_only_root=configuration.read_only_root,
-        init=configuration.init,
+        init=isinstance(configuration, TaskConfiguration | ServiceConfiguration)
+        and configuration.init,
     )
 
 

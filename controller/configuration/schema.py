@@ -17,6 +17,7 @@ from controller.configuration.units import (
     OFF_ALLOWED,
     SIZE_ALLOWED,
 )
+from controller.lifecycle.dev_environment import Ide
 from controller.lifecycle.model import (
     Band,
     Constraint,
@@ -350,7 +351,6 @@ class RunFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ulimits: Ulimits | None = None
     pids_limit: ProcessCount | None = None
     read_only_root: bool = False
-    init: bool = False
 
 
 class TaskConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -368,6 +368,32 @@ class TaskConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_fie
     max_failed_attempts: Times | None = None
     fail_on_job_restart: bool = False
     restart_completed_jobs: bool = False
+    init: bool = False
+
+
+class Home:
+    """The volume that keeps the home of a dev environment. `source` None: its name names the
+    volume; `target` None: the home of root."""
+
+    def __init__(self, source: str | None, target: str | None) -> None:
+        self.source = source
+        self.target = target
+
+
+class IdeVersion(str):
+    __slots__ = ()
+
+
+class DevEnvironmentConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of a dev environment."""
+
+    type: Literal["dev-environment"]
+    ide: Ide | None = None
+    version: IdeVersion | None = None
+    init: tuple[str, ...] = ()
+    inactivity_duration: DurationOrOff | None = None
+    home: Home | None = None
+    schedule: Schedule | None = None
 
 
 class PortPair:
@@ -483,12 +509,13 @@ class ServiceConfiguration(RunFields, frozen=True, kw_only=True, forbid_unknown_
     surge: AtLeastOne = 1
     rollout_timeout: Duration | None = None
     unhealthy_after: DurationOrOff | None = None
+    init: bool = False
 
 
 _EVENTS = ", ".join(RetryEvent)
 
 ALLOWED = {
-    "type": "task, service",
+    "type": "task, service, dev-environment",
     "name": "a lowercase letter, then up to 40 lowercase letters, digits and hyphens",
     "image": IMAGE_ALLOWED,
     "commands": "a list of shell commands",
@@ -597,9 +624,9 @@ ALLOWED = {
 }
 
 ONLY_OF_TASKS = (
-    frozenset(TaskConfiguration.__struct_fields__) - frozenset(RunFields.__struct_fields__)
-    | {"gang", "nodes", "share_nodes"}
-) - {"type"}
+    frozenset(TaskConfiguration.__struct_fields__)
+    - frozenset(ServiceConfiguration.__struct_fields__)
+) | {"gang", "nodes", "share_nodes"}
 _OF_GROUPS = "a list of mappings with count, scaling, commands and what else the group's replicas"
 _RANGE = "a whole number such as 2, or a range such as 1..4"
 _OF_SERVICES = {
@@ -657,3 +684,18 @@ SERVICE_ALLOWED = {
     **_OF_SERVICES,
 }
 """What the fields of a service may hold."""
+
+NOT_OF_DEV_ENVIRONMENTS = (ONLY_OF_TASKS | {"commands", "entrypoint"}) - {"schedule"}
+DEV_ENVIRONMENT_ALLOWED = {
+    **{
+        path: allowed
+        for path, allowed in ALLOWED.items()
+        if path.partition(".")[0] not in NOT_OF_DEV_ENVIRONMENTS
+    },
+    "ide": ", ".join(Ide),
+    "version": "letters, digits, '.', '+', '-' and '@', such as 4.4.2",
+    "init": "a list of shell commands",
+    "inactivity_duration": f"{OFF_ALLOWED}; more than 0",
+    "home": "true, the name of a volume, or a folder on the node; then :/PATH for a home elsewhere",
+}
+"""What the fields of a dev environment may hold."""

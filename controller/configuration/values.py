@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from controller.configuration import fields, groups, schema, services
+from controller.configuration import dev_environments, fields, groups, schema, services
 from controller.configuration.convert import ConfigurationError, convert
 from controller.configuration.images import image_name
 from controller.configuration.names import is_run_name
@@ -224,6 +224,8 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.UserName: _user,
     schema.SignalName: _signal,
     schema.SshChoice: _ssh,
+    schema.Home: dev_environments.home,
+    schema.IdeVersion: dev_environments.ide_version,
     schema.Gpu: _gpu,
     schema.Repos: lambda value: fields.repos(value, make),
     schema.FileList: lambda value: fields.files(value, make),

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from controller.lifecycle import claims, facts, limits, requests, retry, schedules, termination
+from controller.lifecycle import (
+    claims,
+    facts,
+    inactivity,
+    limits,
+    requests,
+    retry,
+    schedules,
+    termination,
+)
 from controller.lifecycle.draft import EMPTY_CONTEXT, DecisionContext, Draft
 from controller.lifecycle.events import Event, EventKind
 from controller.lifecycle.gangs import freed, incarnation, membership, switching
@@ -88,6 +97,7 @@ def _tell_submission(draft: Draft) -> None:
 def _advance(draft: Draft, reports: Sequence[Report]) -> None:
     if draft.run.status is not RunStatus.TERMINATING:
         limits.enforce(draft)
+        inactivity.enforce(draft, reports)
     termination.settle(draft)
     replicas.settle(draft)
     if draft.run.status is not RunStatus.TERMINATING and not schedules.waits_for_trigger(draft.run):

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from controller.lifecycle import limits, outputs
+from controller.lifecycle import inactivity, limits, outputs
 from controller.lifecycle.allocations import OCCUPIED, holders
 from controller.lifecycle.model import Attempt, Run, RunState
 from controller.lifecycle.services.readiness import is_over, probes_of
@@ -45,7 +45,10 @@ class EffectKind(StrEnum):
     REMOVE_TASK = "remove_task"
     """Delete the task on the shim, and its allocation unless that is kept → TaskRemoved."""
     PROBE_REPLICA = "probe_replica"
-    """Try the probes of a service's replica, each at its interval → ProbeSeen."""
+    """Try the probes of a service's replica, or of an IDE in the browser, each at its interval →
+    ProbeSeen."""
+    WATCH_USE = "watch_use"
+    """Look again and again whether a dev environment is in use → InactivitySeen."""
     DRAIN_REPLICA = "drain_replica"
     """Wait until no request is in flight at a replica that gets no new ones → ReplicaDrained."""
     RELEASE_ALLOCATION = "release_allocation"
@@ -80,7 +83,8 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
             return _starting_kinds(state, attempt)
         case AttemptStatus.RUNNING:
             following = (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
-            return (*following, *_suspending(state.run, attempt), *_probing(state, attempt))
+            following = (*following, *_suspending(state.run, attempt), *_watching(state, attempt))
+            return (*following, *_probing(state, attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
             return _stopping_kinds(attempt, now)
         case AttemptStatus.TERMINATING:
@@ -115,9 +119,16 @@ def _suspending(run: Run, attempt: Attempt) -> tuple[EffectKind, ...]:
     return (EffectKind.RESUME_LIMIT,) if heard else ()
 
 
+def _watching(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
+    run = state.run
+    watched = inactivity.limit_of(run) is not None and not run.suspended
+    return (EffectKind.WATCH_USE,) if watched and not attempt.runner_exited else ()
+
+
 def _probing(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
     """A replica is probed as long as it runs, unless each of its probes is over."""
-    if not state.run.deployments or attempt.runner_exited:
+    is_reached = state.run.deployments or state.run.policy.dev_environment is not None
+    if not is_reached or attempt.runner_exited:
         return ()
     probes = probes_of(next(job for job in state.jobs if job.id == attempt.job_id))
     if not probes:

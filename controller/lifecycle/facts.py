@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from controller.lifecycle import allocations, limits, outputs
+from controller.lifecycle import allocations, inactivity, limits, outputs
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.gangs import freed
@@ -19,6 +19,7 @@ from controller.lifecycle.model import Attempt
 from controller.lifecycle.reports import (
     AllocationReleased,
     FreedAllocationLost,
+    InactivitySeen,
     LogsComplete,
     NodeDisconnected,
     Nominated,
@@ -54,6 +55,7 @@ _ORDER: dict[type, int] = {
     AllocationReleased: 11,
     FreedAllocationLost: 11,
     ProbeSeen: 6,
+    InactivitySeen: 6,
     ReplicaDrained: 11,
     NominationEnded: 12,
     Nominated: 13,
@@ -106,6 +108,8 @@ def _apply_one(draft: Draft, report: Report) -> None:
             readiness.note_probe(draft, report)
         case ReplicaDrained():
             readiness.drained(draft, report)
+        case InactivitySeen():
+            inactivity.note(draft, report)
         case FreedAllocationLost():
             freed.give_up(draft, report.allocation_id, report.cause)
         case _:

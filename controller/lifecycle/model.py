@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from controller.lifecycle.dev_environment import DevEnvironment
 from controller.lifecycle.inventory import DEFAULT_FLEET as DEFAULT_FLEET
 from controller.lifecycle.inventory import Fleet as Fleet
 from controller.lifecycle.inventory import Node as Node
@@ -132,6 +133,8 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 50
     band: Band = Band.INTERACTIVE
     limits: Limits = Limits()
+    dev_environment: DevEnvironment | None = None
+    """None: the run is none."""
 
 
 class JobRepo(Repo, frozen=True, kw_only=True):
@@ -197,7 +200,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     fleets: tuple[str, ...] = ()
     """The names of the fleets that may run it; empty: any."""
     serves: Serves | None = None
-    """What a replica of a service offers."""
+    """What a replica of a service offers, or a dev environment that opens in the browser."""
 
     def __repr__(self) -> str:
         """Show the spec without the values of `env` and `secrets`."""
@@ -344,6 +347,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it gets traffic; None: it gets none."""
     was_registered: bool = False
     """It got traffic once."""
+    inactive_since: float | None = None
+    """Since when a dev environment with an `inactivity_duration` is not in use; None: it is, or
+    nothing is known yet."""
     drains_until: float | None = None
     """It gets no new requests. Its container is not stopped before those in flight have ended, or
     this time has come; None: nothing is in flight."""

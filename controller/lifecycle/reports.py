@@ -87,6 +87,13 @@ class ReplicaDrained(_AttemptReport, frozen=True, kw_only=True):
     """No request is in flight at a replica that gets no new ones."""
 
 
+class InactivitySeen(_AttemptReport, frozen=True, kw_only=True):
+    """A look at a dev environment: since when it is not in use; None: it is."""
+
+    at: float
+    idle_since: float | None
+
+
 class ReplicasWanted(_Report, frozen=True, kw_only=True):
     """The load of a replica group needs this many replicas."""
 
@@ -303,6 +310,7 @@ Report = (
     | JobInterruptRequested
     | ProbeSeen
     | ReplicaDrained
+    | InactivitySeen
     | ReplicasWanted
     | WakeRequested
     | DeployRequested

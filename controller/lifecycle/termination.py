@@ -89,7 +89,10 @@ def end(
 
 def _drain_seconds(draft: Draft, attempt: Attempt, reason: Reason) -> float:
     """Return how long requests in flight may take before the attempt is asked to stop; 0 when it
-    never got any, is over already, or is to end at once."""
+    never got any, is over already, or is to end at once. An IDE keeps connections open for as long
+    as it runs."""
+    if draft.run.policy.dev_environment is not None:
+        return 0.0
     is_over = attempt.runner_exited or attempt.container_gone
     if not attempt.was_registered or is_over or ROWS[reason].grace is GraceClass.NONE:
         return 0.0

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from controller.lifecycle.model import Attempt, Job, RunState
+from controller.lifecycle.dev_environment import browser_service
+from controller.lifecycle.model import Attempt, Job, Run, RunState
 from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.services.replicas import sleeps
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AttemptStatus
@@ -32,7 +33,7 @@ class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One live service."""
+    """One live service, or a dev environment that opens in the browser."""
 
     run_id: str
     name: str
@@ -58,7 +59,7 @@ class RouteBoard:
 
     def committed(self, touched: Sequence[RunState]) -> None:
         for state in touched:
-            if state.run.deployments:
+            if offered(state.run) is not None:
                 self._show(state)
 
     def _show(self, state: RunState) -> None:
@@ -105,20 +106,26 @@ class RouteBoard:
 
 
 def route_of(state: RunState) -> Route:
-    """Return the route of a live service."""
+    """Return the route of a live service or dev environment."""
     run = state.run
-    assert run.service is not None, "a route is of a service"
+    service = offered(run)
+    assert service is not None, "a route is of a service"
     lasts = [(job, job.attempts[-1]) for job in state.jobs if job.attempts]
     return Route(
         run_id=run.id,
         name=run.name,
         user=run.user,
-        service=run.service,
+        service=service,
         replicas=tuple(_replica(job, one) for job, one in lasts if in_traffic(one)),
         draining=tuple(_replica(job, one) for job, one in lasts if one.drains_until is not None),
         sleeping=sleeps(run),
         ending=run.reason is not None,
     )
+
+
+def offered(run: Run) -> ServicePolicy | None:
+    """Return what the proxy offers of this run; None: nothing."""
+    return run.service or browser_service(run.policy.dev_environment)
 
 
 def in_traffic(attempt: Attempt) -> bool:

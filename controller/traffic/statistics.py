@@ -59,6 +59,8 @@ class GroupStatistics:
     def __init__(self, now: float) -> None:
         self.since = now
         self.in_flight = 0
+        self.last_at: float | None = None
+        """When a request last began or ended."""
         self._seen_at = now
         self._buckets: deque[Bucket] = deque(maxlen=LONGEST_WINDOW + 2)
 
@@ -66,12 +68,14 @@ class GroupStatistics:
         self._advance(now)
         self._bucket(now).requests += 1
         self.in_flight += 1
+        self.last_at = now
 
     def end(self, now: float, seconds: float, *, failed: bool, counts: bool = True) -> None:
         """`counts` False: its duration says nothing about a replica."""
         self._advance(now)
         bucket = self._bucket(now)
         self.in_flight -= 1
+        self.last_at = now
         bucket.errors += failed
         if counts:
             if bucket.latencies is None:

@@ -23,6 +23,8 @@ CAUSE = "replicas"
 def settle(draft: Draft) -> None:
     """Register and unregister replicas, then start and end replicas, and move the rollout."""
     if not draft.run.deployments:
+        if draft.run.policy.dev_environment is not None:
+            readiness.settle(draft)
         return
     readiness.settle(draft)
     if draft.run.suspended or draft.run.status is RunStatus.TERMINATING:

@@ -234,6 +234,7 @@ GOLDEN: dict[str, Any] = {
     "configuration": {"commands": ["train"], "repos": [{"local_path": "."}]},
     "scales": [],
     "deployments": [],
+    "dev_environment": None,
 }
 
 

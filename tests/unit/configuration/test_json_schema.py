@@ -39,6 +39,12 @@ ACCEPTED: list[dict[str, Any]] = [
     {"working_dir": "code", "resources": {"cpu": "x86:4..", "gpu": "nvidia:24GB..48GB"}},
     {"ulimits": {"nofile": "1024:4096", "memlock": "unlimited"}, "cap_add": ["SYS_PTRACE"]},
 ]
+DEV_ENVIRONMENT = {"type": "dev-environment"}
+ACCEPTED_OF_DEV_ENVIRONMENTS: list[dict[str, Any]] = [
+    {"ide": "vscode", "init": ["a"], "home": True, "name": "desk"},
+    {"ide": "jupyter", "version": 4.4, "home": "/shared/ada:/root", "inactivity_duration": "off"},
+    {"python": "3.12", "schedule": {"cron": "0 8 * * 1-5"}, "retry": True, "ports": [6006]},
+]
 SERVICE = {"type": "service", "image": "busybox", "port": 8000}
 ACCEPTED_OF_SERVICES: list[dict[str, Any]] = [
     {"port": "80:8000", "replicas": 2, "auth": False, "https": "auto", "gateway": False},
@@ -60,6 +66,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"working_dir": 5}, "$.working_dir"),
     ({"name": "My_Run"}, "$.name"),
     ({"type": "gateway"}, "$.type"),
+    ({"type": "dev-environment", "ide": "emacs"}, "$.ide"),
+    ({"type": "dev-environment", "commands": ["a"]}, "$"),
+    ({"type": "dev-environment", "init": True}, "$.init"),
+    ({"ide": "vscode"}, "$"),
     ({"port": 80}, "$"),
     ({"type": "service"}, "$"),
     ({"type": "service", "port": 80, "scaling": {"metric": "cpu", "target": 1}}, "$.scaling"),
@@ -95,6 +105,12 @@ def test_it_accepts_every_form_that_the_controller_accepts(fields: dict[str, Any
 def test_it_accepts_every_form_of_a_service(fields: dict[str, Any]) -> None:
     assert parse({**SERVICE, **fields}).type == "service"
     VALIDATOR.validate({**SERVICE, **fields})
+
+
+@pytest.mark.parametrize("fields", ACCEPTED_OF_DEV_ENVIRONMENTS, ids=str)
+def test_it_accepts_every_form_of_a_dev_environment(fields: dict[str, Any]) -> None:
+    assert parse({**DEV_ENVIRONMENT, **fields}).type == "dev-environment"
+    VALIDATOR.validate({**DEV_ENVIRONMENT, **fields})
 
 
 @pytest.mark.parametrize(("fields", "field"), REFUSED, ids=str)

@@ -37,15 +37,6 @@ def test_a_task_with_commands_is_enough() -> None:
     assert parse(TASK).commands == ("echo hi",)
 
 
-def test_a_dev_environment_is_refused_with_the_task_to_write_instead() -> None:
-    said = (
-        "dev-environment is not supported yet; write type: task with `sleep infinity` as the last "
-        "of its commands, and reach it with `fairlead ssh RUN`, or from an editor with "
-        "`fairlead ssh-config RUN` (allowed: task, service)"
-    )
-    assert refused(type="dev-environment") == ("type", said)
-
-
 def test_a_missing_type_is_named() -> None:
     with pytest.raises(ConfigurationError, match="is missing") as caught:
         parse({"commands": ["a"]})

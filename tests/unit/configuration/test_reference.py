@@ -41,7 +41,7 @@ FIELDS = (
 
 _OF_REPLICAS = fields_of(schema.ReplicaGroupFields) - fields_of(schema.GroupedFields)
 OF_SERVICES = (
-    (fields_of(schema.ServiceConfiguration) - fields_of(schema.RunFields))
+    (fields_of(schema.ServiceConfiguration) - fields_of(schema.RunFields) - {"init"})
     | {f"replicas.{name}" for name in _OF_REPLICAS}
     | fields_of(schema.ScalingFields, "scaling.")
     | fields_of(schema.ProbeFields, "probes.")
@@ -49,11 +49,17 @@ OF_SERVICES = (
     | fields_of(schema.RateLimitKeyFields, "rate_limits.key.")
     | fields_of(schema.ModelFields, "model.")
 )
+OF_DEV_ENVIRONMENTS = {"ide", "version", "inactivity_duration", "home"}
 
 
 def test_every_field_says_what_it_may_hold() -> None:
     assert set(schema.ALLOWED) == FIELDS
     assert {path for path in schema.SERVICE_ALLOWED if path not in FIELDS} == OF_SERVICES - {"type"}
+    of_dev_environments = {path for path in schema.DEV_ENVIRONMENT_ALLOWED if "." not in path}
+    assert of_dev_environments | schema.NOT_OF_DEV_ENVIRONMENTS - {"schedule"} >= fields_of(
+        schema.DevEnvironmentConfiguration
+    )
+    assert of_dev_environments >= OF_DEV_ENVIRONMENTS
 
 
 def test_a_task_in_python_has_the_fields_of_the_yaml() -> None:
@@ -63,7 +69,7 @@ def test_a_task_in_python_has_the_fields_of_the_yaml() -> None:
 def test_every_field_is_explained_in_the_reference_and_no_other() -> None:
     explained = re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE)
 
-    assert sorted(explained) == sorted(FIELDS | OF_SERVICES)
+    assert sorted(explained) == sorted(FIELDS | OF_SERVICES | OF_DEV_ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL))

@@ -1,0 +1,117 @@
+"""Inactivity decides when a dev environment has not been used for its `inactivity_duration`.
+
+A look at its node and at the proxy tells whether it is in use. `idle_since` turns looks into the
+time since which it is not; `note` records that time, and `enforce` ends the attempt. Only a look
+that finds it unused ends it, never a timer: a user that came a moment ago is always seen first.
+Time in which nothing could look does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from controller.lifecycle import termination
+from controller.lifecycle.draft import Draft
+from controller.lifecycle.model import Run
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.reports import InactivitySeen, Report
+from controller.lifecycle.statuses import AttemptStatus
+
+LONGEST_GAP = 60.0
+"""Seconds between two looks; after a longer gap the count begins again."""
+_EVERY = 5.0
+_LOOKS = 4
+_LONGEST_WARNING = 300.0
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a dev environment. `in_use`: there is an SSH session or another connection, or a
+    request is in flight. `requested_at`: when the last request of a browser was under way."""
+
+    at: float
+    in_use: bool
+    requested_at: float | None = None
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """What the looks so far tell. `idle_since` None: it is in use."""
+
+    looked_at: float
+    idle_since: float | None
+
+
+def limit_of(run: Run) -> float | None:
+    wanted = run.policy.dev_environment
+    return None if wanted is None else wanted.inactivity_duration
+
+
+def pause(limit: float) -> float:
+    """Return the seconds between two looks."""
+    return min(_EVERY, limit / _LOOKS)
+
+
+def after(before: Watched | None, look: Look) -> Watched:
+    """Return what is known after this look."""
+    if look.in_use:
+        return Watched(looked_at=look.at, idle_since=None)
+    since = look.at
+    if before is not None and look.at - before.looked_at <= LONGEST_GAP:
+        since = look.at if before.idle_since is None else before.idle_since
+    if look.requested_at is not None:
+        since = max(since, look.requested_at)
+    return Watched(looked_at=look.at, idle_since=since)
+
+
+def ends_at(limit: float, idle_since: float | None) -> float | None:
+    return None if idle_since is None else idle_since + limit
+
+
+def warning(limit: float, watched: Watched) -> str | None:
+    """Return the line for the log when the end is near; None: it is not."""
+    at = ends_at(limit, watched.idle_since)
+    if at is None:
+        return None
+    ahead = min(_LONGEST_WARNING, limit / 2)
+    left = at - watched.looked_at
+    if not 0 < left <= ahead:
+        return None
+    return (
+        f"not in use: without an SSH session or a request this dev environment is stopped in "
+        f"{left:.0f} s (inactivity_duration)"
+    )
+
+
+def is_news(committed: float | None, limit: float, watched: Watched) -> bool:
+    """Return whether a look changes what is known: most do not, and cost no commit."""
+    at = ends_at(limit, watched.idle_since)
+    return committed != watched.idle_since or (at is not None and watched.looked_at >= at)
+
+
+def note(draft: Draft, report: InactivitySeen) -> None:
+    """Record since when the dev environment is not in use."""
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is not None and attempt.status is AttemptStatus.RUNNING:
+        draft.change_attempt(attempt, inactive_since=report.idle_since)
+
+
+def enforce(draft: Draft, reports: Sequence[Report]) -> None:
+    """End each attempt that a report of this turn found unused for the whole duration."""
+    limit = limit_of(draft.run)
+    if limit is None or draft.run.suspended:
+        return
+    for report in reports:
+        if not isinstance(report, InactivitySeen):
+            continue
+        attempt, at = draft.attempt(report.attempt_id), ends_at(limit, report.idle_since)
+        if attempt is None or attempt.status is not AttemptStatus.RUNNING or at is None:
+            continue
+        if report.at >= at and not attempt.disconnected:
+            termination.end(
+                draft,
+                attempt,
+                Reason.INACTIVITY_DURATION_EXCEEDED,
+                "limit inactivity_duration",
+                f"it was not used for its inactivity_duration of {limit:g} s",
+            )

@@ -1,0 +1,100 @@
+"""The effect of a dev environment that runs: looks whether it is in use, and the warning before its
+end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller.clock import Clock
+from controller.lifecycle import inactivity, reports
+from controller.lifecycle.dev_environment import BROWSER_PORTS, GROUP, DevEnvironment, Ide
+from controller.lifecycle.effects import EffectKind
+from controller.lifecycle.inactivity import Look, Watched
+from controller.lifecycle.model import Attempt
+from controller.links.base import NodeConnection, RunnerApi
+from controller.pipelines import to_node
+from controller.pipelines.effects import Performer
+from controller.pipelines.run_pipeline import RunPipeline
+from controller.pipelines.to_node import AttemptContext, RetryLater
+from controller.traffic.statistics import GroupStatistics, Traffic
+from runner.client import RunnerError
+from runner.schemas import JobMetrics
+
+
+def look_at(
+    wanted: DevEnvironment, metrics: JobMetrics, requests: GroupStatistics, now: float
+) -> Look:
+    """Return the look that these make. The proxy keeps unused connections to an IDE open, so not
+    they count but its requests."""
+    connections, port = metrics.connections, BROWSER_PORTS.get(wanted.ide or Ide.VSCODE)
+    if port is None:
+        return Look(at=now, in_use=connections > 0)
+    connections -= metrics.relayed.get(str(port), 0)
+    in_use = connections > 0 or requests.in_flight > 0
+    return Look(at=now, in_use=in_use, requested_at=requests.last_at)
+
+
+class UseWatcher:
+    """Look again and again, and report what is new.
+
+    What was seen is kept beyond a lost connection, but not beyond a restart of the controller.
+    """
+
+    def __init__(self, turns: RunPipeline, traffic: Traffic, clock: Clock) -> None:
+        self._turns = turns
+        self._traffic = traffic
+        self._clock = clock
+        self._seen: dict[str, Watched] = {}
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        limit = inactivity.limit_of(view.state.run)
+        runner = connection.runner(to_node.runner_socket(view))
+        try:
+            while limit is not None and (attempt := self._present(view)) is not None:
+                watched = await self._watched(view, runner, limit)
+                self._seen[attempt.id] = watched
+                if inactivity.is_news(attempt.inactive_since, limit, watched):
+                    self._report(view, watched)
+                await asyncio.sleep(inactivity.pause(limit))
+        except asyncio.CancelledError:
+            self._seen.pop(view.attempt.id, None)
+            raise
+
+    def _report(self, view: AttemptContext, watched: Watched) -> None:
+        self._turns.post(
+            reports.InactivitySeen(
+                run_id=view.state.run.id,
+                attempt_id=view.attempt.id,
+                at=watched.looked_at,
+                idle_since=watched.idle_since,
+            )
+        )
+
+    async def _watched(self, view: AttemptContext, runner: RunnerApi, limit: float) -> Watched:
+        """Look once, and warn in the log when the end is near. Raises RetryLater,
+        RunnerUnavailable."""
+        try:
+            look = await self._look(view, runner)
+            watched = inactivity.after(self._seen.get(view.attempt.id), look)
+            text = inactivity.warning(limit, watched)
+            if text is not None:
+                await runner.notice(f"inactive-{watched.idle_since}", text)
+        except RunnerError as error:
+            raise RetryLater(str(error)) from error
+        return watched
+
+    async def _look(self, view: AttemptContext, runner: RunnerApi) -> Look:
+        """Raises RunnerUnavailable, RunnerError."""
+        metrics, run = await runner.metrics(), view.state.run
+        assert run.policy.dev_environment is not None
+        requests = self._traffic.group(run.id, GROUP)
+        return look_at(run.policy.dev_environment, metrics, requests, self._clock.now())
+
+    def _present(self, view: AttemptContext) -> Attempt | None:
+        state = self._turns.known.get(view.state.run.id)
+        found = None if state is None else to_node.find(state, view.attempt.id)
+        return None if found is None else found.attempt
+
+
+def performers(turns: RunPipeline, traffic: Traffic, clock: Clock) -> dict[EffectKind, Performer]:
+    return {EffectKind.WATCH_USE: UseWatcher(turns, traffic, clock)}

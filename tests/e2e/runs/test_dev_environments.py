@@ -1,0 +1,97 @@
+"""Dev environments: a user's own ssh reaches one, a browser the IDE of another, and one that is
+left alone stops."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from tests.e2e.runs.visitor import Visitor
+from tests.support.lab import RunLab
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+SMALL = {"cpu": 0.1, "memory": "64MB"}
+LIMIT = 10.0
+_PYTHON = "/opt/fairlead/runtime/bin/python3.11 -I -S -X utf8=1"
+_APP = (Path(__file__).parent / "notebooks.py").read_text()
+STAND_IN = [
+    f"cat > /tmp/app.py <<'END'\n{_APP}\nEND",
+    f"printf '#!/bin/sh\\nexec {_PYTHON} /tmp/app.py \"$@\"\\n' > /bin/jupyter-lab",
+    "chmod +x /bin/jupyter-lab",
+]
+"""A program in JupyterLab's place; with the interpreter that is in each container."""
+
+
+@pytest.fixture
+def user(lab: RunLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visitor:
+    return Visitor.with_a_key(lab, tmp_path, monkeypatch)
+
+
+def open_one(lab: RunLab, name: str, **fields: Any) -> None:
+    lab.start(name, type="dev-environment", resources=SMALL, stop_duration="1s", **fields)
+
+
+def test_a_session_keeps_a_dev_environment_and_without_one_it_stops(
+    lab: RunLab, user: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    open_one(
+        lab, "desk", ide="vscode", init=["echo made > made"], inactivity_duration=f"{LIMIT:g}s"
+    )
+    wait_until(lambda: lab.attempts("desk")[-1]["ports"].get("ssh"), what="the port of ssh")
+    lab.cli("ssh-config", "desk", "--install").succeeded()
+    config = str(tmp_path / ".ssh/config")
+    worked = user.openssh("ssh", "-F", config, "desk", f"sleep {LIMIT * 1.2}; cat /workflow/made")
+    left_at = time.time()
+
+    assert (worked.returncode, worked.stdout) == (0, b"made\n")
+    run = lab.wait_for("desk")
+    last = run["jobs"][0]["attempts"][-1]
+    assert last["termination_reason"] == "inactivity_duration_exceeded"
+    assert last["status"] == "terminated"
+    assert datetime.fromisoformat(last["terminating_at"]).timestamp() >= left_at + LIMIT - 1
+    assert b"without an SSH session or a request" in lab.log("desk")
+
+
+def test_a_browser_reaches_the_ide_with_its_users_login(lab: RunLab) -> None:
+    open_one(lab, "notes", ide="jupyter", init=STAND_IN)
+    wait_until(lambda: ask(lab, "notes", lab.controller.token)[0] == 200, 60, "the IDE")
+
+    status, seen = ask(lab, "notes", lab.controller.token)
+    assert (status, seen.split()[0]) == (200, "/services/notes/lab")
+    assert "--ServerApp.base_url=/services/notes/" in seen
+    assert ask(lab, "notes", None)[0] == 401
+    url = f"{lab.controller.url}/services/notes/api/kernels/1/channels".replace("http", "ws", 1)
+    headers = {"Authorization": f"Bearer {lab.controller.token}"}
+    with connect(url, additional_headers=headers, proxy=None) as kernel:
+        kernel.send("1 + 1")
+        assert kernel.recv(timeout=60) == "1 + 1 of /services/notes/api/kernels/1/channels"
+    assert lab.inspect("notes")["dev_environment"]["path"] == "/services/notes/"
+
+
+def test_a_dev_environment_whose_init_fails_ends_with_its_exit_code(lab: RunLab) -> None:
+    done = lab.apply("broken", type="dev-environment", resources=SMALL, init=["exit 3", "true"])
+
+    assert done.status == 3
+    reason = lab.attempts("broken")[-1]["termination_reason"]
+    assert reason == "container_exited_with_error"
+
+
+def ask(lab: RunLab, name: str, token: str | None) -> tuple[int, str]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{lab.controller.url}/services/{name}/lab", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

@@ -1,0 +1,84 @@
+"""The looks at a dev environment: what counts as its use, and the warning in its log."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from controller.lifecycle.dev_environment import DevEnvironment, Ide
+from controller.lifecycle.inactivity import Look
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reports import InactivitySeen, Report
+from controller.lifecycle.statuses import AttemptStatus
+from controller.pipelines.dev_environments import UseWatcher, look_at
+from controller.traffic.statistics import GroupStatistics, Traffic
+from runner.schemas import JobMetrics
+from tests.doubles.clock import NOW, ManualClock
+from tests.doubles.node import USED, FakeConnection
+from tests.unit.pipelines.parts import NotedTurns, placed, view_of
+
+LIMIT = 0.04
+DESK = DevEnvironment(ide=Ide.VSCODE, folder="/", inactivity_duration=LIMIT)
+NOTES = DevEnvironment(ide=Ide.JUPYTER, folder="/")
+
+
+class TellingTurns(NotedTurns):
+    """`told` is set with the first report."""
+
+    def __init__(self, *states: RunState) -> None:
+        super().__init__(*states)
+        self.told = asyncio.Event()
+
+    def post(self, report: Report) -> None:
+        super().post(report)
+        self.told.set()
+
+
+def used(connections: int, **relayed: int) -> JobMetrics:
+    return replace(USED, connections=connections, relayed=relayed)
+
+
+def test_a_connection_from_outside_is_a_use() -> None:
+    nothing = GroupStatistics(NOW)
+
+    assert look_at(DESK, used(0), nothing, NOW) == Look(at=NOW, in_use=False)
+    assert look_at(DESK, used(1), nothing, NOW).in_use
+    assert look_at(NOTES, used(1), nothing, NOW).in_use
+
+
+def test_what_the_proxy_keeps_open_is_no_use_but_a_request_is() -> None:
+    requests, kept = GroupStatistics(NOW), used(2, **{"8888": 2})
+    assert look_at(NOTES, kept, requests, NOW) == Look(at=NOW, in_use=False)
+
+    requests.begin(NOW + 1)
+    assert look_at(NOTES, kept, requests, NOW + 2).in_use
+    requests.end(NOW + 3, 2, failed=False)
+    assert look_at(NOTES, kept, requests, NOW + 4) == Look(
+        at=NOW + 4, in_use=False, requested_at=NOW + 3
+    )
+
+
+def test_a_forwarded_port_is_a_use_beside_an_ide_in_the_browser() -> None:
+    metrics = used(2, **{"8888": 1, "6006": 1})
+    assert look_at(NOTES, metrics, GroupStatistics(NOW), NOW).in_use
+
+
+async def test_one_that_is_not_in_use_is_reported_and_warned_before_its_end() -> None:
+    state = placed(AttemptStatus.RUNNING)
+    policy = replace(state.run.policy, dev_environment=DESK)
+    state = replace(state, run=replace(state.run, policy=policy))
+    turns, clock, node = TellingTurns(state), ManualClock(), FakeConnection()
+    node.the_runner.used = used(0)
+    watcher = UseWatcher(turns, Traffic(clock.now), clock)
+    watching = asyncio.create_task(watcher(view_of(state), node))
+    async with asyncio.timeout(10):
+        await turns.told.wait()
+        clock.time += LIMIT * 0.75
+        await node.the_runner.noticed.wait()
+    watching.cancel()
+
+    first = turns.posted[0]
+    assert isinstance(first, InactivitySeen)
+    assert (first.at, first.idle_since) == (NOW, NOW)
+    assert "without an SSH session" in node.the_runner.notices[0][1]
