@@ -351,6 +351,7 @@ async def _open(
         vault=vault,
         outputs=outputs,
         outputs_kept_for=options.keep.of_outputs,
+        terminal_secret=secret_of(key),
     )
     return machinery, service
 

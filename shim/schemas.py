@@ -203,12 +203,14 @@ class SshRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `authorized_keys`: OpenSSH public key lines without options. `cluster_key`: the public key with
     which the jobs of a multi-node run reach each other. With it, a task in the node's network
     listens on all addresses at CLUSTER_SSH_PORT; without it, on the loopback alone. The jump user
-    never gets this key.
+    never gets this key. `terminal_key`: the controller's public key for terminals; it comes through
+    the runner, so the jump user does not get this one either.
     """
 
     authorized_keys: tuple[str, ...]
     mode: SshMode = SshMode.AUTO
     cluster_key: str | None = None
+    terminal_key: str | None = None
 
 
 class PullProgress(msgspec.Struct, frozen=True, kw_only=True):

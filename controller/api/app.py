@@ -29,6 +29,7 @@ from controller.api import (
     secrets,
     service_keys,
     services,
+    terminals,
     users,
 )
 from controller.api.errors import as_response, encoded, is_our_failure
@@ -211,6 +212,7 @@ ROUTES: tuple[Route, ...] = (
     *outputs.ROUTES,
     *blobs.ROUTES,
     *ports.ROUTES,
+    *terminals.ROUTES,
     *events.ROUTES,
     *nodes.ROUTES,
     *scheduling.ROUTES,

@@ -36,7 +36,16 @@ def secret_of(identity: asyncssh.SSHKey) -> bytes:
 def cluster_key(secret: bytes, run_id: str) -> ClusterKey:
     """Return the run's Ed25519 key pair. Without `secret`, neither `run_id` nor the keys of other
     runs tell anything about it."""
-    purpose = b"fairlead: SSH between the nodes of the run " + run_id.encode()
+    return _derived(secret, b"fairlead: SSH between the nodes of the run " + run_id.encode())
+
+
+def terminal_key(secret: bytes, run_id: str) -> ClusterKey:
+    """Return the key pair with which the controller opens terminals in the run's jobs. The private
+    half never leaves the controller."""
+    return _derived(secret, b"fairlead: terminals in the run " + run_id.encode())
+
+
+def _derived(secret: bytes, purpose: bytes) -> ClusterKey:
     length = _SEED_BYTES + _CHECK_BYTES
     derived = HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=purpose).derive(secret)
     seed, check = derived[:_SEED_BYTES], derived[_SEED_BYTES:]
@@ -105,6 +114,10 @@ class Clusters:
         if shares or view.job.spec.ssh == "off" or not is_clustered(view):
             return None
         return cluster_key(self._secret, view.state.run.id)
+
+    def terminal_key(self, view: AttemptContext) -> str:
+        """Return the public key with which the controller opens terminals in the job."""
+        return terminal_key(self._secret, view.state.run.id).public
 
     def _address(self, attempt: Attempt) -> str:
         node = self._nodes.get(attempt.node_id or "")

@@ -63,7 +63,11 @@ class TaskSubmitter:
         try:
             info = await connection.shim.put_task(
                 attempt.id,
-                to_node.task_request(sent, None if key is None else key.public),
+                to_node.task_request(
+                    sent,
+                    None if key is None else key.public,
+                    self._clusters.terminal_key(view),
+                ),
                 fence=self._fence,
                 incarnation=view.incarnation_number,
             )

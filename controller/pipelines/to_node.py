@@ -97,7 +97,9 @@ def runner_socket(view: AttemptContext) -> str:
     return view.attempt.runner_socket
 
 
-def task_request(view: AttemptContext, cluster_key: str | None = None) -> TaskRequest:
+def task_request(
+    view: AttemptContext, cluster_key: str | None = None, terminal_key: str | None = None
+) -> TaskRequest:
     """Return the request for the attempt's task. `cluster_key`: the public key with which the run's
     jobs on other nodes log in."""
     allocation = view.allocation
@@ -122,7 +124,7 @@ def task_request(view: AttemptContext, cluster_key: str | None = None) -> TaskRe
         pull_policy=spec.pull_policy,
         registry_auth=spec.registry_auth,
         hostname=view.state.run.name,
-        ssh=_ssh(spec, cluster_key),
+        ssh=_ssh(spec, cluster_key, terminal_key),
         image_digest=pinned_digest(view),
         volumes=spec.volumes,
         container=_container(spec),
@@ -152,12 +154,15 @@ def _container(spec: JobSpec) -> ContainerOptions:
     return msgspec.structs.replace(spec.container, user=spec.user)
 
 
-def _ssh(spec: JobSpec, cluster_key: str | None) -> SshRequest | None:
+def _ssh(spec: JobSpec, cluster_key: str | None, terminal_key: str | None) -> SshRequest | None:
     """Return the SSH settings; None when SSH is off or there is no key."""
     if spec.ssh == "off" or not (spec.ssh_keys or cluster_key):
         return None
     return SshRequest(
-        authorized_keys=spec.ssh_keys, mode=SshMode(spec.ssh), cluster_key=cluster_key
+        authorized_keys=spec.ssh_keys,
+        mode=SshMode(spec.ssh),
+        cluster_key=cluster_key,
+        terminal_key=terminal_key,
     )
 
 

@@ -28,6 +28,7 @@ from controller.service.secrets import SecretService
 from controller.service.service_keys import ServiceKeys
 from controller.service.ssh_keys import HostKeys
 from controller.service.submissions import BlobService, SubmissionService
+from controller.service.terminals import TerminalService
 from controller.service.user_data import JoinPoint
 from controller.service.users import Gate, UserService
 from controller.store.base import Store
@@ -39,7 +40,8 @@ class ControllerService:
     """The services by subject.
 
     `progress`: the bytes of images being pulled, by attempt id. `connect` waits for a node's live
-    connection. `logs_kept_for` and `outputs_kept_for` are in seconds.
+    connection. `logs_kept_for` and `outputs_kept_for` are in seconds. `terminal_secret`: what
+    the keys of terminals are derived from, as in `Clusters`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ControllerService:
         vault: Vault,
         outputs: OutputStore,
         outputs_kept_for: float = math.inf,
+        terminal_secret: bytes = b"",
     ) -> None:
         self.gate = gate
         self.logs = logs
@@ -101,6 +104,7 @@ class ControllerService:
         self.explanations = ExplainService(turns, self.runs, clock)
         self.plans = PlanService(turns, self.submissions, clock)
         self.ports = PortService(self.runs, connect)
+        self.terminals = TerminalService(self.runs, self.ports, terminal_secret)
         self.nodes = NodeService(turns, clock, chance, host_keys)
         self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key, join)
         self.fleets = FleetService(turns, clock)

@@ -47,8 +47,10 @@ def check_keys(request: SshRequest) -> None:
                 "ssh-ed25519 AAAA… comment",
                 f"{field}[{number}]",
             )
-    if request.cluster_key is not None and public_key(request.cluster_key) is None:
-        raise invalid("must be an OpenSSH public key on one line", "ssh.cluster_key")
+    for name in ("cluster_key", "terminal_key"):
+        line = getattr(request, name)
+        if line is not None and public_key(line) is None:
+            raise invalid("must be an OpenSSH public key on one line", f"ssh.{name}")
 
 
 def render(visits: Iterable[Visit]) -> str:

@@ -142,7 +142,10 @@ def _write_settings(ctx: StepContext, asked: SshRequest) -> None:
     settings = {
         "address": _LOOPBACK if host_mode and asked.cluster_key is None else _EVERYWHERE,
         "port": info.ports[PORT_NAME] if host_mode else CONTAINER_PORT,
-        "authorized_keys": (*asked.authorized_keys, *filter(None, [asked.cluster_key])),
+        "authorized_keys": (
+            *asked.authorized_keys,
+            *filter(None, (asked.cluster_key, asked.terminal_key)),
+        ),
         "mode": asked.mode,
     }
     content = msgspec.json.encode(settings)

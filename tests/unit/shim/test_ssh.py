@@ -60,6 +60,20 @@ async def until_port(service: Daemon, task_id: str) -> int:
     return event.task.ports["ssh"]
 
 
+async def test_the_key_for_terminals_opens_the_task_and_is_not_lent_to_visitors(
+    node: Node,
+) -> None:
+    async with node.shim() as service:
+        ssh = SshRequest(authorized_keys=(ANNA,), terminal_key=BEN)
+        await service.supervisor.put("t1", request(ssh=ssh, allocation_id="place-t1"), SPEAKER)
+        await until_port(service, "t1")
+        lent = await until_keys(node, service, lambda text: "permitopen" in text)
+        folder = node.settings.job_folder("t1")
+        told = json.loads(await asyncio.to_thread((folder / "ssh.json").read_bytes))
+    assert told["authorized_keys"] == [ANNA, BEN]
+    assert BEN.split()[1] not in lent
+
+
 async def test_a_task_gets_a_host_key_that_is_published_and_a_port(node: Node) -> None:
     async with node.shim() as service:
         await put(service, "t1", ANNA, mode=SshMode.EMBEDDED)
