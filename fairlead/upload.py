@@ -28,6 +28,7 @@ import msgspec
 from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.schema import FileFields, RepoFields, RunFields
+from fairlead.ignored import IsIgnored, ignored_in
 from fairlead.rest import ControllerClient
 
 _SCP_LIKE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<host>[\w.-]+):(?P<path>.+)")
@@ -64,15 +65,20 @@ def look_at_git(folder: Path) -> GitFolder | None:
     return GitFolder(root, _without_login(url or ""), commit)
 
 
-def git_files(folder: Path) -> list[str]:
+def git_files(folder: Path, is_ignored: IsIgnored | None = None) -> list[str]:
     """Return the files below `folder`, tracked or new, without ignored ones. Raises GitError."""
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    return sorted({name for name in (listed or "").split("\0") if name})
+    return _kept(listed, is_ignored)
 
 
-def difference(root: Path, commit: str) -> bytes:
-    """Return the diff from the commit to the folder's content, new files included. Raises
-    GitError."""
+def _kept(listed: str | None, is_ignored: IsIgnored | None) -> list[str]:
+    names = sorted({name for name in (listed or "").split("\0") if name})
+    return [name for name in names if is_ignored is None or not is_ignored(name)]
+
+
+def difference(root: Path, commit: str, is_ignored: IsIgnored | None = None) -> bytes:
+    """Return the diff from the commit to the folder's content, new files included. What is ignored
+    stays as it is in the commit. Raises GitError."""
     with tempfile.TemporaryDirectory(prefix="fairlead-git-") as own:
         objects = _git(root, "rev-parse", "--git-path", "objects") or ""
         (Path(own) / "objects").mkdir()
@@ -81,12 +87,30 @@ def difference(root: Path, commit: str) -> bytes:
             "GIT_OBJECT_DIRECTORY": str(Path(own) / "objects"),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((root / objects).resolve()),
         }
-        _git(root, "read-tree", "HEAD", env=env)
-        _git(root, "add", "--all", "--", ".", env=env)
+        if is_ignored is None:
+            _git(root, "read-tree", "HEAD", env=env)
+            _git(root, "add", "--all", "--", ".", env=env)
+        else:
+            _git(root, "read-tree", commit, env=env)
+            _add_kept(root, commit, is_ignored, Path(own) / "names", env)
         options = ("--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv")
         prefixes = ("--no-renames", "--src-prefix=a/", "--dst-prefix=b/")
         unit = ("--ignore-submodules=all", "--cached", commit, "--")
         return _run(root, ("diff", *options, *prefixes, *unit), env).stdout
+
+
+def _add_kept(
+    root: Path, commit: str, is_ignored: IsIgnored, names: Path, env: Mapping[str, str]
+) -> None:
+    """Bring the index of `env`, which is at the commit, to the folder's content."""
+    before = _kept(_git(root, "ls-tree", "-r", "-z", "--name-only", commit), is_ignored)
+    now = (name for name in git_files(root, is_ignored) if os.path.lexists(root / name))
+    added = sorted({*before, *(name for name in now if not name.endswith("/"))})
+    if added:
+        names.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in added))
+        chosen = (f"--pathspec-from-file={names}", "--pathspec-file-nul")
+        literal = {**env, "GIT_LITERAL_PATHSPECS": "1"}
+        _git(root, "add", "--all", "--force", *chosen, env=literal)
 
 
 def is_ssh(url: str) -> bool:
@@ -247,13 +271,10 @@ class _Packer:
     def _folder(self, folder: Path, field: str) -> dict[str, Any]:
         try:
             found = look_at_git(folder)
-            if found is None:
-                return {"archive": self._archive(_tree(folder, field), field)}
-            if found.url is None or found.commit is None:
-                members = [(name, folder / name) for name in git_files(folder)]
-                present = [(n, p) for n, p in members if p.is_symlink() or p.is_file()]
-                return {"archive": self._archive(present, field)}
-            diff = difference(found.root, found.commit)
+            if found is None or found.url is None or found.commit is None:
+                return {"archive": self._archive(_tree(folder, f"{field}.local_path"), field)}
+            is_ignored = ignored_in(folder, f"{field}.local_path")
+            diff = difference(found.root, found.commit, is_ignored)
         except GitError as error:
             raise ConfigurationError(f"{field}.local_path", str(error)) from None
         uploaded = {"url": found.url, "hash": found.commit}
@@ -360,17 +381,33 @@ def _leaves(name: str, target: str) -> bool:
 
 def _tree(folder: Path, field: str) -> list[tuple[str, Path]]:
     """Return all files below the folder except git's own; in a git repository those that git does
-    not ignore."""
-    if look_at_git(folder) is not None:
-        names = git_files(folder)
-        return [(name, folder / name) for name in names if _is_there(folder / name)]
+    not ignore. What `.fairleadignore` names stays behind. Raises ConfigurationError."""
+    is_ignored = ignored_in(folder, field)
+    try:
+        if look_at_git(folder) is not None:
+            names = git_files(folder, is_ignored)
+            return [(name, folder / name) for name in names if _is_there(folder / name)]
+    except GitError as error:
+        raise ConfigurationError(field, str(error)) from None
     found: list[tuple[str, Path]] = []
     for path, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != ".git")
+        below = Path(path).relative_to(folder)
+        folders[:] = [
+            name
+            for name in sorted(folders)
+            if name != ".git"
+            and not (is_ignored and is_ignored(_folder_name(folder, below / name)))
+        ]
         for name in sorted([*folders, *files]):
-            source = Path(path, name)
-            found.append((source.relative_to(folder).as_posix(), source))
+            source = below / name
+            if name in folders or not (is_ignored and is_ignored(source.as_posix())):
+                found.append((source.as_posix(), folder / source))
     return found
+
+
+def _folder_name(root: Path, below: Path) -> str:
+    """Return the path of a folder as patterns see it: a link to a folder is no folder."""
+    return below.as_posix() + ("" if (root / below).is_symlink() else "/")
 
 
 def _is_there(path: Path) -> bool:

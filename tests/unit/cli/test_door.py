@@ -79,4 +79,4 @@ def test_a_command_of_operators_says_how_to_install_what_it_lacks(tmp_path: Path
 def test_an_install_for_users_has_no_library_of_the_controller() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[<>=\[; ]", need)[0] for need in project["dependencies"]}
-    assert names == {"cronsim", "cyclopts", "msgspec", "pyyaml", "rich", "websockets"}
+    assert names == {"cronsim", "cyclopts", "msgspec", "pathspec", "pyyaml", "rich", "websockets"}

@@ -159,6 +159,78 @@ def test_a_folder_that_is_no_repository_is_sent_as_files(base: Path, tmp_path: P
     assert unpacked(made, repo.archive, tmp_path / "out") == {"a": b"1"}
 
 
+IGNORED = "# what the job does not need\ndata/\n*.ckpt\n!best.ckpt\n/top\n"
+
+
+def fill(folder: Path) -> None:
+    """Lay files into the folder, of which a job needs three and the ignore file."""
+    for name in (
+        "train.py",
+        "top",
+        "sub/top",
+        "a.ckpt",
+        "best.ckpt",
+        "data/best.ckpt",
+        "sub/data/x",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("2\n")
+    (folder / ".fairleadignore").write_text(IGNORED)
+
+
+NEEDED = {"train.py", "sub/top", "best.ckpt", ".fairleadignore"}
+
+
+@pytest.mark.parametrize("is_tracked", [False, True])
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_what_fairleadignore_names_stays_behind_of_a_folder(
+    base: Path, tmp_path: Path, is_repository: bool, is_tracked: bool
+) -> None:
+    folder = base / "code"
+    folder.mkdir()
+    if is_repository:
+        git(folder, "init", "-q")
+    fill(folder)
+    if is_repository and is_tracked:
+        commit(folder)
+    (files,) = spec_of(packed(base, files=["code:/c"])).files
+    (repo,) = spec_of(made := packed(base, repos=["code"])).repos
+    assert repo.archive == files.archive
+    assert unpacked(made, files.archive, tmp_path / "out").keys() == NEEDED
+
+
+def test_a_diff_leaves_what_fairleadignore_names_as_it_is_in_the_commit(base: Path) -> None:
+    folder = a_project(base)
+    (folder / "old.ckpt").write_text("1\n")
+    (folder / "gone.py").write_text("1\n")
+    (folder / "forced.log").write_text("1\n")
+    git(folder, "add", "--force", "forced.log")
+    commit(folder)
+    git(folder, "push", "-q")
+    fill(folder)
+    (folder / "old.ckpt").write_text("2\n")
+    commit(folder)
+    (folder / "gone.py").unlink()
+    (folder / "forced.log").write_text("2\n")
+    (folder / "noise.log").write_text("2\n")
+    (folder / "late.py").write_text("2\n")
+    before = git(folder, "status", "--porcelain"), git(folder, "count-objects")
+    made = packed(base, repos=["project"])
+    (repo,) = spec_of(made).repos
+    assert repo.diff is not None
+    diff = made.uploads[repo.diff].read_text()
+    changed = {line.split(" b/")[-1] for line in diff.splitlines() if line.startswith("diff --git")}
+    assert changed == NEEDED | {"late.py", "forced.log", "gone.py"}
+    assert (git(folder, "status", "--porcelain"), git(folder, "count-objects")) == before
+
+
+def test_a_wrong_line_of_fairleadignore_is_named(base: Path) -> None:
+    (base / "code").mkdir()
+    (base / "code/.fairleadignore").write_text("!\n")
+    with pytest.raises(ConfigurationError, match=r"\.fairleadignore: Invalid git pattern"):
+        packed(base, files=["code:/c"])
+
+
 def test_keys_are_read_here_and_never_shown(base: Path) -> None:
     (base / "key").write_text("-----BEGIN-----\ncanary-key\n")
     private = {"url": "https://git.example.com/a/b.git", "token_env": "TOKEN", "key_file": "key"}
