@@ -143,3 +143,6 @@ class DeploymentState(StrEnum):
     ROLLED_BACK = "rolled_back"
     REPLACED = "replaced"
     """Another deployment came before it was done."""
+    FAILED = "failed"
+    """It did not become ready, and there is none to go back to. Its replicas go on trying; it is
+    done once they are ready after all."""

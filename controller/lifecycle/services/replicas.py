@@ -131,7 +131,7 @@ def timers(draft: Draft) -> Iterator[float]:
         return
     if draft.run.status is RunStatus.TERMINATING:
         return
-    gives_up_at = rollout.gives_up_at(draft.run, draft.jobs)
+    gives_up_at = rollout.gives_up_at(draft.run)
     if gives_up_at is not None:
         yield gives_up_at
 

@@ -113,7 +113,8 @@ def _scales(draft: Draft, service: ServicePolicy) -> tuple[GroupScale, ...]:
 
 
 def judge(draft: Draft) -> None:
-    """Note progress; roll back a deployment that does not become ready."""
+    """Note progress; give up a deployment that does not become ready: the last good one comes
+    back. Without one, and after a rollback of the controller's own, it stays and is failed."""
     now = draft.run.deployments[-1]
     if now.ended_at is not None:
         return
@@ -126,12 +127,20 @@ def judge(draft: Draft) -> None:
         now = replace(now, ready=ready, progress_at=draft.now)
         _put(draft, now)
     why = _why_given_up(draft, now)
+    if why is None:
+        return
     target = _last_good(draft.run)
-    if why is None or target is None or now.of is not None:
+    if target is None or _is_automatic(now) or _same(target, now):
+        _put(draft, _ended(draft, now, DeploymentState.FAILED, "rollout", why))
         return
     _put(draft, _ended(draft, now, DeploymentState.ROLLED_BACK, "rollout", why))
     again = replace(target, by=now.by, of=target.number, message=why)
     _begin(draft, again, "rollback")
+
+
+def _is_automatic(deployment: Deployment) -> bool:
+    """Return whether the controller began it: it then says why."""
+    return deployment.of is not None and deployment.message is not None
 
 
 def _last_good(run: Run) -> Deployment | None:
@@ -146,7 +155,7 @@ def _why_given_up(draft: Draft, now: Deployment) -> str | None:
         last = job.attempts[-1]
         if last.deployment == now.number and verdict(draft.run, job) in ENDED_FOR_GOOD:
             return f"replica {job.group}/{job.cookie} failed: {last.message or last.reason}"
-    at = gives_up_at(draft.run, draft.jobs)
+    at = gives_up_at(draft.run)
     if at is None or draft.now < at:
         return None
     waits = _why_not_ready(draft.jobs, now)
@@ -163,11 +172,10 @@ def _why_not_ready(jobs: Sequence[Job], now: Deployment) -> str:
     return ""
 
 
-def gives_up_at(run: Run, jobs: Sequence[Job]) -> float | None:
-    """Return when the present rollout is rolled back; None: nothing is rolled, or there is nothing
-    to go back to."""
+def gives_up_at(run: Run) -> float | None:
+    """Return when the present rollout is given up; None: nothing is rolled."""
     now = run.deployments[-1]
-    if now.ended_at is not None or now.of is not None or _last_good(run) is None:
+    if now.ended_at is not None:
         return None
     return max(now.progress_at, run.resumed_at or 0.0) + now.service.rollout_timeout
 
@@ -175,7 +183,7 @@ def gives_up_at(run: Run, jobs: Sequence[Job]) -> float | None:
 def conclude(draft: Draft) -> None:
     """End the rollout once all wanted replicas are of its version and ready."""
     now = draft.run.deployments[-1]
-    if now.ended_at is not None:
+    if now.state not in (DeploymentState.ROLLING, DeploymentState.FAILED):
         return
     for group in now.service.groups:
         jobs = present(draft.jobs, group.name)
@@ -183,6 +191,8 @@ def conclude(draft: Draft) -> None:
         ready = sum(readiness.is_registered(job) for job in new)
         if len(new) < len(jobs) or ready < wanted(draft.run, group.name):
             return
+    if now.state is DeploymentState.FAILED:
+        now = replace(now, message=None)
     _put(draft, _ended(draft, now, DeploymentState.DONE, "rollout", None))
 
 

@@ -335,6 +335,40 @@ def test_a_version_that_does_not_become_ready_is_rolled_back_and_the_old_one_sta
     assert "no further replica became ready in 600 s" in str(play.run.deployments[1].message)
 
 
+def states(play: ServicePlay) -> list[tuple[DeploymentState, int | None]]:
+    return [(one.state, one.of) for one in play.run.deployments]
+
+
+def test_a_version_with_none_to_go_back_to_fails_and_is_done_once_it_is_ready() -> None:
+    play = ServicePlay(1).to_running(0)
+    play.deploy("v2").wait(600)
+    assert [state for state, _ in states(play)] == [
+        DeploymentState.REPLACED,
+        DeploymentState.FAILED,
+    ]
+    assert "no further replica became ready in 600 s" in str(play.run.deployments[-1].message)
+    new = next(job for job in play.present if job.spec.image == "v2")
+    play.ready(new.index)
+    assert play.run.deployments[-1].state is DeploymentState.DONE
+    assert play.run.deployments[-1].message is None
+
+
+def test_a_rollback_by_hand_that_does_not_become_ready_is_taken_back() -> None:
+    play = ServicePlay(1).ready(0).deploy("v2").ready(1)
+    play.send(RollbackRequested(run_id=play.run_id, to=0, by="bo")).wait(600)
+    assert states(play)[2:] == [(DeploymentState.ROLLED_BACK, 0), (DeploymentState.DONE, 1)]
+    assert play.in_traffic == ["v2"]
+
+
+def test_a_rollback_of_the_controllers_own_that_does_not_become_ready_fails() -> None:
+    play = ServicePlay(1).ready(0).deploy("v2").to_running(1)
+    play.probe(0, passed=False).wait(600)
+    assert states(play)[1:] == [(DeploymentState.ROLLED_BACK, None), (DeploymentState.ROLLING, 0)]
+    play.wait(600)
+    assert states(play)[2:] == [(DeploymentState.FAILED, 0)]
+    assert play.probe(0).run.deployments[-1].state is DeploymentState.DONE
+
+
 def test_a_user_brings_an_earlier_deployment_back() -> None:
     play = ServicePlay(1).ready(0).deploy("v2").ready(1)
     assert play.in_traffic == ["v2"]
