@@ -64,9 +64,10 @@ class GroupStatistics:
         self._seen_at = now
         self._buckets: deque[Bucket] = deque(maxlen=LONGEST_WINDOW + 2)
 
-    def begin(self, now: float) -> None:
+    def begin(self, now: float, *, held: bool = False) -> None:
+        """`held`: it waits for a replica, and counts as a request once it is sent to one."""
         self._advance(now)
-        self._bucket(now).requests += 1
+        self._bucket(now).requests += not held
         self.in_flight += 1
         self.last_at = now
 
@@ -141,7 +142,7 @@ class Request:
         self._group = group
         self._attempt_id = attempt_id
         self._began = traffic.now()
-        group.begin(self._began)
+        group.begin(self._began, held=attempt_id is None)
         if attempt_id is not None:
             traffic.enter(attempt_id)
 

@@ -1,0 +1,107 @@
+"""The counts of a replica group: what a window holds, what is kept, when a replica is idle."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from controller.traffic.statistics import LONGEST_WINDOW, Traffic
+
+
+class Clock:
+    """Unix seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def traffic(clock: Clock) -> Traffic:
+    return Traffic(clock)
+
+
+def test_a_window_holds_its_last_whole_seconds(traffic: Traffic, clock: Clock) -> None:
+    group = traffic.group("r", "main")
+    for second, seconds, failed in ((0, 0.1, False), (5, 0.1, True), (9, 0.4, False)):
+        clock.now = 1000.0 + second
+        request = traffic.begin("r", "main", "a")
+        clock.now += seconds
+        request.end(failed=failed)
+    clock.now = 1010.5
+    seen = group.window(6, clock.now)
+    assert (seen.covered, seen.requests, seen.errors) == (6, 2, 1)
+    assert seen.rps == pytest.approx(2 / 6)
+    assert seen.in_flight == pytest.approx(0.5 / 6)
+    assert seen.latency_p50 == pytest.approx(0.1, rel=0.25)
+    assert seen.latency_p95 == pytest.approx(0.4, rel=0.25)
+
+
+def test_a_window_says_how_much_of_it_was_counted(traffic: Traffic, clock: Clock) -> None:
+    group = traffic.group("r", "main")
+    none = group.window(60, clock.now)
+    assert (none.covered, none.rps, none.in_flight, none.latency_p50) == (0, None, None, None)
+    clock.now = 1020.9
+    assert group.window(60, clock.now).covered == 20
+    assert group.window(60, clock.now).rps == 0
+    clock.now = 2000.0
+    assert group.window(60, clock.now).covered == 60
+
+
+def test_a_request_that_goes_on_counts_in_each_second(traffic: Traffic, clock: Clock) -> None:
+    group = traffic.group("r", "main")
+    traffic.begin("r", "main", "a")
+    traffic.begin("r", "main", "a")
+    clock.now = 1010.0
+    assert (group.window(10, clock.now).in_flight, group.in_flight) == (2.0, 2)
+    clock.now = 1010.0 + 3 * LONGEST_WINDOW
+    assert group.window(LONGEST_WINDOW, clock.now).in_flight == pytest.approx(2.0)
+
+
+def test_a_stream_says_nothing_about_latency(traffic: Traffic, clock: Clock) -> None:
+    request = traffic.begin("r", "main", "a")
+    clock.now = 1100.0
+    request.end(is_stream=True)
+    clock.now = 1101.0
+    seen = traffic.group("r", "main").window(300, clock.now)
+    assert (seen.requests, seen.latency_p95) == (1, None)
+
+
+def test_a_held_request_counts_once(traffic: Traffic, clock: Clock) -> None:
+    held = traffic.begin("r", "main", None)
+    assert traffic.group("r", "main").in_flight == 1
+    held.end()
+    traffic.begin("r", "main", "a").end()
+    clock.now = 1001.0
+    assert traffic.group("r", "main").window(60, clock.now).requests == 1
+
+
+def test_the_counts_of_ended_runs_are_forgotten(traffic: Traffic, clock: Clock) -> None:
+    kept, gone = traffic.group("kept", "main"), traffic.group("gone", "main")
+    traffic.keep({"kept"})
+    clock.now = 1010.0
+    assert traffic.group("kept", "main") is kept
+    assert traffic.group("gone", "main") is not gone
+    assert traffic.group("gone", "main").since == 1010.0
+
+
+async def test_a_drain_waits_for_the_last_request_of_its_replica(traffic: Traffic) -> None:
+    await traffic.idle("a")
+    first, second = traffic.begin("r", "main", "a"), traffic.begin("r", "main", "a")
+    other = traffic.begin("r", "main", "b")
+    drained = asyncio.ensure_future(traffic.idle("a"))
+    first.end()
+    await asyncio.sleep(0)
+    assert not drained.done()
+    second.end()
+    await drained
+    assert (traffic.in_flight("a"), traffic.in_flight("b")) == (0, 1)
+    other.end()
