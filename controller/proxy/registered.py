@@ -43,8 +43,13 @@ class RegisteredServices:
         """Return the service of this route; the same object as long as the route is the same."""
         known = self._made.get(route.name)
         if known is None or known[0] is not route:
+            self._forget_ended()
             known = self._made[route.name] = (route, service_of(route))
         return known[1]
+
+    def _forget_ended(self) -> None:
+        for name in [name for name in self._made if self._routes.named(name) is None]:
+            del self._made[name]
 
 
 def service_of(route: Route) -> Service:
