@@ -154,6 +154,8 @@ def change_in_place(
     asked = decode(client.post(path, {**body, "only_ask": True}), DeployView)
     if not asked.changes:
         output.note(f"{service} is as the file says; nothing was changed")
+        if json:
+            output.emit_json(msgspec.json.encode(asked))
         return 0
     for change in asked.changes:
         output.note(f"  {change.field}: {_value(change.before)} -> {_value(change.after)}")

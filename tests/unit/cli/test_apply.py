@@ -54,6 +54,15 @@ async def test_a_changed_service_is_followed_until_its_rollout_ends(
     assert (result.status, "deployment 1 was not rolled out" in result.err) == (1, True)
 
 
+async def test_an_unchanged_service_is_answered_with_a_document(
+    start: Fairlead, tmp_path: Path
+) -> None:
+    await of(start, "apply", "-d", "-f", _service(tmp_path, "serve"))
+    result = await of(start, "apply", "-d", "-f", _service(tmp_path, "serve"), "--json")
+    document = json.loads(result.out)
+    assert (result.status, document["changes"], document["service"]["name"]) == (0, [], "web")
+
+
 async def test_a_detached_change_of_a_service_is_not_said_to_be_done(
     start: Fairlead, tmp_path: Path
 ) -> None:
