@@ -233,8 +233,8 @@ def _check_scaling(place: str, group: ReplicaGroup) -> None:
         _refuse(field, f"needs a range of replicas: {count} is {group.least}", f"{count}: 1..4")
     if group.scaling is None and group.least != group.most:
         _refuse(
-            field,
-            f"is missing: {count} is a range, {group.least}..{group.most}",
+            count,
+            f"is a range, {group.least}..{group.most}, and {field} is missing",
             SERVICE_ALLOWED["scaling"],
         )
 

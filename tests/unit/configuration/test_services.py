@@ -147,7 +147,7 @@ def test_values_of_headers_are_not_shown() -> None:
         ({"replicas": "1.."}, "replicas", "has no upper end"),
         ({"replicas": 0}, "replicas", "is not between 1 and 1000"),
         ({"replicas": []}, "replicas", "is empty"),
-        ({"replicas": "1..4"}, "scaling", "is missing: replicas is a range, 1..4"),
+        ({"replicas": "1..4"}, "replicas", "is a range, 1..4, and scaling is missing"),
         ({"scaling": RPS}, "scaling", "needs a range of replicas: replicas is 1"),
         ({"replicas": [{"scaling": RPS}]}, "replicas[0].scaling", "replicas[0].count is 1"),
         ({"replicas": [{"count": "x"}]}, "replicas[0].count", "is not a number of replicas"),
