@@ -78,11 +78,13 @@ def test_a_browser_reaches_the_ide_with_its_users_login(lab: RunLab) -> None:
     assert lab.inspect("notes")["dev_environment"]["path"] == "/services/notes/"
 
 
-def test_a_dev_environment_whose_init_fails_ends_with_its_exit_code(lab: RunLab) -> None:
-    done = lab.apply("broken", type="dev-environment", resources=SMALL, init=["exit 3", "true"])
+def test_a_home_outlasts_its_run_and_init_that_fails_ends_it(lab: RunLab) -> None:
+    fields: dict[str, Any] = {"type": "dev-environment", "resources": SMALL, "home": "hers"}
+    first = lab.apply("keeper", **fields, init=["echo kept > note", "exit 3", "true"])
+    again = lab.apply("keeper", **fields, init=["grep kept /root/note", "exit 4"])
 
-    assert done.status == 3
-    reason = lab.attempts("broken")[-1]["termination_reason"]
+    assert (first.status, again.status) == (3, 4)
+    reason = lab.attempts("keeper")[-1]["termination_reason"]
     assert reason == "container_exited_with_error"
 
 

@@ -1,0 +1,179 @@
+"""JupyterLab itself, as a dev environment, opens through the controller with a user's login and
+runs cells; without the login neither its pages nor its kernels are reached.
+
+JupyterLab comes from pip into an environment of its own, unless `--venv` names one that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+
+from bench.proofs._table import conclude
+from controller.proxy.browsers import LOGIN
+from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.waiting import eventually
+
+NAME = "notes"
+MOST_CELL_SECONDS = 0.5
+_DEADLINE = 120.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", type=Path, metavar="FOLDER")
+    parser.add_argument("--cells", type=int, default=50, metavar="N")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="fl-lab-", dir="/tmp"))
+    try:
+        venv = given.venv or _with_jupyterlab(folder / "venv")
+        with _controller(folder) as controller:
+            figures, broken = asyncio.run(_prove(controller, folder, venv, given.cells))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    conclude("JupyterLab through the controller's proxy", figures, broken)
+
+
+def _with_jupyterlab(venv: Path) -> Path:
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    subprocess.run([venv / "bin/pip", "install", "--quiet", "jupyterlab"], check=True)
+    return venv
+
+
+@contextmanager
+def _controller(folder: Path) -> Iterator[ControllerProcess]:
+    with ExitStack() as stack:
+        shim = ShimProcess(folder / "n", "process")
+        stack.callback(shim.close)
+        controller = ControllerProcess(folder / "controller")
+        stack.callback(controller.close)
+        shim.start()
+        controller.start()
+        controller.cli("node", "add", "here", "--local", shim.socket).succeeded()
+        yield controller
+
+
+async def _prove(
+    controller: ControllerProcess, folder: Path, venv: Path, cells: int
+) -> tuple[list[tuple[str, object]], list[str]]:
+    begin = time.perf_counter()
+    _apply(controller, folder, venv)
+    base, broken = f"{controller.url}/services/{NAME}", list[str]()
+    async with aiohttp.ClientSession(
+        cookie_jar=aiohttp.CookieJar(unsafe=True), headers={"Accept": "text/html"}
+    ) as browser:
+        asked = partial(_version, browser, base, controller.token)
+        version: str | None = await eventually(asked, _DEADLINE)
+        opened = time.perf_counter() - begin
+        broken += await _strangers(base)
+        async with browser.post(f"{base}{LOGIN}", data={"token": controller.token}) as answer:
+            page = await answer.text()
+        if answer.status != 200 or "JupyterLab" not in page:
+            broken.append(f"after the login: {answer.status}, and no page of JupyterLab")
+        seconds, wrong = await _run_cells(browser, base, cells)
+    slow = [f"a cell takes {median(seconds):.3f} s"] if median(seconds) > MOST_CELL_SECONDS else []
+    controller.cli("stop", NAME, "--abort").succeeded()
+    figures: list[tuple[str, object]] = [
+        ("JupyterLab's server", version),
+        ("`apply` to its first answer", f"{opened:.1f} s"),
+        ("cells run", cells),
+        ("a cell, median", f"{1000 * median(seconds):.1f} ms"),
+    ]
+    return figures, broken + wrong + slow
+
+
+def _apply(controller: ControllerProcess, folder: Path, venv: Path) -> None:
+    written = {
+        "type": "dev-environment",
+        "name": NAME,
+        "ide": "jupyter",
+        "env": {"PATH": f"{venv}/bin:/usr/bin:/bin"},
+        "working_dir": str(folder / "work"),
+        "resources": {"cpu": 0.5, "memory": "256MiB"},
+    }
+    file = folder / "notes.yaml"
+    file.write_text(json.dumps(written))
+    controller.cli("apply", "-d", "-f", file).succeeded()
+
+
+async def _version(browser: aiohttp.ClientSession, base: str, token: str) -> str | None:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with browser.get(f"{base}/api", headers=headers) as answer:
+        return (await answer.json())["version"] if answer.status == 200 else None
+
+
+async def _strangers(base: str) -> list[str]:
+    """Return what somebody without a login reaches."""
+    reached = []
+    async with aiohttp.ClientSession() as stranger:
+        for path in ("/lab", "/api/kernels", "/api/kernels/1/channels"):
+            async with stranger.get(base + path) as answer:
+                if answer.status != 401:
+                    reached.append(f"without a login {path} answers {answer.status}")
+    return reached
+
+
+async def _run_cells(
+    browser: aiohttp.ClientSession, base: str, cells: int
+) -> tuple[list[float], list[str]]:
+    cookies = {cookie.key: cookie.value for cookie in browser.cookie_jar}
+    headers = {"X-XSRFToken": cookies.get("_xsrf", "")}
+    async with browser.post(f"{base}/api/kernels", json={}, headers=headers) as answer:
+        kernel = (await answer.json())["id"]
+    seconds, wrong = [], []
+    async with browser.ws_connect(f"{base}/api/kernels/{kernel}/channels") as channels:
+        for number in range(cells):
+            begin = time.perf_counter()
+            said = await _run_cell(channels, f"print({number} * {number})")
+            seconds.append(time.perf_counter() - begin)
+            if said != f"{number * number}\n":
+                wrong.append(f"cell {number} printed {said!r}")
+    return seconds, wrong
+
+
+async def _run_cell(channels: aiohttp.ClientWebSocketResponse, code: str) -> str:
+    """Run one cell; return what it printed."""
+    message = uuid.uuid4().hex
+    await channels.send_json(_execute(message, code))
+    said = ""
+    async with asyncio.timeout(_DEADLINE):
+        while True:
+            came = json.loads(await channels.receive_str())
+            if came["parent_header"].get("msg_id") != message:
+                continue
+            if came["msg_type"] == "stream":
+                said += came["content"]["text"]
+            elif came["msg_type"] == "status" and came["content"]["execution_state"] == "idle":
+                return said
+
+
+def _execute(message: str, code: str) -> dict[str, Any]:
+    return {
+        "channel": "shell",
+        "header": {"msg_id": message, "msg_type": "execute_request", "version": "5.3"}
+        | {"session": "proof", "username": "", "date": "2026-01-01T00:00:00Z"},
+        "parent_header": {},
+        "metadata": {},
+        "content": {"code": code, "silent": False, "store_history": True}
+        | {"user_expressions": {}, "allow_stdin": False, "stop_on_error": True},
+        "buffers": [],
+    }
+
+
+if __name__ == "__main__":
+    main()
