@@ -9,7 +9,7 @@ the request.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -38,6 +38,7 @@ from runner.schemas import (
 _MAX_HEAD = 8192
 _MAX_BODY = 64 << 10
 _END_OF_HEAD = b"\r\n\r\n"
+_CLOSE = {"Connection": "close"}
 
 
 class StreamReader(Protocol):
@@ -217,7 +218,12 @@ class RunnerClient:
         await self._call("POST", "/v1/notices", StatusEvent, NoticeRequest(id=id, text=text))
 
     async def metrics(self) -> JobMetrics:
-        return await self._call("GET", "/v1/metrics", JobMetrics)
+        """Ask on a connection that ends with the answer.
+
+        A controller asks all its runners in turn; connections kept for a next request would all be
+        open at the same time.
+        """
+        return await self._call("GET", "/v1/metrics", JobMetrics, headers=_CLOSE)
 
     async def logs(self, offset: int, *, wait: float = 0.0) -> LogPage:
         """Return frames from `offset` on, at most a few MiB; wait up to `wait` s when there are
@@ -292,12 +298,19 @@ class RunnerClient:
         return PortStream(reader, writer, answer.rest)
 
     async def _call(
-        self, method: str, path: str, kind: type[_T], body: msgspec.Struct | bytes | None = None
+        self,
+        method: str,
+        path: str,
+        kind: type[_T],
+        body: msgspec.Struct | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> _T:
         data = msgspec.json.encode(body) if isinstance(body, msgspec.Struct) else body
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT)
         with self._transport():
-            async with self._session.request(method, path, data=data, timeout=timeout) as response:
+            async with self._session.request(
+                method, path, data=data, headers=headers, timeout=timeout
+            ) as response:
                 answer = await _read(response)
                 _raise_for_error(response.status, answer)
                 return _decode(answer, kind)

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
 from runner import metrics
+from runner.client import BASE_URL, RunnerClient
 from runner.metrics import count_visitors, measure
 from tests.unit.runner.harness import a_job, a_runner, until_output
 
@@ -169,3 +171,25 @@ async def test_the_runner_tells_what_its_job_uses(tmp_path: Path) -> None:
     assert after.cpu_seconds is not None
     assert after.cpu_seconds > before.cpu_seconds
     assert (after.memory_peak, after.memory_limit, after.oom_kills) == (None, None, 0)
+
+
+async def test_asking_for_metrics_leaves_no_connection_open(tmp_path: Path) -> None:
+    opened = []
+
+    async def note(*_: object) -> None:
+        opened.append(True)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(note)
+    async with a_runner(tmp_path):
+        connector = aiohttp.UnixConnector(str(tmp_path / "runner.sock"))
+        async with aiohttp.ClientSession(
+            BASE_URL, connector=connector, trace_configs=[trace]
+        ) as session:
+            client = RunnerClient(session)
+            await client.health()
+            await client.health()
+            assert len(opened) == 1
+            await client.metrics()
+            await client.metrics()
+            assert len(opened) == 2, "the first takes what is open, and closes it"
