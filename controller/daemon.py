@@ -72,6 +72,7 @@ from controller.tls import (
 from controller.traffic.routes import RouteBoard
 from controller.traffic.statistics import Traffic
 from controller.vault import SECRETS_KEY_NAME, KeyFile, KeyUnusable, Vault
+from controller.web.app import Dashboard, session_key
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 
 
@@ -242,7 +243,7 @@ async def _controller(
         try:
             join = await _join_point(options)
             point = None if join is None else join[1]
-            machinery, service = await _open(store, logs, outputs, blobs, options, point)
+            machinery, service, dashboard = await _open(store, logs, outputs, blobs, options, point)
         except CertificateUnusable as error:
             raise CannotStart(f"--join: {error}") from error
         except (StoreError, identity.IdentityUnusable, KeyUnusable) as error:
@@ -276,6 +277,7 @@ async def _controller(
             shutdown_timeout=SHUTDOWN_SECONDS,
             proxy=proxy,
             origins=Origins(options.allowed_origins),
+            mounts=(dashboard.mount,),
         )
         joining = make_join_runner(
             service.registrations,
@@ -306,7 +308,7 @@ async def _open(
     blobs: BlobStore,
     options: Options,
     join: JoinPoint | None,
-) -> tuple[Assembly, ControllerService]:
+) -> tuple[Assembly, ControllerService, Dashboard]:
     clock, chance, progress = SystemClock(), system_chance(), PullsInProgress()
     boot = await store.open()
     snapshot = await store.load()
@@ -353,7 +355,8 @@ async def _open(
         outputs_kept_for=options.keep.of_outputs,
         terminal_secret=secret_of(key),
     )
-    return machinery, service
+    now = asyncio.get_running_loop().time
+    return machinery, service, Dashboard(service, session_key(secret_of(key)), now)
 
 
 def _vault(options: Options, snapshot: Snapshot) -> Vault:

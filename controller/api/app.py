@@ -45,14 +45,21 @@ from controller.store.base import StoredToken
 MAX_BODY_BYTES = 2 << 20
 OPENAPI_PATH = "/v1/openapi.json"
 METRICS_PATH = "/metrics"
+Authorise = Callable[[web.Request], StoredToken]
 _Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+Mount = Callable[[web.Application], None]
+
+
 def make_app(
-    service: ControllerService, proxy: Proxy | None = None, origins: Origins | None = None
+    service: ControllerService,
+    proxy: Proxy | None = None,
+    origins: Origins | None = None,
+    mounts: Sequence[Mount] = (),
 ) -> web.Application:
     """Return the application. `proxy` answers the requests that are for services; `origins` are
-    those whose pages may use the API."""
+    those whose pages may use the API; `mounts` add routes that are not the API's."""
     origins = origins or Origins()
     before = [] if proxy is None else [to_services(proxy)]
     app = web.Application(
@@ -63,11 +70,20 @@ def make_app(
     if proxy is not None:
         app.on_response_prepare.append(tidy)
     app.on_shutdown.append(end_streams)
-    for route in ROUTES:
-        app.router.add_route(route.method, route.path, _endpoint(route, service))
+    add_routes(app.router, service, lambda request: service.gate.token_of(token_of(request)))
     app.router.add_get(OPENAPI_PATH, _openapi(ROUTES))
     app.router.add_get(METRICS_PATH, _metrics(service, proxy))
+    for mount in mounts:
+        mount(app)
     return app
+
+
+def add_routes(
+    router: web.UrlDispatcher, service: ControllerService, authorise: Authorise, prefix: str = ""
+) -> None:
+    """Serve all routes below `prefix` to the requests that `authorise` gives a token."""
+    for route in ROUTES:
+        router.add_route(route.method, prefix + route.path, _endpoint(route, service, authorise))
 
 
 def make_runner(
@@ -76,6 +92,7 @@ def make_runner(
     shutdown_timeout: float,
     proxy: Proxy | None = None,
     origins: Origins | None = None,
+    mounts: Sequence[Mount] = (),
 ) -> web.AppRunner:
     """Serve the application, with bodies as they were sent.
 
@@ -84,7 +101,7 @@ def make_runner(
     """
     logging.getLogger("aiohttp.server").addFilter(is_our_failure)
     return web.AppRunner(
-        make_app(service, proxy, origins),
+        make_app(service, proxy, origins, mounts),
         access_log=None,
         auto_decompress=False,
         shutdown_timeout=shutdown_timeout,
@@ -114,9 +131,9 @@ async def _one_shape(request: web.Request, handler: _Endpoint) -> web.StreamResp
         return as_response(request, error)
 
 
-def _endpoint(route: Route, service: ControllerService) -> _Endpoint:
+def _endpoint(route: Route, service: ControllerService, authorise: Authorise) -> _Endpoint:
     async def endpoint(request: web.Request) -> web.StreamResponse:
-        token = None if route.public else service.gate.token_of(token_of(request))
+        token = None if route.public else authorise(request)
         call = await _call(route, service, request, token)
         with _while_allowed(route, service, token):
             answer = await route.handler(call)

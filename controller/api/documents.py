@@ -527,6 +527,13 @@ class CallerView(UserView, frozen=True, kw_only=True):
     token: TokenView
 
 
+class LoginLinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that logs a browser in to the dashboard, once. `path` is a secret until then."""
+
+    path: str
+    expires_at: str
+
+
 class UnderWayView(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that wait for something other than an allocation.
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.api.documents import CallerView, NewTokenView, NewUserView, TokenView, UserView
+from controller.api.documents import (
+    CallerView,
+    LoginLinkView,
+    NewTokenView,
+    NewUserView,
+    TokenView,
+    UserView,
+)
 from controller.api.paging import PageQuery, page
 from controller.api.routes import Call, Route
-from controller.api.views import derived
+from controller.api.views import derived, iso
 from controller.lifecycle.model import Band, Role
 from controller.service.users import NewToken
 from controller.store.base import StoredToken, User
@@ -70,6 +77,12 @@ async def add_user(call: Call) -> NewUserView:
 async def get_me(call: Call) -> CallerView:
     assert call.token is not None
     return derived(CallerView, call.caller, token=token_view(call.token))
+
+
+async def make_login_link(call: Call) -> LoginLinkView:
+    assert call.token is not None
+    made = call.service.login_links.make(call.token)
+    return LoginLinkView(path=f"/dashboard/enter/{made.code}", expires_at=iso(made.expires_at))
 
 
 async def get_user(call: Call) -> UserView:
@@ -147,6 +160,14 @@ ROUTES: tuple[Route, ...] = (
         summary="The caller's own user",
         handler=get_me,
         answer=CallerView,
+    ),
+    Route(
+        method="POST",
+        path="/v1/me/login-link",
+        summary="Make a link that logs a browser in to the dashboard with this token, once",
+        handler=make_login_link,
+        answer=LoginLinkView,
+        status=201,
     ),
     Route(
         method="GET",

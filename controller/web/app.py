@@ -1,0 +1,318 @@
+"""Mounts the dashboard: who may visit, the routes of all pages, and the headers of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from urllib.parse import quote
+
+from aiohttp import web
+
+from common.errors import Refused
+from controller.api.app import add_routes
+from controller.api.errors import as_response
+from controller.proxy.errors import TooMany
+from controller.proxy.headers import Client, client_of
+from controller.rate_limit import RateLimit
+from controller.service import ControllerService
+from controller.service.errors import ServiceError, Unauthenticated
+from controller.store.base import StoredToken, StoreError
+from controller.web import live, run, runs, sessions
+from controller.web.assets import Assets
+from controller.web.pages import Done, Page, PageRoute, Renderer, Section, Visit
+from controller.web.sessions import COOKIE, PATH, SESSION_SECONDS, Sessions
+
+log = logging.getLogger(__name__)
+
+PAGES: tuple[PageRoute, ...] = (*runs.PAGES, *run.PAGES)
+SECTIONS: tuple[Section, ...] = (Section(name="Runs", path="runs", key="r"),)
+"""The navigation."""
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_MOST_FORM = 64 << 10
+_TRY_SECONDS, _TRIES = 2.0, 10
+_FOREVER = "public, max-age=31536000, immutable"
+_Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def session_key(secret: bytes) -> bytes:
+    """Return the key that signs logins, from a secret of the controller that stays the same."""
+    return hmac.new(secret, b"fairlead: logins of the dashboard", hashlib.sha256).digest()
+
+
+class Dashboard:
+    """`key`: signs logins (`session_key`). `now`: seconds that only grow."""
+
+    def __init__(
+        self,
+        service: ControllerService,
+        key: bytes,
+        now: Callable[[], float],
+        assets: Assets | None = None,
+    ) -> None:
+        self._service = service
+        self._assets = Assets() if assets is None else assets
+        self._renderer = Renderer(self._assets)
+        self._sessions = Sessions(key, service.gate, service.clock)
+        self._tries = RateLimit(now, every=_TRY_SECONDS, burst=_TRIES)
+
+    def mount(self, app: web.Application) -> None:
+        """Add the dashboard's routes to the API's application."""
+        router = app.router
+        router.add_get("/", _moved(PATH + "/runs"))
+        router.add_get(PATH, _moved(PATH + "/runs"))
+        router.add_get(PATH + "/", _moved(PATH + "/runs"))
+        router.add_get(PATH + "/static/{version}/{name:.+}", self._static)
+        router.add_get(PATH + "/enter/{code}", self._headed(self._enter))
+        router.add_get(PATH + "/login", self._headed(self._login_page))
+        router.add_post(PATH + "/login", self._headed(self._log_in))
+        router.add_post(PATH + "/logout", self._headed(self._log_out))
+        router.add_get(PATH + "/events", self._headed(self._events))
+        router.add_get(PATH + "/session", self._headed(self._session))
+        for page in PAGES:
+            router.add_route(page.method, PATH + page.path, self._headed(self._page(page)))
+        add_routes(router, self._service, self._token_for_api, PATH + "/api")
+
+    def _headed(self, endpoint: _Endpoint) -> _Endpoint:
+        """Answer refusals and failures as pages, and give every answer its headers."""
+
+        async def headed(request: web.Request) -> web.StreamResponse:
+            try:
+                if not await asyncio.to_thread(lambda: self._assets.are_complete):
+                    return web.Response(status=503, text=_NOT_PACKED, headers=HEADERS)
+                answer = await endpoint(request)
+            except (ServiceError, StoreError) as error:
+                answer = self._refusal(request, error)
+            if not answer.prepared:
+                answer.headers.update(HEADERS)
+                answer.headers.setdefault("Cache-Control", "no-store")
+                if isinstance(answer, web.Response) and answer.body:
+                    answer.enable_compression()
+            return answer
+
+        return headed
+
+    def _page(self, page: PageRoute) -> _Endpoint:
+        async def endpoint(request: web.Request) -> web.StreamResponse:
+            is_part = request.headers.get("HX-Request") == "true" or request.method != "GET"
+            visit = self._visit(request, is_part=is_part)
+            with self._while_it_holds(visit.token, request):
+                answer = await page.handler(visit)
+            if isinstance(answer, web.StreamResponse):
+                return answer
+            if isinstance(answer, Done):
+                return _done(answer)
+            return self._rendered(visit, answer, is_part=is_part)
+
+        return endpoint
+
+    def _while_it_holds(
+        self, token: StoredToken, request: web.Request
+    ) -> AbstractContextManager[None]:
+        """End a stream when its token ends; a page or an action may finish."""
+        task = asyncio.current_task()
+        if task is None or (request.method == "GET" and "Upgrade" not in request.headers):
+            return nullcontext()
+        return self._service.gate.until_it_ends(token, task.cancel)
+
+    def _visit(self, request: web.Request, *, is_part: bool) -> Visit:
+        cookie = request.cookies.get(COOKIE)
+        token = self._sessions.token_of(cookie)
+        if is_part or "Upgrade" in request.headers:
+            self._sessions.require_page(request)
+        else:
+            sessions.require_navigation(request)
+        return Visit(
+            request=request,
+            service=self._service,
+            user=self._service.gate.users[token.user],
+            token=token,
+            page_token=self._sessions.page_token(cookie or ""),
+        )
+
+    def _token_for_api(self, request: web.Request) -> StoredToken:
+        """Authorise a module of a page that asks the API, below `/dashboard/api`."""
+        token = self._sessions.token_of(request.cookies.get(COOKIE))
+        self._sessions.require_page(request)
+        return token
+
+    def _rendered(self, visit: Visit, page: Page, *, is_part: bool) -> web.Response:
+        sections = [one for one in SECTIONS if visit.is_admin or not one.admins]
+        context = {
+            "title": page.title,
+            "section": page.section,
+            "sections": sections,
+            "user": visit.user.name,
+            "role": visit.user.role.value,
+            "page_token": visit.page_token,
+            "here": visit.request.path_qs,
+            "theme": _theme(visit.request),
+            **page.context,
+        }
+        text = None
+        if is_part:
+            target = visit.request.headers.get("HX-Target", "")
+            text = self._renderer.fragment(page.template, target, context)
+        if text is None:
+            text = self._renderer.whole(page.template, context)
+        return web.Response(text=text, status=page.status, content_type="text/html")
+
+    def _refusal(self, request: web.Request, error: Exception) -> web.Response:
+        if isinstance(error, Unauthenticated) and sessions.came_from_elsewhere(request):
+            return self._plain_page("again.html", {}, 200)
+        if isinstance(error, Unauthenticated) and _is_opened(request):
+            there = quote(request.path_qs, safe="")
+            return web.Response(status=303, headers={"Location": f"{PATH}/login?next={there}"})
+        answer = as_response(request, error)
+        if not _is_opened(request):
+            return answer
+        message = error.message if isinstance(error, Refused) else str(error)
+        context = {"message": message, "status": answer.status, "theme": _theme(request)}
+        return self._plain_page("refused.html", context, answer.status)
+
+    def _plain_page(
+        self, template: str, context: Mapping[str, object], status: int
+    ) -> web.Response:
+        text = self._renderer.whole(template, {"theme": "", **context})
+        return web.Response(text=text, status=status, content_type="text/html")
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        files = await asyncio.to_thread(lambda: self._assets.files)
+        asset = files.get(request.match_info["name"])
+        if asset is None or request.match_info["version"] != self._assets.version:
+            raise web.HTTPNotFound
+        answer = web.Response(
+            body=asset.content, headers={"Cache-Control": _FOREVER, "Vary": "Accept-Encoding"}
+        )
+        answer.headers["Content-Type"] = f"{asset.media}; charset=utf-8"
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            answer.body = asset.compressed
+            answer.headers["Content-Encoding"] = "gzip"
+        return answer
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        visit = self._visit(request, is_part=True)
+        task = asyncio.current_task()
+        assert task is not None
+        with self._service.gate.until_it_ends(visit.token, task.cancel):
+            return await live.stream(visit, self._assets.version, HEADERS)
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        """Tell a page whose stream was refused whether it is still logged in."""
+        self._visit(request, is_part=True)
+        return web.Response(status=204)
+
+    async def _login_page(self, request: web.Request) -> web.StreamResponse:
+        return self._form(request, "", 200)
+
+    def _form(self, request: web.Request, message: str, status: int) -> web.Response:
+        context = {
+            "message": message,
+            "next": _inside(request.query.get("next", "")),
+            "theme": _theme(request),
+        }
+        return self._plain_page("login.html", context, status)
+
+    async def _log_in(self, request: web.Request) -> web.StreamResponse:
+        sessions.require_own_origin(request)
+        self._count_try(request)
+        form = await request.post()
+        given = form.get("token", "")
+        try:
+            token = self._service.gate.token_of(given.strip() if isinstance(given, str) else "")
+        except Unauthenticated as error:
+            return self._form(request, error.message, 401)
+        return self._entered(request, token, _inside(request.query.get("next", "")))
+
+    async def _enter(self, request: web.Request) -> web.StreamResponse:
+        """Log in with a one-time link."""
+        self._count_try(request)
+        try:
+            token = self._service.login_links.take(request.match_info["code"])
+        except Unauthenticated as error:
+            return self._form(request, error.message, 401)
+        return self._entered(request, token, PATH + "/runs")
+
+    def _count_try(self, request: web.Request) -> None:
+        wait = self._tries.wait_of(_client(request).address)
+        if wait:
+            raise TooMany("too many tries from this address; try again in some seconds", wait)
+
+    def _entered(self, request: web.Request, token: StoredToken, there: str) -> web.Response:
+        answer = web.Response(status=303, headers={"Location": there})
+        answer.set_cookie(
+            COOKIE,
+            self._sessions.open(token),
+            path=PATH,
+            max_age=int(SESSION_SECONDS),
+            httponly=True,
+            samesite="Strict",
+            secure=_client(request).scheme == "https",
+        )
+        return answer
+
+    async def _log_out(self, request: web.Request) -> web.StreamResponse:
+        self._visit(request, is_part=True)
+        self._sessions.end(request.cookies[COOKIE])
+        answer = web.Response(status=204, headers={"HX-Redirect": PATH + "/login"})
+        answer.del_cookie(COOKIE, path=PATH)
+        return answer
+
+
+_NOT_PACKED = (
+    "The dashboard's scripts are missing: this checkout was set up without a network. "
+    "Run `./dev setup` again with one. The API and the command work without them.\n"
+)
+
+
+def _client(request: web.Request) -> Client:
+    return client_of(request.remote or "", request.secure, request.host, request.headers.items())
+
+
+def _theme(request: web.Request) -> str:
+    chosen = request.cookies.get("fairlead-theme", "")
+    return chosen if chosen in ("light", "dark") else ""
+
+
+def _inside(there: str) -> str:
+    """Return the address if it is one of the dashboard's, else its first page."""
+    is_ours = there.startswith(PATH + "/") and not there.startswith(PATH + "/login")
+    return there if is_ours and there.isprintable() and "\\" not in there else PATH + "/runs"
+
+
+def _is_opened(request: web.Request) -> bool:
+    """Return whether a person sees the answer as a page."""
+    is_part = "HX-Request" in request.headers or sessions.PAGE_HEADER in request.headers
+    return not is_part and "text/html" in request.headers.get("Accept", "")
+
+
+def _moved(there: str) -> _Endpoint:
+    async def moved(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=303, headers={"Location": there, **HEADERS})
+
+    return moved
+
+
+def _done(answer: Done) -> web.Response:
+    told = json.dumps({"fairlead:done": {"message": answer.message}})  # a header is ASCII
+    headers = {"HX-Trigger": told}
+    if answer.location is not None:
+        headers["HX-Redirect"] = answer.location
+    return web.Response(status=204, headers=headers)

@@ -1,0 +1,115 @@
+"""What a page is: a route, a visit, and an answer that a template turns into HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from controller.api.routes import Call, NoQuery
+from controller.lifecycle.model import Role
+from controller.service import ControllerService
+from controller.store.base import StoredToken, User
+from controller.web.assets import Assets
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a user who has logged in."""
+
+    request: web.Request
+    service: ControllerService
+    user: User
+    token: StoredToken
+    page_token: str
+
+    def path(self, name: str) -> str:
+        return self.request.match_info[name]
+
+    def query(self, name: str) -> str:
+        """Return a parameter of the address, empty if it is not given."""
+        return self.request.query.get(name, "").strip()
+
+    @property
+    def is_admin(self) -> bool:
+        return self.user.role is Role.ADMIN
+
+    def as_call(self, *, query: object = None, body: object = None, **paths: str) -> Call:
+        """Return the call with which a handler of the API answers this user."""
+        return Call(
+            request=self.request,
+            service=self.service,
+            user=self.user,
+            token=self.token,
+            query=NoQuery() if query is None else query,
+            body=body,
+            paths=paths,
+        )
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A template's name and context. Its blocks are its fragments: a request of htmx whose target
+    has a block's name as its id gets that block alone."""
+
+    template: str
+    title: str
+    section: str = ""
+    """The entry of the navigation that it belongs to."""
+    context: Mapping[str, Any] = {}
+    status: int = 200
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """An action was carried out. `message` is told to the user; `location`: where to go then."""
+
+    message: str
+    location: str | None = None
+
+
+Handler = Callable[[Visit], Awaitable[Page | Done | web.StreamResponse]]
+
+
+class PageRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """A page or an action; `path` is below `/dashboard`."""
+
+    path: str
+    handler: Handler
+    method: str = "GET"
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the navigation; `key`: `g` and this letter lead there."""
+
+    name: str
+    path: str
+    key: str
+    admins: bool = False
+
+
+class Renderer:
+    def __init__(self, assets: Assets) -> None:
+        self._assets = assets
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.globals["asset"] = assets.address
+        self._environment.globals["version"] = lambda: assets.version
+
+    def whole(self, template: str, context: Mapping[str, Any]) -> str:
+        return self._environment.get_template(template).render(context)
+
+    def fragment(self, template: str, block: str, context: Mapping[str, Any]) -> str | None:
+        """Return one block of the template; None: it has none of this name."""
+        found = self._environment.get_template(template)
+        render = found.blocks.get(block)
+        return None if render is None else "".join(render(found.new_context(dict(context))))

@@ -1,0 +1,338 @@
+"""The page of one run: its jobs and attempts, its story, and what its owner can do to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import yaml
+
+from controller.api.documents import ExplainView, JobView, RunView
+from controller.api.runs import get_run
+from controller.api.scheduling import explain_run
+from controller.api.views import iso
+from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.reasons import ROWS
+from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
+from controller.service.errors import Invalid
+from controller.store.base import StoredEvent
+from controller.web.pages import Done, Page, PageRoute, Visit
+from controller.web.runs import gpus_of, status_text
+from controller.web.states import Badge, badge
+
+MOST_EVENTS = 200
+_MOST_READ = 5000
+_EVENTS_AT_ONCE = 1000
+MOST_JOBS = 200
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """A span of an attempt's life, as a part of a line that is `WIDTH` wide."""
+
+    name: str
+    left: float
+    width: float
+    said: str
+
+
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`why`: the reason with its sentence and message; `pending`: why it has no allocation."""
+
+    id: str
+    number: int
+    badge: Badge
+    status: str
+    why: str
+    pending: str
+    node: str
+    gpus: int
+    exit_code: int | None
+    incarnation: str
+    phases: tuple[Phase, ...]
+    submitted_at: str
+
+
+class JobRows(msgspec.Struct, frozen=True, kw_only=True):
+    """`note`: what is special about the job."""
+
+    id: str
+    label: str
+    badge: Badge
+    pending: str
+    note: str
+    can_abort: bool
+    attempts: tuple[AttemptRow, ...]
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    label: str
+    question: str
+    is_dangerous: bool = False
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    at: str
+    what: str
+    cause: str
+    said: str
+
+
+WIDTH = 1000.0
+
+
+def phases(attempt: Attempt, begin: float, end: float) -> tuple[Phase, ...]:
+    """Return the attempt's phases on a line from `begin` to `end` (Unix seconds); a phase that
+    lasts reaches the end."""
+    marks = (
+        ("waiting", attempt.submitted_at),
+        ("starting", attempt.provisioned_at),
+        ("pulling", attempt.pulling_at),
+        ("running", attempt.running_at),
+        ("terminating", attempt.terminating_at),
+        ("", attempt.finished_at),
+    )
+    reached = [(name, at) for name, at in marks if at is not None]
+    span = max(end - begin, 0.001)
+    found = []
+    for (name, start), (_, stop) in zip(reached, [*reached[1:], ("", end)], strict=True):
+        if name:
+            found.append(
+                Phase(
+                    name=name,
+                    left=round((start - begin) / span * WIDTH, 2),
+                    width=round(max(max(stop, start) - start, 0.0) / span * WIDTH, 2),
+                    said=f"{name} for {lasting(stop - start)}",
+                )
+            )
+    return tuple(found)
+
+
+def lasting(seconds: float) -> str:
+    """Return a duration in the two largest units that it has."""
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def job_rows(state: RunState, view: RunView, now: float) -> list[JobRows]:
+    """Return the jobs with their attempts, the newest attempt first."""
+    begin = min(
+        (one.submitted_at for job in state.jobs for one in job.attempts),
+        default=state.run.submitted_at,
+    )
+    end = now if state.run.finished_at is None else state.run.finished_at
+    rows = []
+    for job, shown in zip(state.jobs, view.jobs, strict=True):
+        last = job.attempts[-1] if job.attempts else None
+        is_live = last is not None and last.status not in FINAL_ATTEMPT_STATUSES
+        pairs = list(zip(job.attempts, shown.attempts, strict=True))
+        rows.append(
+            JobRows(
+                id=job.id,
+                label=f"{job.group}/{job.cookie}",
+                badge=badge(shown.state),
+                pending=shown.pending_reason or shown.not_ready or "",
+                note=_note(shown),
+                can_abort=is_live and state.run.status is not RunStatus.TERMINATING,
+                attempts=tuple(
+                    AttemptRow(
+                        id=one.id,
+                        number=one.number,
+                        badge=badge(seen.state),
+                        status=one.status.value,
+                        why=_why(one),
+                        pending=(one.pending_reason.sentence() if one.pending_reason else ""),
+                        node=seen.node or "",
+                        gpus=len(one.gpus),
+                        exit_code=one.exit_code,
+                        incarnation="" if one.incarnation is None else str(one.incarnation.number),
+                        phases=phases(one, begin, end),
+                        submitted_at=seen.submitted_at,
+                    )
+                    for one, seen in reversed(pairs)
+                ),
+            )
+        )
+    return rows
+
+
+def _note(job: JobView) -> str:
+    said = (
+        "" if job.rank is None else f"rank {job.rank}",
+        "abandoned" if job.abandoned else "",
+        "scaled down" if job.scaled_down else "",
+    )
+    return ", ".join(one for one in said if one)
+
+
+def _why(attempt: Attempt) -> str:
+    if attempt.reason is None:
+        return attempt.message or ""
+    sentence = f"{attempt.reason}: {ROWS[attempt.reason].sentence}"
+    return sentence if not attempt.message else f"{sentence} {attempt.message}"
+
+
+def actions(state: RunState) -> list[Action]:
+    """Return what can be done to the run as it is now."""
+    run = state.run
+    if run.status in FINAL_RUN_STATUSES:
+        return []
+    stop = Action(
+        name="stop",
+        label="Stop",
+        question=f"Stop {run.name}? Its jobs get {run.policy.stop_duration:.0f} s to end.",
+    )
+    abort = Action(
+        name="abort",
+        label="Abort",
+        question=f"Abort {run.name} at once? Its jobs get no time to save their work.",
+        is_dangerous=True,
+    )
+    if run.status is RunStatus.TERMINATING:
+        return [abort]
+    if run.suspended:
+        pause = Action(
+            name="resume", label="Resume", question=f"Resume {run.name}? Its jobs start again."
+        )
+    else:
+        pause = Action(
+            name="suspend",
+            label="Suspend",
+            question=f"Suspend {run.name}? Nothing of it starts any more; running jobs stay.",
+        )
+    complete = Action(name="complete", label="Complete", question=f"End {run.name} as done now?")
+    return [pause, complete, stop, abort]
+
+
+def scalable(view: RunView) -> list[tuple[str, int]]:
+    """Return the groups whose number of jobs can change, with their numbers."""
+    if view.finished_at is not None or any(one.gang_size is not None for one in view.groups):
+        return []
+    return [(group.name, group.nodes) for group in view.groups]
+
+
+def configuration_text(configuration: Mapping[str, object]) -> str:
+    """Return the configuration as YAML; its secrets are hidden already."""
+    plain = json.loads(msgspec.json.encode(configuration))
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+
+
+def event_rows(events: Sequence[StoredEvent], jobs: Mapping[str, str]) -> list[EventRow]:
+    """Return the latest events, the newest first; `jobs`: their labels by id."""
+    return [_event(one, jobs) for one in reversed(events[-MOST_EVENTS:])]
+
+
+def _event(stored: StoredEvent, jobs: Mapping[str, str]) -> EventRow:
+    event = stored.event
+    moved = " → ".join(one for one in (event.from_status, event.to_status) if one)
+    about = jobs.get(event.job_id or "", "")
+    kind = event.kind.value.replace("_", " ")
+    return EventRow(
+        at=iso(event.at),
+        what=" ".join(one for one in (about, f"{kind}:", moved) if one),
+        cause=event.cause,
+        said=" ".join(one for one in (event.reason, event.message) if one),
+    )
+
+
+def sentence_of(state: RunState) -> str:
+    """Return the run's status and reason as a sentence."""
+    run = state.run
+    said = f"The run is {status_text(run)}."
+    return f"{said} {run.message}" if run.message else said
+
+
+async def show_run(visit: Visit) -> Page:
+    """Raises NotFound, Forbidden, StoreUnavailable."""
+    service = visit.service
+    state = await service.runs.seen(visit.path("run"), visit.user)
+    run_id = state.run.id
+    view = await get_run(visit.as_call(run=run_id))
+    explanation: ExplainView | None = None
+    if state.run.status not in FINAL_RUN_STATUSES:
+        explanation = await explain_run(visit.as_call(run=run_id))
+    jobs = job_rows(state, view, service.clock.now())
+    events = await _events(visit, run_id)
+    return Page(
+        template="run.html",
+        title=state.run.name,
+        section="Runs",
+        context={
+            "run": view,
+            "run_address": f"/dashboard/runs/{run_id}",
+            "sentence": sentence_of(state),
+            "gpus": gpus_of(state),
+            "jobs": jobs[:MOST_JOBS],
+            "jobs_left_out": max(len(jobs) - MOST_JOBS, 0),
+            "explanation": explanation,
+            "actions": actions(state),
+            "groups": scalable(view),
+            "configuration": configuration_text(view.configuration),
+            "events": event_rows(events, {job.id: job.label for job in jobs}),
+        },
+    )
+
+
+async def _events(visit: Visit, run_id: str) -> list[StoredEvent]:
+    """Return the run's latest events, of the first `_MOST_READ`."""
+    found: list[StoredEvent] = []
+    while len(found) < _MOST_READ:
+        after = found[-1].seq if found else 0
+        more = await visit.service.runs.events(
+            run_id, after=after, limit=_EVENTS_AT_ONCE, user=visit.user
+        )
+        found += more
+        if len(more) < _EVENTS_AT_ONCE:
+            break
+    return found
+
+
+async def act(visit: Visit) -> Done:
+    """Carry out an action on the run. Raises NotFound, Forbidden, Conflict, StoreUnavailable."""
+    what, do, user = visit.path("action"), visit.service.actions, visit.user
+    run_id = (await visit.service.runs.seen(visit.path("run"), user)).run.id
+    match what:
+        case "stop" | "abort":
+            await do.stop(run_id, abort=what == "abort", user=user)
+        case "complete":
+            await do.complete(run_id, user=user)
+        case "suspend":
+            await do.suspend(run_id, abort_running=False, user=user)
+        case "resume":
+            await do.resume(run_id, user=user)
+        case _:
+            raise Invalid(f"there is no action {what!r}", field="action")
+    return Done(message=f"{what} was requested")
+
+
+async def scale(visit: Visit) -> Done:
+    """Raises NotFound, Forbidden, Conflict, Invalid, StoreUnavailable."""
+    form = await visit.request.post()
+    nodes, group = str(form.get("nodes", "")), str(form.get("group", ""))
+    if not (nodes.isascii() and nodes.isdecimal() and len(nodes) < 7):
+        raise Invalid(f"{nodes!r} is not a number of jobs", field="nodes")
+    run_id = (await visit.service.runs.seen(visit.path("run"), visit.user)).run.id
+    await visit.service.actions.scale(run_id, group=group, nodes=int(nodes), user=visit.user)
+    return Done(message=f"{group} shall have {nodes} jobs")
+
+
+async def abort_job(visit: Visit) -> Done:
+    """Raises NotFound, Forbidden, Conflict, StoreUnavailable."""
+    run_id = (await visit.service.runs.seen(visit.path("run"), visit.user)).run.id
+    await visit.service.actions.abort_job(run_id, visit.path("job"), user=visit.user)
+    return Done(message="abort of the job was requested")
+
+
+PAGES: tuple[PageRoute, ...] = (
+    PageRoute(path="/runs/{run}", handler=show_run),
+    PageRoute(method="POST", path="/runs/{run}/actions/{action}", handler=act),
+    PageRoute(method="POST", path="/runs/{run}/scale", handler=scale),
+    PageRoute(method="POST", path="/runs/{run}/jobs/{job}/abort", handler=abort_job),
+)

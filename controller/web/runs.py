@@ -1,0 +1,187 @@
+"""The page of all runs: filters in its address, one page of rows at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from urllib.parse import urlencode
+
+import msgspec
+
+from controller.api.views import iso, run_summary
+from controller.lifecycle.model import Band, Run, RunState
+from controller.lifecycle.run_status import state_of_job
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    IrisState,
+    RunStatus,
+)
+from controller.service.errors import Invalid
+from controller.web.pages import Page, PageRoute, Visit
+from controller.web.states import Badge, badge
+
+ROWS = 50
+_MOST_READ = 1000
+"""Runs that one request reads to find rows of a band."""
+LIVE = "live"
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`where`: its nodes, or why it waits."""
+
+    id: str
+    name: str
+    user: str
+    status: str
+    badges: tuple[Badge, ...]
+    jobs: int
+    gpus: int
+    band: str
+    where: str
+    submitted_at: str
+
+
+class Filters(msgspec.Struct, frozen=True, kw_only=True):
+    """What the address asks for; empty: all."""
+
+    status: str = ""
+    user: str = ""
+    text: str = ""
+    band: str = ""
+    cursor: str = ""
+
+    def address(self, **changed: str) -> str:
+        """Return the address of the page with these filters changed."""
+        wanted = {**msgspec.structs.asdict(self), "cursor": "", **changed}
+        query = urlencode({name: value for name, value in wanted.items() if value})
+        return "/dashboard/runs" + (f"?{query}" if query else "")
+
+
+def filters_of(visit: Visit) -> Filters:
+    """Raises Invalid for a status or band that there is not."""
+    filters = Filters(**{name: visit.query(name) for name in Filters.__struct_fields__})
+    _require_known(filters.status, ("", LIVE, *RunStatus), "status")
+    _require_known(filters.band, ("", *Band), "band")
+    return filters
+
+
+def _require_known(value: str, known: Collection[str], field: str) -> None:
+    if value not in known:
+        names = ", ".join(name for name in known if name)
+        raise Invalid(f"{value!r} is no {field}: give one of {names}", field=field)
+
+
+async def list_runs(visit: Visit) -> Page:
+    filters = filters_of(visit)
+    states, older = await _read(visit, filters)
+    names = visit.service.nodes.names()
+    rows = [run_row(state, names) for state in states]
+    return Page(
+        template="runs.html",
+        title="Runs",
+        section="Runs",
+        context={
+            "rows": rows,
+            "filters": filters,
+            "live_address": filters.address(cursor=filters.cursor),
+            "newest": filters.address() if filters.cursor else None,
+            "older": filters.address(cursor=older) if older else None,
+            "is_filtered": filters != Filters(cursor=filters.cursor),
+            "statuses": choices(("", LIVE, *RunStatus), filters.status, "all"),
+            "bands": choices(("", *Band), filters.band, "all"),
+        },
+    )
+
+
+async def _read(visit: Visit, filters: Filters) -> tuple[list[RunState], str | None]:
+    """Return one page of rows, and the cursor of the older ones."""
+    found: list[RunState] = []
+    before, read = filters.cursor or None, 0
+    text = f"*{filters.text}*" if filters.text else None
+    size = ROWS + 1 if not filters.band else 4 * ROWS
+    while len(found) <= ROWS and read < _MOST_READ:
+        states = await visit.service.runs.page(
+            include_finished=filters.status != LIVE,
+            limit=size,
+            before=before,
+            user=visit.user,
+            owner=filters.user or None,
+            statuses=() if filters.status in ("", LIVE) else (RunStatus(filters.status),),
+            name=text,
+        )
+        found += [one for one in states if filters.band in ("", one.run.policy.band)]
+        read += size
+        before = states[-1].run.id if states else None
+        if len(states) < size:
+            before = None
+            break
+    if len(found) > ROWS:
+        return found[:ROWS], found[ROWS - 1].run.id
+    return found, before
+
+
+def choices(values: Collection[str], chosen: str, empty: str) -> list[tuple[str, str, bool]]:
+    """Return the options of a choice: value, name, and whether it is chosen."""
+    return [(value, value or empty, value == chosen) for value in values]
+
+
+def run_row(state: RunState, node_names: Mapping[str, str]) -> RunRow:
+    run = state.run
+    summary = run_summary(state, node_names)
+    where = ", ".join(summary.nodes[:3]) + (" …" if len(summary.nodes) > 3 else "")
+    return RunRow(
+        id=run.id,
+        name=run.name,
+        user=run.user,
+        status=status_text(run),
+        badges=badges(state),
+        jobs=summary.jobs,
+        gpus=gpus_of(state),
+        band=run.policy.band.value,
+        where=summary.pending_reason or where,
+        submitted_at=iso(run.submitted_at),
+    )
+
+
+def status_text(run: Run) -> str:
+    """Return our own status with its reason, and whether the run is suspended."""
+    reason = "" if run.reason is None else f" ({run.reason.replace('_', ' ')})"
+    return f"{run.status}{reason}{', suspended' if run.suspended else ''}"
+
+
+_ORDER = (
+    IrisState.RUNNING,
+    IrisState.BUILDING,
+    IrisState.ASSIGNED,
+    IrisState.PENDING,
+    IrisState.FAILED,
+    IrisState.UNSCHEDULABLE,
+    IrisState.WORKER_FAILED,
+    IrisState.PREEMPTED,
+    IrisState.SUCCEEDED,
+    IrisState.KILLED,
+)
+
+
+def badges(state: RunState) -> tuple[Badge, ...]:
+    """Return the run's jobs by state."""
+    jobs = [job for job in state.jobs if not job.scaled_down]
+    counts = Counter(state_of_job(state.run, job, state.jobs) for job in jobs)
+    return tuple(badge(one, counts[one]) for one in _ORDER if counts[one])
+
+
+def gpus_of(state: RunState) -> int:
+    """Return how many GPUs its live attempts hold."""
+    return sum(
+        len(job.attempts[-1].gpus)
+        for job in state.jobs
+        if job.attempts and job.attempts[-1].status not in FINAL_ATTEMPT_STATUSES
+    )
+
+
+def has_ended(run: Run) -> bool:
+    return run.status in FINAL_RUN_STATUSES
+
+
+PAGES: tuple[PageRoute, ...] = (PageRoute(path="/runs", handler=list_runs),)

@@ -1,0 +1,19 @@
+// <time datetime> as an age that a reader understands; the exact value in the reader's zone on hover.
+const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+const steps = [[60, 1, "s"], [3600, 60, "min"], [86400, 3600, "h"], [Infinity, 86400, "d"]];
+
+function age(seconds) {
+  const size = Math.abs(seconds);
+  const [, unit, name] = steps.find(([limit]) => size < limit);
+  const number = `${Math.floor(size / unit)} ${name}`;
+  return seconds < 0 ? `in ${number}` : `${number} ago`;
+}
+
+export function showDates(root) {
+  for (const shown of root.querySelectorAll("time[datetime]")) {
+    const at = new Date(shown.dateTime);
+    const text = age((Date.now() - at) / 1000);
+    if (shown.textContent !== text) shown.textContent = text;
+    if (!shown.title) shown.title = exact.format(at);
+  }
+}

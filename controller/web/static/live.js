@@ -1,0 +1,80 @@
+// The live stream. An element with data-live="TOPIC" gets the event `changed` when the topic changed;
+// with hx-get and hx-trigger="changed" it asks for itself again. A hidden tab holds no connection.
+const STALE = 25000; // milliseconds without a heartbeat: the machine slept, or the network went
+let source = null;
+let last = 0;
+let retry = 500;
+let timer = 0;
+
+const page = document.querySelector('meta[name="fairlead-page"]').content;
+const version = document.querySelector('meta[name="fairlead-version"]').content;
+
+function topics() {
+  return [...new Set([...document.querySelectorAll("[data-live]")].map((one) => one.dataset.live))];
+}
+
+function tell(topic) {
+  for (const one of document.querySelectorAll("[data-live]")) {
+    if (topic === null || one.dataset.live === topic) {
+      one.dispatchEvent(new CustomEvent("changed", { bubbles: false }));
+    }
+  }
+}
+
+function show(text) {
+  const shown = document.getElementById("connection");
+  if (shown.textContent !== text) shown.textContent = text;
+  shown.dataset.state = text;
+}
+
+function close() {
+  clearTimeout(timer);
+  if (source) source.close();
+  source = null;
+}
+
+async function later() {
+  close();
+  show("reconnecting");
+  try {
+    const answer = await fetch("/dashboard/session", { headers: { "X-Fairlead-Page": page } });
+    if (answer.status === 401 || answer.status === 403) location.reload();
+  } catch {
+    // The controller is away.
+  }
+  clearTimeout(timer);
+  timer = setTimeout(open, retry);
+  retry = Math.min(retry * 2, 5000);
+}
+
+function open() {
+  close();
+  if (document.hidden) return;
+  const query = new URLSearchParams({ page });
+  for (const topic of topics()) query.append("topic", topic);
+  const opened = new EventSource(`/dashboard/events?${query}`);
+  source = opened;
+  last = Date.now();
+  const heard = (name, act) => opened.addEventListener(name, (event) => {
+    last = Date.now();
+    act(JSON.parse(event.data));
+  });
+  heard("hello", (its) => {
+    if (its !== version) location.reload();
+    retry = 500;
+    show("live");
+    tell(null); // what changed before the stream was open
+  });
+  heard("changed", tell);
+  heard("beat", () => {});
+  opened.onerror = () => { if (source === opened) later(); };
+}
+
+export function follow() {
+  open();
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  addEventListener("online", open);
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  setInterval(() => { if (source && Date.now() - last > STALE) open(); }, 5000);
+}

@@ -1,0 +1,57 @@
+// What every page has: the live stream, dates, confirmation, messages, keys and the theme.
+import { follow } from "./live.js";
+import { showDates } from "./dates.js";
+import { listenForKeys } from "./keys.js";
+
+function say(text, kind = "") {
+  const toast = document.createElement("p");
+  toast.className = `toast ${kind}`;
+  toast.textContent = text;
+  document.getElementById("toasts").append(toast);
+  setTimeout(() => toast.remove(), 8000);
+}
+
+function reason(request) {
+  try {
+    return JSON.parse(request.responseText).error.message;
+  } catch {
+    return request.status ? `the controller answered ${request.status}` : "the controller does not answer";
+  }
+}
+
+function ask(event) {
+  if (!event.detail.question) return;
+  event.preventDefault();
+  const dialog = document.getElementById("confirm");
+  document.getElementById("confirm-text").textContent = event.detail.question;
+  dialog.returnValue = "";
+  dialog.addEventListener("close", () => {
+    if (dialog.returnValue === "yes") event.detail.issueRequest(true);
+  }, { once: true });
+  dialog.showModal();
+}
+
+function switchTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  document.cookie = `fairlead-theme=${root.dataset.theme}; Path=/dashboard; Max-Age=31536000; SameSite=Strict`;
+}
+
+document.body.addEventListener("htmx:confirm", ask);
+document.body.addEventListener("fairlead:done", (event) => say(event.detail.message));
+document.body.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.xhr.status === 401) location.reload();
+  else if (event.detail.requestConfig.verb !== "get") say(reason(event.detail.xhr), "refused");
+});
+document.body.addEventListener("htmx:sendError", (event) => {
+  if (event.detail.requestConfig.verb !== "get") say("the controller does not answer", "refused");
+});
+document.body.addEventListener("htmx:afterSettle", () => showDates(document));
+document.getElementById("theme").addEventListener("click", switchTheme);
+showDates(document);
+setInterval(() => showDates(document), 15000);
+listenForKeys();
+follow();
