@@ -213,7 +213,7 @@ def actions(state: RunState) -> list[Action]:
 
 def scalable(view: RunView) -> list[tuple[str, int]]:
     """Return the groups whose number of jobs can change, with their numbers."""
-    if view.finished_at is not None or any(one.gang_size is not None for one in view.groups):
+    if view.finished_at is not None or view.incarnation is not None:
         return []
     return [(group.name, group.nodes) for group in view.groups]
 

@@ -1,0 +1,212 @@
+"""What the pages show, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from controller.lifecycle.statuses import IrisState
+from controller.web.run import lasting
+from controller.web.states import LOOKS, badge, stylesheet
+from tests.unit.api.conftest import USER_TOKEN
+from tests.unit.web.conftest import Browser, submit
+
+XSS = "<script>alert(1)</script>"
+
+
+async def test_the_page_of_runs_says_first_what_to_do(admin: Browser) -> None:
+    assert "fairlead apply" in await (await admin.open("/dashboard/runs")).text()
+
+
+async def test_a_run_is_listed_with_its_state_and_why_it_waits(admin: Browser) -> None:
+    run = await submit(admin)
+    await _told_why(admin, run["id"])
+
+    rows = await admin.fragment("/dashboard/runs", "rows")
+
+    assert f'href="/dashboard/runs/{run["id"]}"' in rows
+    assert "status-pending" in rows
+    assert "no node is connected" in rows.lower()
+
+
+async def _told_why(browser: Browser, run_id: str) -> None:
+    """Wait for the scheduler's word on the run."""
+    headers = {"X-Fairlead-Page": browser.page_token}
+    path = f"/dashboard/api/v1/runs/{run_id}/watch"
+    async with browser.client.get(path, headers=headers) as answer:
+        async for line in answer.content:
+            if b'"pending_reason":"' in line:
+                return
+
+
+async def test_a_user_sees_no_runs_of_others(admin: Browser, ada: Browser) -> None:
+    run = await submit(admin, name="secret-plan")
+    own = await submit(ada, USER_TOKEN, name="own-run")
+
+    rows = await ada.fragment("/dashboard/runs", "rows")
+    other = await ada.open(f"/dashboard/runs/{run['id']}")
+    stopped = await ada.act(f"/dashboard/runs/{run['id']}/actions/abort")
+    stream = await ada.client.get(
+        "/dashboard/events", params={"page": ada.page_token, "topic": run["id"]}
+    )
+
+    assert own["name"] in rows
+    assert "secret-plan" not in rows
+    assert (other.status, stopped.status, stream.status) == (403, 403, 403)
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("?text=lpha", ["alpha"]),
+        ("?band=batch", ["beta"]),
+        ("?status=live", ["alpha", "beta"]),
+        ("?status=done", []),
+        ("?user=ada", []),
+        ("", ["alpha", "beta"]),
+    ],
+)
+async def test_filters_stand_in_the_address(admin: Browser, query: str, shown: list[str]) -> None:
+    await submit(admin, name="alpha")
+    await submit(admin, name="beta", band="batch")
+
+    rows = await admin.fragment(f"/dashboard/runs{query}", "rows")
+
+    assert [name for name in ("alpha", "beta") if f">{name}<" in rows] == shown
+
+
+async def test_an_unknown_filter_is_refused_by_name(admin: Browser) -> None:
+    answer = await admin.open("/dashboard/runs?status=odd")
+
+    assert answer.status == 400
+    assert "no status" in await answer.text()
+
+
+async def test_older_runs_are_on_the_next_page(admin: Browser) -> None:
+    for number in range(52):
+        await submit(admin, name=f"run-{number}")
+
+    first = await admin.fragment("/dashboard/runs", "rows")
+    cursor = first.split("cursor=")[1].split('"')[0]
+    second = await admin.fragment(f"/dashboard/runs?cursor={cursor}", "rows")
+
+    assert first.count("data-row") == 50
+    assert [f">run-{number}<" in second for number in range(3)] == [True, True, False]
+
+
+async def test_a_run_shows_its_configuration_without_its_secrets(admin: Browser) -> None:
+    run = await submit(admin)
+
+    text = await (await admin.open(f"/dashboard/runs/{run['id']}")).text()
+
+    assert "commands:" in text
+    assert "hidden-value" not in text
+
+
+async def test_names_and_messages_are_text_and_no_markup(admin: Browser) -> None:
+    run = await submit(admin, commands=[XSS])
+
+    text = await (await admin.open(f"/dashboard/runs/{run['id']}")).text()
+    searched = await (await admin.open(f"/dashboard/runs?text={XSS}")).text()
+    lost = await (await admin.open(f"/dashboard/runs/{XSS}")).text()
+
+    assert XSS not in text + searched + lost
+    assert "&lt;script&gt;" in text
+
+
+async def test_stop_ends_the_run_and_says_so(admin: Browser) -> None:
+    run = await submit(admin)
+
+    answer = await admin.act(f"/dashboard/runs/{run['id']}/actions/stop")
+    overview = await admin.fragment(f"/dashboard/runs/{run['id']}", "overview")
+
+    assert answer.status == 204
+    told = msgspec.json.decode(answer.headers["HX-Trigger"])
+    assert told == {"fairlead:done": {"message": "stop was requested"}}
+    assert "terminat" in overview
+
+
+async def test_a_suspended_run_can_be_resumed(admin: Browser) -> None:
+    run = await submit(admin)
+    path = f"/dashboard/runs/{run['id']}"
+
+    await admin.act(f"{path}/actions/suspend")
+    suspended = await admin.fragment(path, "overview")
+    await admin.act(f"{path}/actions/resume")
+    resumed = await admin.fragment(path, "overview")
+
+    assert 'id="act-resume"' in suspended
+    assert 'id="act-suspend"' in resumed
+
+
+async def test_a_group_is_scaled(admin: Browser) -> None:
+    run = await submit(admin)
+    path = f"/dashboard/runs/{run['id']}"
+    group = run["groups"][0]["name"]
+
+    done = await admin.act(f"{path}/scale", group=group, nodes="3")
+    refused = await admin.act(f"{path}/scale", group=group, nodes="many")
+
+    assert done.status == 204
+    assert refused.status == 400
+    assert 'value="3"' in await admin.fragment(path, "overview")
+
+
+async def test_an_open_page_hears_of_a_change_at_once(admin: Browser) -> None:
+    parameters = [("page", admin.page_token), ("topic", "any")]
+    async with admin.client.get("/dashboard/events", params=parameters) as stream:
+        assert (await stream.content.readuntil(b"\n\n")).startswith(b"event: hello\n")
+        began = asyncio.get_running_loop().time()
+        await submit(admin)
+        heard = await stream.content.readuntil(b"\n\n")
+        lasted = asyncio.get_running_loop().time() - began
+
+    assert heard == b'event: changed\ndata: "any"\n\n'
+    assert lasted < 5
+
+
+async def test_files_have_addresses_that_change_with_them(admin: Browser) -> None:
+    text = await (await admin.open("/dashboard/runs")).text()
+    address = text.split('type="module" src="')[1].split('"')[0]
+
+    answer = await admin.client.get(address, headers={"Accept-Encoding": "gzip"})
+    old = await admin.client.get("/dashboard/static/0000/page.js")
+
+    assert answer.status == 200
+    assert "immutable" in answer.headers["Cache-Control"]
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert old.status == 404
+
+
+@pytest.mark.parametrize("state", list(IrisState))
+def test_every_state_has_iris_name_a_colour_and_a_sign(state: IrisState) -> None:
+    assert badge(state).name == state.value
+    assert f".status-{state.value}{{--state:{LOOKS[state].colour};" in stylesheet()
+    assert badge(state).sign
+
+
+def test_states_have_the_colours_of_iris() -> None:
+    assert {state.value: look.colour for state, look in LOOKS.items()} == {
+        "pending": "#9a6700",
+        "assigned": "#bc4c00",
+        "building": "#8250df",
+        "running": "#0969da",
+        "succeeded": "#1a7f37",
+        "failed": "#cf222e",
+        "killed": "#57606a",
+        "worker_failed": "#8250df",
+        "unschedulable": "#cf222e",
+        "preempted": "#bc4c00",
+    }
+
+
+def test_a_worker_failure_is_annotated() -> None:
+    assert badge(IrisState.WORKER_FAILED).note == "(worker failure)"
+
+
+def test_a_duration_shows_its_two_largest_units() -> None:
+    shown = [lasting(seconds) for seconds in (5.4, 65, 3700, 90000)]
+
+    assert shown == ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
