@@ -177,8 +177,12 @@ def response_headers(
     headers: Iterable[tuple[str, str]], *, prefix: str, hosts: frozenset[str]
 ) -> list[tuple[str, str]]:
     """Return the headers for the client. `prefix`: what was stripped from the path; redirects and
-    cookies of a replica that does not know it get it back."""
-    kept = end_to_end(headers)
+    cookies of a replica that does not know it get it back.
+
+    No replica may widen its service worker's scope: the worker would answer for other services and
+    for the dashboard.
+    """
+    kept = [one for one in end_to_end(headers) if one[0].lower() != "service-worker-allowed"]
     if not prefix:
         return kept
     return [(name, _with_prefix(name.lower(), value, prefix, hosts)) for name, value in kept]

@@ -92,3 +92,11 @@ def test_redirects_and_cookies_of_a_stripped_path_get_it_back(
     made = response_headers([(name, value)], prefix="/services/api", hosts=HOSTS)
     assert made == [(name, expected)]
     assert response_headers([(name, value)], prefix="", hosts=HOSTS) == [(name, value)]
+
+
+def test_a_replica_cannot_widen_the_scope_of_its_service_worker() -> None:
+    sent = [("Service-Worker-Allowed", "/"), ("Content-Type", "text/javascript")]
+
+    kept = headers.response_headers(sent, prefix="", hosts=frozenset())
+
+    assert kept == [("Content-Type", "text/javascript")]
