@@ -18,6 +18,7 @@ from controller.pipelines import to_node
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext, RetryLater
 from runner.client import RunnerError
+from runner.schemas import RunnerState
 from runner.schemas.frames import BadFrame, Decoder, Frame, Stream, encode, notice_line
 from shim.client import ShimError
 from shim.schemas import Notice
@@ -166,7 +167,12 @@ class LogCollector:
         except BadFrame as error:
             raise RetryLater(f"the runner sent a damaged frame: {error}") from error
         except RunnerError as error:
-            raise RetryLater(str(error)) from error
+            known = await runner.health()
+            if known.state is not RunnerState.SERVING_LOGS or writer.end <= known.log_end:
+                raise RetryLater(str(error)) from error
+            # A try that was cut short has stored the whole log, and lines of its own after it.
+            await runner.ack(known.log_end)
+            return
         finally:
             await acknowledging.end()
         await runner.ack(await writer.sync())

@@ -15,10 +15,10 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from controller.links.base import LogPieces, NodeConnection, OutputPieces
-from runner.client import PortStream, RunnerUnavailable
+from runner.client import PortStream
 from runner.schemas import (
     ExitRecord,
     JobMetrics,
@@ -27,6 +27,7 @@ from runner.schemas import (
     StatusEvent,
     SubmitRequest,
 )
+from runner.schemas.frames import BadFrame, Decoder
 from shim.schemas import (
     AllocationInfo,
     DrainRequest,
@@ -44,6 +45,7 @@ from shim.schemas import (
     TerminateRequest,
 )
 from tests.doubles.clock import NOW, ManualClock
+from tests.doubles.runner import RunnerRules
 from tests.doubles.shim import KeptTask, ShimState, node_info
 
 HEALTH = Health(version="1", api_versions=("v1",), boot_id="boot", install_id="inst", epoch="e")
@@ -74,6 +76,8 @@ USED = JobMetrics(
     oom_kills=0,
     connections=0,
 )
+
+KILLED = 137
 
 
 class _Pieces:
@@ -290,13 +294,19 @@ class FakeShim:
 
 
 class FakeRunner:
-    """Behaves. `failures` are raised first, one by each call."""
+    """Behaves by the rules of `RunnerRules`; a job ends at once when it is told.
+
+    `asked` notes every change that was ordered. `failures` are raised first, one by each call;
+    None: that call goes well.
+    """
 
     def __init__(self) -> None:
+        self._rules = RunnerRules(ManualClock())
+        self._rules.listen()
         self.asked: list[str] = []
         self.submitted: list[SubmitRequest] = []
         self.code: dict[str, bytes] = {}
-        self.failures: list[Exception] = []
+        self.failures: list[Exception | None] = []
         self.acked: list[int] = []
         self.acknowledged = asyncio.Event()
         self.notices: list[tuple[str, str]] = []
@@ -305,65 +315,91 @@ class FakeRunner:
         self.ack_failure: Exception | None = None
         self.stops: list[tuple[str | None, float]] = []
         self.statuses: list[StatusEvent | Exception] = []
+        self.tells = False
+        """Tells its own states, instead of those in `statuses`."""
         self.log: list[bytes | Exception | asyncio.Event] = []
+        self._log_end = 0
         self.log_offsets: list[int] = []
         self.ports: dict[int, PortStream] = {}
         self.used = USED
 
-    def _note(self, verb: str) -> StatusEvent:
-        if self.failures:
-            raise self.failures.pop(0)
+    def _note(self, verb: str) -> None:
+        self._fail()
         self.asked.append(verb)
-        return status(RunnerState.RUNNING)
+
+    def _fail(self) -> None:
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
 
     async def health(self) -> RunnerHealth:
-        raise RunnerUnavailable("nobody asks for it")
+        return self._rules.health(self._end_of_log())
 
     async def start(self, request: SubmitRequest) -> StatusEvent:
-        answer = self._note("start")
+        self._note("start")
         self.submitted.append(request)
-        waits = request.job.files or request.job.repos
-        return status(RunnerState.WAITING_FOR_CODE) if waits else answer
+        self._rules.submit(request)
+        if not self._rules.waits_for_code:
+            self._rules.run()
+        return self._rules.latest
 
     async def put_code(self, digest: str, content: bytes | AsyncIterable[bytes]) -> StatusEvent:
         assert not isinstance(content, bytes)
         self.code[digest] = b"".join([piece async for piece in content])
-        return self._note("put_code")
+        self._note("put_code")
+        self._rules.receive_code(digest)
+        return self._rules.latest
 
     async def run(self) -> StatusEvent:
-        return self._note("run")
+        self._note("run")
+        self._rules.run()
+        return self._rules.latest
 
     async def notice(self, id: str, text: str) -> None:
         if self.notice_failures:
             raise self.notice_failures.pop(0)
-        self.notices.append((id, text))
+        if self._rules.notice(id):
+            self.notices.append((id, text))
         self.noticed.set()
 
     async def ack(self, offset: int) -> int:
         if self.ack_failure is not None:
             raise self.ack_failure
+        acknowledged = self._rules.ack(offset, self._end_of_log())
         self.acked.append(offset)
         self.acknowledged.set()
-        return offset
+        return acknowledged
+
+    def _end_of_log(self) -> int:
+        decoder = Decoder()
+        with suppress(BadFrame):
+            for piece in self.log:
+                for frame in decoder.feed(piece) if isinstance(piece, bytes) else ():
+                    self._log_end = max(self._log_end, frame.end)
+        return self._log_end
 
     async def stop(
         self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
     ) -> StatusEvent:
-        answer = self._note("interrupt" if interrupt else "stop")
+        self._note("interrupt" if interrupt else "stop")
         self.stops.append((signal, grace))
-        return answer
+        end = self._end_of_log()
+        if self._rules.stop(interrupt=interrupt, log_end=end):
+            self._rules.conclude(self._rules.reason_when_killed(), KILLED, log_end=end)
+        return self._rules.latest
 
     async def suspend(self, suspended: bool) -> None:
         self._note("suspend" if suspended else "go on")
 
     async def status_events(self, after: int = 0) -> AsyncGenerator[StatusEvent, None]:
-        for event in self.statuses:
+        for event in self._rules.states_after(after) if self.tells else self.statuses:
             if isinstance(event, Exception):
                 raise event
             yield event
 
     async def follow_logs(self, offset: int) -> AsyncGenerator[bytes, None]:
         self.log_offsets.append(offset)
+        self._rules.check_offset(offset, self._end_of_log())
         for piece in self.log:
             if isinstance(piece, Exception):
                 raise piece
@@ -373,13 +409,11 @@ class FakeRunner:
                 yield piece
 
     async def metrics(self) -> JobMetrics:
-        if self.failures:
-            raise self.failures.pop(0)
+        self._fail()
         return self.used
 
     async def connect_port(self, port: int) -> PortStream:
-        if self.failures:
-            raise self.failures.pop(0)
+        self._fail()
         return self.ports[port]
 
 

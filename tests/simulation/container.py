@@ -1,4 +1,4 @@
-"""A simulated container: a runner with the job in it, as seen on its socket.
+"""A simulated container: the rules of every double's runner, and what becomes of the job in it.
 
 It stays known after its end, since what it wrote and how it ended is the truth that the
 controller's account is compared with.
@@ -12,9 +12,10 @@ from random import Random
 from typing import Any
 
 from controller.clock import Clock
-from runner.client import RunnerError, RunnerUnavailable
-from runner.schemas import ExitRecord, RunnerHealth, RunnerState, StatusEvent, SubmitRequest
-from runner.schemas.frames import Frame, Stream, encode, tail_from
+from runner.client import RunnerUnavailable
+from runner.schemas import ExitReason, ExitRecord, RunnerHealth, StatusEvent, SubmitRequest
+from runner.schemas.frames import Frame, Stream, encode, notice_line, tail_from
+from tests.doubles.runner import RunnerRules
 from tests.simulation.script import (
     SPARED_EXIT_CODE,
     Ending,
@@ -43,24 +44,19 @@ class Container:
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
     ) -> None:
         self.task_id = task_id
-        self.request: SubmitRequest | None = None
+        self.rules = RunnerRules(clock)
         self.script: Script | None = None
         self.frames: list[Frame] = []
-        self.record: ExitRecord | None = None
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
         self.stopped_by_engine = False
         self.stops: list[float] = []
         """When the job was asked to stop."""
-        self._interrupted = False
         self._terminated = False
         self._kill_at = float("inf")
         self._start = start
         self._clock = clock
         self._chance = chance
-        self._listens = False
-        self._states: list[StatusEvent] = []
-        self._acknowledged = -1
         self._followers = 0
         self._changed = asyncio.Event()
         self._signalled = asyncio.Event()
@@ -68,6 +64,14 @@ class Container:
         self._job: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
         self._life = spawn(self._live())
+
+    @property
+    def record(self) -> ExitRecord | None:
+        return self.rules.record
+
+    @property
+    def listens(self) -> bool:
+        return bool(self.rules.states) and not self.ended.is_set()
 
     @property
     def output(self) -> bytes:
@@ -100,51 +104,38 @@ class Container:
 
     async def health(self) -> RunnerHealth:
         self._answer()
-        return RunnerHealth(
-            version="simulated",
-            api_versions=("v1",),
-            state=self._states[-1].state,
-            log_start=0,
-            log_end=self.log_end,
-            log_acked=max(0, self._acknowledged),
-        )
+        return self.rules.health(self.log_end)
 
     async def submit(self, request: SubmitRequest) -> StatusEvent:
         self._answer()
-        if self.request is None and self.record is None:
-            self.request = request
+        if self.rules.submit(request):
             self.script = script_from(request.job.env).of(self.task_id)
-            self._enter(RunnerState.READY)
-        elif self.request is None or not request.is_the_same_job(self.request):
-            raise RunnerError("conflict", "another job was submitted before", 409)
-        return self._states[-1]
+            self._ring()
+        return self.rules.latest
 
     async def run(self) -> StatusEvent:
         self._answer()
-        if self.script is None:
-            raise RunnerError("not_ready", "submit a job first", 409)
-        if self._job is None and self.record is None:
-            self._enter(RunnerState.RUNNING)
+        if self.rules.run():
+            self._ring()
+            assert self.script is not None
             self._job = self._spawn(self._work(self.script))
-        return self._states[-1]
+        return self.rules.latest
 
     async def start(self, request: SubmitRequest) -> StatusEvent:
-        await self.submit(request)
-        return await self.run()
+        event = await self.submit(request)
+        return event if self.rules.waits_for_code else await self.run()
 
     async def stop(
         self, *, signal: str | None = None, grace: float = 10.0, interrupt: bool = False
     ) -> StatusEvent:
         self._answer()
-        if self.record is not None:
-            return self._states[-1]
-        self._interrupted |= interrupt
-        if self._job is None:
-            self._conclude("executor_error", None)
-        else:
+        before = self.rules.latest
+        if self.rules.stop(interrupt=interrupt, log_end=self.log_end):
             self._ask_to_stop()
             self._kill_job_by(self._clock.now() + grace)
-        return self._states[-1]
+        elif self.rules.latest is not before:
+            self._ring()
+        return self.rules.latest
 
     async def suspend(self) -> None:
         """Simulated jobs have no limit of their own that could stand still."""
@@ -152,29 +143,30 @@ class Container:
 
     async def notice(self, id: str, text: str) -> None:
         self._answer()
+        if self.rules.notice(id):
+            self._append(Stream.SYSTEM, notice_line(text))
 
     async def ack(self, offset: int) -> int:
         self._answer()
-        if not 0 <= offset <= self.log_end:
-            raise RunnerError("invalid", f"{offset} is not within 0..{self.log_end}", 400)
-        self._acknowledged = max(self._acknowledged, offset)
+        acknowledged = self.rules.ack(offset, self.log_end)
         self._ring()
-        return self._acknowledged
+        return acknowledged
 
     async def status_events(self, after: int = 0) -> AsyncIterator[StatusEvent]:
         self._answer()
         at = after
         while True:
-            while at < len(self._states):
+            while at < len(self.rules.states):
                 at += 1
-                yield self._states[at - 1]
+                yield self.rules.states[at - 1]
             if self.ended.is_set():
                 return
             if not await self._wait(HEARTBEAT_SECONDS):
-                yield self._states[-1]
+                yield self.rules.latest
 
     async def follow_logs(self, offset: int) -> AsyncIterator[bytes]:
         self._answer()
+        self.rules.check_offset(offset, self.log_end)
         self._followers += 1
         try:
             while True:
@@ -195,7 +187,7 @@ class Container:
             self._ring()
 
     def _answer(self) -> None:
-        if self.ended.is_set() or not self._listens:
+        if not self.listens:
             raise RunnerUnavailable("connection refused")
 
     # -- its life -----------------------------------------------------------------------------
@@ -207,8 +199,8 @@ class Container:
             return
         if self._start is Start.MUTE:
             return
-        self._listens = True
-        self._enter(RunnerState.WAITING_FOR_JOB)
+        self.rules.listen()
+        self._ring()
         while self.record is None:
             await self._wait(None)
         until = self._clock.now() + LINGER_SECONDS
@@ -217,7 +209,8 @@ class Container:
         self._end(self.record.exit_code or 0)
 
     def _is_read(self) -> bool:
-        return self._followers == 0 and self._acknowledged >= self.log_end
+        acknowledged = self.rules.acknowledged
+        return self._followers == 0 and acknowledged is not None and acknowledged >= self.log_end
 
     async def _work(self, script: Script) -> None:
         stopped = False
@@ -232,22 +225,20 @@ class Container:
             for number in range(5):
                 self._write(script, f"cleaning up {number}")
                 await asyncio.sleep(1.0)
-            self._conclude("done_by_runner", 0)
+            self._conclude(ExitReason.DONE_BY_RUNNER, 0)
         elif stopped:
             self._exit_on_stop(script)
         elif script.ending is Ending.TAKES_RUNNER_ALONG:
             self.kill()
         elif script.ending is Ending.OUT_OF_MEMORY:
-            self._conclude("out_of_memory", KILLED)
+            self._conclude(ExitReason.OUT_OF_MEMORY, KILLED)
         else:
-            reason = "container_exited_with_error" if script.exit_code else "done_by_runner"
-            self._conclude(reason, script.exit_code)
+            failed, done = ExitReason.CONTAINER_EXITED_WITH_ERROR, ExitReason.DONE_BY_RUNNER
+            self._conclude(failed if script.exit_code else done, script.exit_code)
 
     def _exit_on_stop(self, script: Script) -> None:
         code = SPARED_EXIT_CODE if script.on_stop is OnStop.COMES_BACK else 143
-        asked_for = None if self.request is None else self.request.job.restart_exit_code
-        spared = self._interrupted and code == asked_for
-        self._conclude("interrupted" if spared else "container_exited_with_error", code)
+        self._conclude(self.rules.reason_of(code), code)
 
     async def _pause(self, script: Script, seconds: float) -> bool:
         """Whether the job stops now."""
@@ -263,9 +254,10 @@ class Container:
 
     def _write(self, script: Script, text: str) -> None:
         payload = f"{self.task_id} {text} ".encode().ljust(script.line_bytes, b"x") + b"\n"
-        stream = self._chance.choice((Stream.STDOUT, Stream.STDERR))
-        time_ns = int(self._clock.now() * 1e9)
-        self.frames.append(Frame(self.log_end, time_ns, stream, payload))
+        self._append(self._chance.choice((Stream.STDOUT, Stream.STDERR)), payload)
+
+    def _append(self, stream: Stream, payload: bytes) -> None:
+        self.frames.append(Frame(self.log_end, int(self._clock.now() * 1e9), stream, payload))
         self._ring()
 
     def _ask_to_stop(self) -> None:
@@ -284,24 +276,11 @@ class Container:
         await asyncio.sleep(max(0.0, self._kill_at - self._clock.now()))
         if self._job is not None and self.record is None:
             self._job.cancel()
-            reason = "interrupted" if self._interrupted else "container_exited_with_error"
-            self._conclude(reason, KILLED)
+            self._conclude(self.rules.reason_when_killed(), KILLED)
 
-    def _conclude(self, reason: str, exit_code: int | None) -> None:
-        self.record = ExitRecord(
-            reason=reason,
-            exit_code=exit_code,
-            finished_at=self._clock.now(),
-            log_end=self.log_end,
-            container_stopped=self._terminated,
-        )
-        self._enter(RunnerState.SERVING_LOGS)
-
-    def _enter(self, state: RunnerState) -> None:
-        event = StatusEvent(
-            seq=len(self._states) + 1, at=self._clock.now(), state=state, exit=self.record
-        )
-        self._states.append(event)
+    def _conclude(self, reason: ExitReason, exit_code: int | None) -> None:
+        end, stopped = self.log_end, self._terminated
+        self.rules.conclude(reason, exit_code, log_end=end, container_stopped=stopped)
         self._ring()
 
     def _end(self, exit_code: int) -> None:

@@ -91,6 +91,7 @@ async def test_an_unfinished_line_is_ended_first_and_a_repeated_look_adds_nothin
     collect = LogCollector(NotedTurns(), logs)
     await collect(view_of(on_gpu), node)
     (logs.folder_of(attempt_of(on_gpu).id) / "complete").unlink()  # killed just before it
+    await node.the_runner.stop()  # its job has ended, and its log with it
     await collect(view_of(on_gpu), node)
     lines = [text for _, text in await stored(logs, on_gpu)]
     assert lines == [b"cut", b"\n" + LINE]

@@ -17,6 +17,7 @@ from controller.lifecycle.statuses import AttemptStatus
 from controller.pipelines import to_node
 from controller.pipelines.job_running import JobStarter
 from controller.pipelines.to_node import AttemptContext
+from runner.client import RunnerUnavailable
 from runner.schemas import Files, RepoCredentials
 from tests.doubles.clock import ManualClock
 from tests.doubles.node import FakeConnection
@@ -62,10 +63,13 @@ async def test_a_lost_connection_sends_it_again(blobs: BlobStore) -> None:
     node, turns = FakeConnection(), NotedTurns()
     starter = JobStarter(turns, ManualClock(), blobs, ALONE, NO_SECRETS)
     view = a_view()
-    await starter(view, node)
+    node.the_runner.failures = [None, None, RunnerUnavailable("cut")]
+    with pytest.raises(RunnerUnavailable):
+        await starter(view, node)
     node.the_runner.code.clear()
     await starter(view, node)
     assert node.the_runner.code == BLOBS
+    assert node.the_runner.asked[-1] == "run"
 
 
 async def test_code_that_is_gone_ends_the_job_with_a_sentence(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ async def test_after_a_rest_an_acknowledgement_that_fails_is_told_with_what_come
     monkeypatch.setattr(log_collection, "SOON_SECONDS", 0.0)
     monkeypatch.setattr(log_collection, "LATE_SECONDS", 0.0)
     writer = await logs.writer(attempt_of(placed(AttemptStatus.RUNNING)).id)
+    node.the_runner.log = [frame(0), frame(1)]
     telling = log_collection.Acknowledging(node.the_runner, writer)
     for number in (0, 1):
         await writer.append(frame(number))
