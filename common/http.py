@@ -1,14 +1,17 @@
-"""JSON over HTTP: bodies in; values, refusals and failures out."""
+"""JSON over HTTP: bodies in; values, refusals and failures out; and why no answer came."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.typedefs import Middleware
 
 from common.errors import Refused
@@ -86,3 +89,20 @@ def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     if allowed := error.headers.get("Allow"):
         answer.headers["Allow"] = allowed
     return answer
+
+
+def why_lost(error: Exception) -> str:
+    """Return why a client got no answer, without the words of the HTTP library."""
+    match error:
+        case UnixClientConnectorError():
+            return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
+        case aiohttp.ClientConnectorError():
+            return str(error)
+        case TimeoutError():
+            return "no answer came in time"
+        case aiohttp.WSServerHandshakeError():
+            return f"it answered with HTTP status {error.status}"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case _:
+            return "the connection was lost"

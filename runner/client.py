@@ -8,17 +8,16 @@ the request.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import aiohttp
 import msgspec
-from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.http_exceptions import HttpProcessingError
 
 from common.errors import AgentError, read_error
+from common.http import why_lost
 from runner.schemas import (
     LOG_COMPLETE_HEADER,
     LOG_END_HEADER,
@@ -322,24 +321,7 @@ class RunnerClient:
         try:
             yield
         except self._lost as error:
-            raise RunnerUnavailable(_why(error)) from error
-
-
-def _why(error: Exception) -> str:
-    """Return the error without the words of the HTTP library."""
-    match error:
-        case UnixClientConnectorError():
-            return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
-        case aiohttp.ClientConnectorError():
-            return str(error)
-        case TimeoutError():
-            return "no answer came in time"
-        case aiohttp.WSServerHandshakeError():
-            return f"it answered with HTTP status {error.status}"
-        case OSError(errno=int(number)):
-            return os.strerror(number)
-        case _:
-            return "the connection was lost"
+            raise RunnerUnavailable(why_lost(error)) from error
 
 
 async def _read(response: aiohttp.ClientResponse, most: int = _MAX_ANSWER) -> bytes:

@@ -7,16 +7,15 @@ or a channel of an SSH connection). A refusal raises `ShimError`, a lost connect
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import aiohttp
 import msgspec
-from aiohttp.client_exceptions import UnixClientConnectorError
 
 from common.errors import AgentError, read_error
+from common.http import why_lost
 from shim.schemas import (
     FENCE_HEADER,
     INCARNATION_HEADER,
@@ -259,24 +258,7 @@ def _lost(what: str) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientError, OSError) as error:
-        raise ShimUnavailable(f"{what}: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    """Return the error without the words of the HTTP library."""
-    match error:
-        case UnixClientConnectorError():
-            return f"nothing answers at {error.path} ({os.strerror(error.errno or 0)})"
-        case aiohttp.ClientConnectorError():
-            return str(error)
-        case TimeoutError():
-            return "no answer came in time"
-        case aiohttp.WSServerHandshakeError():
-            return f"it answered with HTTP status {error.status}"
-        case OSError(errno=int(number)):
-            return os.strerror(number)
-        case _:
-            return "the connection was lost"
+        raise ShimUnavailable(f"{what}: {why_lost(error)}") from error
 
 
 def _event(decoder: msgspec.json.Decoder[Event], line: bytes) -> Event:
