@@ -67,6 +67,7 @@ class TaskFields(TypedDict, total=False):
     ports: Sequence[int | str]
     tty: bool
     env_style: Strings
+    outputs: Strings
     ssh: str
     privileged: bool
     cap_add: Strings

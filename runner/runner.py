@@ -70,6 +70,7 @@ class Runner:
         self._execution: Execution | None = None
         self._job: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[Launch] | None = None
+        self._copying: asyncio.Task[list[str]] | None = None
         self._stopped = False
         self._suspended = False
         self._hurried = False
@@ -206,8 +207,7 @@ class Runner:
             raise Refused(409, "ended", "the job has ended, and so has its log")
         if notice_id not in self._noticed:
             self._noticed.add(notice_id)
-            lead = b"" if self.log.at_line_start else b"\n"
-            self.log.append(Stream.SYSTEM, lead + notice_line(text))
+            self._say(text)
         return self.status.latest
 
     def follower_came(self) -> None:
@@ -253,6 +253,8 @@ class Runner:
         if self.state is RunnerState.SERVING_LOGS:
             return
         self._stopped = True
+        if self._copying is not None and grace is not None:
+            asyncio.get_running_loop().call_later(grace, self._copying.cancel)
         if self._execution is not None:
             self._execution.stop(number, grace, interrupt=interrupt)
         elif self._preparing is not None:
@@ -320,7 +322,32 @@ class Runner:
             await self._keep(record(ending, verdict))
 
         ending, verdict = await execute(main_ended)
-        await self._conclude(record(ending, verdict))
+        ended = record(ending, verdict)
+        await self._keep_outputs(ended)
+        await self._conclude(msgspec.structs.replace(ended, log_end=self.log.end))
+
+    async def _keep_outputs(self, ended: ExitRecord) -> None:
+        """Copy what the job's `outputs` name. The container may be killed meanwhile, so its exit
+        record is kept before."""
+        request = self._request
+        if request is None or not request.job.outputs:
+            return
+        await self._keep(ended)
+        self._copying = asyncio.create_task(self._preparation.keep_outputs(request))
+        try:
+            lines = await self._copying
+        except asyncio.CancelledError:
+            if not self._copying.cancelled():
+                raise
+            lines = ["outputs: the job was stopped while they were copied; the rest is left out"]
+        finally:
+            self._copying = None
+        for line in lines:
+            self._say(line)
+
+    def _say(self, text: str) -> None:
+        lead = b"" if self.log.at_line_start else b"\n"
+        self.log.append(Stream.SYSTEM, lead + notice_line(text))
 
     async def _prepared(self, request: SubmitRequest) -> Launch:
         self._preparing = asyncio.create_task(self._preparation.launch(request))

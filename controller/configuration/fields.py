@@ -26,6 +26,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 _REF = re.compile(r"[A-Za-z0-9_][\w./+@-]*", re.ASCII)
 _BLOB = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_MOST_OUTPUT_PATH = 1024
 Hook = Callable[[type, Any], Any]
 
 
@@ -356,6 +357,18 @@ def _bound(name: str, text: str) -> int:
 
 _MAPPED = re.compile(r"(?:(?P<local>\d{1,5}|\*):)?(?P<port>\d{1,5})", re.ASCII)
 _MOST_PORT = 65535
+
+
+def output_path(value: object) -> schema.OutputPath:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a string with a path")
+    if ".." in value.split("/"):
+        raise ValueError(f"{shown(value)} goes up by ..; write an absolute path")
+    if value.startswith("~") or "$" in value:
+        raise ValueError(f"{shown(value)}: ~ and variables are not filled in; write the path")
+    if len(value.encode()) > _MOST_OUTPUT_PATH:
+        raise ValueError(f"is longer than {_MOST_OUTPUT_PATH} bytes")
+    return schema.OutputPath(value)
 
 
 def port_mapping(value: object) -> schema.PortMapping:

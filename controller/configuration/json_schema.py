@@ -209,6 +209,7 @@ _SCHEMAS: dict[type, dict[str, Any]] = {
         ]
     },
     schema.HeaderName: _STRING,
+    schema.OutputPath: _STRING,
     schema.UrlPath: {"type": "string", "pattern": "^/"},
     schema.ProbeMethod: _STRING,
     schema.Groups: {"type": "array", "minItems": 1, "items": _mapping(schema.GroupFields)},

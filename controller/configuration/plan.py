@@ -68,6 +68,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which `retry: true` tries again."""
     gang_max_failures: int = 10
     """The number of retried failures of an explicit `gang` if the user sets none."""
+    outputs_limit: int = 1 << 30
+    """Bytes of outputs that are kept of one attempt."""
     limits: Limits = Limits()
 
 
@@ -312,6 +314,8 @@ def _job(
         secrets=dict(configuration.secrets or {}),
         tty=configuration.tty,
         env_style=configuration.env_style,
+        outputs=tuple(map(str, configuration.outputs)),
+        outputs_limit=defaults.outputs_limit if configuration.outputs else None,
         restart_exit_code=configuration.restart_exit_code,
         log_quota=None if configuration.log_quota is None else int(configuration.log_quota),
         fail_on_log_quota=configuration.fail_on_log_quota,

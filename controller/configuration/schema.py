@@ -151,6 +151,12 @@ class GroupName(str):
     __slots__ = ()
 
 
+class OutputPath(str):
+    """A path or pattern of what is kept of a job."""
+
+    __slots__ = ()
+
+
 class UrlPath(str):
     """A path of a URL, with its query."""
 
@@ -344,6 +350,7 @@ class RunFields(GroupedFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ports: tuple[PortMapping, ...] = ()
     tty: bool = False
     env_style: tuple[EnvStyle, ...] = ()
+    outputs: tuple[OutputPath, ...] = ()
     ssh: SshChoice | None = None
     privileged: bool = False
     cap_add: tuple[Capability, ...] = ()
@@ -604,6 +611,8 @@ ALLOWED = {
     " of variables of your environment",
     "ports": "a list of PORT or LOCAL:PORT, such as 8080 or 80:8000; LOCAL * is any free port",
     "tty": "true or false",
+    "outputs": "a list of paths in the container, absolute or relative to working_dir, with the"
+    " patterns * ? [a-z] and **",
     "env_style": f"a list of {', '.join(EnvStyle)}",
     "volumes": "a list of NAME:/PATH, /PATH/ON/THE/NODE:/PATH (both with :ro if read only), or"
     " mappings with path and one of name, instance_path, device, tmpfs",

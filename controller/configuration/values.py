@@ -234,6 +234,7 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.Capability: fields.capability,
     schema.Ulimits: fields.ulimits,
     schema.PortMapping: fields.port_mapping,
+    schema.OutputPath: fields.output_path,
     schema.Needs: lambda value: fields.needs(value, make),
     schema.Names: fields.fleets,
     schema.Schedule: fields.schedule,

@@ -188,6 +188,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     secrets: dict[str, str] = {}
     tty: bool = False
     env_style: tuple[EnvStyle, ...] = ()
+    outputs: tuple[str, ...] = ()
+    """Paths and patterns of what is kept beside the output folder's content."""
+    outputs_limit: int | None = None
+    """Bytes of that."""
     restart_exit_code: int | None = None
     """The exit code with which an interrupted job asks to be started again."""
     log_quota: int | None = None

@@ -211,6 +211,8 @@ def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
         log_quota=spec.log_quota,
         fail_on_log_quota=spec.fail_on_log_quota,
         env_style=spec.env_style,
+        outputs=spec.outputs,
+        outputs_limit=spec.outputs_limit,
         gang=_gang(view),
         monitoring_descriptor=None if allocation is None else allocation.monitoring_descriptor,
     )

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import os
 import re
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from runner.code.helper import Helpers, Outcome
+from runner.code.helper import Helpers, Outcome, own_program
 from runner.errors import CannotStart
 from runner.processes.scratch import Scratch
 from runner.schemas import Repo, RepoCredentials
@@ -154,7 +153,7 @@ class RuntimeGit:
         _require(done, "the local changes cannot be applied to the repository")
 
     async def _run(self, what: str, target: str, stdin: int) -> Outcome:
-        argv = (*_python("runner.code.fetch"), what, target)
+        argv = (*own_program("runner.code.fetch"), what, target)
         env = {name: value for name, value in self._helpers.env.items() if name in _KEPT_FOR_OURS}
         env["PATH"] = self._helpers.env.get("PATH", os.defpath)
         return await self._helpers.run(argv, cwd="/", env=env, stdin=stdin)
@@ -222,7 +221,7 @@ def _ssh(
     checking = "yes" if known else "accept-new"
     options = ["BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15"]
     options += [f"StrictHostKeyChecking={checking}", f"UserKnownHostsFile={hosts}"]
-    words = [*((program,) if program else _python("runner.code.git_ssh")), "-F", "/dev/null"]
+    words = [*((program,) if program else own_program("runner.code.git_ssh")), "-F", "/dev/null"]
     if keys is not None and keys.private_key is not None:
         key = scratch.secret_file("git-key", keys.private_key.rstrip("\n") + "\n")
         made.append(key)
@@ -250,12 +249,6 @@ def _require(done: Outcome, what: str) -> None:
 def _refuse(done: Outcome, what: str) -> NoReturn:
     lines = [line for line in done.said.splitlines() if line.strip()]
     raise CannotStart(f"{what}: {' / '.join(lines[-3:])[:600]}" if lines else what)
-
-
-def _python(module: str) -> tuple[str, ...]:
-    """Return the command line of one of our programs, with this interpreter."""
-    isolated = ("-I", "-S", "-X", "utf8=1") if sys.flags.no_site else ()
-    return (sys.executable, *isolated, "-m", module)
 
 
 def choose(find: Callable[[str], str | None], helpers: Helpers, scratch: Scratch) -> Git:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -26,6 +27,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
     code: int
     said: str
+
+
+def own_program(module: str) -> tuple[str, ...]:
+    """Return the command line of one of our programs, with this interpreter."""
+    isolated = ("-I", "-S", "-X", "utf8=1") if sys.flags.no_site else ()
+    return (sys.executable, *isolated, "-m", module)
 
 
 class Helpers:

@@ -149,6 +149,24 @@ class Preparation:
             _log.error("%s", trouble)
         return launch
 
+    async def keep_outputs(self, request: SubmitRequest) -> list[str]:
+        """Copy what the job's `outputs` name to its output folder. Return the lines for the log."""
+        groundwork, job = self._groundwork, request.job
+        if groundwork is None or not job.outputs:
+            return []
+        from runner.code.helper import Helpers
+        from runner.job.outputs import Order, copy
+
+        env = {"PATH": environment.DEFAULT_PATH, **groundwork.inherited}
+        helpers = Helpers(self._children, env, groundwork.place.identity)
+        order = Order(
+            working_dir=groundwork.place.working_dir,
+            target=str(self._task / OUTPUT_FOLDER_NAME),
+            paths=job.outputs,
+            limit=job.outputs_limit,
+        )
+        return await copy(helpers, order)
+
     def clean(self) -> None:
         """Remove everything of the job's secrets and environment. Blocking."""
         if self._groundwork is not None:

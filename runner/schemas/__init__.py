@@ -165,6 +165,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     restart_exit_code: int | None = None
     """The exit code with which an interrupted job asks to be started again."""
     env_style: tuple[EnvStyle, ...] = ()
+    outputs: tuple[str, ...] = ()
+    """What is copied to the output folder when the job has ended: paths and patterns, absolute or
+    relative to the working folder."""
+    outputs_limit: int | None = None
+    """The most bytes of that."""
     gang: GangInfo | None = None
     monitoring_descriptor: str | None = None
     """The name under which the job's allocation is monitored."""

@@ -149,7 +149,10 @@ def controller(
         tls=_tls(tls_cert, tls_key),
         allowed_origins=tuple(parse_origin(one) for one in allowed_origin),
         join=None if join is None else parse_listen(join, "--join"),
-        defaults=_defaults(operating, default_image, project_keys),
+        defaults=msgspec.structs.replace(
+            _defaults(operating, default_image, project_keys),
+            outputs_limit=parse_limit(outputs_limit, "--outputs-limit"),
+        ),
         most_upload=parse_limit(upload_limit, "--upload-limit"),
         most_uploads_of_user=(
             None

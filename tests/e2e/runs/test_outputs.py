@@ -55,3 +55,19 @@ def test_an_aborted_job_keeps_its_outputs_while_controller_and_shim_are_killed(
     assert _listed(lab, "cut-off")["files"] == [{"name": "a", "size": 5}]
     lab.cli("outputs", "cut-off", "--pull", tmp_path).succeeded()
     assert (tmp_path / "a").read_text() == "kept\n"
+
+
+def test_paths_of_outputs_are_kept_of_jobs_that_are_stopped_or_out_of_memory(
+    lab: RunLab, tmp_path: Path
+) -> None:
+    kept = {"user": "65534", "working_dir": "/tmp/work", "outputs": ["ckpt/**/*.pt", "none"]}
+    write = "mkdir -p ckpt/deep; echo 1 > ckpt/deep/a.pt; echo 2 > ckpt/b.log; echo written"
+    lab.start("stopped", commands=[f"{write}; {UNTIL_ASKED}"], **kept)
+    lab.apply("eaten", commands=[write, "tail /dev/zero"], resources={"memory": "64MB"}, **kept)
+    lab.wait_for_log("stopped", b"written")
+    lab.cli("stop", "stopped").succeeded()
+    lab.wait_for("stopped", "terminated")
+    for name in ("stopped", "eaten"):
+        lab.wait_for_log(name, b"outputs: none: there is no such file or folder")
+        assert _listed(lab, name)["files"] == [{"name": "ckpt/deep/a.pt", "size": 2}]
+    assert lab.attempts("eaten")[-1]["termination_reason"] == "out_of_memory"

@@ -64,6 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"band": "highest"}, "$.band"),
     ({"stop_duration": "soon"}, "$.stop_duration"),
     ({"working_dir": 5}, "$.working_dir"),
+    ({"outputs": "logs"}, "$.outputs"),
     ({"name": "My_Run"}, "$.name"),
     ({"type": "gateway"}, "$.type"),
     ({"type": "dev-environment", "ide": "emacs"}, "$.ide"),
