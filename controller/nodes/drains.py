@@ -37,10 +37,10 @@ class DrainDeadlines:
                         await changed.wait()
 
     def _tell_of_drains(self) -> None:
-        """Make the runs on newly draining nodes decide again: nothing else may do so for a long
-        time."""
+        """Make the runs on a node decide again when its drain begins or is called off: nothing else
+        may do so for a long time."""
         draining = set(self._turns.draining)
-        for node_id in sorted(draining - self._draining):
+        for node_id in sorted(draining ^ self._draining):
             for state in self._turns.runs_on(node_id):
                 self._turns.post(Tick(run_id=state.run.id))
         self._draining = draining

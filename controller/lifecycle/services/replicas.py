@@ -42,19 +42,25 @@ def settle(draft: Draft) -> None:
 def _settle_group(draft: Draft, deployment: Deployment, name: str) -> None:
     """Bring one group towards its wanted number of replicas of the present version.
 
-    Old replicas leave as new ones become ready: together there are never fewer ready ones than
-    wanted because of the rollout, and never more than `surge` replicas beyond the wanted number.
+    Replicas of other versions and on draining nodes are old. They leave as new ones become ready:
+    together there are never fewer ready ones than wanted because of this, and never more than
+    `surge` replicas beyond the wanted number.
     """
     wanted = rollout.wanted(draft.run, name)
     present = rollout.present(draft.jobs, name)
-    new = [job for job in present if job.deployment == deployment.number]
-    old = [job for job in present if job.deployment != deployment.number]
+    new, old = [], []
+    for job in present:
+        stays = job.deployment == deployment.number and not _is_on_draining_node(draft, job)
+        (new if stays else old).append(job)
     for job in _least_useful(new, len(new) - wanted):
         take_away(draft, job, f"{wanted} replicas are wanted")
         new.remove(job)
     ready = sum(readiness.is_registered(job) for job in new)
     for job in _least_useful(old, len(old) - max(0, wanted - ready)):
-        take_away(draft, job, f"deployment {deployment.number} takes its place")
+        if job.deployment == deployment.number:
+            take_away(draft, job, "another replica takes its place", Reason.NODE_DRAINED)
+        else:
+            take_away(draft, job, f"deployment {deployment.number} takes its place")
         old.remove(job)
     most = wanted + (deployment.service.surge if old else 0)
     waiting = [job for job in new if not readiness.is_registered(job)]
@@ -72,11 +78,17 @@ def _least_useful(jobs: Sequence[Job], count: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (readiness.is_registered(job), -job.cookie))[:count]
 
 
-def take_away(draft: Draft, job: Job, why: str) -> None:
+def _is_on_draining_node(draft: Draft, job: Job) -> bool:
+    last = job.attempts[-1] if job.attempts else None
+    return last is not None and last.node_id in draft.context.draining_nodes
+
+
+def take_away(draft: Draft, job: Job, why: str, reason: Reason = Reason.SCALED_DOWN) -> None:
+    """End a replica that is not wanted, and keep its slot for later."""
     job = draft.change_job(job, scaled_down=True, retry_at=None)
     last = job.attempts[-1] if job.attempts else None
     if last is not None and last.status not in FINAL_ATTEMPT_STATUSES:
-        termination.end(draft, last, Reason.SCALED_DOWN, CAUSE, why)
+        termination.end(draft, last, reason, CAUSE, why)
 
 
 def _start(draft: Draft, deployment: Deployment, name: str) -> None:

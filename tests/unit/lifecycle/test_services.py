@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.decide import decide
+from controller.lifecycle.draft import DecisionContext
 from controller.lifecycle.effects import EffectKind
 from controller.lifecycle.model import (
     Group,
@@ -367,6 +368,42 @@ def test_a_rollback_of_the_controllers_own_that_does_not_become_ready_fails() ->
     play.wait(600)
     assert states(play)[2:] == [(DeploymentState.FAILED, 0)]
     assert play.probe(0).run.deployments[-1].state is DeploymentState.DONE
+
+
+def drain(play: ServicePlay, *nodes: str) -> ServicePlay:
+    play.around = DecisionContext(unusable_nodes=frozenset(nodes), draining_nodes=frozenset(nodes))
+    return play.send()
+
+
+def test_a_replica_leaves_a_draining_node_only_once_another_is_ready() -> None:
+    play = drain(ServicePlay(1).ready(0), "n0")
+    assert (len(play.present), play.attempt(0).status) == (2, AttemptStatus.RUNNING)
+    play.to_running(1, "n1")
+    assert play.attempt(0).status is AttemptStatus.RUNNING
+    play.probe(1)
+    assert play.attempt(0).reason is Reason.NODE_DRAINED
+    assert [job.cookie for job in play.present] == [1]
+    play.drained(0).clean(0)
+    assert len(play.job(0).attempts) == 1
+    assert (play.run.status, len(play.run.deployments)) == (RunStatus.RUNNING, 1)
+
+
+def test_a_drain_that_is_called_off_starts_no_other_replica() -> None:
+    play = drain(ServicePlay(1).ready(0), "n0")
+    drain(play)
+    assert [job.cookie for job in play.present] == [0]
+    assert play.attempt(0).status is AttemptStatus.RUNNING
+
+
+def test_replicas_on_a_draining_node_leave_one_by_one() -> None:
+    play = ServicePlay(3).ready(0).ready(1)
+    play.to_running(2, "n0").probe(2)
+    drain(play, "n0")
+    assert len(play.present) == 4
+    play.ready(3)
+    assert (len(play.in_traffic), len(play.present)) == (3, 4)
+    play.ready(4)
+    assert (len(play.in_traffic), len(play.present)) == (3, 3)
 
 
 def test_a_user_brings_an_earlier_deployment_back() -> None:
