@@ -7,13 +7,16 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.sync.client import connect
 
+from fairlead.rest import service_path
 from tests.support.lab import RunLab
+from tests.support.testbed import ShimFactory
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -92,6 +95,73 @@ def test_a_replica_that_is_killed_under_load_loses_no_request(lab: RunLab) -> No
         lab.dockerd.docker("kill", "-s", "KILL", container)
         load.wait_for(200)
     assert load.failed == []
+
+
+def change(lab: RunLab, name: str, **fields: Any) -> None:
+    """Apply the service again, and wait until that is rolled out."""
+    service = {"type": "service", "commands": APP, "port": 8000, "probes": PROBES}
+    lab.apply(name, **{**service, "resources": SMALL, **fields}).succeeded()
+
+
+def test_a_rollout_and_other_numbers_of_replicas_lose_no_request(lab: RunLab) -> None:
+    serve(lab, "moved", replicas=1)
+    (first,) = wait_until(lambda: replicas_seen(lab, "moved"), 120, "a replica")
+    load = Load(lab, "moved")
+    with load.running():
+        change(lab, "moved", replicas=3)
+        wait_until(lambda: len(replicas_seen(lab, "moved")) == 3, what="three replicas")
+        change(lab, "moved", replicas=1)
+        (left,) = wait_until(lambda: _only(replicas_seen(lab, "moved")), what="one replica")
+        change(lab, "moved", replicas=1, env={"VERSION": "2"})
+        (new,) = wait_until(lambda: _only(replicas_seen(lab, "moved") - {left}), what="version 2")
+        load.wait_for(50)
+    assert load.failed == []
+    assert new not in (first, left)
+
+
+def _only(names: set[str]) -> set[str]:
+    return names if len(names) == 1 else set()
+
+
+def test_a_drained_node_hands_its_replicas_over_and_loses_no_request(
+    lab: RunLab, shim_process: ShimFactory
+) -> None:
+    other = replace(lab, shim=shim_process("docker", "--cpus", "4", "--memory", "4GiB"))
+    serve(lab, "handed", replicas=2)
+    wait_until(lambda: len(replicas_seen(lab, "handed")) == 2, 120, "two replicas")
+    other.add_node("n2", "--host-key", lab.sshd.host_key).succeeded()
+    lab.wait_for_node(lambda node: node["status"] == "connected", "n2")
+    load = Load(lab, "handed")
+    with load.running():
+        lab.cli("node", "drain", "n1").succeeded()
+        wait_until(lambda: _nodes(lab, "handed") == ["n2", "n2"], 120, "the replicas on n2")
+        load.wait_for(50)
+    assert load.failed == []
+    ended = [job["attempts"][-1] for job in lab.inspect("handed")["jobs"][:2]]
+    assert {attempt["termination_reason"] for attempt in ended} == {"node_drained"}
+    lab.cli("node", "resume", "n1").succeeded()
+    lab.cli("stop", "handed", "--abort").succeeded()
+    lab.wait_for("handed")
+    lab.cli("node", "remove", "n2").succeeded()
+
+
+def _nodes(lab: RunLab, name: str) -> list[str]:
+    """The node of each replica that gets requests."""
+    replicas = lab.get(service_path(name))["replicas"]
+    return [one["node"] for one in replicas if one["registered_at"] is not None]
+
+
+def test_replicas_serve_on_after_the_controller_was_killed(lab: RunLab) -> None:
+    serve(lab, "kept", replicas=2)
+    before = wait_until(lambda: _both(replicas_seen(lab, "kept")), 120, "two replicas")
+    lab.controller.kill9()
+    lab.controller.start()
+    assert wait_until(lambda: _both(replicas_seen(lab, "kept")), 60, "both again") == before
+    assert len(lab.attempts("kept")) == 1
+
+
+def _both(names: set[str]) -> set[str]:
+    return names if len(names) == 2 else set()
 
 
 def test_tokens_and_keys_open_a_service_and_websockets_pass(lab: RunLab) -> None:
