@@ -48,7 +48,8 @@ def _settle_group(draft: Draft, deployment: Deployment, name: str) -> None:
     """
     wanted = rollout.wanted(draft.run, name)
     present = rollout.present(draft.jobs, name)
-    new, old = [], []
+    new: list[Job] = []
+    old: list[Job] = []
     for job in present:
         stays = job.deployment == deployment.number and not _is_on_draining_node(draft, job)
         (new if stays else old).append(job)
