@@ -52,7 +52,8 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import Secrets
 from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
-from controller.proxy.registered import CountedTraffic, RegisteredServices, try_probe
+from controller.proxy.probes import try_probe
+from controller.proxy.registered import CountedTraffic, RegisteredServices
 from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
@@ -69,7 +70,7 @@ from controller.tls import (
     ServerCertificate,
     own_certificate,
 )
-from controller.traffic.routes import RouteBoard
+from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import SECRETS_KEY_NAME, KeyFile, KeyUnusable, Vault
 from controller.web.app import Dashboard, session_key
@@ -121,7 +122,7 @@ class Assembly:
         running = JobRunningPipeline(self.turns, fence, clock, blobs, clusters, collector, secrets)
         terminating = JobTerminatingPipeline(self.turns, fence, clock, output_collector)
         self.traffic = Traffic(clock.now)
-        self.routes = RouteBoard()
+        self.routes = RouteTable()
         self.autoscaler = Autoscaler(self.turns, self.traffic, clock)
         performers = running.performers | terminating.performers
         performers |= service_replicas.performers(self.turns, self.traffic, try_probe)

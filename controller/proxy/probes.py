@@ -1,17 +1,36 @@
-"""HTTP probes: ask a replica once, through the relay, whether it is ready.
+"""Probes: ask a replica once, through the relay, whether it is ready.
 
 Only what the probe saw is said; when probes run and what follows is for the lifecycle to decide.
 """
 
 from __future__ import annotations
 
+from controller.lifecycle.services.policy import Probe, ProbeKind
 from controller.links.base import NodeConnection
+from controller.pipelines.service_replicas import port_accepts
+from controller.pipelines.to_node import AttemptContext, runner_socket
 from controller.proxy.headers import head_of
 from controller.proxy.upstream import ReplicaConnection, UpstreamError
 from runner.client import RunnerError
 
 MOST_BODY = 1 << 20
 """Of an answer; a probe reads it to its end, because an answer that breaks off is a failure."""
+
+
+async def try_probe(view: AttemptContext, connection: NodeConnection, probe: Probe) -> str | None:
+    """Try a probe of a replica once (`TryProbe`)."""
+    serves = view.job.spec.serves
+    if probe.kind is ProbeKind.TCP or serves is None:
+        return await port_accepts(view, connection, probe)
+    return await ask(
+        connection,
+        runner_socket(view),
+        serves.port,
+        url=probe.url,
+        method=probe.method,
+        headers=probe.headers,
+        body=probe.body,
+    )
 
 
 async def ask(

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from controller.lifecycle import reports
-from controller.lifecycle.services.policy import Probe, ProbeKind
-from controller.links.base import NodeConnection
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.service_replicas import port_accepts
-from controller.pipelines.to_node import AttemptContext, runner_socket
-from controller.proxy.probes import ask
 from controller.proxy.view import RateLimit, Replica, Service
-from controller.traffic.routes import Route, RouteBoard
+from controller.traffic.routes import Route, RouteTable
 from controller.traffic.statistics import Request, Traffic
 
 
 class RegisteredServices:
     """Finds services by the routes; a request that waits wakes its service (`Services`)."""
 
-    def __init__(self, routes: RouteBoard, turns: RunPipeline) -> None:
+    def __init__(self, routes: RouteTable, turns: RunPipeline) -> None:
         self._routes = routes
         self._turns = turns
         self._made: dict[str, tuple[Route, Service]] = {}
@@ -103,19 +98,3 @@ class CountedTraffic:
         group = service.groups[0] if replica is None else replica.group
         attempt_id = None if replica is None else replica.id
         return CountedRequest(self._traffic.begin(service.run_id, group, attempt_id))
-
-
-async def try_probe(view: AttemptContext, connection: NodeConnection, probe: Probe) -> str | None:
-    """Try a probe of a replica once (`TryProbe`)."""
-    serves = view.job.spec.serves
-    if probe.kind is ProbeKind.TCP or serves is None:
-        return await port_accepts(view, connection, probe)
-    return await ask(
-        connection,
-        runner_socket(view),
-        serves.port,
-        url=probe.url,
-        method=probe.method,
-        headers=probe.headers,
-        body=probe.body,
-    )

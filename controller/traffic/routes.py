@@ -49,7 +49,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The run is ending: a request need not wait for a replica."""
 
 
-class RouteBoard:
+class RouteTable:
     """The routes of all live services; RunPipeline tells it each commit (`TurnListener`)."""
 
     def __init__(self) -> None:
