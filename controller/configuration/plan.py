@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -46,6 +47,8 @@ _T = TypeVar("_T")
 
 HIDDEN = "***"
 _SECRET_OF_REPO = frozenset({"token", "private_key"})
+_QUERY = re.compile(r"(?<=\?).+", re.DOTALL)
+_QUERY_BEFORE_PATH = re.compile(r"(://[^?]*\?)[^:]+")
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,13 +180,26 @@ def without_uploads(configuration: Mapping[str, object]) -> dict[str, object]:
 
 
 def _public_repo(repo: object) -> object:
-    if not isinstance(repo, Mapping) or not isinstance(repo.get("uploaded"), Mapping):
+    if isinstance(repo, str):
+        return _QUERY_BEFORE_PATH.sub(rf"\1{HIDDEN}", repo)
+    if not isinstance(repo, Mapping):
         return repo
-    uploaded = {
-        name: HIDDEN if name in _SECRET_OF_REPO and content is not None else content
-        for name, content in repo["uploaded"].items()
+    shown = {
+        name: _public_url(content) if name == "url" else content for name, content in repo.items()
     }
-    return {**repo, "uploaded": uploaded}
+    if isinstance(uploaded := repo.get("uploaded"), Mapping):
+        shown["uploaded"] = {
+            name: HIDDEN
+            if name in _SECRET_OF_REPO and content is not None
+            else (_public_url(content) if name == "url" else content)
+            for name, content in uploaded.items()
+        }
+    return shown
+
+
+def _public_url(url: object) -> object:
+    """Hide the query of a URL: some hosts take tokens there."""
+    return _QUERY.sub(HIDDEN, url) if isinstance(url, str) else url
 
 
 def _hidden_headers(headers: object) -> object:

@@ -45,6 +45,14 @@ class Git(Protocol):
     async def apply(self, diff: Path, target: str) -> None: ...
 
 
+_QUERY = re.compile(r"(://[^\s'\"?]*\?)[^\s'\"]+")
+
+
+def _without_query(text: str) -> str:
+    """Hide the queries of URLs in a message: they may hold tokens."""
+    return _QUERY.sub(r"\1***", text)
+
+
 def check_repo(repo: Repo) -> str | None:
     """Return what is wrong with the repository; None: nothing."""
     url = repo.url or ""
@@ -107,7 +115,8 @@ class ImageGit:
         known = await self._run(lent, ("-C", target, "cat-file", "-e", f"{repo.commit}^{{commit}}"))
         if known.code != 0:
             raise CannotStart(
-                f"{repo.url} cannot be fetched: it has no commit {repo.commit} (is it pushed?)"
+                f"{_without_query(repo.url or '')} cannot be fetched:"
+                f" it has no commit {repo.commit} (is it pushed?)"
             )
         return repo.commit
 
@@ -248,7 +257,8 @@ def _require(done: Outcome, what: str) -> None:
 
 def _refuse(done: Outcome, what: str) -> NoReturn:
     lines = [line for line in done.said.splitlines() if line.strip()]
-    raise CannotStart(f"{what}: {' / '.join(lines[-3:])[:600]}" if lines else what)
+    message = f"{what}: {' / '.join(lines[-3:])[:600]}" if lines else what
+    raise CannotStart(_without_query(message))
 
 
 def choose(find: Callable[[str], str | None], helpers: Helpers, scratch: Scratch) -> Git:

@@ -185,3 +185,20 @@ def test_hidden_values_keep_their_names() -> None:
     assert public({"env": ["A=x"]})["env"] == ["A=***"]
     assert public({"env": "x"})["env"] == "***"
     assert public({"registry_auth": "x"})["registry_auth"] == {}
+
+
+@pytest.mark.parametrize(
+    ("repo", "shown"),
+    [
+        ("https://h/r.git?token=canary:/code", "https://h/r.git?***:/code"),
+        ({"url": "https://h/r.git?t=cana:ry"}, {"url": "https://h/r.git?***"}),
+        (
+            {"local_path": ".", "uploaded": {"url": "https://h/r?t=canary", "token": "canary"}},
+            {"local_path": ".", "uploaded": {"url": "https://h/r?***", "token": "***"}},
+        ),
+        ("./what?:/code", "./what?:/code"),
+        ({"url": "https://h/r.git"}, {"url": "https://h/r.git"}),
+    ],
+)
+def test_the_query_of_a_repositorys_url_is_hidden(repo: object, shown: object) -> None:
+    assert public({"repos": [repo]})["repos"] == [shown]

@@ -367,6 +367,16 @@ async def test_a_repository_that_cannot_be_fetched_is_told_in_a_sentence(
     assert "Traceback" not in str(caught.value)
 
 
+async def test_the_query_of_a_url_is_in_no_message(
+    server: GitServer, work: Path, my_git: Git, tmp_path: Path
+) -> None:
+    for url in ("http://127.0.0.1:1/gone", server.url("nowhere")):
+        repo = Repo(path="r", url=f"{url}?token=canary-3f", branch="main")
+        with pytest.raises(CannotStart, match="cannot be fetched") as caught:
+            await prepared(tmp_path, my_git, repo)
+        assert "canary" not in str(caught.value)
+
+
 async def test_a_diff_that_does_not_fit_is_refused(
     server: GitServer, work: Path, my_git: Git, tmp_path: Path
 ) -> None:
