@@ -17,6 +17,7 @@ from controller import __version__
 from controller.clock import Clock
 from controller.lifecycle.inventory import NodeStatus
 from controller.lifecycle.model import Attempt, Band, Job, RunState
+from controller.lifecycle.services.readiness import is_registered
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.nodes import NodeUse, node_uses
@@ -103,7 +104,22 @@ class ControllerNumbers:
         version.add_metric([__version__], 1)
         yield version
         yield from self._of_runs(self._clock.now())
+        yield from self._of_services()
         yield from self._of_nodes()
+
+    def _of_services(self) -> Iterable[Metric]:
+        replicas = GaugeMetricFamily(
+            "fairlead_service_replicas",
+            "Replicas of live services: how many are wanted, and how many get requests",
+            labels=["service", "group", "state"],
+        )
+        for state in self._turns.runs.values():
+            ready = Counter(job.group for job in state.jobs if is_registered(job))
+            for scale in state.run.scales:
+                labels = [state.run.name, scale.group]
+                replicas.add_metric([*labels, "wanted"], scale.wanted)
+                replicas.add_metric([*labels, "ready"], ready[scale.group])
+        yield replicas
 
     def _of_runs(self, now: float) -> Iterable[Metric]:
         states = tuple(self._turns.runs.values())

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.lifecycle.reports import ProbeSeen
 from tests.unit.api.asking import submit
 from tests.unit.api.conftest import USER_TOKEN, Controller
 from tests.unit.cli.conftest import PlayedNode
@@ -54,6 +55,26 @@ async def test_nodes_and_their_gpus_are_counted_by_state(
     assert [(name.rpartition("state=")[2], value) for name, value in gpus.items()] == [
         ('"free"}', 4)
     ]
+
+
+async def test_the_replicas_of_services_are_counted(
+    api: TestClient[Any, Any], controller: Controller
+) -> None:
+    service = {"type": "service", "image": "busybox", "commands": ["serve"], "port": 80}
+    configuration = {**service, "name": "web", "replicas": 2}
+    async with api.post("/v1/runs", json={"configuration": configuration}) as answer:
+        assert answer.status == 201
+    node = PlayedNode(controller)
+    attempt_id = await node.runs("web")
+    run_id = (await controller.service.runs.get("web")).run.id
+    await controller.turns.report(
+        ProbeSeen(run_id=run_id, attempt_id=attempt_id, probe=0, passed=True, message=None)
+    )
+    found = await numbers(api)
+    assert {name: value for name, value in found.items() if "service_replicas" in name} == {
+        'fairlead_service_replicas{group="main",service="web",state="wanted"}': 2,
+        'fairlead_service_replicas{group="main",service="web",state="ready"}': 1,
+    }
 
 
 async def test_only_an_admin_reads_the_numbers(server: TestServer) -> None:
