@@ -149,12 +149,22 @@ def _members(file: BinaryIO) -> Iterator[OutputFile]:
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             parts = PurePosixPath(member.name).parts
-            if not (member.isreg() or member.isdir()):
-                raise OutputsDamaged("it holds something that is neither a file nor a folder")
+            if not (member.isreg() or member.isdir() or member.issym()):
+                raise OutputsDamaged("it holds something that is no file, folder or link")
             if not parts or member.name.startswith("/") or ".." in parts or "\0" in member.name:
                 raise OutputsDamaged("a name in it leads out of it")
+            if member.issym() and _leads_out(member):
+                raise OutputsDamaged("a link in it leads out of it")
             if member.isreg():
                 yield OutputFile(name=member.name, size=member.size)
+
+
+def _leads_out(link: tarfile.TarInfo) -> bool:
+    """Return whether a link may lead out of the tar: it must go up first, and not too far."""
+    steps = PurePosixPath(link.linkname).parts
+    ups = next((at for at, step in enumerate(steps) if step != ".."), len(steps))
+    depth = len(PurePosixPath(link.name).parts) - 1
+    return link.linkname.startswith("/") or ups > depth or ".." in steps[ups:]
 
 
 def _read_about(folder: Path) -> StoredOutputs | None:

@@ -64,7 +64,7 @@ def left_out(one: OutputsView) -> str | None:
         return None
     return (
         f"{one.left_out} entries ({one.left_out_size} bytes) of job {one.group}/{one.cookie} were "
-        f"left out: beyond the limit of outputs, or neither files nor folders"
+        f"left out: beyond the limit of outputs, or no files, folders or links within"
     )
 
 

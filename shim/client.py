@@ -196,7 +196,7 @@ class ShimClient:
         """Read what the job of a terminated task left, at most `limit` bytes of content."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
         path = f"/v1/tasks/{task_id}/outputs"
-        params = {"offset": str(offset), "limit": str(limit)}
+        params = {"offset": str(offset), "limit": str(limit), "links": "1"}
         async with await self._send("GET", path, params=params, limits=timeout) as response:
             text = response.headers.get(OUTPUTS_HEADER, "")
             try:

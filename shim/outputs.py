@@ -1,8 +1,9 @@
 """What a job left in its output folder, as one tar that is made anew from any byte on.
 
 The job made the tree and may be hostile: everything is opened beneath the task's folder, through no
-link, and only plain files and folders are sent. The container is gone when this is read, so the
-tree stays as it is, and every reading makes the same bytes.
+link. Only plain files, folders and, if they are wanted, links that stay within are sent. The
+container is gone when this is read, so the tree stays as it is, and every reading makes the same
+bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class _Entry(msgspec.Struct, frozen=True):
     mode: int
     mtime: int
     size: int | None
-    """None: a folder."""
+    """None: a folder, or a link."""
+    link: str | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -50,10 +52,10 @@ def has_any(job_folder: Path) -> bool:
     return bool(safe_files.list_names(job_folder, OUTPUT_FOLDER_NAME))
 
 
-def plan(job_folder: Path, limit: int) -> Plan:
+def plan(job_folder: Path, limit: int, *, links: bool = False) -> Plan:
     """Return what is sent: whole files in the order of their names, as long as all of them have at
-    most `limit` bytes. Blocking."""
-    walk = _Walk(job_folder, limit)
+    most `limit` bytes; links that lead out of the output folder never are. Blocking."""
+    walk = _Walk(job_folder, limit, links)
     walk.run()
     length = sum(len(_header(entry)) + _padded(entry.size or 0) for entry in walk.entries)
     about = OutputsAbout(
@@ -67,11 +69,12 @@ def plan(job_folder: Path, limit: int) -> Plan:
 
 
 class _Walk:
-    def __init__(self, job_folder: Path, limit: int) -> None:
+    def __init__(self, job_folder: Path, limit: int, links: bool) -> None:
         self.entries: list[_Entry] = []
         self.files = self.size = self.left_out = self.left_out_size = 0
         self._job_folder = job_folder
         self._limit = limit
+        self._links = links
         self._seen = 0
 
     def run(self) -> None:
@@ -101,6 +104,9 @@ class _Walk:
 
     def _take(self, name: str, found: os.stat_result) -> bool:
         """Note the entry; return whether it is a folder to look into."""
+        if self._links and stat.S_ISLNK(found.st_mode):
+            self._take_link(name, found)
+            return False
         is_folder = stat.S_ISDIR(found.st_mode)
         size = None if is_folder else found.st_size
         is_plain = is_folder or (stat.S_ISREG(found.st_mode) and self._opens(name))
@@ -115,6 +121,17 @@ class _Walk:
             self.files += 1
             self.size += found.st_size
         return is_folder
+
+    def _take_link(self, name: str, found: os.stat_result) -> None:
+        try:
+            target = safe_files.read_link(self._job_folder, _path(name))
+        except OSError:
+            target = ""
+        fits = len(self.entries) < MOST_ENTRIES and _can_be_named(name)
+        if not (fits and _can_be_named(target) and _stays_within(name, target)):
+            self.left_out += 1
+            return
+        self.entries.append(_Entry(name, 0o777, max(0, int(found.st_mtime)), None, target))
 
     def _opens(self, name: str) -> bool:
         try:
@@ -149,10 +166,22 @@ def _can_be_named(name: str) -> bool:
         return False
 
 
+def _stays_within(name: str, target: str) -> bool:
+    """Return whether a link leads to a place within the output folder, whatever lies on its way: it
+    goes up first, and not further than the folder."""
+    if not target or target.startswith("/"):
+        return False
+    steps = [step for step in target.split("/") if step not in ("", ".")]
+    ups = next((at for at, step in enumerate(steps) if step != ".."), len(steps))
+    return ups <= name.count("/") and ".." not in steps[ups:]
+
+
 def _header(entry: _Entry) -> bytes:
     info = tarfile.TarInfo(entry.name)
     info.mode, info.mtime, info.size = entry.mode, entry.mtime, entry.size or 0
     info.type = tarfile.DIRTYPE if entry.size is None else tarfile.REGTYPE
+    if entry.link is not None:
+        info.type, info.linkname = tarfile.SYMTYPE, entry.link
     return info.tobuf(tarfile.PAX_FORMAT)
 
 

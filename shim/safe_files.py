@@ -94,6 +94,25 @@ def open_place(folder: Path, name: str) -> int:
         os.close(base)
 
 
+def read_link(folder: Path, name: str) -> str:
+    """Return where the link `folder/name` leads. Raises FileNotFoundError, UnsafeFile, and OSError
+    for what is no link."""
+    base = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        how = _OpenHow(os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE)
+        fd = int(
+            _libc.syscall(_OPENAT2, base, os.fsencode(name), ctypes.byref(how), ctypes.sizeof(how))
+        )
+        if fd < 0:
+            raise _as_error(ctypes.get_errno(), name)
+    finally:
+        os.close(base)
+    try:
+        return os.readlink("", dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
 def open_regular(folder: Path, name: str) -> int:
     """Open as `open_beneath` does, and refuse anything but a regular file."""
     fd = open_beneath(folder, name)

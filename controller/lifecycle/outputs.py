@@ -74,7 +74,7 @@ def sentence(outputs: CollectedOutputs) -> str:
         return said
     return (
         f"{said}; left out: {_files(outputs.left_out)}, {outputs.left_out_size} bytes, which are"
-        f" beyond the limit of outputs or are neither files nor folders"
+        f" beyond the limit of outputs or are no files, folders or links within"
     )
 
 

@@ -219,7 +219,8 @@ class Routes:
             raise conflict(f"task {info.id} is {info.status}: its job may still write")
         folder = self._service.settings.job_folder(info.id)
         offset, limit = _offset(request), _offset(request, "limit")
-        made = await self._service.in_thread(outputs.plan, folder, limit)
+        links = request.query.get("links") == "1"
+        made = await self._service.in_thread(outputs.plan, folder, limit, links=links)
         about = msgspec.json.encode(made.about).decode()
         response = web.StreamResponse(headers={OUTPUTS_HEADER: about})
         response.content_type = "application/octet-stream"

@@ -72,6 +72,7 @@ _QUERIES = {
     _TASK + "/outputs": [
         ("offset", "integer", "The offset of the first byte of the tar; default 0"),
         ("limit", "integer", "The most bytes of content"),
+        ("links", "integer", "1: with links that lead to places within the output folder"),
     ],
     "/v1/events": [("after", "string", "A cursor; by default the stream begins now")],
 }

@@ -24,7 +24,7 @@ def test_a_failed_job_leaves_files_and_nothing_of_its_node(lab: RunLab, tmp_path
     commands = [
         'cd "$FAIRLEAD_OUTPUT_DIR"; mkdir -p deep/er; echo result > deep/er/a.txt',
         f"head -c {MUCH} /dev/zero > much",
-        "ln -s /etc/passwd link; ln -s / root; mkfifo pipe; exit 3",
+        "ln -s /etc/passwd link; ln -s / root; mkfifo pipe; ln -s deep latest; exit 3",
     ]
     assert lab.apply("left-behind", commands=commands).status == 3
     found = _listed(lab, "left-behind")
@@ -38,6 +38,7 @@ def test_a_failed_job_leaves_files_and_nothing_of_its_node(lab: RunLab, tmp_path
         for path in (tmp_path / "here").rglob("*")
         if path.is_file()
     }
+    assert (tmp_path / "here/latest/er/a.txt").read_text() == "result\n"
     assert brought == {"deep/er/a.txt": 7, "much": MUCH}
     assert "2 files" in lab.cli("events", "left-behind").succeeded().output
 

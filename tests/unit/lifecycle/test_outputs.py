@@ -104,5 +104,5 @@ def test_what_was_left_out_is_said() -> None:
     outputs = play.outputs_collected().outputs
     assert sentence(outputs) == (
         "2 files, 30 bytes; left out: 1 file, 5 bytes, which are beyond the limit of outputs or are"
-        " neither files nor folders"
+        " no files, folders or links within"
     )

@@ -13,7 +13,7 @@ import pytest
 from controller.lifecycle import reports
 from controller.lifecycle.model import CollectedOutputs
 from controller.lifecycle.statuses import AttemptStatus
-from controller.outputs import OutputStore
+from controller.outputs import OutputsDamaged, OutputStore
 from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.to_node import RetryLater
 from shim.client import ShimUnavailable
@@ -107,6 +107,27 @@ async def test_a_tar_with_names_that_lead_out_is_not_kept(
     with pytest.raises(RetryLater, match="damaged: a name in it leads out of it"):
         await OutputCollector(turns, outputs)(view_of(STATE), node)
     assert (turns.posted, await outputs.find(ATTEMPT)) == ([], None)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../x", "deep/../../x"])
+async def test_links_are_stored_and_one_that_leads_out_is_refused(
+    node: FakeConnection, outputs: OutputStore, target: str
+) -> None:
+    for number, link in enumerate(("deep", target)):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            member = tarfile.TarInfo("link")
+            member.type, member.linkname = tarfile.SYMTYPE, link
+            archive.addfile(member)
+        data = packed.getvalue()
+        writer = await outputs.writer(f"attempt-{number}")
+        await writer.append(data)
+        if link == "deep":
+            assert (await writer.complete(about(data, files=0))).files == ()
+        else:
+            with pytest.raises(OutputsDamaged, match="a link in it leads out of it"):
+                await writer.complete(about(data, files=0))
+        await writer.close()
 
 
 async def test_a_damaged_tar_is_asked_for_from_its_beginning(

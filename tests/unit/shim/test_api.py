@@ -285,6 +285,7 @@ async def test_the_description_names_what_a_query_may_say(session: aiohttp.Clien
         ("/v1/tasks/{id}/logs", "offset", "integer"),
         ("/v1/tasks/{id}/outputs", "offset", "integer"),
         ("/v1/tasks/{id}/outputs", "limit", "integer"),
+        ("/v1/tasks/{id}/outputs", "links", "integer"),
         ("/v1/events", "after", "string"),
     }
 

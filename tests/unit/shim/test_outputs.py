@@ -86,6 +86,26 @@ async def test_links_pipes_sockets_and_devices_are_left_out(
     assert outputs.plan(job, LIMIT).about.left_out == 5
 
 
+async def test_links_that_stay_within_come_as_links_when_they_are_wanted(
+    job: Path, executor: ThreadPoolExecutor
+) -> None:
+    folder = job / "output"
+    (folder / "deep").mkdir()
+    (folder / "deep/a").write_bytes(b"a")
+    within = {"latest": "deep/a", "deep/up": "../deep", "deep/self": ".", "dangling": "none"}
+    out = {"abs": "/etc", "up": "..", "deep/far": "../..", "deep/zig": "a/../../..", "e": "./../x"}
+    for name, target in {**within, **out}.items():
+        (folder / name).symlink_to(target)
+    made = outputs.plan(job, LIMIT, links=True)
+    data = b"".join([piece async for piece in outputs.read(job, made, 0, executor)])
+    assert len(data) == made.about.length
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        found = {one.name: one.linkname for one in archive if one.issym()}
+        archive.extractall(job / "here", filter="data")
+    assert (found, made.about.left_out, made.about.files) == (within, len(out), 1)
+    assert (job / "here/latest").read_bytes() == b"a"
+
+
 async def test_an_output_folder_that_is_a_link_gives_nothing(
     tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
