@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,8 +74,27 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is used first: the command needs few of them, and soon."""
     if name not in __all__:
         raise AttributeError(f"module 'fairlead' has no attribute {name!r}")
+    _refuse_other_modules()
     module = importlib.import_module(f"fairlead.{_HOMES.get(name, 'errors')}")
     return getattr(module, name)
+
+
+def _refuse_other_modules() -> None:
+    """Raise ImportError when a module of the user's has the name of a package that this one needs.
+
+    A program's own folder comes first on the path: `controller.py` beside it hides ours.
+    """
+    ours = Path(__file__).resolve().parents[1]
+    for name in ("common", "controller", "runner", "shim"):
+        found = importlib.util.find_spec(name)
+        places = [] if found is None else [found.origin, *(found.submodule_search_locations or ())]
+        places = [place for place in places if place is not None]
+        if places and not any(Path(one).resolve().is_relative_to(ours / name) for one in places):
+            raise ImportError(
+                f"fairlead needs its own package {name!r}, but {places[0]} has that name and comes "
+                f"first on the path: rename it, or import fairlead from another folder",
+                name=name,
+            )
 
 
 def __dir__() -> list[str]:

@@ -243,3 +243,15 @@ async def test_a_run_replaces_another_and_has_a_parent(
     assert child.state.parent_id == parent.id
     kept = await asyncio.to_thread(client.submit, HELLO, if_exists="keep")
     assert kept.id == parent.id
+
+
+@pytest.mark.parametrize("name", ["controller.py", "runner/__init__.py"])
+def test_a_module_of_the_user_with_the_name_of_ours_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    (tmp_path / "program.py").write_text("from fairlead import Client\n")
+    command = [sys.executable, str(tmp_path / "program.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: fairlead needs its own package")
+    assert f"{tmp_path / name} has that name" in last
