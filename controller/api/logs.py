@@ -72,7 +72,7 @@ async def read_logs(call: Call) -> web.StreamResponse:
         await response.prepare(call.request)
         if attempt is not None:
             pieces = call.service.logs.read(attempt.id, query.offset)
-            async for piece in _formed(pieces, query.offset, form):
+            async for piece in formed(pieces, query.offset, form):
                 await response.write(piece)
         await response.write_eof()
     return response
@@ -92,7 +92,7 @@ def accepted(accept: str) -> Literal["frames", "text", "ndjson"]:
     return "text" if any(media.startswith("text/") for media in wanted) else "frames"
 
 
-async def _formed(
+async def formed(
     pieces: AsyncIterator[bytes], offset: int, form: Literal["frames", "text", "ndjson"]
 ) -> AsyncIterator[bytes]:
     """Yield the output in these frames from `offset` on."""

@@ -40,6 +40,7 @@ from controller.pipelines.live_state import (
 from controller.pipelines.refused_runs import RefusedRuns
 from controller.scheduling.answers import PlannedPlace, Waiting
 from controller.scheduling.explain import NameOf
+from controller.scheduling.queue import Unit
 from controller.store.base import (
     Changes,
     LeaseLost,
@@ -171,6 +172,10 @@ class Scheduler(Placer, Protocol):
     def fleet_changed(self, name: str, fleet: Fleet | None) -> None: ...
 
     def why_never(self, state: RunState) -> tuple[str, str] | None: ...
+
+    def queue(self, now: float) -> Sequence[Unit]: ...
+
+    def used(self, user: str, now: float) -> tuple[int, int]: ...
 
     def explain(self, run_id: str, now: float, name_of: NameOf) -> Sequence[Waiting]: ...
 

@@ -15,6 +15,7 @@ from controller.scheduling.explain import NameOf, explain, preview
 from controller.scheduling.feasibility import Feasibility
 from controller.scheduling.index import CapacityIndex
 from controller.scheduling.placement import SchedulingPass, Told
+from controller.scheduling.queue import Unit, in_order
 
 
 class JobSubmittedPipeline:
@@ -79,6 +80,15 @@ class JobSubmittedPipeline:
     def explain(self, run_id: str, now: float, name_of: NameOf) -> tuple[Waiting, ...]:
         """Return why each waiting job of this run waits."""
         return explain(self.index, run_id, now, name_of)
+
+    def queue(self, now: float) -> list[Unit]:
+        """Return all waiting units, the first to place first."""
+        every = (unit for units in self.index.units.values() for unit in units)
+        return in_order(every, self.index.use, now)
+
+    def used(self, user: str, now: float) -> tuple[int, int]:
+        """Return the user's weighted GPU-seconds and CPU-seconds, by which the queue is ordered."""
+        return self.index.use.used(user, now)
 
     def preview(self, state: RunState, now: float, name_of: NameOf) -> tuple[PlannedPlace, ...]:
         """Return where the jobs of this run would go; the run is not submitted."""

@@ -23,6 +23,7 @@ from controller.service.nodes import DoctorService, GpuService, NodeService
 from controller.service.outputs import OutputService
 from controller.service.progress import PullsInProgress
 from controller.service.prometheus import ControllerNumbers
+from controller.service.queue import QueueService
 from controller.service.registrations import RegistrationService
 from controller.service.runs import ExplainService, PlanService, RunService
 from controller.service.secrets import SecretService
@@ -106,6 +107,7 @@ class ControllerService:
         self.explanations = ExplainService(turns, self.runs, clock)
         self.plans = PlanService(turns, self.submissions, clock)
         self.ports = PortService(self.runs, connect)
+        self.queue = QueueService(turns, clock)
         self.terminals = TerminalService(self.runs, self.ports, terminal_secret)
         self.nodes = NodeService(turns, clock, chance, host_keys)
         self.registrations = RegistrationService(self.nodes, turns, clock, chance, node_key, join)

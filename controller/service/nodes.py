@@ -36,7 +36,7 @@ from controller.service.errors import Conflict, Invalid, NotFound, Unavailable
 from controller.service.fleets import changed_attributes, check_attributes
 from controller.service.job_access import CONNECT_SECONDS, Connect
 from controller.service.ssh_keys import HostKeys, trusted_key
-from controller.service.users import names_for, require_admin
+from controller.service.users import may_see, names_for, require_admin
 from controller.store.base import User
 from shim.client import ShimError, ShimUnavailable
 from shim.schemas import Finding, FindingLevel
@@ -152,6 +152,13 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[str, ...] = ()
 
 
+class Holder(msgspec.Struct, frozen=True):
+    """The run that holds a GPU. `run_id` None: the user may not see it."""
+
+    run_id: str | None
+    name: str
+
+
 class _Names(Mapping[str, str]):
     """The names of nodes by id, as they are when they are looked up."""
 
@@ -200,6 +207,29 @@ class NodeService:
     def uses(self, user: User) -> dict[str, NodeUse]:
         """Return the use by node id, as this user may see it; a node without use is not in it."""
         return node_uses(self._turns.known.values(), names_for(user))
+
+    def holders(self, user: User) -> dict[str, dict[str, Holder]]:
+        """Return which run holds which GPU, by node id and UUID, as this user may see it."""
+        name_of = names_for(user)
+        held: dict[str, dict[str, Holder]] = {}
+        for state in self._turns.known.values():
+            for allocation in state.allocations:
+                if allocation.state not in (AllocationState.RELEASED, AllocationState.NOMINATED):
+                    own = may_see(user, state.run)
+                    run_id = state.run.id if own else None
+                    holder = Holder(run_id=run_id, name=name_of(state.run))
+                    gpus = held.setdefault(allocation.node_id, {})
+                    gpus.update(dict.fromkeys(allocation.gpus, holder))
+        return held
+
+    def runs_on(self, node: Node, user: User) -> list[RunState]:
+        """Return the runs with something on the node that the user may see, newest first."""
+        states = [
+            state
+            for state in self._turns.known.values()
+            if may_see(user, state.run) and node.id in node_uses((state,), lambda run: run.name)
+        ]
+        return sorted(states, key=lambda state: state.run.submitted_at, reverse=True)
 
     def quarantine(self, key: str, user: User) -> tuple[QuarantinedTask, ...]:
         """Return the quarantined tasks of a node; only an admin may see them, because their owners

@@ -325,15 +325,18 @@ class RunService:
         return [self._turns.runs.get(state.run.id, state) for state in stored]
 
     async def events(
-        self, key: str | None, *, after: int, limit: int, user: User
+        self, key: str | None, *, after: int = 0, before: int | None = None, limit: int, user: User
     ) -> list[StoredEvent]:
         """Return the events of the run `key`, or of all runs that the user may see, oldest first.
+        With `before`: the latest of those with a lower `seq`.
 
         Raises NotFound, Forbidden, StoreUnavailable.
         """
         run_id = None if key is None else (await self.seen(key, user)).run.id
         owner = None if sees_all(user) else user.name
-        return await self._store.events(run_id=run_id, after=after, limit=limit, user=owner)
+        return await self._store.events(
+            run_id=run_id, after=after, before=before, limit=limit, user=owner
+        )
 
     def changes(self, run_id: str | None) -> Watch:
         """Return a watch that wakes after each commit that changed this run; None: any run or

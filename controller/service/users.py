@@ -185,6 +185,10 @@ def sees_all(user: User) -> bool:
     return user.role is Role.ADMIN
 
 
+def may_see(user: User, run: Run) -> bool:
+    return sees_all(user) or run.user == user.name
+
+
 def names_for(user: User) -> Callable[[Run], str]:
     """Return how this user sees a run's name: others' runs show only their owners."""
 

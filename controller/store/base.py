@@ -254,11 +254,12 @@ class Store(Protocol):
         *,
         run_id: str | None = None,
         after: int = 0,
+        before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
     ) -> list[StoredEvent]:
         """Return the events with `seq` > after, oldest first; of one run, of one user's runs, or of
-        all."""
+        all. With `before`: the latest of those with a lower `seq`."""
 
     async def attempts(
         self,

@@ -157,16 +157,27 @@ def _like(pattern: str) -> str:
 
 
 def events(
-    connection: sa.Connection, *, run_id: str | None, after: int, limit: int, user: str | None
+    connection: sa.Connection,
+    *,
+    run_id: str | None,
+    after: int,
+    before: int | None = None,
+    limit: int,
+    user: str | None,
 ) -> list[StoredEvent]:
     columns = schema.events.c
-    query = sa.select(schema.events).where(columns.seq > after).order_by(columns.seq).limit(limit)
+    query = sa.select(schema.events).where(columns.seq > after).limit(limit)
+    order = columns.seq if before is None else columns.seq.desc()
+    query = query.order_by(order)
+    if before is not None:
+        query = query.where(columns.seq < before)
     if run_id is not None:
         query = query.where(columns.run_id == run_id)
     if user is not None:
         own = sa.select(_runs.id).where(_runs.user == user)
         query = query.where(columns.run_id.in_(own))
-    return [StoredEvent(seq=row["seq"], event=EVENT.value(row)) for row in _rows(connection, query)]
+    rows = sorted(_rows(connection, query), key=lambda row: row["seq"])
+    return [StoredEvent(seq=row["seq"], event=EVENT.value(row)) for row in rows]
 
 
 def _assemble(

@@ -255,12 +255,13 @@ class SqlStore:
         *,
         run_id: str | None = None,
         after: int = 0,
+        before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
     ) -> list[StoredEvent]:
         return await self._read(
             lambda connection: queries.events(
-                connection, run_id=run_id, after=after, limit=limit, user=user
+                connection, run_id=run_id, after=after, before=before, limit=limit, user=user
             )
         )
 

@@ -22,15 +22,42 @@ from controller.rate_limit import RateLimit
 from controller.service import ControllerService
 from controller.service.errors import ServiceError, Unauthenticated
 from controller.store.base import StoredToken, StoreError
-from controller.web import live, run, runs, sessions
+from controller.web import (
+    events,
+    live,
+    logs,
+    nodes,
+    people,
+    queue,
+    run,
+    runs,
+    services,
+    sessions,
+)
 from controller.web.assets import Assets
 from controller.web.pages import Done, Page, PageRoute, Renderer, Section, Visit
 from controller.web.sessions import COOKIE, PATH, SESSION_SECONDS, Sessions
 
 log = logging.getLogger(__name__)
 
-PAGES: tuple[PageRoute, ...] = (*runs.PAGES, *run.PAGES)
-SECTIONS: tuple[Section, ...] = (Section(name="Runs", path="runs", key="r"),)
+PAGES: tuple[PageRoute, ...] = (
+    *runs.PAGES,
+    *logs.PAGES,
+    *run.PAGES,
+    *queue.PAGES,
+    *nodes.PAGES,
+    *services.PAGES,
+    *events.PAGES,
+    *people.PAGES,
+)
+SECTIONS: tuple[Section, ...] = (
+    Section(name="Runs", path="runs", key="r"),
+    Section(name="Queue", path="queue", key="q"),
+    Section(name="Nodes", path="nodes", key="n"),
+    Section(name="Services", path="services", key="s"),
+    Section(name="Events", path="events/all", key="e"),
+    Section(name="Users", path="users", key="u", admins=True),
+)
 """The navigation."""
 
 HEADERS = {

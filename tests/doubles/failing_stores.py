@@ -64,10 +64,13 @@ class _Around:
         *,
         run_id: str | None = None,
         after: int = 0,
+        before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
     ) -> list[StoredEvent]:
-        return await self._inner.events(run_id=run_id, after=after, limit=limit, user=user)
+        return await self._inner.events(
+            run_id=run_id, after=after, before=before, limit=limit, user=user
+        )
 
     async def attempts(
         self,

@@ -334,6 +334,7 @@ class MemoryStore:
         *,
         run_id: str | None = None,
         after: int = 0,
+        before: int | None = None,
         limit: int = 1000,
         user: str | None = None,
     ) -> list[StoredEvent]:
@@ -341,10 +342,11 @@ class MemoryStore:
             stored
             for stored in self._opened().events
             if stored.seq > after
+            and (before is None or stored.seq < before)
             and run_id in (None, stored.event.run_id)
             and (user is None or self._owner(stored.event.run_id) == user)
         ]
-        return found[:limit]
+        return found[:limit] if before is None else found[-limit:]
 
     def _owner(self, run_id: str) -> str | None:
         state = self._opened().runs.get(run_id)

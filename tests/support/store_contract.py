@@ -322,6 +322,8 @@ class StoreContract(Opened):
         assert everything[0].event == an_event(cause="one")
         assert await store.events(after=everything[2].seq) == everything[3:]
         assert await store.events(run_id="run2") == everything[1::2]
+        assert await store.events(before=everything[3].seq, limit=2) == everything[1:3]
+        assert await store.events(run_id="run2", before=1 << 40, limit=1) == everything[-1:]
         assert await store.events(run_id="run2", after=everything[1].seq, limit=1) == [
             everything[3]
         ]

@@ -1,0 +1,305 @@
+"""The pages of nodes: a square for each GPU, bars of what is held, and what an operator does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from controller.api import nodes as api
+from controller.api.documents import FleetView, GpuView, NodeView
+from controller.api.events import event_view
+from controller.api.fleets import list_fleets
+from controller.api.paging import PageQuery
+from controller.lifecycle.model import RunState
+from controller.service.errors import Invalid
+from controller.service.nodes import Holder
+from controller.web.events import EventRow, event_row
+from controller.web.pages import Done, Page, PageRoute, Visit
+
+PAGE_OF_NODES = 1000
+_MOST_RUNS = 20
+_MOST_EVENTS = 50
+_BAR = 1000
+GIB = 1 << 30
+
+
+class GpuSquare(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU. `state`: free, used or cordoned; `sign` tells it without colours; `said` is the
+    whole sentence."""
+
+    uuid: str
+    state: str
+    sign: str
+    said: str
+    run_id: str | None
+    clearable: bool
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of something is held, in thousandths and in words."""
+
+    name: str
+    width: int
+    said: str
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as its fleet's table shows it. `trouble`: why it gets no work, if so."""
+
+    id: str
+    name: str
+    status: str
+    sign: str
+    trouble: str
+    squares: tuple[GpuSquare, ...]
+    bars: tuple[Bar, ...]
+    attributes: tuple[tuple[str, str], ...]
+    last_seen_at: str | None
+    runs: int
+
+
+class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    placement: str | None
+    nodes: tuple[NodeRow, ...]
+    summary: str
+
+
+class JobHere(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with an attempt on the node."""
+
+    run_id: str
+    run: str
+    user: str
+    job: str
+    status: str
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """A button. `question` is asked before; `asks_reason`: a field for why stands beside it."""
+
+    name: str
+    label: str
+    question: str
+    asks_reason: bool = False
+    is_dangerous: bool = False
+
+
+def gpu_square(gpu: GpuView, holder: Holder | None) -> GpuSquare:
+    name = f"{gpu.name} {gpu.uuid}"
+    if not gpu.healthy:
+        state, sign = "cordoned", "✕"
+        said = f"{name}: cordoned: {gpu.message or 'the node reports a fault'}"
+    elif holder is not None or gpu.in_use:
+        state, sign = "used", "■"
+        said = f"{name}: used by {holder.name if holder else 'a run'}"
+    else:
+        state, sign, said = "free", "□", f"{name}: free"
+    return GpuSquare(
+        uuid=gpu.uuid,
+        state=state,
+        sign=sign,
+        said=said,
+        run_id=holder.run_id if holder else None,
+        clearable=not gpu.healthy,
+    )
+
+
+def bar(name: str, held: float, of: float, unit: str = "", scale: float = 1) -> Bar:
+    share = min(1.0, held / of) if of > 0 else 0.0
+    ends = f" {unit}" if unit else ""
+    said = f"{held / scale:.4g} of {of / scale:.4g}{ends}"
+    return Bar(name=name, width=round(share * _BAR), said=said)
+
+
+def node_row(node: NodeView, holders: Mapping[str, Holder]) -> NodeRow:
+    trouble = _trouble(node)
+    return NodeRow(
+        id=node.id,
+        name=node.name,
+        status=node.status.lower(),
+        sign="●" if node.status.lower() == "connected" and not trouble else "▲",
+        trouble=trouble,
+        squares=tuple(gpu_square(gpu, holders.get(gpu.uuid)) for gpu in node.gpus),
+        bars=(
+            bar("CPU", node.cpu_allocated, node.cpu, "cores"),
+            bar("Memory", node.memory_allocated, node.memory, "GiB", GIB),
+            bar("Disk", node.disk_allocated, node.disk, "GiB", GIB),
+        ),
+        attributes=tuple(sorted(node.attributes.items())),
+        last_seen_at=node.last_seen_at,
+        runs=len(node.runs),
+    )
+
+
+def _trouble(node: NodeView) -> str:
+    told = []
+    if node.cordoned:
+        told.append(f"cordoned{_because(node.cordon_reason)}")
+    if node.draining:
+        told.append(f"draining{_because(node.drain_reason)}")
+    if node.unfit:
+        told.append(f"unfit: {node.unfit}")
+    if node.message:
+        told.append(node.message)
+    return "; ".join(told)
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def fleets_of(
+    fleets: Sequence[FleetView],
+    nodes: Sequence[NodeView],
+    holders: Mapping[str, Mapping[str, Holder]],
+) -> tuple[FleetRows, ...]:
+    """Return the fleets with their nodes, in the order of their names."""
+    placements = {fleet.name: fleet.placement for fleet in fleets}
+    names = sorted({*placements, *(node.fleet for node in nodes)})
+    found = []
+    for name in names:
+        rows = tuple(
+            node_row(node, holders.get(node.id, {})) for node in nodes if node.fleet == name
+        )
+        found.append(
+            FleetRows(name=name, placement=placements.get(name), nodes=rows, summary=_summary(rows))
+        )
+    return tuple(found)
+
+
+def _summary(rows: Sequence[NodeRow]) -> str:
+    states = [square.state for row in rows for square in row.squares]
+    gpus = ", ".join(
+        f"{states.count(state)} {state}"
+        for state in ("free", "used", "cordoned")
+        if state in states
+    )
+    nodes = f"{len(rows)} node{'' if len(rows) == 1 else 's'}"
+    return f"{nodes}, {len(states)} GPUs ({gpus})" if states else nodes
+
+
+def actions_of(node: NodeView) -> tuple[Action, ...]:
+    """Return what an admin can do with the node now."""
+    name = node.name
+    cordon = (
+        Action(name="uncordon", label="Uncordon", question=f"Give {name} new work again?")
+        if node.cordoned
+        else Action(
+            name="cordon",
+            label="Cordon",
+            question=f"Keep new work away from {name}? Running jobs stay.",
+            asks_reason=True,
+        )
+    )
+    drain = (
+        Action(name="resume", label="Resume", question=f"End the drain of {name}?")
+        if node.draining
+        else Action(
+            name="drain",
+            label="Drain",
+            question=f"Empty {name}? It gets no new work, and its jobs are asked to end.",
+            asks_reason=True,
+            is_dangerous=True,
+        )
+    )
+    return (cordon, drain)
+
+
+def jobs_on(node_id: str, states: Sequence[RunState]) -> tuple[JobHere, ...]:
+    return tuple(
+        JobHere(
+            run_id=state.run.id,
+            run=state.run.name,
+            user=state.run.user,
+            job=f"{job.group}/{job.cookie}",
+            status=job.attempts[-1].status.lower(),
+        )
+        for state in states
+        for job in state.jobs
+        if job.attempts and job.attempts[-1].node_id == node_id
+    )
+
+
+async def list_nodes(visit: Visit) -> Page:
+    answer = await api.list_nodes(visit.as_call(query=PageQuery(limit=PAGE_OF_NODES)))
+    fleets = await list_fleets(visit.as_call(query=PageQuery(limit=PAGE_OF_NODES)))
+    rows = fleets_of(fleets.fleets, answer.nodes, visit.service.nodes.holders(visit.user))
+    return Page(
+        template="nodes.html",
+        title="Nodes",
+        section="Nodes",
+        context={
+            "fleets": rows,
+            "has_nodes": bool(answer.nodes),
+            "are_more": answer.next_cursor is not None,
+        },
+    )
+
+
+async def show_node(visit: Visit) -> Page:
+    node = await api.get_node(visit.as_call(node=visit.path("node")))
+    stored = visit.service.nodes.get(node.id)
+    states = visit.service.nodes.runs_on(stored, visit.user)
+    holders = visit.service.nodes.holders(visit.user)
+    return Page(
+        template="node.html",
+        title=f"Node {node.name}",
+        section="Nodes",
+        context={
+            "node": node,
+            "address": f"/dashboard/nodes/{node.id}",
+            "row": node_row(node, holders.get(node.id, {})),
+            "jobs": jobs_on(node.id, states),
+            "events": await _events_on(visit, node.id, states[:_MOST_RUNS]),
+            "actions": actions_of(node) if visit.is_admin else (),
+            "may_clear": visit.is_admin,
+        },
+    )
+
+
+async def _events_on(visit: Visit, node_id: str, states: Sequence[RunState]) -> list[EventRow]:
+    """Return the latest events of attempts on the node, the newest first."""
+    found = []
+    for state in states:
+        here = {one.id for job in state.jobs for one in job.attempts if one.node_id == node_id}
+        stored = await visit.service.runs.events(
+            state.run.id, before=1 << 62, limit=_MOST_EVENTS, user=visit.user
+        )
+        found += [one for one in stored if one.event.attempt_id in here]
+    newest = sorted(found, key=lambda one: one.seq, reverse=True)[:_MOST_EVENTS]
+    names = {state.run.id: state.run.name for state in states}
+    return [event_row(event_view(one), names) for one in newest]
+
+
+async def act(visit: Visit) -> Done:
+    """Cordon, uncordon, drain or resume. Raises Invalid, Forbidden, NotFound."""
+    name, form = visit.path("action"), await visit.request.post()
+    given = form.get("reason", "")
+    reason = given.strip() if isinstance(given, str) else ""
+    handlers = {
+        "cordon": (api.cordon_node, api.CordonBody(reason=reason or None)),
+        "uncordon": (api.uncordon_node, None),
+        "drain": (api.drain_node, api.DrainBody(reason=reason or None)),
+        "resume": (api.resume_node, None),
+    }
+    if name not in handlers:
+        raise Invalid(f"there is no action {name!r} of a node", field="action")
+    handler, body = handlers[name]
+    node = await handler(visit.as_call(body=body, node=visit.path("node")))
+    return Done(message=f"{node.name}: {name} is done")
+
+
+async def clear_gpu(visit: Visit) -> Done:
+    paths = {"node": visit.path("node"), "gpu": visit.path("gpu")}
+    node = await api.clear_gpu(visit.as_call(**paths))
+    return Done(message=f"{node.name} offers {paths['gpu']} again")
+
+
+PAGES: tuple[PageRoute, ...] = (
+    PageRoute(path="/nodes", handler=list_nodes),
+    PageRoute(path="/nodes/{node}", handler=show_node),
+    PageRoute(path="/nodes/{node}/{action:[a-z]+}", handler=act, method="POST"),
+    PageRoute(path="/nodes/{node}/gpus/{gpu}/clear", handler=clear_gpu, method="POST"),
+)

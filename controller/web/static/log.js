@@ -1,0 +1,465 @@
+// The log viewer: windows of a log of any size. Only what is near the view is in the page; the
+// rest is asked for when the reader comes near it, and let go when it is far again.
+
+import { Ansi, element } from "./ansi.js";
+import { ask, openSocket } from "./asking.js";
+
+const WINDOW = 64 * 1024;
+const MOST_CHUNKS = 8;
+const MOST_ROWS = 6000;
+const NEAR = 1200; // pixels from an edge at which the next window is asked for
+const MOST_MATCHES = 5000;
+const WORDS = { stderr: "stderr", system: "Fairlead", marker: "missing" };
+
+export class LogView {
+  constructor(root) {
+    this.root = root;
+    this.part = (name) => root.querySelector(`[data-log-part="${name}"]`);
+    this.view = this.part("view");
+    this.chunks = [];
+    this.logEnd = 0;
+    this.wanted = "";
+    this.matches = [];
+    this.match = -1;
+    this.busy = false;
+    this.generation = 0;
+    this.closed = new AbortController();
+    this.listen();
+    this.open();
+  }
+
+  // -- which log ----------------------------------------------------------------------------
+
+  async open() {
+    const asked = new URLSearchParams(location.search);
+    await this.fillChoices();
+    const wanted = [...this.part("choice").options].find(
+      (one) => one.value === asked.get("attempt") || one.dataset.job === asked.get("job"),
+    );
+    if (wanted) wanted.selected = true;
+    this.choose();
+  }
+
+  // One choice for each attempt of each job, a job's latest first.
+  async fillChoices() {
+    const choice = this.part("choice");
+    const before = choice.value;
+    try {
+      const run = await ask(`runs/${this.root.dataset.run}`);
+      const options = run.jobs.flatMap((job) =>
+        [...job.attempts].reverse().map((attempt) => {
+          const option = new Option(`${job.group}/${job.cookie}, attempt ${attempt.number} (${attempt.state})`, attempt.id);
+          option.dataset.job = job.id;
+          option.dataset.live = attempt.finished_at === null ? "yes" : "";
+          return option;
+        }),
+      );
+      choice.replaceChildren(...options);
+      if (options.some((one) => one.value === before)) choice.value = before;
+    } catch (error) {
+      this.say(error.message);
+    }
+  }
+
+  choose() {
+    const chosen = this.part("choice").selectedOptions[0];
+    this.unfollow();
+    this.generation += 1;
+    this.chunks = [];
+    this.logEnd = 0;
+    this.atLineStart = true;
+    this.view.replaceChildren();
+    this.search("");
+    this.part("search").value = "";
+    if (!chosen) {
+      this.say("The run has no attempt yet.");
+      return;
+    }
+    this.attempt = chosen.value;
+    const file = this.part("download");
+    file.href = `/dashboard/runs/${this.root.dataset.run}/log.txt?attempt=${this.attempt}`;
+    if (chosen.dataset.live) this.follow();
+    else this.showEnd();
+  }
+
+  // -- what the reader does -----------------------------------------------------------------
+
+  listen() {
+    this.root.addEventListener("changed", async () => {
+      const had = this.part("choice").value;
+      await this.fillChoices();
+      if (!had) this.choose();
+    }, { signal: this.closed.signal });
+    const on = (name, event, act) =>
+      this.part(name)?.addEventListener(event, act, { signal: this.closed.signal });
+    this.view.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    on("follow", "change", (event) => (event.target.checked ? this.follow() : this.unfollow()));
+    on("wrap", "change", (event) => this.view.classList.toggle("log-wrapped", event.target.checked));
+    on("times", "change", (event) => this.view.classList.toggle("log-timed", event.target.checked));
+    on("choice", "change", () => this.choose());
+    on("start", "click", () => this.show({ offset: 0 }));
+    on("end", "click", () => this.showEnd());
+    on("place", "change", (event) => this.show({ near: event.target.value }));
+    on("time", "change", (event) => this.showTime(event.target.value));
+    on("next", "click", () => this.step(1));
+    on("previous", "click", () => this.step(-1));
+    on("search", "change", (event) => event.target.value !== this.wanted && this.search(event.target.value));
+    on("search", "keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      if (event.target.value !== this.wanted) this.search(event.target.value);
+      else this.step(event.shiftKey ? -1 : 1);
+    });
+  }
+
+  close() {
+    this.closed.abort();
+    this.generation += 1;
+    this.unfollow();
+  }
+
+  say(text) {
+    this.part("status").textContent = text;
+  }
+
+  // -- windows ------------------------------------------------------------------------------
+
+  path(what) {
+    return `runs/${this.root.dataset.run}/logs/${what}`;
+  }
+
+  async window(place) {
+    const asked = await ask(this.path("window"), { attempt: this.attempt, ...place, size: WINDOW });
+    this.logEnd = Math.max(this.logEnd, asked.log_end);
+    return asked;
+  }
+
+  // Show another part of the log; what was shown before goes. `look` scrolls to what is wanted.
+  async show(place, { keepFollowing = false, look = () => (this.view.scrollTop = 0) } = {}) {
+    if (!keepFollowing) this.unfollow();
+    const generation = ++this.generation;
+    try {
+      const found = await this.window(place);
+      if (generation !== this.generation) return;
+      this.chunks = [];
+      this.view.replaceChildren();
+      this.addBelow(found);
+      look();
+      this.say(found.log_end ? "" : "The job has printed nothing yet.");
+      await this.fill();
+    } catch (error) {
+      this.say(error.message);
+    }
+  }
+
+  async showEnd(options) {
+    const look = () => (this.view.scrollTop = this.view.scrollHeight);
+    await this.show({}, { ...options, look });
+    this.placed();
+  }
+
+  showTime(value) {
+    const at = new Date(value);
+    if (!Number.isNaN(at.getTime())) this.show({ at: at.toISOString() });
+  }
+
+  async showOffset(offset) {
+    const isHere = this.chunks.some((chunk) => chunk.start <= offset && offset < chunk.end);
+    if (!isHere) return this.show({ near: Math.max(0, offset - 8 * 1024) }, { look: () => this.lookAt(offset) });
+    this.unfollow();
+    this.lookAt(offset);
+  }
+
+  lookAt(offset) {
+    const rows = [...this.view.querySelectorAll(".log-row")];
+    const row = rows.findLast((one) => Number(one.dataset.offset) <= offset);
+    this.view.querySelector(".log-here")?.classList.remove("log-here");
+    row?.classList.add("log-here");
+    row?.scrollIntoView({ block: "center" });
+  }
+
+  addBelow(found) {
+    if (!found.rows.length) return;
+    const chunk = this.chunk(found);
+    this.chunks.push(chunk);
+    this.view.append(chunk.node);
+    this.trim("top");
+  }
+
+  addAbove(found) {
+    if (!found.rows.length) return;
+    const chunk = this.chunk(found);
+    const height = this.view.scrollHeight;
+    this.chunks.unshift(chunk);
+    this.view.prepend(chunk.node);
+    this.view.scrollTop += this.view.scrollHeight - height;
+    this.trim("bottom");
+  }
+
+  chunk(found) {
+    const chunk = {
+      start: found.start,
+      end: found.end,
+      node: document.createElement("div"),
+      ansi: new Ansi(),
+      line: found.first_line,
+      rows: 0,
+    };
+    for (const row of found.rows) this.addRow(chunk, row);
+    return chunk;
+  }
+
+  addRow(chunk, row) {
+    const node = document.createElement("div");
+    node.className = `log-row log-${row.stream}`;
+    node.dataset.offset = row.offset;
+    const number = document.createElement("span");
+    number.className = "log-number";
+    if (row.starts && chunk.line !== null) number.dataset.number = chunk.line;
+    const time = document.createElement("span");
+    time.className = "log-time";
+    time.title = row.at;
+    time.dataset.shown = new Date(row.at).toLocaleTimeString();
+    const text = document.createElement("span");
+    text.className = "log-text";
+    node.append(number, time);
+    if (WORDS[row.stream]) {
+      const word = document.createElement("span");
+      word.className = "log-stream";
+      word.textContent = WORDS[row.stream];
+      node.append(word, " ");
+    }
+    for (const piece of chunk.ansi.pieces(row.text)) {
+      for (const part of this.marked(piece)) text.append(part);
+    }
+    node.append(text, "\n");
+    chunk.node.append(node);
+    chunk.rows += 1;
+    if (row.ends && chunk.line !== null) chunk.line += 1;
+  }
+
+  trim(side) {
+    const rows = () => this.chunks.reduce((sum, chunk) => sum + chunk.rows, 0);
+    while (this.chunks.length > 2 && (this.chunks.length > MOST_CHUNKS || rows() > MOST_ROWS)) {
+      if (side === "bottom") {
+        this.chunks.pop().node.remove();
+        continue;
+      }
+      const height = this.view.scrollHeight;
+      this.chunks.shift().node.remove();
+      this.view.scrollTop -= height - this.view.scrollHeight;
+    }
+  }
+
+  // Ask for windows until the view is full and some rows lie beyond both of its edges.
+  async fill() {
+    if (this.busy) return;
+    this.busy = true;
+    try {
+      const generation = this.generation;
+      for (;;) {
+        if (generation !== this.generation || !this.chunks.length) return;
+        const { scrollTop, scrollHeight, clientHeight } = this.view;
+        const first = this.chunks[0];
+        const last = this.chunks.at(-1);
+        if (scrollHeight - scrollTop - clientHeight < NEAR && last.end < this.logEnd && !this.socket) {
+          const found = await this.window({ offset: last.end });
+          if (generation !== this.generation || !found.rows.length) return;
+          this.addBelow(found);
+        } else if (scrollTop < NEAR && first.start > 0) {
+          const found = await this.window({ before: first.start });
+          if (generation !== this.generation || !found.rows.length) return;
+          this.addAbove(found);
+        } else return;
+      }
+    } catch (error) {
+      this.say(error.message);
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  scrolled() {
+    if (this.socket && !this.isAtEnd() && this.view.scrollTop < this.lastTop) this.unfollow();
+    this.lastTop = this.view.scrollTop;
+    this.fill();
+    this.placed();
+  }
+
+  isAtEnd() {
+    return this.view.scrollHeight - this.view.scrollTop - this.view.clientHeight < 40;
+  }
+
+  // Move the slider to where the view is in the whole log.
+  placed() {
+    const place = this.part("place");
+    if (!this.chunks.length) return;
+    const top = this.view.getBoundingClientRect().top;
+    const shown =
+      this.chunks.find((chunk) => chunk.node.getBoundingClientRect().bottom > top) ??
+      this.chunks.at(-1);
+    const box = shown.node.getBoundingClientRect();
+    const within = box.height ? Math.max(0, Math.min(1, (top - box.top) / box.height)) : 0;
+    place.max = this.logEnd;
+    place.value = this.isAtEnd() && this.chunks.at(-1).end >= this.logEnd
+      ? this.logEnd
+      : shown.start + within * (shown.end - shown.start);
+    place.setAttribute("aria-valuetext", `${Math.round((100 * place.value) / (this.logEnd || 1))} %`);
+  }
+
+  // -- following ----------------------------------------------------------------------------
+
+  async follow() {
+    this.part("follow").checked = true;
+    this.following = true;
+    await this.showEnd({ keepFollowing: true });
+    if (this.following) this.connect();
+  }
+
+  unfollow() {
+    this.part("follow").checked = false;
+    this.following = false;
+    clearTimeout(this.again);
+    const socket = this.socket;
+    this.socket = null;
+    socket?.close();
+  }
+
+  connect() {
+    const last = this.chunks.at(-1);
+    const socket = openSocket(this.path("ws"), {
+      attempt: this.attempt,
+      offset: last?.end ?? 0,
+      format: "json",
+    });
+    this.socket = socket;
+    socket.onmessage = (event) => this.came(JSON.parse(event.data));
+    socket.onclose = (event) => {
+      if (this.socket !== socket) return;
+      this.socket = null;
+      if (event.code === 1000) {
+        this.say("The log is complete.");
+        this.part("follow").checked = false;
+      } else if (this.following) {
+        this.say("The connection was lost; trying again.");
+        this.again = setTimeout(() => this.connect(), 1000);
+      }
+    };
+  }
+
+  came(frame) {
+    this.say("");
+    let chunk = this.chunks.at(-1);
+    if (chunk && frame.offset < chunk.end) return;
+    if (!chunk || chunk.end - chunk.start > WINDOW || chunk.rows > 1000) {
+      chunk = this.chunk({
+        start: frame.offset,
+        end: frame.offset,
+        first_line: chunk ? chunk.line : 1,
+        rows: [],
+      });
+      this.chunks.push(chunk);
+      this.view.append(chunk.node);
+    }
+    for (const row of this.rowsOf(frame)) this.addRow(chunk, row);
+    chunk.end = frame.end;
+    this.logEnd = Math.max(this.logEnd, frame.end);
+    this.trim("top");
+    this.view.scrollTop = this.view.scrollHeight;
+    this.lastTop = this.view.scrollTop;
+  }
+
+  rowsOf(frame) {
+    const lines = frame.text.split("\n");
+    const rest = lines.pop();
+    const row = (text, starts, ends) => ({ ...frame, text, starts, ends });
+    const rows = lines.map((text, at) => row(text, at > 0 || this.atLineStart !== false, true));
+    if (rest) rows.push(row(rest, rows.length > 0 || this.atLineStart !== false, false));
+    this.atLineStart = !rest;
+    return rows;
+  }
+
+  // -- searching ----------------------------------------------------------------------------
+
+  async search(wanted) {
+    this.wanted = wanted;
+    this.matches = [];
+    this.match = -1;
+    this.searching?.abort();
+    const searching = new AbortController();
+    this.searching = searching;
+    this.count("");
+    if (!wanted) return;
+    const from = this.chunks[0]?.start ?? 0;
+    try {
+      for (let offset = 0; ; ) {
+        const query = { attempt: this.attempt, text: wanted, offset, limit: 1000 };
+        const found = await ask(this.path("search"), query, searching.signal);
+        this.matches.push(...found.matches.map((match) => match.offset));
+        offset = found.searched_to;
+        const isDone = offset >= found.log_end;
+        const percent = Math.floor((100 * offset) / (found.log_end || 1));
+        const many = this.matches.length >= MOST_MATCHES;
+        this.count(isDone ? "" : many ? "+" : `, ${percent} % searched`);
+        if (this.match < 0) {
+          const next = this.matches.findIndex((match) => match >= from);
+          if (next >= 0) await this.goTo(next);
+        }
+        if (isDone || many) break;
+      }
+      if (this.match < 0 && this.matches.length) await this.goTo(0);
+      this.redraw();
+    } catch (error) {
+      if (error.name !== "AbortError") this.say(error.message);
+    }
+  }
+
+  count(more) {
+    const at = this.match >= 0 ? `${this.match + 1} of ` : "";
+    this.more = more;
+    this.part("count").textContent = this.wanted ? `${at}${this.matches.length}${more}` : "";
+  }
+
+  async step(by) {
+    if (!this.matches.length) return;
+    await this.goTo((this.match + by + this.matches.length) % this.matches.length);
+  }
+
+  async goTo(match) {
+    this.match = match;
+    this.count(this.more);
+    await this.showOffset(this.matches[match]);
+    this.redraw();
+  }
+
+  // Mark the search text in the rows that are shown.
+  redraw() {
+    for (const span of this.view.querySelectorAll(".log-text > span")) {
+      const style = { text: span.textContent, classes: [...span.classList].filter((one) => one.startsWith("ansi-")), fg: span.style.color, bg: span.style.backgroundColor };
+      const parts = this.marked(style);
+      span.replaceWith(...parts);
+    }
+  }
+
+  // The piece as elements: what is searched for is in a <mark>.
+  marked(piece) {
+    const span = element(piece);
+    const wanted = this.wanted.toLowerCase();
+    const folded = piece.text.toLowerCase();
+    let found = wanted && folded.length === piece.text.length ? folded.indexOf(wanted) : -1;
+    if (found < 0) return [span];
+    span.textContent = "";
+    let from = 0;
+    while (found >= 0) {
+      const mark = document.createElement("mark");
+      mark.textContent = piece.text.slice(found, found + wanted.length);
+      span.append(piece.text.slice(from, found), mark);
+      from = found + wanted.length;
+      found = folded.indexOf(wanted, from);
+    }
+    span.append(piece.text.slice(from));
+    return [span];
+  }
+}
+
+for (const root of document.querySelectorAll("[data-log]")) new LogView(root);

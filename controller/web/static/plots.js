@@ -1,0 +1,117 @@
+// The use of a run's jobs over time, from the history that the controller keeps.
+
+import uPlot from "./vendor/uPlot.esm.js";
+import { ask } from "./asking.js";
+
+const GIB = 2 ** 30;
+const KINDS = [
+  { name: "cpu", title: "CPU cores", scale: 1 },
+  { name: "memory", title: "Memory GiB", scale: GIB },
+  { name: "gpu_utilization", title: "GPU %", scale: 1 },
+  { name: "gpu_memory", title: "GPU memory GiB", scale: GIB },
+];
+const COLOURS = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#1b7c83", "#57606a"];
+const DASHES = [[], [6, 3], [2, 2]];
+const AGAIN = 15000;
+
+class Plots {
+  constructor(root) {
+    this.root = root;
+    this.part = (name) => root.querySelector(`[data-plots-part="${name}"]`);
+    this.made = [];
+    this.part("span").addEventListener("change", () => this.refresh());
+    new ResizeObserver(() => this.resize()).observe(this.part("plots"));
+    setInterval(() => document.hidden || this.refresh(), AGAIN);
+    this.refresh();
+  }
+
+  async refresh() {
+    const seconds = this.part("span").value;
+    try {
+      const path = `runs/${this.root.dataset.run}/metrics/history`;
+      const { jobs } = await ask(path, { seconds, points: 240 });
+      this.draw(jobs.filter((job) => job.points.length));
+    } catch (error) {
+      this.part("status").textContent = error.message;
+    }
+  }
+
+  draw(jobs) {
+    const times = [...new Set(jobs.flatMap((job) => job.points.map((point) => seconds(point))))];
+    times.sort((one, other) => one - other);
+    const kinds = KINDS.filter(({ name }) => jobs.some((job) => job.points.some((point) => point[name] !== null)));
+    const shape = JSON.stringify([kinds.map((kind) => kind.name), jobs.map(label)]);
+    if (shape !== this.shape) this.make(kinds, jobs);
+    this.shape = shape;
+    this.part("status").textContent = kinds.length ? "" : "Nothing was measured in this time.";
+    kinds.forEach((kind, at) => {
+      const series = jobs.map((job) => {
+        const values = new Map(job.points.map((point) => [seconds(point), point[kind.name]]));
+        return times.map((time) => scaled(values.get(time), kind));
+      });
+      this.made[at].setData([times, ...series]);
+    });
+    this.tell(jobs);
+  }
+
+  make(kinds, jobs) {
+    this.made.forEach((plot) => plot.destroy());
+    this.part("plots").replaceChildren();
+    this.made = kinds.map((kind) => {
+      const box = document.createElement("div");
+      box.className = "plot";
+      const title = document.createElement("h3");
+      title.textContent = kind.title;
+      box.append(title);
+      this.part("plots").append(box);
+      const ink = getComputedStyle(document.body).color;
+      const axis = { stroke: ink, grid: { stroke: "#8884" }, ticks: { stroke: "#8884" } };
+      const series = jobs.map((job, at) => ({
+        label: label(job),
+        stroke: COLOURS[at % COLOURS.length],
+        dash: DASHES[Math.floor(at / COLOURS.length) % DASHES.length],
+        spanGaps: true,
+        value: (_, value) => (value === null || value === undefined ? "–" : value.toFixed(2)),
+      }));
+      const options = { width: box.clientWidth || 400, height: 180, axes: [axis, axis], scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 1, 0.01)] } }, series: [{}, ...series], legend: { show: jobs.length <= 8 } };
+      return new uPlot(options, [[], ...jobs.map(() => [])], box);
+    });
+  }
+
+  // The same for those who see no plots.
+  tell(jobs) {
+    const rows = jobs.map((job) => {
+      const row = document.createElement("tr");
+      const last = job.points.at(-1);
+      for (const text of [label(job), ...KINDS.map((kind) => scaled(last[kind.name], kind)?.toFixed(2) ?? "–")]) {
+        const cell = document.createElement("td");
+        cell.textContent = text;
+        if (row.firstChild) cell.className = "number";
+        row.append(cell);
+      }
+      return row;
+    });
+    this.part("latest").replaceChildren(...rows);
+  }
+
+  resize() {
+    for (const plot of this.made) {
+      const width = plot.root.parentElement.clientWidth;
+      if (width && width !== plot.width) plot.setSize({ width, height: 180 });
+    }
+  }
+}
+
+function seconds(point) {
+  return Math.round(Date.parse(point.at) / 1000);
+}
+
+function label(job) {
+  return `${job.group}/${job.cookie}`;
+}
+
+function scaled(value, kind) {
+  return value === null || value === undefined ? null : value / kind.scale;
+}
+
+for (const root of document.querySelectorAll("[data-plots]")) new Plots(root);

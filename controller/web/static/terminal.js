@@ -1,0 +1,131 @@
+// A shell in a running job. It ends when it is closed, and with the page.
+
+import { ask, openSocket } from "./asking.js";
+import { FitAddon } from "./vendor/addon-fit.mjs";
+import { Terminal } from "./vendor/xterm.mjs";
+
+// xterm writes its styles into <style> elements, which the page's policy forbids. A stand-in takes
+// the text and gives it to a stylesheet of the document, which is allowed.
+const create = document.createElement.bind(document);
+document.createElement = (name, ...rest) => (name === "style" ? styles() : create(name, ...rest));
+
+function styles() {
+  const sheet = new CSSStyleSheet();
+  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+  const standIn = create("template");
+  let text = "";
+  Object.defineProperty(standIn, "textContent", {
+    get: () => text,
+    set: (given) => {
+      text = given;
+      sheet.replaceSync(given);
+    },
+  });
+  standIn.remove = () => {
+    document.adoptedStyleSheets = document.adoptedStyleSheets.filter((one) => one !== sheet);
+    Element.prototype.remove.call(standIn);
+  };
+  return standIn;
+}
+
+class Shell {
+  constructor(root) {
+    this.root = root;
+    this.part = (name) => root.querySelector(`[data-terminal-part="${name}"]`);
+    this.part("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.open(new FormData(event.target));
+    });
+    this.part("close").addEventListener("click", () => this.close());
+    addEventListener("pagehide", () => this.close());
+    this.fillJobs();
+  }
+
+  async fillJobs() {
+    try {
+      const run = await ask(`runs/${this.root.dataset.run}`);
+      const options = run.jobs.map((job) => new Option(`${job.group}/${job.cookie}`, job.id));
+      this.part("job").replaceChildren(...options);
+    } catch (error) {
+      this.say(error.message);
+    }
+  }
+
+  say(text) {
+    this.part("status").textContent = text;
+  }
+
+  open(form) {
+    this.close();
+    this.part("screen").hidden = false;
+    const terminal = new Terminal({ convertEol: false, fontSize: 13, screenReaderMode: true });
+    const fit = new FitAddon();
+    terminal.loadAddon(fit);
+    terminal.open(this.part("screen"));
+    fit.fit();
+    const query = { job: form.get("job"), login: form.get("login"), columns: terminal.cols, rows: terminal.rows };
+    const socket = openSocket(`runs/${this.root.dataset.run}/terminal`, query);
+    this.terminal = terminal;
+    this.socket = socket;
+    this.said = "";
+    this.say("Connecting …");
+    const bytes = new TextEncoder();
+    const send = (data) => socket.readyState === WebSocket.OPEN && socket.send(data);
+    terminal.onData((text) => send(bytes.encode(text)));
+    terminal.onBinary((text) => send(Uint8Array.from(text, (letter) => letter.charCodeAt(0))));
+    terminal.onResize(({ cols, rows }) => send(JSON.stringify({ columns: cols, rows })));
+    terminal.attachCustomKeyEventHandler((event) => this.copied(event));
+    this.watch = new ResizeObserver(() => fit.fit());
+    this.watch.observe(this.part("screen"));
+    socket.onopen = () => {
+      this.say("Connected. Ctrl+Shift+C copies what is selected; Ctrl+Shift+Escape leaves the terminal.");
+      this.part("close").hidden = false;
+      terminal.focus();
+    };
+    socket.onmessage = ({ data }) => {
+      if (typeof data !== "string") return terminal.write(new Uint8Array(data));
+      const told = JSON.parse(data);
+      this.said = told.error ?? `The shell ended with status ${told.exit ?? "unknown"}.`;
+    };
+    socket.onclose = () => this.ended();
+  }
+
+  // Keys of the page itself. Tab and Escape are the shell's, so there is a way out of it by keys.
+  copied(event) {
+    if (event.type !== "keydown" || !event.ctrlKey || !event.shiftKey) return true;
+    if (event.code === "KeyC" && this.terminal.hasSelection()) {
+      event.preventDefault();
+      copy(this.terminal.getSelection());
+      return false;
+    }
+    if (event.code === "Escape") {
+      this.part("close").focus();
+      return false;
+    }
+    return true;
+  }
+
+  ended() {
+    this.say(this.said || "The connection was closed; the job may have ended, or it has no SSH.");
+    this.part("close").hidden = true;
+    this.watch?.disconnect();
+  }
+
+  close() {
+    this.socket?.close();
+    this.watch?.disconnect();
+    this.terminal?.dispose();
+    this.socket = this.terminal = this.watch = null;
+    this.part("screen").hidden = true;
+  }
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    document.execCommand("copy"); // the clipboard is for pages that came by HTTPS
+  }
+}
+
+for (const root of document.querySelectorAll("[data-terminal]")) new Shell(root);

@@ -1,0 +1,184 @@
+"""The log viewer, the terminal and a node's page in a real Chromium, with a node that runs jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from controller.logs.segments import SegmentWriter
+from runner.schemas.frames import Frame, Stream
+from tests.e2e.runs.visitor import make_key
+from tests.support.processes import ControllerProcess, ShimProcess
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+CHROMIUM = "/usr/bin/chromium"
+BIG = 200 << 20
+LINES = 10_000
+SEARCHING = 60_000
+TROUBLE = r"\033[31mred\033[0m \033]0;title\007<img src=x onerror=alert(1)>"
+COMMANDS = f"""\
+commands:
+- printf '{TROUBLE}\\n'
+- echo to-stderr >&2
+- sleep 3600
+"""
+
+
+@dataclass
+class Bed:
+    controller: ControllerProcess
+    shim: ShimProcess
+
+    def run(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.controller.cli("inspect", name, "--json").succeeded().json
+        return found
+
+    def apply(self, folder: Path, name: str, text: str) -> dict[str, Any]:
+        path = folder / f"{name}.yaml"
+        path.write_text(f"type: task\nimage: none\n{text}")
+        self.controller.cli("apply", "-d", "-f", path, "-n", name).succeeded()
+        return self.run(name)
+
+
+@pytest.fixture(scope="module")
+def bed(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[Bed]:
+    folder = testbed_folder / f"dashboard{next(numbers)}"
+    controller = ControllerProcess(folder / "controller", outlasts_tests=True)
+    shim = ShimProcess(folder / "node", "process", outlasts_tests=True)
+    patch = pytest.MonkeyPatch()
+    make_key(folder / "key")
+    patch.setenv("FAIRLEAD_SSH_KEY", str(folder / "key"))
+    shim.start()
+    controller.start()
+    made = Bed(controller, shim)
+    attributes = ("--attribute", "rack=<img src=x onerror=alert(1)>")
+    controller.cli("node", "add", "here", "--local", shim.socket, *attributes).succeeded()
+    made.apply(folder, "shown", f"{COMMANDS}ssh: embedded\n")
+    wait_until(lambda: made.run("shown")["status"] == "running", what="the job to run")
+    yield made
+    controller.cli("stop", "shown", "--abort")
+    wait_until(lambda: made.run("shown")["finished_at"], what="the job to end")
+    patch.undo()
+    controller.close()
+    shim.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(bed: Bed, browser: Browser) -> Iterator[Page]:
+    """A page of an admin who has logged in; a script that fails, or that the policy forbids, fails
+    the test."""
+    context = browser.new_context(accept_downloads=True)
+    opened = context.new_page()
+    faults: list[str] = []
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
+    opened.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    opened.goto(f"{bed.controller.url}/dashboard/login")
+    opened.fill("#token", bed.controller.token)
+    opened.click("button")
+    opened.wait_for_selector("main h1")
+    yield opened
+    context.close()
+    assert faults == []
+
+
+def opened(page: Page, bed: Bed, name: str) -> None:
+    run = bed.run(name)
+    page.goto(f"{bed.controller.url}/dashboard/runs/{run['id']}")
+
+
+def test_a_live_log_shows_colours_and_streams_and_no_markup(page: Page, bed: Bed) -> None:
+    opened(page, bed, "shown")
+    view = page.locator("[data-log-part=view]")
+
+    expect(view.locator(".ansi-fg-1")).to_have_text("red")
+    expect(view.locator(".log-stdout .log-text")).to_have_text("red <img src=x onerror=alert(1)>")
+    expect(view.locator(".log-stderr .log-stream")).to_have_text("stderr")
+    expect(page.locator("[data-log-part=follow]")).to_be_checked()
+    assert view.locator("img").count() == 0
+
+
+def test_a_big_log_is_scrolled_and_searched_by_windows(
+    page: Page, bed: Bed, tmp_path: Path
+) -> None:
+    run = bed.apply(tmp_path, "big", "commands: ['true']\n")
+    wait_until(lambda: bed.run("big")["finished_at"], what="the job to end")
+    attempt = run["jobs"][0]["attempts"][0]["id"]
+    with ThreadPoolExecutor(1) as other:  # the event loop of Playwright is in this one
+        other.submit(_write_big, bed.controller.data / "logs" / attempt[:2] / attempt).result()
+
+    opened(page, bed, "big")
+    view = page.locator("[data-log-part=view]")
+    expect(view.locator(".log-row").last).to_contain_text("the last line")
+    page.fill("[data-log-part=search]", "NEEDLE")
+    page.press("[data-log-part=search]", "Enter")
+    expect(page.locator("[data-log-part=count]")).to_have_text("1 of 1", timeout=SEARCHING)
+    expect(page.locator(".log-here mark")).to_have_text("needle")
+    page.click("[data-log-part=start]")
+    expect(view.locator(".log-row").first).to_contain_text("line 0 ")
+    first = view.locator(".log-number").first
+    expect(first).to_have_attribute("data-number", "1")
+    for _ in range(20):
+        view.evaluate("view => view.scrollBy(0, 20000)")
+        page.wait_for_function(
+            "view => view.scrollHeight > view.clientHeight", arg=view.element_handle()
+        )
+    assert view.locator(".log-row").count() < 10_000
+
+
+def _write_big(folder: Path) -> None:
+    writer = SegmentWriter(folder)
+    writer.open()
+    block = b"".join(b"line %d of a long log\n" % number for number in range(LINES))[: 1 << 20]
+    needle = False
+    while writer.end < BIG:
+        payload = block
+        if writer.end > BIG // 2 and not needle:
+            needle, payload = True, b"here is the needle\n"
+        writer.append([Frame(writer.end, 1, Stream.STDOUT, payload)])
+    writer.append([Frame(writer.end, 1, Stream.STDOUT, b"the last line\n")])
+    writer.close()
+
+
+def test_a_terminal_runs_what_is_typed(page: Page, bed: Bed) -> None:
+    opened(page, bed, "shown")
+    page.click("[data-terminal-part=open]")
+    expect(page.locator("#terminal [role=status]")).to_contain_text("Connected")
+    page.keyboard.type("echo typed-$((40 + 2))")
+    page.keyboard.press("Enter")
+    expect(page.locator(".xterm-rows")).to_contain_text("typed-42")
+    page.keyboard.type("exit 3")
+    page.keyboard.press("Enter")
+    expect(page.locator("#terminal [role=status]")).to_contain_text("status 3")
+
+
+def test_a_node_is_cordoned_after_a_question(page: Page, bed: Bed) -> None:
+    page.goto(f"{bed.controller.url}/dashboard/nodes")
+    page.click("text=here")
+    expect(page.locator("#node")).to_contain_text("<img src=x onerror=alert(1)>")
+    page.fill("[name=reason] >> nth=0", "new disk")
+    page.click("text=Cordon")
+    page.click("#confirm button[value=yes]")
+    expect(page.locator("#node")).to_contain_text("cordoned: new disk")
+    assert bed.controller.cli("node", "show", "here", "--json").succeeded().json["cordoned"]
+    page.reload()
+    page.click("text=Uncordon")
+    page.click("#confirm button[value=yes]")
+    expect(page.locator("#node")).not_to_contain_text("cordoned")

@@ -1,0 +1,245 @@
+"""The pages of nodes, queue, events, services and users: what they show, and to whom."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from controller.api.documents import GpuView, ServiceGroupView
+from controller.lifecycle.model import Allocation, Band, Resources
+from controller.lifecycle.reports import Placed
+from controller.lifecycle.statuses import AllocationState
+from controller.service.nodes import Holder
+from controller.service.queue import QueueEntry
+from controller.web.nodes import bar, gpu_square
+from controller.web.queue import by_band, queue_row
+from controller.web.services import group_row
+from tests.unit.api.conftest import ADMIN_TOKEN, Controller
+from tests.unit.cli.conftest import PlayedNode
+from tests.unit.web.conftest import Browser, submit
+
+XSS = "<img src=x onerror=alert(1)>"
+GPU = GpuView(uuid="GPU-1", name="H100", memory=1, healthy=True, message=None, in_use=False)
+
+
+async def a_node(browser: Browser, **more: object) -> str:
+    body = {"name": "here", "local_socket": "/run/fairlead/shim.sock", **more}
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    answer = await browser.client.post("/v1/nodes", json=body, headers=headers)
+    assert answer.status == 201, await answer.text()
+    made: str = (await answer.json())["id"]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("gpu", "holder", "state", "said"),
+    [
+        (GPU, None, "free", "H100 GPU-1: free"),
+        (GPU, Holder("r1", "train"), "used", "H100 GPU-1: used by train"),
+        (
+            msgspec.structs.replace(GPU, healthy=False, message="Xid 79"),
+            Holder("r1", "train"),
+            "cordoned",
+            "H100 GPU-1: cordoned: Xid 79",
+        ),
+    ],
+)
+def test_a_gpu_is_a_square_with_its_state_in_words(
+    gpu: GpuView, holder: Holder | None, state: str, said: str
+) -> None:
+    square = gpu_square(gpu, holder)
+    assert (square.state, square.said) == (state, said)
+    assert square.clearable is not gpu.healthy
+
+
+def test_a_bar_is_never_longer_than_the_whole() -> None:
+    assert bar("CPU", 3, 4, "cores").width == 750
+    assert bar("CPU", 9, 4, "cores").width == 1000
+    assert bar("CPU", 0, 0).width == 0
+
+
+def an_entry(**changes: object) -> QueueEntry:
+    entry = QueueEntry(
+        position=1,
+        run_id="r1",
+        name="train",
+        user="ada",
+        band=Band.BATCH,
+        priority=0,
+        jobs=("main/0", "main/1", "main/2", "main/3"),
+        gang=True,
+        gpus=8,
+        cpu=4.0,
+        submitted_at=0.0,
+        why="no node has 8 free GPUs",
+        nominated=(),
+    )
+    changed: QueueEntry = msgspec.structs.replace(entry, **changes)
+    return changed
+
+
+def test_the_queue_is_shown_by_band_in_its_order() -> None:
+    entries = [
+        an_entry(position=1, band=Band.PRODUCTION),
+        an_entry(position=2),
+        an_entry(position=3),
+    ]
+    bands = [(band.name, [row.position for row in band.rows]) for band in by_band(entries)]
+    assert bands == [("production", [1]), ("batch", [2, 3])]
+
+
+def test_a_preemption_under_way_says_what_it_waits_for() -> None:
+    row = queue_row(an_entry(nominated=("n1", "n2")))
+    assert row.why == "it waits until others have left n1, n2"
+    assert row.jobs == "main/0, main/1, main/2 and 1 more (gang)"
+    assert row.wants == "8 GPUs, 4 CPU"
+
+
+def test_a_group_of_a_service_shows_its_load() -> None:
+    group = ServiceGroupView(
+        name="main",
+        least=1,
+        most=4,
+        wanted=2,
+        why="3 requests/s",
+        rps=3.0,
+        errors=1,
+        in_flight=2,
+        latency_p50=0.01,
+        latency_p95=0.2,
+        next=2,
+        next_why="",
+        next_at=None,
+    )
+    row = group_row(group)
+    assert (row.wanted, row.load) == ("2 of 1..4", "3 requests/s, 2 in flight, 1 errors")
+    assert row.latency == "p50 10 ms, p95 200 ms"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("queue", "Nothing waits"),
+        ("nodes", "fairlead node install"),
+        ("services", "type: service"),
+        ("events/all", "Nothing has happened yet"),
+    ],
+)
+async def test_an_empty_page_says_what_to_do(admin: Browser, path: str, words: str) -> None:
+    answer = await admin.open(f"/dashboard/{path}")
+    assert answer.status == 200
+    assert words in await answer.text()
+
+
+async def test_a_node_shows_its_attributes_as_text(admin: Browser) -> None:
+    node = await a_node(admin, attributes={"rack": XSS})
+    for path, target in (("/dashboard/nodes", "fleets"), (f"/dashboard/nodes/{node}", "node")):
+        page = await admin.fragment(path, target)
+        assert XSS not in page
+        assert "rack" in page
+        assert "&lt;img src=x" in page
+
+
+async def test_a_node_is_cordoned_and_given_work_again(admin: Browser) -> None:
+    node = await a_node(admin)
+    address = f"/dashboard/nodes/{node}"
+
+    done = await admin.act(f"{address}/cordon", reason=XSS)
+    page = await admin.fragment(address, "node")
+    again = await admin.act(f"{address}/uncordon")
+
+    assert (done.status, again.status) == (204, 204)
+    assert "cordoned: &lt;img src=x" in page
+    assert "cordoned" not in await admin.fragment(address, "node")
+
+
+async def test_a_node_is_drained_and_resumed(admin: Browser) -> None:
+    node = await a_node(admin)
+    assert (await admin.act(f"/dashboard/nodes/{node}/drain", reason="disk")).status == 204
+    assert "draining: disk" in await admin.fragment("/dashboard/nodes", "fleets")
+    assert (await admin.act(f"/dashboard/nodes/{node}/resume")).status == 204
+    assert (await admin.act(f"/dashboard/nodes/{node}/explode")).status == 400
+
+
+async def test_only_admins_act_on_nodes(admin: Browser, ada: Browser) -> None:
+    node = await a_node(admin)
+    assert (await ada.act(f"/dashboard/nodes/{node}/cordon")).status == 403
+    assert 'hx-post="' not in await ada.fragment(f"/dashboard/nodes/{node}", "node")
+
+
+async def test_a_gpu_leads_its_owner_to_the_run_and_others_not(
+    admin: Browser, controller: Controller
+) -> None:
+    run = await submit(admin, name="secret-plan")
+    job = run["jobs"][0]
+    place = Allocation(
+        id="a1",
+        run_id=run["id"],
+        job_id=job["id"],
+        node_id="n1",
+        state=AllocationState.HELD,
+        resources=Resources(),
+        gpus=("GPU-1",),
+        created_at=0.0,
+    )
+    attempt = job["attempts"][0]["id"]
+    await controller.turns.report(Placed(run_id=run["id"], attempt_id=attempt, allocation=place))
+    users = controller.service.gate.users
+    own, other = (controller.service.nodes.holders(users[name]) for name in ("admin", "ada"))
+    assert own["n1"]["GPU-1"] == Holder(run["id"], "secret-plan")
+    assert other["n1"]["GPU-1"] == Holder(None, "a run of admin")
+
+
+async def test_the_queue_names_no_runs_of_others(admin: Browser, ada: Browser) -> None:
+    run = await submit(admin, name="secret-plan")
+    own = await admin.fragment("/dashboard/queue", "queue")
+    other = await ada.fragment("/dashboard/queue", "queue")
+    assert f'href="/dashboard/runs/{run["id"]}"' in own
+    assert "secret-plan" not in other
+    assert "a run of admin" in other
+
+
+async def test_events_are_shown_newest_first_and_page_by_page(admin: Browser, ada: Browser) -> None:
+    for number in range(60):
+        await submit(admin, name=f"run-{number}")
+    first = await admin.fragment("/dashboard/events/all", "rows")
+    before = first.split("?before=")[1].split("&")[0]
+    second = await admin.fragment(f"/dashboard/events/all?before={before}", "rows")
+    seqs = [int(part.split('"')[0]) for part in (first + second).split('id="event-')[1:]]
+    assert seqs == sorted(seqs, reverse=True)
+    assert seqs[0] - seqs[-1] == len(seqs) - 1
+    assert "data-row" not in await ada.fragment("/dashboard/events/all", "rows")
+    assert (await admin.open("/dashboard/events/all?before=x")).status == 400
+
+
+async def test_users_and_tokens_are_for_admins(admin: Browser, ada: Browser) -> None:
+    assert (await ada.open("/dashboard/users")).status == 403
+    page = await admin.fragment("/dashboard/users", "people")
+    assert ">ada" in page
+    made = await admin.client.post(
+        "/dashboard/users",
+        data={"what": "token", "name": "ada", "label": XSS},
+        headers={"HX-Request": "true", "HX-Target": "people", "X-Fairlead-Page": admin.page_token},
+    )
+    shown = await made.text()
+    assert 'id="new-token">' in shown
+    assert XSS not in shown
+    assert (await admin.act("/dashboard/users/ada/grant")).status == 204
+    assert "Take production" in await admin.fragment("/dashboard/users", "people")
+    assert (await admin.act("/dashboard/users/ada/remove")).status == 204
+    assert ">ada" not in await admin.fragment("/dashboard/users", "people")
+
+
+async def test_a_log_is_downloaded_as_a_file_and_never_as_a_page(
+    admin: Browser, ada: Browser, controller: Controller
+) -> None:
+    run = await submit(admin)
+    played = PlayedNode(controller)
+    await played.runs("train")
+    await played.prints("train", b"<script>alert(1)</script>\n")
+    path = f"/dashboard/runs/{run['id']}/log.txt"
+    answer = await admin.open(path)
+    assert await answer.read() == b"<script>alert(1)</script>\n"
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.headers["Content-Disposition"].startswith('attachment; filename="train-')
+    assert (await ada.open(path)).status == 403
