@@ -1,8 +1,9 @@
 """`./dev demo`: the whole path on one machine, with the commands that a user would type.
 
 Starts a shim and a controller in a folder of their own, adds this machine as a node, applies
-`hello.yaml`, shows its log and its status, and ends what it started. With Docker and an image the
-job runs in a container; otherwise with the process engine, which isolates nothing.
+`hello.yaml`, shows its log, its status and the dashboard's link, and ends what it started: at a
+terminal when you press Ctrl-C, in a pipe at once. With Docker and an image the job runs in a
+container; otherwise with the process engine, which isolates nothing.
 """
 
 from __future__ import annotations
@@ -136,6 +137,14 @@ def main() -> int:
 
 
 def run(engine: Engine, folder: Path) -> int:
+    with started(engine, folder) as (socket, env):
+        return show(engine, socket, env)
+
+
+@contextlib.contextmanager
+def started(engine: Engine, folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Start a shim and a controller in the folder; give the shim's socket and the variables of the
+    command."""
     socket, shim_log, controller_log = (
         folder / "run/shim.sock",
         folder / "shim.log",
@@ -156,12 +165,14 @@ def run(engine: Engine, folder: Path) -> int:
         wait_for(shim, shim_log, "listening")
         with process(*controller_command, log=controller_log) as controller:
             url = wait_for(controller, controller_log, r"http://[0-9.]+:\d+")
-            env = {
-                **os.environ,
-                "FAIRLEAD_URL": url,
-                "FAIRLEAD_TOKEN_FILE": str(folder / "controller" / "admin-token"),
-            }
-            return show(engine, socket, env)
+            yield (
+                socket,
+                {
+                    **os.environ,
+                    "FAIRLEAD_URL": url,
+                    "FAIRLEAD_TOKEN_FILE": str(folder / "controller" / "admin-token"),
+                },
+            )
 
 
 def show(engine: Engine, socket: Path, env: dict[str, str]) -> int:
@@ -178,8 +189,19 @@ def show(engine: Engine, socket: Path, env: dict[str, str]) -> int:
     took = time.monotonic() - begun
     say(f"Its status ({took:.1f} s from submit to done)")
     status = status or fairlead("ps", "--all", env=env)
+    say("Open its dashboard in a browser")
+    status = status or fairlead("dashboard", "--print", env=env)
     say("It worked." if status == 0 else "It failed.")
+    if status == 0 and sys.stdin.isatty() and sys.stdout.isatty():
+        stay()
     return status
+
+
+def stay() -> None:
+    """Keep the controller and the node until Ctrl-C."""
+    print("The controller and the node stay until you press Ctrl-C.", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,12 @@ from controller.api.scheduling import explain_run
 from controller.api.views import iso
 from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reasons import ROWS
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    FINAL_RUN_STATUSES,
+    AttemptStatus,
+    RunStatus,
+)
 from controller.service.errors import Invalid
 from controller.store.base import StoredEvent
 from controller.web.pages import Done, Page, PageRoute, Visit
@@ -257,7 +262,7 @@ async def show_run(visit: Visit) -> Page:
     view = await get_run(visit.as_call(run=run_id))
     explanation: ExplainView | None = None
     if state.run.status not in FINAL_RUN_STATUSES:
-        explanation = await explain_run(visit.as_call(run=run_id))
+        explanation = what_it_waits_for(await explain_run(visit.as_call(run=run_id)))
     jobs = job_rows(state, view, service.clock.now())
     events = await _events(visit, run_id)
     return Page(
@@ -278,6 +283,14 @@ async def show_run(visit: Visit) -> Page:
             "events": event_rows(events, {job.id: job.label for job in jobs}),
         },
     )
+
+
+def what_it_waits_for(found: ExplainView) -> ExplainView | None:
+    """Return the explanation unless it only says that the jobs are running."""
+    under_way = tuple(one for one in found.under_way if one.status is not AttemptStatus.RUNNING)
+    if found.under_way and not found.waiting and not under_way:
+        return None
+    return msgspec.structs.replace(found, under_way=under_way)
 
 
 async def _events(visit: Visit, run_id: str) -> list[StoredEvent]:

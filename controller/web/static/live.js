@@ -13,11 +13,26 @@ function topics() {
   return [...new Set([...document.querySelectorAll("[data-live]")].map((one) => one.dataset.live))];
 }
 
+const waiting = new Set(); // ids of elements that changed again while they were being fetched
+
+function refresh(one) {
+  if (one.classList.contains("htmx-request")) waiting.add(one.id);
+  else one.dispatchEvent(new CustomEvent("changed", { bubbles: false }));
+}
+
 function tell(topic) {
   for (const one of document.querySelectorAll("[data-live]")) {
-    if (topic === null || one.dataset.live === topic) {
-      one.dispatchEvent(new CustomEvent("changed", { bubbles: false }));
-    }
+    if (topic === null || one.dataset.live === topic) refresh(one);
+  }
+}
+
+// The answer replaced the element, and what htmx had queued for it with it.
+function tellAgain() {
+  for (const id of [...waiting]) {
+    const one = document.getElementById(id);
+    if (one && one.classList.contains("htmx-request")) continue;
+    waiting.delete(id);
+    if (one) refresh(one);
   }
 }
 
@@ -72,6 +87,7 @@ function open() {
 
 export function follow() {
   open();
+  document.body.addEventListener("htmx:afterSettle", tellAgain);
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   addEventListener("online", open);
   addEventListener("pagehide", close);

@@ -49,7 +49,7 @@ document.body.addEventListener("htmx:responseError", (event) => {
 document.body.addEventListener("htmx:sendError", (event) => {
   if (event.detail.requestConfig.verb !== "get") say("the controller does not answer", "refused");
 });
-document.body.addEventListener("htmx:afterSettle", () => showDates(document));
+document.body.addEventListener("htmx:afterSwap", () => showDates(document));
 document.getElementById("theme").addEventListener("click", switchTheme);
 showDates(document);
 setInterval(() => showDates(document), 15000);
