@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,8 @@ import pytest
 from tests.support.docker_daemon import DockerDaemon
 from tests.support.git_server import GitServer, commit, git, serving
 from tests.support.images import busybox_root
-from tests.support.lab import RunLab
+from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.planted_secrets import leaks
 from tests.support.processes import CommandResult, run_cli
 
 pytestmark = pytest.mark.e2e
@@ -86,10 +88,10 @@ def project(lab: RunLab, server: GitServer, here: str) -> Path:
 
 
 def apply(
-    lab: RunLab, name: str, *, environ: dict[str, str] | None = None, **fields: Any
+    lab: RunLab, name: str, *options: str, environ: dict[str, str] | None = None, **fields: Any
 ) -> CommandResult:
     env = {**lab.controller.env, **(environ or {})}
-    return run_cli("apply", "-f", lab.write(**fields), "-n", name, env=env)
+    return run_cli("apply", "-f", lab.write(**fields), "-n", name, *options, env=env)
 
 
 def test_a_folder_of_the_user_arrives_with_its_changes(lab: RunLab, project: Path) -> None:
@@ -144,6 +146,22 @@ def test_a_private_repository_opens_with_the_users_token_and_nothing_shows_it(
     refused = apply(lab, "refused", environ={"T": "wrong"}, repos=[private], commands=["true"])
     assert refused.status == 1
     assert "cannot be fetched" in refused.errors
+
+
+def test_a_token_for_git_is_nowhere_while_the_job_runs_and_after(
+    lab: RunLab, project: Path, server: GitServer, here: str
+) -> None:
+    server.token = token = f"canary-{secrets.token_hex(8)}"
+    private = {"url": server.url("project", here), "token_env": "T", "path": "/code"}
+    halves = f"'{token[:9]}''{token[9:]}'"
+    search = f"grep -rl {halves} /code /dev/shm /tmp /run /root /etc /proc/self/environ"
+    commands = [f"({search}) 2>/dev/null && exit 4; echo clean; {UNTIL_ASKED}"]
+    apply(lab, "canary", "-d", environ={"T": token}, repos=[private], commands=commands)
+    lab.wait_for_log("canary", b"clean")
+    assert leaks(lab, "canary", token) == []
+    lab.let_go("canary")
+    lab.wait_for("canary", "done")
+    assert leaks(lab, "canary", token) == []
 
 
 def test_files_of_the_user_replace_those_of_the_image(lab: RunLab, tmp_path: Path) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.lab import UNTIL_ASKED, RunLab
+from tests.support.planted_secrets import in_files, leaks
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-
-READ_AT_MOST = 64 << 20
 
 
 @pytest.fixture
@@ -24,80 +19,15 @@ def canary() -> str:
     return f"canary-{secrets.token_hex(8)}"
 
 
-def _in_files(folder: Path, secret: str) -> Iterator[str]:
-    """A file may be gone before it is read: its daemon writes a new one in its place."""
-    for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names):
-            if path.is_file() and not path.is_symlink():
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                    if secret.encode() in file.read(READ_AT_MOST):
-                        yield str(path)
-
-
-def _in_command_lines(secret: str) -> Iterator[str]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found = secret.encode() in path.read_bytes()
-        except OSError:
-            continue
-        if found:
-            yield str(path)
-
-
-def _in_answers(lab: RunLab, name: str, secret: str) -> Iterator[str]:
-    questions = (
-        ("inspect", name, "--json"),
-        ("inspect", name),
-        ("events", name, "--json"),
-        ("events", "--json"),
-        ("ps", "--all", "--json"),
-        ("ps", "--all"),
-        ("node", "list", "--json"),
-    )
-    for question in questions:
-        answer = lab.cli(*question).succeeded()
-        if secret in answer.output + answer.errors:
-            yield " ".join(question)
-
-
-def _in_docker(lab: RunLab, name: str, secret: str) -> Iterator[str]:
-    if (container := lab.container(name)) and secret in lab.dockerd.docker("inspect", container):
-        yield "docker inspect"
-
-
-def _in_the_shims_answers(lab: RunLab, secret: str) -> Iterator[str]:
-    paths = ("/v1/node", "/v1/node/metrics", "/metrics", "/v1/tasks", "/v1/allocations")
-    for path in paths:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as shim, shim.makefile("rb") as file:
-            shim.connect(str(lab.shim.socket))
-            shim.sendall(f"GET {path} HTTP/1.0\r\nHost: shim\r\n\r\n".encode())
-            answer = file.read()
-        assert b" 200 OK" in answer.partition(b"\r\n")[0]
-        if secret.encode() in answer:
-            yield path
-
-
-def _leaks(lab: RunLab, name: str, secret: str) -> list[str]:
-    logs = (lab.shim.daemon.log, lab.controller.daemon.log)
-    return [
-        *_in_files(lab.shim.data, secret),
-        *(str(log) for log in logs if secret in log.read_text(errors="replace")),
-        *_in_command_lines(secret),
-        *_in_docker(lab, name, secret),
-        *_in_answers(lab, name, secret),
-        *_in_the_shims_answers(lab, secret),
-    ]
-
-
 def test_the_value_of_a_variable_reaches_the_job_alone(lab: RunLab, canary: str) -> None:
     test = f'[ -n "$TOKEN" ] && echo "has it"; {UNTIL_ASKED}; exit 3'
     lab.start("env-canary", env={"TOKEN": canary}, commands=[test])
     lab.wait_for_log("env-canary", b"has it")
-    assert _leaks(lab, "env-canary", canary) == []
+    assert leaks(lab, "env-canary", canary) == []
     lab.shim.restart()
     lab.let_go("env-canary")
     lab.wait_for("env-canary", "failed")
-    assert _leaks(lab, "env-canary", canary) == []
+    assert leaks(lab, "env-canary", canary) == []
 
 
 def test_a_secret_that_its_job_prints_is_nowhere_on_disk(
@@ -107,12 +37,12 @@ def test_a_secret_that_its_job_prints_is_nowhere_on_disk(
     tell = 'echo "it is $TOKEN"; echo "$TOKEN" >&2; echo told'
     lab.start("told-canary", secrets=["TOKEN"], commands=[f"{tell}; {UNTIL_ASKED}; exit 3"])
     lab.wait_for_log("told-canary", b"told")
-    assert _leaks(lab, "told-canary", canary) == []
+    assert leaks(lab, "told-canary", canary) == []
     lab.controller.restart()
     lab.shim.restart()
     lab.let_go("told-canary")
     lab.wait_for("told-canary", "failed")
-    assert _leaks(lab, "told-canary", canary) == []
+    assert leaks(lab, "told-canary", canary) == []
     assert b"it is ***" in lab.log("told-canary")
 
 
@@ -130,13 +60,13 @@ def test_a_stored_secret_reaches_the_job_that_names_it_alone(
     command = f"printf %s {canary[:8]} >x; printf %s {canary[8:]} >>x; {tell}; rm x; {UNTIL_ASKED}"
     lab.start("stored-canary", env=env, registry_auth=auth, commands=[command])
     lab.wait_for_log("stored-canary", b"same")
-    assert _leaks(lab, "stored-canary", canary) == []
-    assert list(_in_files(lab.controller.data, canary)) == []
+    assert leaks(lab, "stored-canary", canary) == []
+    assert list(in_files(lab.controller.data, canary)) == []
     lab.cli("secret", "rotate-key").succeeded()
     lab.cli("secret", "delete", "HF").succeeded()
     lab.shim.restart()
     lab.controller.restart()
-    assert _leaks(lab, "stored-canary", canary) == []
+    assert leaks(lab, "stored-canary", canary) == []
     lab.let_go("stored-canary")
     lab.wait_for("stored-canary", "done")
     assert lab.log("stored-canary").splitlines() == [b"it is ***", b"0", b"same"]
@@ -147,10 +77,10 @@ def test_a_stored_secret_reaches_the_job_that_names_it_alone(
 def test_a_registry_password_reaches_the_pull_alone(lab: RunLab, canary: str) -> None:
     auth = {"username": "anna", "password": canary}
     lab.start("auth-canary", commands=[UNTIL_ASKED], registry_auth=auth)
-    assert _leaks(lab, "auth-canary", canary) == []
+    assert leaks(lab, "auth-canary", canary) == []
     lab.let_go("auth-canary")
     lab.wait_for("auth-canary", "done")
-    assert _leaks(lab, "auth-canary", canary) == []
+    assert leaks(lab, "auth-canary", canary) == []
 
 
 def test_a_failed_pull_does_not_tell_the_password(lab: RunLab, canary: str) -> None:
@@ -159,7 +89,7 @@ def test_a_failed_pull_does_not_tell_the_password(lab: RunLab, canary: str) -> N
     result = lab.apply("pull-canary", image=image, commands=["true"], registry_auth=auth)
     assert result.status == 1
     assert canary not in result.output + result.errors
-    assert _leaks(lab, "pull-canary", canary) == []
+    assert leaks(lab, "pull-canary", canary) == []
 
 
 def test_a_password_can_be_taken_from_the_environment(
@@ -168,7 +98,7 @@ def test_a_password_can_be_taken_from_the_environment(
     monkeypatch.setenv("REGISTRY_PASSWORD", canary)
     auth = {"username": "anna", "password": "${REGISTRY_PASSWORD}"}
     lab.apply("taken-canary", commands=["true"], registry_auth=auth).succeeded()
-    assert _leaks(lab, "taken-canary", canary) == []
+    assert leaks(lab, "taken-canary", canary) == []
 
 
 @pytest.mark.parametrize(
@@ -217,9 +147,9 @@ def test_a_runs_secrets_leave_the_controllers_files_soon_after_its_end(
     }
     for name, killed in (("ended-canary", False), ("killed-canary", True)):
         lab.start(name, **fields)
-        assert list(_in_files(lab.controller.data, canary))
+        assert list(in_files(lab.controller.data, canary))
         lab.let_go(name)
         lab.wait_for(name, "failed")
         if killed:
             lab.controller.restart()
-        wait_until(lambda: not list(_in_files(lab.controller.data, canary)), what="clean files")
+        wait_until(lambda: not list(in_files(lab.controller.data, canary)), what="clean files")
