@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,15 @@ def test_paths_of_outputs_are_kept_of_jobs_that_are_stopped_or_out_of_memory(
         lab.wait_for_log(name, b"outputs: none: there is no such file or folder")
         assert _listed(lab, name)["files"] == [{"name": "ckpt/deep/a.pt", "size": 2}]
     assert lab.attempts("eaten")[-1]["termination_reason"] == "out_of_memory"
+
+
+def test_the_example_in_python_brings_what_its_job_wrote(lab: RunLab, tmp_path: Path) -> None:
+    program = Path(__file__).parents[3] / "examples/python/outputs.py"
+    ended = subprocess.run(
+        [sys.executable, str(program), lab.image, str(tmp_path / "here")],
+        env={**os.environ, **lab.controller.env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.stdout, ended.returncode) == ("kept ckpt/loss.txt: loss 0.25\n", 0), ended.stderr
