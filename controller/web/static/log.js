@@ -4,9 +4,9 @@
 import { Ansi, element } from "./ansi.js";
 import { ask, openSocket } from "./asking.js";
 
-const WINDOW = 64 * 1024;
-const MOST_CHUNKS = 8;
-const MOST_ROWS = 6000;
+const WINDOW = 32 * 1024;
+const MOST_CHUNKS = 6;
+const MOST_ROWS = 2500;
 const NEAR = 1200; // pixels from an edge at which the next window is asked for
 const MOST_MATCHES = 5000;
 const WORDS = { stderr: "stderr", system: "Fairlead", marker: "missing" };

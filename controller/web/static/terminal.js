@@ -1,8 +1,6 @@
 // A shell in a running job. It ends when it is closed, and with the page.
 
 import { ask, openSocket } from "./asking.js";
-import { FitAddon } from "./vendor/addon-fit.mjs";
-import { Terminal } from "./vendor/xterm.mjs";
 
 // xterm writes its styles into <style> elements, which the page's policy forbids. A stand-in takes
 // the text and gives it to a stylesheet of the document, which is allowed.
@@ -55,8 +53,12 @@ class Shell {
     this.part("status").textContent = text;
   }
 
-  open(form) {
+  async open(form) {
     this.close();
+    const [{ Terminal }, { FitAddon }] = await Promise.all([
+      import("./vendor/xterm.mjs"), // large, so it is loaded when it is wanted
+      import("./vendor/addon-fit.mjs"),
+    ]);
     this.part("screen").hidden = false;
     const terminal = new Terminal({ convertEol: false, fontSize: 13, screenReaderMode: true });
     const fit = new FitAddon();

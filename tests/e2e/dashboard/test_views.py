@@ -19,8 +19,9 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
+AXE = Path(__file__).parents[3] / ".build/npm/node_modules/axe-core/axe.min.js"
 CHROMIUM = "/usr/bin/chromium"
-BIG = 200 << 20
+BIG = 100 << 20
 LINES = 10_000
 SEARCHING = 60_000
 TROUBLE = r"\033[31mred\033[0m \033]0;title\007<img src=x onerror=alert(1)>"
@@ -167,6 +168,18 @@ def test_a_terminal_runs_what_is_typed(page: Page, bed: Bed) -> None:
     page.keyboard.type("exit 3")
     page.keyboard.press("Enter")
     expect(page.locator("#terminal [role=status]")).to_contain_text("status 3")
+
+
+def test_axe_finds_nothing_serious(page: Page, bed: Bed) -> None:
+    for name in ("runs", "nodes", "queue", "services", "events/all", "users"):
+        page.goto(f"{bed.controller.url}/dashboard/{name}")
+        if name in ("runs", "nodes"):  # then one of them
+            page.click("a[data-row]")
+        expect(page.locator("#connection")).to_have_text("live")
+        page.evaluate(AXE.read_text())
+        found = page.evaluate("axe.run()")["violations"]
+        serious = [one for one in found if one["impact"] in ("serious", "critical")]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in serious] == [], name
 
 
 def test_a_node_is_cordoned_after_a_question(page: Page, bed: Bed) -> None:
