@@ -116,3 +116,12 @@ async def test_a_token_may_expire(home: Home) -> None:
         2,
         "fairlead: --expires: 'soon' is not a duration between 0 and 10 years; write 8h or 30d\n",
     )
+
+
+async def test_the_dashboards_link_is_printed_for_a_browser_elsewhere(home: Home) -> None:
+    await home.login()
+
+    printed = await home("dashboard", "--print")
+
+    assert printed.out.decode().startswith(f"{home.url}/dashboard/enter/")
+    assert "works once" in printed.err
