@@ -173,7 +173,7 @@ def _node_disconnected(draft: Draft, report: NodeDisconnected) -> None:
 
 def _start_limits_anew(draft: Draft, attempt: Attempt) -> Attempt:
     """Start the attempt's limit again, as if the node had been away since the limit began."""
-    began = limits.start_limit_began_at(attempt)
+    began = limits.limit_began_at(attempt)
     return draft.change_attempt(attempt, limit_paused_since=began, limit_paused_total=0.0)
 
 

@@ -30,6 +30,7 @@ from controller.lifecycle.pending_reasons import (
 )
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.retry import ENDED_FOR_GOOD, Verdict, verdict
+from controller.lifecycle.services.policy import ProbeResult
 from controller.lifecycle.statuses import AttemptStatus
 
 _NEEDS_NO_START = ENDED_FOR_GOOD | {Verdict.DONE, Verdict.ABANDONED}
@@ -189,6 +190,14 @@ def start_limit_began_at(attempt: Attempt) -> float | None:
     return container or attempt.pulling_at or attempt.provisioned_at
 
 
+def limit_began_at(attempt: Attempt) -> float | None:
+    """Return when the limit began that now runs, or last ran."""
+    failing = _first_failing(attempt)
+    if attempt.status is AttemptStatus.RUNNING and failing is not None:
+        return failing.since
+    return start_limit_began_at(attempt)
+
+
 def _waiting_instance(run: Run, attempt: Attempt) -> Deadline | None:
     if attempt.provisioned_at is None:
         return None
@@ -251,10 +260,9 @@ def _interruption(run: Run, attempt: Attempt) -> Deadline | None:
 def _probes_failed(run: Run, attempt: Attempt) -> Deadline | None:
     """Return when a replica that had been ready is replaced because its probes fail (rule 8.10)."""
     limit = run.deployments[-1].service.unhealthy_after if run.deployments else None
-    failing = [result for result in attempt.probes if not result.passes]
-    if limit is None or not attempt.was_registered or not failing:
+    first = _first_failing(attempt)
+    if limit is None or not attempt.was_registered or first is None:
         return None
-    first = min(failing, key=lambda result: result.since)
     why = f": {first.message}" if first.message else ""
     return Deadline(
         at=first.since + attempt.limit_paused_total + limit,
@@ -262,6 +270,11 @@ def _probes_failed(run: Run, attempt: Attempt) -> Deadline | None:
         name="unhealthy_after",
         message=f"its probes failed for {limit:g} s{why}",
     )
+
+
+def _first_failing(attempt: Attempt) -> ProbeResult | None:
+    failing = (result for result in attempt.probes if not result.passes)
+    return min(failing, key=lambda result: result.since, default=None)
 
 
 def interruption_ends_at(run: Run, attempt: Attempt, now: float) -> float | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from tests.simulation import cuts, tracing
 from tests.simulation.crew import each
 from tests.simulation.exploring import explored
-from tests.simulation.world import Outcome, Scale, simulate
+from tests.simulation.world import Outcome, Scale, simulate, simulate_services
 
 MOST_SHOWN = 10
 
@@ -26,17 +26,19 @@ def main() -> int:
     if not options.verbose:
         logging.getLogger("controller").addHandler(logging.NullHandler())
     if options.seed is not None:
-        scale = Scale(wide=not options.narrow)
+        scale = Scale(wide=not options.narrow, services=options.services)
         tell = _tell if options.verbose else simulate
-        return _report([tell(options.seed, scale)], 0.0)
+        return _report([tell(options.seed, scale)], 0.0, services=options.services)
     if options.coverage:
         tracing.prepare()
     began = time.monotonic()
     if options.cuts is not None:
         return _cuts(options)
     play: Callable[[int], Outcome] = explored if options.explore else simulate
+    if options.services:
+        play = simulate_services
     outcomes = list(each(play, _seeds(options, began), options.workers))
-    status = _report(outcomes, time.monotonic() - began)
+    status = _report(outcomes, time.monotonic() - began, services=options.services)
     if options.coverage:
         print(tracing.told())
     return 0 if options.explore else status
@@ -51,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--narrow", action="store_true", help="with --seed: without what was added later"
     )
+    parser.add_argument("--services", action="store_true", help="worlds with services")
     parser.add_argument("--verbose", action="store_true", help="with --seed: the controller's log")
     parser.add_argument("--coverage", action="store_true", help="which lines of the core were run")
     parser.add_argument(
@@ -105,13 +108,13 @@ def _tell(seed: int, scale: Scale) -> Outcome:
     return simulate(seed, scale)
 
 
-def _report(outcomes: list[Outcome], seconds: float) -> int:
+def _report(outcomes: list[Outcome], seconds: float, *, services: bool) -> int:
     failed = [outcome for outcome in outcomes if outcome.violations]
     for outcome in failed:
         print(f"seed {outcome.seed}: {len(outcome.violations)} violations")
         for violation in outcome.violations[:MOST_SHOWN]:
             print(f"  {violation.at:9.3f} s  {violation.text}")
-        print(f"  ./dev sim --seed {outcome.seed}")
+        print(f"  ./dev sim --seed {outcome.seed}{' --services' if services else ''}")
     runs = sum(outcome.runs for outcome in outcomes)
     hours = sum(outcome.virtual_seconds for outcome in outcomes) / 3600
     controllers = sum(outcome.controllers for outcome in outcomes)

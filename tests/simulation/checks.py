@@ -33,7 +33,7 @@ from controller.lifecycle.statuses import (
 from controller.store.base import Changes
 from runner.schemas.frames import Decoder, Stream
 from shim.schemas import TaskInfo
-from tests.simulation import gangs, orders, placing, standstill
+from tests.simulation import gangs, orders, placing, replicas, standstill
 from tests.simulation.container import Container
 from tests.simulation.kept import FreedPlaces
 from tests.simulation.node import SimulatedNode
@@ -131,6 +131,7 @@ class Checks:
             for text in (
                 *gangs.breaches(before, after),
                 *gangs.overdrawn_jobs(after),
+                *replicas.breaches(before, after),
                 *placing.breaches(before, after, nodes, self._committed_nodes),
                 *orders.overspent(after),
                 *orders.misnamed(after),

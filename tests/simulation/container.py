@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from controller.clock import Clock
-from runner.client import RunnerUnavailable
+from runner.client import PortStream, RunnerError, RunnerUnavailable
 from runner.schemas import ExitReason, ExitRecord, RunnerHealth, StatusEvent, SubmitRequest
 from runner.schemas.frames import Frame, Stream, encode, notice_line, tail_from
 from tests.doubles.runner import RunnerRules
@@ -30,6 +30,13 @@ HEARTBEAT_SECONDS = 10.0
 KILLED = 137
 FRAMES_IN_A_PIECE = 7
 FRAMES_IN_A_SEGMENT = 16
+
+
+class _Unheard:
+    """The other end of a connection that is closed at once."""
+
+    def close(self) -> None:
+        """Nothing is there to close."""
 
 
 class Container:
@@ -151,6 +158,16 @@ class Container:
         acknowledged = self.rules.ack(offset, self.log_end)
         self._ring()
         return acknowledged
+
+    async def connect_port(self, port: int) -> PortStream:
+        """It refuses for some of the minutes, as a job that is busy or not ready does."""
+        self._answer()
+        luck = Random(f"{self.task_id} {int(self._clock.now() / 60)}").random()
+        if self._job is None or self._job.done() or luck < 0.1:
+            raise RunnerError("port_refused", f"nothing listens on port {port}", 502)
+        return PortStream(
+            reader=asyncio.StreamReader(), writer=cast(asyncio.StreamWriter, _Unheard())
+        )
 
     async def status_events(self, after: int = 0) -> AsyncIterator[StatusEvent]:
         self._answer()

@@ -258,7 +258,7 @@ class SimulatedRunner:
         raise NotImplementedError("simulated jobs use nothing")
 
     async def connect_port(self, port: int) -> PortStream:
-        raise NotImplementedError("simulated jobs listen nowhere")
+        return await self._ask(lambda container: container.connect_port(port))
 
     async def _ask(self, serve: Callable[[Container], Awaitable[T]]) -> T:
         async def on_node() -> T:

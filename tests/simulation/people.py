@@ -6,7 +6,7 @@ A user repeats each request until a controller has acknowledged it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -72,15 +72,7 @@ class User:
         parents = sorted(office.database.runs)[:3]
         if office.site.wide and self._more.random() < REPLACING:
             await self._replace()
-        self._state = random_run(
-            self._name,
-            chance,
-            office.clock.now(),
-            seeded_chance(chance).new_id,
-            office.site,
-            self._more,
-            parents,
-        )
+        self._state = self._new_run(parents)
         if not await self._submit(self._state):
             self._state = None
             return
@@ -88,6 +80,11 @@ class User:
             await asyncio.sleep(chance.choice((0.1, 5.0, 60.0, 300.0)) * chance.random())
             self.note(wish)
             await self._wish(wish)
+
+    def _new_run(self, parents: Sequence[str]) -> RunState:
+        office, chance = self._office, self._chance
+        now, new_id = office.clock.now(), seeded_chance(chance).new_id
+        return random_run(self._name, chance, now, new_id, office.site, self._more, parents)
 
     async def _replace(self) -> None:
         """As `--if-exists replace` does: whoever has the name is told to end, and the name is free
@@ -113,10 +110,16 @@ class User:
             return
         run_id = state.run.id
         await self._wish(reports.ResumeRequested(run_id=run_id, by=state.run.user))
-        if state.run.policy.schedule or state.run.policy.restart_completed_jobs:
-            wish = reports.CompleteRequested(run_id=run_id, by=state.run.user)
+        wish = self._end(state)
+        if wish is not None:
             self.note(wish)
             await self._wish(wish)
+
+    def _end(self, state: RunState) -> Report | None:
+        """What ends it, if it does not end by itself."""
+        if state.run.policy.schedule or state.run.policy.restart_completed_jobs:
+            return reports.CompleteRequested(run_id=state.run.id, by=state.run.user)
+        return None
 
     def note(self, wish: Report) -> None:
         """So that the checks know what was asked for."""

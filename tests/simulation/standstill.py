@@ -43,12 +43,14 @@ def too_far_away(state: RunState, now: float) -> Iterator[str]:
     """A deadline that is further away than its whole limit has been moved by what does not count.
     `now` in Unix seconds."""
     policy = state.run.policy
+    service = state.run.deployments[-1].service if state.run.deployments else None
     lengths = {
         "scheduling_timeout": policy.scheduling_timeout or 0.0,
         "waiting_instance": policy.limits.waiting_instance,
         "waiting_container": policy.limits.waiting_container,
         "waiting_runner": policy.limits.waiting_runner,
         "interruption": policy.stop_duration + TOLD_WITHIN_SECONDS,
+        "unhealthy_after": (service.unhealthy_after or 0.0) if service is not None else 0.0,
     }
     for attempt in _live(state):
         limit = limits.deadline(state.run, attempt)

@@ -23,6 +23,8 @@ FOUND_NARROW = (700475, 900125, 2000375, 5000092, 5000902)
 """Worlds in which a fault was found once, before jobs could ask for as much as they can now."""
 FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451)
 """Those since."""
+FOUND_WITH_SERVICES = (23, 38)
+SERVICE_SEEDS = 12
 PATIENCE_SECONDS = 900.0
 
 
@@ -31,9 +33,16 @@ def test_the_controller_keeps_its_promises_whatever_its_nodes_do() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_services_keep_their_promises_too() -> None:
+    done = _simulate("--services", "--start=0", f"--seeds={SERVICE_SEEDS}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "options",
-    [(f"--seed={seed}", "--narrow") for seed in FOUND_NARROW] + [(f"--seed={n}",) for n in FOUND],
+    [(f"--seed={seed}", "--narrow") for seed in FOUND_NARROW]
+    + [(f"--seed={seed}",) for seed in FOUND]
+    + [(f"--seed={seed}", "--services") for seed in FOUND_WITH_SERVICES],
 )
 def test_a_fault_that_was_found_once_is_not_found_again(options: tuple[str, ...]) -> None:
     done = _simulate(*options)

@@ -36,6 +36,7 @@ from tests.simulation.link import SimulatedLink
 from tests.simulation.node import SimulatedNode
 from tests.simulation.people import Admin, Ask, User
 from tests.simulation.rivals import Rivals
+from tests.simulation.services import Owner, Visitors
 from tests.simulation.virtual import (
     EPOCH,
     Deadlock,
@@ -71,12 +72,18 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     faults_until: float = 1500.0
     calmest: float = 200.0
     """Mean pause between two faults in the calmest world."""
+    services: bool = False
+    """True: half of the users have services, and visitors send requests to them."""
     wide: bool = True
     """False: without what was added later, so that an older seed tells its old story."""
 
 
 def simulate(seed: int, scale: Scale | None = None) -> Outcome:
     return played(lambda loop, folder: World(seed, scale or Scale(), loop, folder), seed).outcome()
+
+
+def simulate_services(seed: int) -> Outcome:
+    return simulate(seed, Scale(services=True))
 
 
 W = TypeVar("W", bound="World")
@@ -163,7 +170,7 @@ class World:
         await self.admin.register_fleets()
         work = [self.spawn(self.join(node)) for node in self.nodes.values()]
         users = [
-            User(
+            self._kind_of_user(number)(
                 self,
                 f"run-{number}",
                 self.chance(f"run-{number}"),
@@ -177,6 +184,7 @@ class World:
                 chance.choice((8.0, chance.uniform(10.0, self._scale.calmest)))
             )
         )
+        visitors = self.spawn(self._visitors().come()) if self._scale.services else None
         await asyncio.sleep(self._scale.faults_until)
         faults.cancel()
         for error in await asyncio.gather(faults, return_exceptions=True):
@@ -186,7 +194,17 @@ class World:
         await asyncio.gather(*work)
         for user in users:
             await user.close()
+        if visitors is not None:
+            visitors.cancel()
         await self.settle()
+
+    def _kind_of_user(self, number: int) -> type[User]:
+        return Owner if self._scale.services and number % 2 == 0 else User
+
+    def _visitors(self) -> Visitors:
+        return Visitors(
+            lambda: self.rivals.newest, self.checks, self.chance("visitors"), self.spawn
+        )
 
     async def join(self, node: SimulatedNode) -> None:
         chance = self.chance(f"register {node.name}")
@@ -337,7 +355,7 @@ class World:
                 if place.state is not AllocationState.RELEASED:
                     found.append(f"place {place.id} of run {run.name} is {place.state} forever")
             if run.status not in FINAL_RUN_STATUSES:
-                lasts = [job.attempts[-1] for job in state.jobs]
+                lasts = [last for job in state.jobs for last in job.attempts[-1:]]
                 told = ", ".join(f"{last.id} {last.status} {last.reason}" for last in lasts)
                 found.append(f"run {run.name} did not end: {run.status} ({told})")
         for node in self.nodes.values():

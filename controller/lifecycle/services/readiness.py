@@ -41,7 +41,9 @@ def note_probe(draft: Draft, report: ProbeSeen) -> None:
     )
     changed = draft.change_attempt(attempt, probes=tuple(results))
     if before.passes and not report.passed:
-        draft.change_attempt(changed, limit_paused_total=0.0)
+        # The pauses before it failed do not count, and neither does the past of one that goes on.
+        since = None if changed.limit_paused_since is None else draft.now
+        draft.change_attempt(changed, limit_paused_since=since, limit_paused_total=0.0)
 
 
 def _unknown(probes: Sequence[Probe], since: float) -> list[ProbeResult]:

@@ -193,6 +193,14 @@ def test_the_silence_of_its_node_replaces_no_replica() -> None:
     assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
 
 
+def test_the_silence_before_a_probe_failed_does_not_count() -> None:
+    play = ServicePlay(1, unhealthy_after=30.0).ready()
+    play.send(play.link(down=True, node="n0")).wait(100.0).probe(passed=False)
+    play.send(play.link(down=False, node="n0")).wait(29.0)
+    assert play.attempt().status is AttemptStatus.RUNNING
+    assert play.wait(1.0).attempt().reason is Reason.PROBES_FAILED
+
+
 @pytest.mark.parametrize("unhealthy_after", [None, 30.0])
 def test_a_replica_that_was_never_ready_is_not_replaced_for_its_probes(
     unhealthy_after: float | None,

@@ -1,0 +1,48 @@
+"""What each commit of a service must keep to: requests go to ready replicas only, wanted numbers
+stay within their ranges, and no rollout, scaling or drain takes away replicas that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.lifecycle.model import RunState
+from controller.lifecycle.reasons import Reason
+from controller.lifecycle.services import rollout
+from controller.lifecycle.services.readiness import is_registered
+from controller.lifecycle.statuses import AttemptStatus
+
+
+def breaches(before: RunState | None, after: RunState) -> Iterator[str]:
+    """Yield what a commit may not do to a service."""
+    run = after.run
+    for job in after.jobs:
+        for attempt in job.attempts:
+            if attempt.registered_at is None:
+                continue
+            ready = attempt.ready and attempt.status is AttemptStatus.RUNNING
+            if not ready or attempt.reason is not None:
+                yield f"{attempt.id} gets requests: {attempt.status} {attempt.reason}"
+    if not run.deployments or run.service is None:
+        return
+    for group in run.service.groups:
+        wanted = rollout.wanted(run, group.name)
+        if not group.least <= wanted <= group.most:
+            yield f"group {group.name} of {run.name} wants {wanted}: {group.least}..{group.most}"
+        if before is not None and before.run.deployments:
+            yield from _taken(before, after, group.name, wanted)
+
+
+def _taken(before: RunState, after: RunState, group: str, wanted: int) -> Iterator[str]:
+    """Yield a sentence when replicas that got requests were ended by plan and too few are left."""
+    now = {attempt.id: attempt for job in after.jobs for attempt in job.attempts}
+    planned = (Reason.SCALED_DOWN, Reason.NODE_DRAINED)
+    taken = [
+        job
+        for job in before.jobs
+        if job.group == group and is_registered(job)
+        if (ended := now.get(job.attempts[-1].id)) is not None and ended.reason in planned
+        if any(one.id == job.id and one.scaled_down for one in after.jobs)
+    ]
+    left = sum(is_registered(job) for job in after.jobs if job.group == group)
+    if taken and left < wanted:
+        yield f"{after.run.name} took {len(taken)} of {group} away and has {left} of {wanted}"
