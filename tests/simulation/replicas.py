@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Attempt, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.services import rollout
 from controller.lifecycle.services.readiness import is_registered
@@ -32,15 +32,20 @@ def breaches(before: RunState | None, after: RunState) -> Iterator[str]:
             yield from _taken(before, after, group.name, wanted)
 
 
+def _is_planned(ended: Attempt) -> bool:
+    """Return whether the service itself took the replica away; a drain's deadline does not ask."""
+    at_deadline = "drain deadline" in (ended.message or "")
+    return ended.reason in (Reason.SCALED_DOWN, Reason.NODE_DRAINED) and not at_deadline
+
+
 def _taken(before: RunState, after: RunState, group: str, wanted: int) -> Iterator[str]:
     """Yield a sentence when replicas that got requests were ended by plan and too few are left."""
     now = {attempt.id: attempt for job in after.jobs for attempt in job.attempts}
-    planned = (Reason.SCALED_DOWN, Reason.NODE_DRAINED)
     taken = [
         job
         for job in before.jobs
         if job.group == group and is_registered(job)
-        if (ended := now.get(job.attempts[-1].id)) is not None and ended.reason in planned
+        if (ended := now.get(job.attempts[-1].id)) is not None and _is_planned(ended)
         if any(one.id == job.id and one.scaled_down for one in after.jobs)
     ]
     left = sum(is_registered(job) for job in after.jobs if job.group == group)
