@@ -24,7 +24,7 @@ from tests.support.ssh_daemon import CHECKOUT, free_port
 from tests.support.waiting import wait_until
 from tests.vm.base_image import base_image
 from tests.vm.jobs import IMAGE, Jobs
-from tests.vm.machine import BOOT_SECONDS, CLUSTER, VirtualMachine, accelerator, admin_data
+from tests.vm.machine import BOOT_SECONDS, CLUSTER, VirtualMachine, accelerator, node_data
 
 KEPT = CHECKOUT / ".build/vm"
 _BUILD_SECONDS = 2400.0
@@ -137,7 +137,7 @@ def identity(vm_folder: Path) -> Path:
 def own_data(identity: Path, vm_folder: Path) -> Path:
     """The operator's own user-data."""
     file = vm_folder / "own.yaml"
-    file.write_text(admin_data(identity.with_suffix(".pub").read_text()))
+    file.write_text(node_data(identity.with_suffix(".pub").read_text()))
     return file
 
 

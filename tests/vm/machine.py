@@ -37,6 +37,8 @@ users:
     shell: /bin/bash
     sudo: ALL=(ALL) NOPASSWD:ALL
     ssh_authorized_keys: [{key}]
+"""
+_PRIVILEGED = """\
 write_files:
   - path: /etc/fairlead/shim.env
     content: |
@@ -71,8 +73,13 @@ def _text(file: Path) -> str:
 
 
 def admin_data(public_key: str) -> str:
-    """An operator's own user-data: a login, and jobs that may be privileged."""
+    """An operator's own user-data: a login."""
     return _ADMIN.format(key=public_key.strip())
+
+
+def node_data(public_key: str) -> str:
+    """The same for a node: its jobs may be privileged."""
+    return admin_data(public_key) + _PRIVILEGED
 
 
 class VirtualMachine:

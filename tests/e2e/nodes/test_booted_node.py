@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import asyncssh
 import pytest
 
-from installer.bundle.build import BundleBuilder
+from tests.support.another_bundle import another_version
 from tests.support.booted import BootedMachine, files_of, wait_for_unit
 from tests.support.processes import ControllerProcess
-from tests.support.ssh_daemon import CHECKOUT
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -141,19 +138,7 @@ async def test_the_tunnel_user_reaches_the_socket_and_nothing_else(node: Node) -
 @pytest.fixture(scope="module")
 def other_folder(bare_machine: BootedMachine, testbed_folder: Path) -> str:
     """Another version of the bundle, unpacked on the machine."""
-    checkout = testbed_folder / "other-checkout"
-    for name in ("pyproject.toml", "requirements-node.lock", "LICENSE"):
-        checkout.mkdir(exist_ok=True)
-        shutil.copy(CHECKOUT / name, checkout)
-    for name in ("common", "shim", "runner", "entrypoint", "installer", "packer", "cloud-init"):
-        shutil.copytree(CHECKOUT / name, checkout / name)
-    with (checkout / "LICENSE").open("a") as license_file:
-        license_file.write("Another version.\n")
-    with (checkout / "runner/__init__.py").open("a") as sources:
-        sources.write("\n")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-        other = BundleBuilder(checkout, CHECKOUT / ".build").build()
+    other = another_version(testbed_folder)
     folder = f"/root/fairlead-node-{other.version}"
     shutil.copytree(other.folder, bare_machine.root / folder.lstrip("/"), symlinks=True)
     return folder
