@@ -19,10 +19,10 @@ _MIRROR = "http://deb.debian.org/debian"
 _SYSTEM = (
     *("linux-image-cloud-amd64", "systemd", "systemd-sysv", "systemd-resolved", "dbus", "udev"),
     *("cloud-init", "cloud-guest-utils", "e2fsprogs", "openssh-server", "sudo", "iproute2"),
-    *("netbase", "netplan.io", "ca-certificates"),
+    *("netbase", "netplan.io", "ca-certificates", "nftables"),
 )
 _LATER = (
-    *("docker.io", "iptables", "apparmor", "openssh-client", "nftables", "chrony"),
+    *("docker.io", "iptables", "apparmor", "openssh-client", "chrony"),
     "unattended-upgrades",
 )
 _DOWNLOAD = (
