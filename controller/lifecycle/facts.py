@@ -18,6 +18,7 @@ from controller.lifecycle.gangs.incarnation import with_descriptor
 from controller.lifecycle.model import Attempt
 from controller.lifecycle.reports import (
     AllocationReleased,
+    ControllerStarted,
     FreedAllocationLost,
     InactivitySeen,
     LogsComplete,
@@ -37,10 +38,11 @@ from controller.lifecycle.reports import (
     TaskRemoved,
     TaskSeen,
 )
-from controller.lifecycle.services import readiness
+from controller.lifecycle.services import readiness, rollout
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 
 _ORDER: dict[type, int] = {
+    ControllerStarted: 0,
     NodeDisconnected: 0,
     Placed: 1,
     NotPlaced: 2,
@@ -108,6 +110,8 @@ def _apply_one(draft: Draft, report: Report) -> None:
             readiness.note_probe(draft, report)
         case ReplicaDrained():
             readiness.drained(draft, report)
+        case ControllerStarted():
+            rollout.start_timeout_anew(draft)
         case InactivitySeen():
             inactivity.note(draft, report)
         case FreedAllocationLost():

@@ -295,6 +295,10 @@ class NodeGone(_Report, frozen=True, kw_only=True):
     """The node was removed (`node remove --lost`): no report about it will come."""
 
 
+class ControllerStarted(_Report, frozen=True, kw_only=True):
+    """A controller begins its work, after a time in which nothing was decided."""
+
+
 class Tick(_Report, frozen=True, kw_only=True):
     """A deadline that `decide` named has passed, or the facts in its `DecisionContext` changed."""
 
@@ -338,5 +342,6 @@ Report = (
     | AllocationReleased
     | NodeDisconnected
     | NodeGone
+    | ControllerStarted
     | Tick
 )

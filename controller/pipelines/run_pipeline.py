@@ -21,7 +21,7 @@ from controller.lifecycle.compaction import recent
 from controller.lifecycle.decide import decide
 from controller.lifecycle.events import Event
 from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, Run, RunState
-from controller.lifecycle.reports import Preempted, Report, Tick
+from controller.lifecycle.reports import ControllerStarted, Preempted, Report, Tick
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.pipelines.live_state import (
     Families,
@@ -291,7 +291,8 @@ class RunPipeline:
             self._names[state.run.name] = state.run.id
             self._families.add(state)
             self._by_node.moved(None, state)
-            self._inbox[state.run.id] = [Tick(run_id=state.run.id), *self._no_node_reached(state)]
+            began = ControllerStarted(run_id=state.run.id)
+            self._inbox[state.run.id] = [began, *self._no_node_reached(state)]
         self._wake.set()
 
     def _no_node_reached(self, state: RunState) -> Iterator[Report]:

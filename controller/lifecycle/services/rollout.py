@@ -31,6 +31,14 @@ def present(jobs: Iterable[Job], group: str) -> list[Job]:
     return [job for job in jobs if job.group == group and not job.scaled_down]
 
 
+def start_timeout_anew(draft: Draft) -> None:
+    """Give a rollout its whole time again: nothing could become ready in a time without a
+    controller."""
+    now = draft.run.deployments[-1] if draft.run.deployments else None
+    if now is not None and now.ended_at is None:
+        _put(draft, replace(now, progress_at=draft.now))
+
+
 def deploy(draft: Draft, requests: Sequence[DeployRequested]) -> None:
     """Begin the deployment that a user asked for; of several in one turn the latest."""
     if not draft.run.deployments or draft.run.status is RunStatus.TERMINATING:

@@ -21,6 +21,7 @@ from controller.lifecycle.model import (
 )
 from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.reports import (
+    ControllerStarted,
     DeployRequested,
     ProbeSeen,
     ReplicaDrained,
@@ -360,6 +361,14 @@ def test_a_version_with_none_to_go_back_to_fails_and_is_done_once_it_is_ready() 
     play.ready(new.index)
     assert play.run.deployments[-1].state is DeploymentState.DONE
     assert play.run.deployments[-1].message is None
+
+
+def test_the_time_without_a_controller_rolls_nothing_back() -> None:
+    play = ServicePlay(1).ready(0).deploy("v2").to_running(1)
+    play.now += 3600.0
+    play.send(ControllerStarted(run_id=play.run_id)).wait(599.0)
+    assert play.run.deployments[-1].state is DeploymentState.ROLLING
+    assert play.wait(1.0).run.deployments[1].state is DeploymentState.ROLLED_BACK
 
 
 def test_a_rollback_by_hand_that_does_not_become_ready_is_taken_back() -> None:
