@@ -95,6 +95,8 @@ class Proxy:
             return _refusal(Invalid("the body does not match its length or encoding"), is_model)
 
     async def _service(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if target.prefix:
+            _require_no_worker(request)
         service = self._services.find(target.service)
         if service is None:
             raise NotFound(f"there is no service {target.service}", field="service")
@@ -131,6 +133,7 @@ class Proxy:
         return browsers.opened(target, value, is_secure=client.scheme == "https")
 
     async def _model(self, request: web.Request, raw: str) -> web.StreamResponse:
+        _require_no_worker(request)
         authorization = request.headers.get("Authorization", "")
         path, _, _ = raw[len(models.MODELS) :].partition("?")
         plain = _plain(path)
@@ -245,6 +248,17 @@ async def tidy(request: web.Request, response: web.StreamResponse) -> None:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _require_no_worker(request: web.Request) -> None:
+    """Refuse the script of a service worker, where services share the controller's origin: it could
+    answer with headers that no replica may set. Raises Forbidden."""
+    if request.headers.get("Service-Worker") is not None:
+        raise Forbidden(
+            "service workers need an origin of the service's own: the controller's "
+            "--service-domain gives it one",
+            code="no_service_workers",
+        )
 
 
 def _target(raw: str) -> Target:

@@ -173,6 +173,15 @@ def request_headers(
     return [*kept, *service.headers]
 
 
+_NOT_OF_REPLICAS = frozenset(
+    {
+        "service-worker-allowed",
+        "cross-origin-opener-policy",
+        "cross-origin-opener-policy-report-only",
+    }
+)
+
+
 def response_headers(
     headers: Iterable[tuple[str, str]], *, prefix: str, hosts: frozenset[str]
 ) -> list[tuple[str, str]]:
@@ -180,9 +189,10 @@ def response_headers(
     cookies of a replica that does not know it get it back.
 
     No replica may widen its service worker's scope: the worker would answer for other services and
-    for the dashboard.
+    for the dashboard. None may have an opener policy either: a page with the dashboard's own could
+    open the dashboard and read it.
     """
-    kept = [one for one in end_to_end(headers) if one[0].lower() != "service-worker-allowed"]
+    kept = [one for one in end_to_end(headers) if one[0].lower() not in _NOT_OF_REPLICAS]
     if not prefix:
         return kept
     return [(name, _with_prefix(name.lower(), value, prefix, hosts)) for name, value in kept]

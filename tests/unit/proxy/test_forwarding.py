@@ -69,6 +69,17 @@ async def test_a_service_answers_at_its_host_name() -> None:
     assert "x-forwarded-prefix" not in dict(seen["headers"])
 
 
+async def test_a_service_worker_needs_an_origin_of_the_service_alone() -> None:
+    worker = {"Service-Worker": "script"}
+    async with a_bed(domain="svc.example") as bed, an_app(echo) as port:
+        bed.serve(port)
+        async with bed.client.get("/services/api/sw.js", headers=worker) as refused:
+            assert (refused.status, "--service-domain" in await refused.text()) == (403, True)
+        own = {**worker, "Host": "api.svc.example:8700"}
+        async with bed.client.get("/sw.js", headers=own) as answer:
+            assert answer.status == 200
+
+
 async def test_a_connection_to_the_replica_is_used_again() -> None:
     async with a_bed() as bed, an_app(echo) as port:
         bed.serve(port)

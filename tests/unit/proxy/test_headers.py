@@ -94,8 +94,9 @@ def test_redirects_and_cookies_of_a_stripped_path_get_it_back(
     assert response_headers([(name, value)], prefix="", hosts=HOSTS) == [(name, value)]
 
 
-def test_a_replica_cannot_widen_the_scope_of_its_service_worker() -> None:
+def test_a_replica_cannot_reach_beyond_its_own_pages() -> None:
     sent = [("Service-Worker-Allowed", "/"), ("Content-Type", "text/javascript")]
+    sent += [("Cross-Origin-Opener-Policy", "same-origin")]
 
     kept = headers.response_headers(sent, prefix="", hosts=frozenset())
 
