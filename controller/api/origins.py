@@ -58,8 +58,16 @@ async def mark(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.add("Vary", "Origin")
 
 
+def host_of(origin: str) -> str:
+    """Return `HOST[:PORT]` of an origin in small letters, "" for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
 def _is_own(request: web.Request, origin: str) -> bool:
-    return urlsplit(origin).netloc.lower() == request.host.lower()
+    return host_of(origin) == request.host.lower()
 
 
 def _is_websocket(request: web.Request) -> bool:

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from aiohttp import web
 
@@ -106,7 +106,8 @@ class Dashboard:
         router.add_get(PATH, _moved(PATH + "/runs"))
         router.add_get(PATH + "/", _moved(PATH + "/runs"))
         router.add_get(PATH + "/static/{version}/{name:.+}", self._static)
-        router.add_get(PATH + "/enter/{code}", self._headed(self._enter))
+        # A preview asks with HEAD, which must not use up a link that works once.
+        router.add_get(PATH + "/enter/{code}", self._headed(self._enter), allow_head=False)
         router.add_get(PATH + "/login", self._headed(self._login_page))
         router.add_post(PATH + "/login", self._headed(self._log_in))
         router.add_post(PATH + "/logout", self._headed(self._log_out))
@@ -321,7 +322,8 @@ def _theme(request: web.Request) -> str:
 def _inside(there: str) -> str:
     """Return the address if it is one of the dashboard's, else its first page."""
     is_ours = there.startswith(PATH + "/") and not there.startswith(PATH + "/login")
-    return there if is_ours and there.isprintable() and "\\" not in there else PATH + "/runs"
+    leads_out = "\\" in there or ".." in unquote(there.partition("?")[0])
+    return there if is_ours and there.isprintable() and not leads_out else PATH + "/runs"
 
 
 def _is_opened(request: web.Request) -> bool:

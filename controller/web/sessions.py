@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from controller.api.origins import host_of
 from controller.clock import Clock
 from controller.service.errors import Forbidden, Unauthenticated
 from controller.service.users import Gate
@@ -94,7 +94,7 @@ def require_own_origin(request: web.Request) -> None:
     """Refuse what another site made the browser send. Raises Forbidden."""
     origin = request.headers.get("Origin")
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none") or (
-        origin is not None and urlsplit(origin).netloc not in _hosts(request)
+        origin is not None and host_of(origin) not in _hosts(request)
     ):
         raise Forbidden("another site sent this request", code="cross_site")
 
@@ -112,8 +112,9 @@ def came_from_elsewhere(request: web.Request) -> bool:
 
 
 def _hosts(request: web.Request) -> tuple[str, ...]:
-    return (request.host, request.headers.get("X-Forwarded-Host", request.host))
+    hosts = (request.host, request.headers.get("X-Forwarded-Host", request.host))
+    return tuple(host.lower() for host in hosts)
 
 
 def _equal(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), wanted.encode())

@@ -20,6 +20,17 @@ async def test_a_page_asks_a_stranger_to_log_in_and_leads_back(stranger: Browser
     assert answer.headers["Location"] == "/dashboard/login?next=%2Fdashboard%2Fruns%3Fuser%3Dada"
 
 
+@pytest.mark.parametrize(
+    "sent", [{"Origin": "http://[bad"}, {"X-Fairlead-Page": "\udcff"}], ids=["origin", "page"]
+)
+async def test_malformed_headers_are_refused_and_no_fault(
+    stranger: Browser, sent: dict[str, str]
+) -> None:
+    await stranger.log_in(ADMIN_TOKEN)
+    async with stranger.client.post("/dashboard/logout", headers=sent) as answer:
+        assert answer.status == 403
+
+
 async def test_a_token_opens_the_pages_and_is_in_no_cookie(stranger: Browser) -> None:
     answer = await stranger.log_in(ADMIN_TOKEN)
 
@@ -126,7 +137,13 @@ async def test_a_link_from_another_site_makes_the_page_ask_again(stranger: Brows
     assert 'http-equiv="refresh"' in await answer.text()
 
 
-@pytest.mark.parametrize("there", ["https://evil.example/", "//evil.example", "/v1/health"])
+@pytest.mark.parametrize(
+    "there",
+    [
+        *("https://evil.example/", "//evil.example", "/v1/health"),
+        *("/dashboard/../services/evil/", "/dashboard/%2e%2e/services/evil/"),
+    ],
+)
 async def test_a_login_leads_to_the_dashboard_alone(stranger: Browser, there: str) -> None:
     answer = await stranger.client.post(
         "/dashboard/login",
