@@ -6,7 +6,7 @@ handed to the core, which rolls it out. What cannot change in place is refused w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -171,34 +171,37 @@ def _deployment(plan: Plan, user: User, now: float) -> Deployment:
 
 
 def _changes(run: Run, plan: Plan) -> Iterator[Change]:
-    """Yield the fields that differ, and the groups of which only hidden values differ."""
+    """Yield the fields that differ, and the values that no answer shows by their names."""
     before = dict(_flat("", without_uploads(run.configuration)))
     after = dict(_flat("", without_uploads(plan.configuration)))
     before.pop("name", None)
     after.pop("name", None)
-    for field in dict.fromkeys((*before, *after)):
-        if before.get(field) != after.get(field):
-            yield Change(field=field, before=before.get(field), after=after.get(field))
+    shown = [one for one in dict.fromkeys((*before, *after)) if before.get(one) != after.get(one)]
+    for field in shown:
+        yield Change(field=field, before=before.get(field), after=after.get(field))
     now = run.deployments[-1]
-    if before == after:
-        for planned in plan.groups:
-            own = now.specs.get(planned.group.name)
-            if own is not None and not rollout.same_replica(own, planned.spec):
-                yield from _hidden_changes(planned.group.name, own, planned.spec)
-        if now.service != plan.service:
-            yield Change(field="service", before=None, after="other values of headers or defaults")
+    for planned in plan.groups:
+        own = now.specs.get(planned.group.name)
+        if own is not None and not rollout.same_replica(own, planned.spec):
+            yield from _hidden_changes(planned.group.name, own, planned.spec, shown)
+    if not shown and now.service != plan.service:
+        yield Change(field="service", before=None, after="other values of headers or defaults")
 
 
-def _hidden_changes(group: str, before: JobSpec, after: JobSpec) -> Iterator[Change]:
-    """Yield what differs in values that no answer shows, by their names where they have one."""
+def _hidden_changes(
+    group: str, before: JobSpec, after: JobSpec, shown: Sequence[str]
+) -> Iterator[Change]:
+    """Yield what differs in values that no answer shows, by their names where they have one.
+    `shown`: the fields of which the difference is shown already."""
     places = (("env", before.env, after.env), ("secrets", before.secrets, after.secrets))
     named = [
         f"{place}.{name}"
         for place, old, new in places
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
+        and not any(field.endswith(f"{place}.{name}") for field in shown)
     ]
-    for field in named or ["files, probes or defaults"]:
+    for field in named or ([] if shown else ["files, probes or defaults"]):
         yield Change(field=f"group {group}: {field}", before=HIDDEN, after=HIDDEN_CHANGED)
 
 

@@ -53,10 +53,10 @@ class Logs(Protocol):
 
 
 def find_job(state: RunState, key: str | None) -> Job:
-    """Return the job with this id, index over all groups, or `GROUP/COOKIE`; None: the first.
-    Raises NotFound."""
+    """Return the job with this id, index over all groups, or `GROUP/COOKIE`; None: the first that
+    was not scaled down. Raises NotFound."""
     if key is None:
-        return state.jobs[0]
+        return next((job for job in state.jobs if not job.scaled_down), state.jobs[0])
     for job in state.jobs:
         if key in (job.id, str(job.index), f"{job.group}/{job.cookie}"):
             return job

@@ -92,6 +92,12 @@ async def test_other_values_of_variables_are_a_change_and_are_not_shown(
         {"field": "group main: env.A", "before": "(not shown)", "after": "(another value)"}
     ]
     assert "canary" not in str(asked)
+    _, both = await deploy(
+        api, only_ask=True, env={"A": "canary", "B": "kept", "C": "new"}, auth=False
+    )
+    fields = [one["field"] for one in both["changes"]]
+    assert fields.count("group main: env.A") == 1
+    assert [field for field in fields if field.endswith("env.C")] == ["env.C"]
 
 
 async def test_what_cannot_change_in_place_is_refused_with_its_field(
