@@ -60,6 +60,7 @@ class Copier:
         self._paths = order.paths
         self._left = order.limit
         self._left_out = self._left_out_size = self._failures = 0
+        self._seen: set[Path] = set()
 
     def run(self) -> None:
         for text in self._paths:
@@ -100,7 +101,11 @@ class Copier:
                 self._copy_file(at / name, into / name)
 
     def _copy_file(self, source: Path, target: Path) -> None:
-        """Copy a plain file or a link; other things are not outputs."""
+        """Copy a plain file or a link; other things are not outputs. Each is copied once, however
+        many paths name it."""
+        if target in self._seen:
+            return
+        self._seen.add(target)
         try:
             found = source.lstat()
             if stat.S_ISLNK(found.st_mode):
@@ -108,6 +113,11 @@ class Copier:
                 target.symlink_to(os.readlink(source))
             elif stat.S_ISREG(found.st_mode) and self._fits(found.st_size):
                 target.parent.mkdir(parents=True, exist_ok=True)
+                if target.exists():
+                    self.lines.append(
+                        f"outputs: {source} takes the place of a file of that name in the output "
+                        f"folder"
+                    )
                 _replace(source, target)
         except OSError as error:
             self._cannot(error)

@@ -81,7 +81,7 @@ async def test_a_stopped_job_keeps_its_outputs(tmp_path: Path) -> None:
 
 def copied(tmp_path: Path, *paths: str, limit: int | None = None) -> list[str]:
     target = tmp_path / "task/output"
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     order = Order(working_dir=str(tmp_path / "w"), target=str(target), paths=paths, limit=limit)
     copier = Copier(order)
     copier.run()
@@ -105,6 +105,21 @@ def test_no_link_leads_out_of_the_working_folder(tmp_path: Path) -> None:
         f"out/key: {work / 'out/key'} leads out of the working folder",
         f"*/key: {work / 'out/key'} leads out of the working folder",
     ]
+
+
+def test_a_file_that_several_paths_name_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "w/logs").mkdir(parents=True)
+    (tmp_path / "w/logs/a").write_bytes(b"x" * 600)
+    assert copied(tmp_path, "logs", "logs/*", "logs/a", limit=1000) == []
+    assert set(kept(tmp_path)) == {"logs/a"}
+
+
+def test_a_file_that_takes_the_place_of_another_is_told(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w/a").write_text("new")
+    copied(tmp_path, "a")
+    (line,) = copied(tmp_path, "a")
+    assert "w/a takes the place of a file of that name in the output folder" in line
 
 
 def test_whole_files_up_to_the_limit_are_copied_and_pipes_never(tmp_path: Path) -> None:
