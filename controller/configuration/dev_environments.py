@@ -180,7 +180,16 @@ else
     echo "{package} is not in the image, and neither uv nor pip could bring it:" \\
         "use an image with it, or one with uv or Python" >&2
     exit 1
-fi"""
+fi
+scripts='import sysconfig; print(sysconfig.get_path("scripts"))'
+for fairlead_place in "$(python3 -c "$scripts" 2>/dev/null)" "$HOME/.local/bin"; do
+    command -v "$fairlead_lab" >/dev/null 2>&1 && break
+    [ -x "$fairlead_place/jupyter-lab" ] && fairlead_lab="$fairlead_place/jupyter-lab"
+done
+command -v "$fairlead_lab" >/dev/null 2>&1 || {{
+    echo "{package} was installed, and its program jupyter-lab is not in PATH" >&2
+    exit 1
+}}"""
     options = (
         f"--no-browser --allow-root --ip=127.0.0.1 --port={BROWSER_PORTS[Ide.JUPYTER]}",
         "--ServerApp.port_retries=0 --ServerApp.allow_remote_access=True",
