@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
@@ -14,6 +15,14 @@ from tests.unit.web.conftest import controller, site
 __all__ = ["controller", "site"]
 
 CHROMIUM = "/usr/bin/chromium"
+AXE = Path(__file__).parents[3] / ".build/npm/node_modules/axe-core/axe.min.js"
+SERIOUS = """async () => {
+    const found = await axe.run();
+    return found.violations
+        .filter((one) => ["serious", "critical"].includes(one.impact))
+        .map((one) => [one.id, one.nodes[0].html.slice(0, 200)]);
+}"""
+"""The rest of what axe found would take the test a second to read."""
 
 
 @pytest.fixture
