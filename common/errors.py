@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 class AgentError(Exception):
-    """An agent refused a request of the controller's: what `Refused` was on its side.
+    """An agent refused a request of the controller: on the agent's side this was a `Refused`.
 
     `code` is stable and for programs, `message` is for people; `field` names the wrong field, if
     there is one.

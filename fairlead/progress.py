@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from common.units import human_size
+from common.sizes import human_size
 from controller.api.documents import AttemptView, JobView, RunView
 from controller.lifecycle.reasons import (
     ROWS,

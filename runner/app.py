@@ -12,7 +12,7 @@ from aiohttp import web
 
 from common.errors import Refused
 from common.http import errors_as_json, json_response, read_body
-from common.units import is_count
+from common.sizes import is_count
 from runner.logs.followers import FOLLOWER_PATIENCE, LogFollower
 from runner.logs.segments import next_page
 from runner.metrics import measure

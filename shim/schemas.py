@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from common.units import is_count
+from common.sizes import is_count
 
 FENCE_HEADER = "Fairlead-Fence"
 """`<epoch>.<token>`: which controller makes the request."""

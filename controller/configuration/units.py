@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from common.units import MAX_SIZE, size_of
+from common.sizes import MAX_SIZE, size_of
 
 SIZE_ALLOWED = "a size with a unit, such as 512MB, 8GB, 1.5TB or 16GiB"
 DURATION_ALLOWED = "a duration such as 30s, 90m, 2h, 1d or 1h30m, or a number of seconds"

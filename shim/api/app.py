@@ -22,8 +22,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from common.http import errors_as_json, json_response, read_body
+from common.sizes import is_count
 from common.task_folder import LOGS_FOLDER_NAME
-from common.units import is_count
 from shim import outputs, safe_files
 from shim.api.openapi import document
 from shim.daemon import Daemon

@@ -9,7 +9,7 @@ import socket
 import struct
 from pathlib import Path
 
-from common.units import MAX_SIZE, size_of
+from common.sizes import MAX_SIZE, size_of
 from shim.errors import StartError
 from shim.node.ledger import Capacity
 

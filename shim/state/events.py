@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from common.units import is_count
+from common.sizes import is_count
 from shim.schemas import Event, EventType, TaskInfo
 
 HEARTBEAT_SECONDS = 10.0

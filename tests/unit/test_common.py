@@ -8,7 +8,7 @@ import pytest
 
 from common.durable import write_beside, write_durably
 from common.errors import ErrorDetail, Refused, read_error
-from common.units import is_count, size_of
+from common.sizes import is_count, size_of
 
 
 @pytest.mark.parametrize(

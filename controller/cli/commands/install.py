@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from common.units import human_size
+from common.sizes import human_size
 from controller.cli import output
 from controller.cli.commands.nodes import AcceptedKey, HostKey
 from controller.cli.commands.options import Attributes, Flag, Json, attributes_of

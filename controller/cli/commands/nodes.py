@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 from cyclopts import Parameter
 
-from common.units import human_size
+from common.sizes import human_size
 from controller.api.documents import NodeView, QuarantinedTaskView
 from controller.cli import output
 from controller.cli.commands.options import Attributes, Flag, Json, attributes_of, seconds_of

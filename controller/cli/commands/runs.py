@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from common.units import human_size
+from common.sizes import human_size
 from controller.api.documents import (
     AttemptView,
     EventView,

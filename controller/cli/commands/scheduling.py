@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from common.units import human_size
+from common.sizes import human_size
 from controller.api.documents import ExplainView, NodeView, PlanView, UnderWayView
 from controller.cli import output
 from controller.cli.commands.apply import read_configuration, tell_translation
