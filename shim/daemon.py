@@ -48,7 +48,7 @@ from shim.tasks.reconcile import leftovers_of, reconcile
 from shim.tasks.steps.volumes import release_strays
 from shim.tasks.supervisor import Supervisor
 from shim.volumes.mounter import KernelMounter
-from shim.watchdog import Systemd, Upkeep
+from shim.watchdog import Systemd, Watchdog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class Daemon:
         self._jump_keys: JumpKeys | None = None
         self._hearing: ControllerSilence | None = None
         self._examining = asyncio.Lock()
-        self._upkeep = Upkeep(supervisor, systemd)
+        self._watchdog = Watchdog(supervisor, systemd)
 
     @classmethod
     async def open(
@@ -209,7 +209,7 @@ class Daemon:
     async def close(self) -> None:
         """Close the shim; running tasks stay."""
         self.events.close()
-        await self._upkeep.close()
+        await self._watchdog.close()
         if self._hearing is not None:
             await self._hearing.close()
         if self._jump_keys is not None:

@@ -50,7 +50,7 @@ _PAUSE = 10.0
 _SWEEP_EVERY = 3600.0
 
 
-class Upkeep:
+class Watchdog:
     def __init__(
         self, supervisor: Supervisor, systemd: Systemd | None = None, pause: float = _PAUSE
     ) -> None:
@@ -62,7 +62,7 @@ class Upkeep:
         self._engine_answers = True
         self._told: tuple[bool, int] | None = None
         self._comparing: asyncio.Task[None] | None = None
-        self._loop = asyncio.create_task(self._run(), name="upkeep")
+        self._loop = asyncio.create_task(self._run(), name="watchdog")
 
     async def close(self) -> None:
         for task in (self._loop, self._comparing):
@@ -81,7 +81,7 @@ class Upkeep:
         """Start a comparison unless one is running: one that hangs in the engine stays the only
         one."""
         if self._comparing is None or self._comparing.done():
-            self._comparing = asyncio.create_task(self._compare(), name="upkeep comparison")
+            self._comparing = asyncio.create_task(self._compare(), name="watchdog comparison")
         await asyncio.wait({self._comparing}, timeout=self._pause)
         await self._tell_fitness()
         now = asyncio.get_running_loop().time()

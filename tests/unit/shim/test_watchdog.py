@@ -13,7 +13,7 @@ import pytest
 
 from shim.daemon import Daemon
 from shim.schemas import EventType, TaskStatus
-from shim.watchdog import ALIVE, READY, Systemd, Upkeep
+from shim.watchdog import ALIVE, READY, Systemd, Watchdog
 from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
@@ -34,12 +34,12 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @asynccontextmanager
-async def brisk_upkeep(service: Daemon, systemd: Systemd | None = None) -> AsyncIterator[None]:
-    upkeep = Upkeep(service.supervisor, systemd, pause=0.01)
+async def brisk_watchdog(service: Daemon, systemd: Systemd | None = None) -> AsyncIterator[None]:
+    watchdog = Watchdog(service.supervisor, systemd, pause=0.01)
     try:
         yield
     finally:
-        await upkeep.close()
+        await watchdog.close()
 
 
 async def heard(manager: socket.socket) -> bytes:
@@ -48,7 +48,7 @@ async def heard(manager: socket.socket) -> bytes:
 
 
 async def test_an_end_that_no_event_told_is_found_out(node: Node) -> None:
-    async with node.shim(DeafEngine(node.host)) as service, brisk_upkeep(service):
+    async with node.shim(DeafEngine(node.host)) as service, brisk_watchdog(service):
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
         node.host.containers["c-t1"].end(3)
@@ -57,7 +57,7 @@ async def test_an_end_that_no_event_told_is_found_out(node: Node) -> None:
 
 
 async def test_a_task_that_runs_is_left_alone(node: Node) -> None:
-    async with node.shim() as service, brisk_upkeep(service):
+    async with node.shim() as service, brisk_watchdog(service):
         await put(service)
         running = await until(service, "t1", TaskStatus.RUNNING)
         for _ in range(3):
@@ -93,7 +93,7 @@ async def test_a_leftover_that_somebody_removes_is_reported_no_more(node: Node) 
     node.books.allocations.kept.clear()
     container = node.host.containers["c-t1"]
     container.spec = msgspec.structs.replace(container.spec, record="unreadable")
-    async with node.shim() as service, brisk_upkeep(service):
+    async with node.shim() as service, brisk_watchdog(service):
         assert [a.id for a in service.supervisor.allocations] == ["place-1"]
         node.host.containers.clear()
         await eventually(lambda: service.supervisor.allocations == ())
@@ -106,7 +106,7 @@ async def test_the_watchdog_is_fed_even_while_the_engine_hangs(
 ) -> None:
     systemd = Systemd({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"})
     engine = SilentListing(node.host)
-    async with node.shim(engine) as service, brisk_upkeep(service, systemd):
+    async with node.shim(engine) as service, brisk_watchdog(service, systemd):
         fed = [await heard(manager) for _ in range(3)]
     assert fed == [ALIVE.encode()] * 3
 
@@ -129,7 +129,7 @@ def test_without_systemd_nothing_is_told_and_nobody_watches(tmp_path: Path) -> N
 
 async def test_an_engine_that_falls_silent_is_told_and_that_it_answers_again(node: Node) -> None:
     engine = MuteEngine(node.host)
-    async with node.shim(engine) as service, brisk_upkeep(service):
+    async with node.shim(engine) as service, brisk_watchdog(service):
         assert (await service.node()).engine_error is None
         for away, error in ((True, "nobody listens"), (False, None)):
             cursor = service.events.cursor
@@ -152,7 +152,7 @@ async def test_a_disk_that_fills_is_told_each_time_its_free_space_has_halved(
 
     async with node.shim() as service:
         monkeypatch.setattr(service.supervisor, "free_disk", free_disk)
-        async with brisk_upkeep(service):
+        async with brisk_watchdog(service):
             async with asyncio.timeout(30):
                 await looked.wait()
             cursor = service.events.cursor
