@@ -17,6 +17,7 @@ import msgspec
 from controller.configuration.hints import not_a_field
 from controller.configuration.schema import ALLOWED
 from controller.configuration.stored_secrets import problem_of
+from controller.lifecycle.model import RunType
 
 
 class ConfigurationError(Exception):
@@ -155,18 +156,21 @@ def _refuse(error: msgspec.ValidationError, within: str, allowed: Mapping[str, s
         field = _join(place, name)
         names = sorted(fields_of(place, allowed))
         path = _without_indices(field)
-        sentence = not_a_field(
-            path,
-            names,
-            of_a_task=allowed is ALLOWED,
-            of_a_service="replicas" in allowed,
-            of_a_dev_environment="ide" in allowed,
-        )
+        sentence = not_a_field(path, names, _run_type_of(allowed))
         raise ConfigurationError(field, sentence, ", ".join(names))
     if missing := _MISSING.fullmatch(what):
         field = _join(place, missing["name"])
         raise ConfigurationError(field, "is missing", allowed.get(field))
     raise ConfigurationError(place, _plainly(what), _allowed(place, allowed))
+
+
+def _run_type_of(allowed: Mapping[str, str]) -> RunType | None:
+    """Return the type of run whose file has these fields; None: another file."""
+    if allowed is ALLOWED:
+        return RunType.TASK
+    if "replicas" in allowed:
+        return RunType.SERVICE
+    return RunType.DEV_ENVIRONMENT if "ide" in allowed else None
 
 
 def fields_of(place: str, allowed: Mapping[str, str] = ALLOWED) -> set[str]:

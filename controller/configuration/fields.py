@@ -165,9 +165,9 @@ _CRON_FIELDS = 5
 _ANY_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def needs(value: object, make: Callable[[type, Any], Any]) -> schema.Needs:
+def constraint(value: object, make: Callable[[type, Any], Any]) -> schema.WrittenConstraint:
     if isinstance(value, str):
-        return schema.Needs(_of_text(value))
+        return schema.WrittenConstraint(_of_text(value))
     if not isinstance(value, dict):
         raise ValueError(f"{shown(value)} must be a string or a mapping")
     fields = convert_entry(value, schema.ConstraintFields, make, "constraints")
@@ -175,7 +175,9 @@ def needs(value: object, make: Callable[[type, Any], Any]) -> schema.Needs:
         raise ValueError("has both value and values: give one of them")
     given = (fields.value,) if fields.value is not None else fields.values or ()
     texts = tuple(str(one) for one in given)
-    return schema.Needs(_checked(fields.attribute, fields.operator, texts, fields.required))
+    return schema.WrittenConstraint(
+        _checked(fields.attribute, fields.operator, texts, fields.required)
+    )
 
 
 def fleets(value: object) -> schema.Names:

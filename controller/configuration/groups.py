@@ -26,7 +26,7 @@ from controller.configuration.schema import (
     TaskConfiguration,
 )
 from controller.configuration.units import shown
-from controller.lifecycle.model import Group
+from controller.lifecycle.model import Group, RunType
 from runner.schemas import LONGEST_ARGUMENT, SHORTEST_SECRET, script
 
 LEAST_UNHEARD = 30.0
@@ -289,4 +289,4 @@ def _unknown(name: str) -> tuple[str, str]:
     allowed = ", ".join(sorted(_OF_A_GROUP))
     if name in TaskConfiguration.__struct_fields__:
         return "applies to all groups: set it at the top level", allowed
-    return not_a_field(name, sorted(_OF_A_GROUP), of_a_task=True), allowed
+    return not_a_field(name, sorted(_OF_A_GROUP), RunType.TASK), allowed

@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
+from controller.lifecycle.model import RunType
+
 _ALIKE = 0.75
 
 _OWN_NODES = (
@@ -76,7 +78,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Names that dstack, YTsaurus, Iris and common use give to these fields."""
 
-SAID: Mapping[str, str] = {
+HINTS: Mapping[str, str] = {
     "port": _TUNNEL,
     "python": "the image has it; use one such as image: python:3.12",
     "nvcc": "the image has it; use one with the CUDA compiler, such as a -devel image",
@@ -116,8 +118,8 @@ SAID: Mapping[str, str] = {
 """Fields of other systems that a task here does not have, or has in another form."""
 
 
-SAID_OF_SERVICES: Mapping[str, str] = {
-    **SAID,
+SERVICE_HINTS: Mapping[str, str] = {
+    **HINTS,
     "ports": "a service has one port",
     "router": "is not supported yet; run the router as a replica group of its own",
     "nodes": _OF_REPLICAS,
@@ -132,8 +134,8 @@ SAID_OF_SERVICES: Mapping[str, str] = {
 """Fields of other systems, and of tasks, that a service here does not have."""
 
 
-SAID_OF_DEV_ENVIRONMENTS: Mapping[str, str] = {
-    **{name: said for name, said in SAID.items() if name not in ("inactivity_duration", "home")},
+DEV_ENVIRONMENT_HINTS: Mapping[str, str] = {
+    **{name: hint for name, hint in HINTS.items() if name not in ("inactivity_duration", "home")},
     "setup": "write it as the first of init",
     "commands": _OF_TASKS_AND_SERVICES,
     "run": _OF_TASKS_AND_SERVICES,
@@ -148,26 +150,25 @@ SAID_OF_DEV_ENVIRONMENTS: Mapping[str, str] = {
 """Fields of other systems, and of tasks, that a dev environment here does not have."""
 
 
-def not_a_field(
-    path: str,
-    names: Iterable[str],
-    *,
-    of_a_task: bool = False,
-    of_a_service: bool = False,
-    of_a_dev_environment: bool = False,
-) -> str:
+_HINTS_OF = {
+    RunType.TASK: HINTS,
+    RunType.SERVICE: SERVICE_HINTS,
+    RunType.DEV_ENVIRONMENT: DEV_ENVIRONMENT_HINTS,
+}
+
+
+def not_a_field(path: str, names: Iterable[str], run_type: RunType | None = None) -> str:
     """Return the sentence about the last part of `path`, which is none of the allowed `names`.
 
-    `of_a_task`, `of_a_service`, `of_a_dev_environment`: the path is one of such a run's file,
-    without numbers of entries.
+    `run_type`: the type of run whose file has this path, without numbers of entries; None: another
+    file, to which no hint applies.
     """
-    said = SAID_OF_SERVICES if of_a_service else SAID
-    if of_a_dev_environment:
-        said = SAID_OF_DEV_ENVIRONMENTS
-    known = of_a_task or of_a_service or of_a_dev_environment
-    if known and path in RENAMED and not (not of_a_task and RENAMED[path] in said):
-        return f"is not a field; write {RENAMED[path]}"
-    if known and path in said:
-        return f"is not a field: {said[path]}"
+    if run_type is not None:
+        hints = _HINTS_OF[run_type]
+        renamed = RENAMED.get(path)
+        if renamed is not None and renamed not in hints:
+            return f"is not a field; write {renamed}"
+        if path in hints:
+            return f"is not a field: {hints[path]}"
     alike = difflib.get_close_matches(path.rpartition(".")[2], list(names), n=1, cutoff=_ALIKE)
     return f"is not a field; did you mean {alike[0]}?" if alike else "is not a field"

@@ -184,7 +184,7 @@ _SCHEMAS: dict[type, dict[str, Any]] = {
             {"type": "string", "pattern": r"^(([0-9]{1,5}|\*):)?[0-9]{1,5}$"},
         ]
     },
-    schema.Needs: {"anyOf": [_STRING, _mapping(schema.ConstraintFields)]},
+    schema.WrittenConstraint: {"anyOf": [_STRING, _mapping(schema.ConstraintFields)]},
     schema.Names: {"anyOf": [_STRING, {**_STRINGS, "minItems": 1}]},
     schema.Schedule: {
         "anyOf": [

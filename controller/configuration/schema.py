@@ -130,7 +130,7 @@ class PortMapping:
         self.local = local
 
 
-class Needs:
+class WrittenConstraint:
     """One of the `constraints`."""
 
     def __init__(self, constraint: Constraint) -> None:
@@ -310,7 +310,7 @@ class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     working_dir: FolderName | None = None
     user: UserName | None = None
     resources: ResourcesFields = ResourcesFields()
-    constraints: tuple[Needs, ...] | None = None
+    constraints: tuple[WrittenConstraint, ...] | None = None
     fleets: Names | None = None
     volumes: tuple[Volume, ...] | None = None
 

@@ -27,7 +27,7 @@ from controller.configuration.schema import (
     ServiceConfiguration,
 )
 from controller.configuration.units import shown
-from controller.lifecycle.model import Group
+from controller.lifecycle.model import Group, RunType
 from controller.lifecycle.services.policy import (
     Https,
     Probe,
@@ -124,7 +124,7 @@ def _unknown(name: str) -> tuple[str, str]:
     allowed = ", ".join(sorted(_OF_A_GROUP - set(_ONE_NODE)))
     if name in ServiceConfiguration.__struct_fields__:
         return "applies to all groups: set it at the top level", allowed
-    return not_a_field(name, sorted(_OF_A_GROUP), of_a_service=True), allowed
+    return not_a_field(name, sorted(_OF_A_GROUP), RunType.SERVICE), allowed
 
 
 def headers(value: object, make: Hook) -> schema.Headers:

@@ -235,7 +235,7 @@ _MAKERS: dict[type, Callable[[Any], object]] = {
     schema.Ulimits: fields.ulimits,
     schema.PortMapping: fields.port_mapping,
     schema.OutputPath: fields.output_path,
-    schema.Needs: lambda value: fields.needs(value, make),
+    schema.WrittenConstraint: lambda value: fields.constraint(value, make),
     schema.Names: fields.fleets,
     schema.Schedule: fields.schedule,
     schema.Groups: lambda value: groups.groups(value, make),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controller.configuration.convert import ConfigurationError
-from controller.configuration.hints import RENAMED, SAID
+from controller.configuration.hints import HINTS, RENAMED
 from controller.configuration.parse import parse
 from controller.configuration.schema import ALLOWED
 from controller.configuration.source import with_environment
@@ -102,8 +102,8 @@ def test_nothing_is_suggested_that_is_hardly_alike(name: str) -> None:
 
 
 def test_hints_are_about_what_is_no_field_and_name_fields_that_are() -> None:
-    assert not {*RENAMED, *SAID} & ALLOWED.keys()
-    assert not RENAMED.keys() & SAID.keys()
+    assert not {*RENAMED, *HINTS} & ALLOWED.keys()
+    assert not RENAMED.keys() & HINTS.keys()
     assert set(RENAMED.values()) <= ALLOWED.keys()
 
 
