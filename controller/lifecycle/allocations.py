@@ -140,14 +140,14 @@ def _stays(draft: Draft, allocation: Allocation, attempt: Attempt) -> bool:
     It is not kept on a draining node, which must become empty, or for a suspended run, which may
     stay suspended for any time.
     """
-    if allocation.node_id in draft.context.draining_nodes or _lies_still(draft):
+    if allocation.node_id in draft.context.draining_nodes or _needs_nothing_now(draft):
         return False
     return is_kept(draft.run, attempt) and _is_waited_for(draft, attempt)
 
 
-def _lies_still(draft: Draft) -> bool:
-    """Return whether the run is suspended and no gang goes on that needs a finished rank's
-    allocation."""
+def _needs_nothing_now(draft: Draft) -> bool:
+    """Return whether the run is suspended and no job needs an allocation that is kept: the ranks of
+    a gang that still runs need those of the ranks that have ended."""
     if not draft.run.suspended:
         return False
     return not is_gang_run(draft.run) or all(one.reason is not None for one in draft.live())

@@ -15,7 +15,7 @@ from controller.lifecycle import termination
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.model import Amount, Attempt
 from controller.lifecycle.pending_reasons import size_words
-from controller.lifecycle.reasons import ROWS, Rank, Reason
+from controller.lifecycle.reasons import ROWS, ClaimRank, Reason
 from controller.lifecycle.reports import (
     NodeDrained,
     NodeGone,
@@ -38,7 +38,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     recorded next to another reason.
     """
 
-    rank: Rank
+    rank: ClaimRank
     reason: Reason
     message: str | None
     cause: str
@@ -80,7 +80,7 @@ def _claim_lost(draft: Draft, report: TaskMissing | TaskRemoved, claims: Claims)
     if attempt is None or attempt.status not in _ON_NODE:
         return
     claim = Claim(
-        rank=Rank.SHIM_ERROR,
+        rank=ClaimRank.SHIM_ERROR,
         reason=Reason.LOST_AFTER_REVIVAL,
         message="the node's shim no longer has the task",
         cause=type(report).__name__,
@@ -166,7 +166,7 @@ def _claim(
             if attempt.status not in _NOT_STARTED:
                 return None
             return Claim(
-                rank=Rank.SHIM_ERROR,
+                rank=ClaimRank.SHIM_ERROR,
                 reason=report.reason,
                 message=report.message,
                 cause="TaskRefused",
@@ -175,7 +175,7 @@ def _claim(
             if attempt.status not in _ON_NODE or attempt.disconnected:
                 return None
             return Claim(
-                rank=Rank.SHIM_ERROR,
+                rank=ClaimRank.SHIM_ERROR,
                 reason=Reason.WAITING_RUNNER_LIMIT_EXCEEDED,
                 message="the runner is silent although the shim is healthy",
                 cause="RunnerSilent",
@@ -187,7 +187,7 @@ def _claim_gpu_fault(attempt: Attempt | None, report: TaskSeen, claims: Claims) 
     if attempt is None or attempt.status not in _ON_NODE:
         return
     claim = Claim(
-        rank=Rank.ENDED_BY_SHIM,
+        rank=ClaimRank.ENDED_BY_SHIM,
         reason=Reason.GPU_UNHEALTHY,
         message=report.gpu_fault,
         cause="TaskSeen",
@@ -209,7 +209,7 @@ def _interrupted(draft: Draft, attempt: Attempt, report: RunnerExited) -> Claim 
     if report.reason is not Reason.INTERRUPTED and not (by_code and code is not None):
         return None
     return Claim(
-        rank=Rank.RUNNER_ERROR,
+        rank=ClaimRank.RUNNER_ERROR,
         reason=Reason.INTERRUPTED,
         message=report.message,
         cause="RunnerExited",
@@ -244,7 +244,7 @@ def _task_ended(report: TaskSeen) -> Claim:
         reason = Reason.EXECUTOR_ERROR
         message = "the container ended without an exit record"
     return Claim(
-        rank=Rank.SHIM_ERROR,
+        rank=ClaimRank.SHIM_ERROR,
         reason=reason,
         message=report.message or message,
         cause="TaskSeen",
@@ -262,7 +262,7 @@ def _ended_by_a_forgotten_order(report: TaskSeen, reason: Reason | None) -> Clai
     told = f": {report.message}" if report.message else ""
     from_runner = reason is not None and ROWS[reason].runner_rank is not None
     return Claim(
-        rank=Rank.SHIM_ERROR if from_runner else Rank.ENDED_BY_SHIM,
+        rank=ClaimRank.SHIM_ERROR if from_runner else ClaimRank.ENDED_BY_SHIM,
         reason=Reason.INSTANCE_UNREACHABLE,
         message=f"its node ended it as {report.reason}, which this controller did not request"
         f"{told}",
@@ -281,7 +281,7 @@ def _known(reason: str) -> Reason | None:
 
 def _drained(report: NodeDrained) -> Claim:
     return Claim(
-        rank=Rank.TAKEN_AWAY,
+        rank=ClaimRank.TAKEN_AWAY,
         reason=Reason.NODE_DRAINED,
         message=report.message,
         cause="NodeDrained",
@@ -290,11 +290,14 @@ def _drained(report: NodeDrained) -> Claim:
 
 def _preempted(report: Preempted) -> Claim:
     return Claim(
-        rank=Rank.TAKEN_AWAY, reason=Reason.PREEMPTED, message=report.message, cause="Preempted"
+        rank=ClaimRank.TAKEN_AWAY,
+        reason=Reason.PREEMPTED,
+        message=report.message,
+        cause="Preempted",
     )
 
 
 def _node_gone(report: NodeGone) -> Claim:
     return Claim(
-        rank=Rank.NODE_LOSS, reason=report.reason, message=report.message, cause="NodeGone"
+        rank=ClaimRank.NODE_LOSS, reason=report.reason, message=report.message, cause="NodeGone"
     )

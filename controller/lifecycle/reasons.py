@@ -141,7 +141,7 @@ SHORT_GRACE: Final = 10.0
 """Seconds."""
 
 
-class Rank(IntEnum):
+class ClaimRank(IntEnum):
     """The rank of a claim about why an attempt ended (docs/rules.md 2.5); the smallest number
     wins."""
 
@@ -173,12 +173,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     iris: IrisState
     run: RunReason = RunReason.JOB_FAILED
     grace: GraceClass = GraceClass.STOP_DURATION
-    runner_rank: Rank | None = None
-    shim_rank: Rank | None = None
+    runner_rank: ClaimRank | None = None
+    shim_rank: ClaimRank | None = None
     sentence: str
 
 
-def _error(sentence: str, *, runner: Rank | None = None, shim: Rank | None = None) -> Row:
+def _error(sentence: str, *, runner: ClaimRank | None = None, shim: ClaimRank | None = None) -> Row:
     return Row(
         runner_rank=runner,
         shim_rank=shim,
@@ -192,7 +192,7 @@ def _error(sentence: str, *, runner: Rank | None = None, shim: Rank | None = Non
     )
 
 
-def _node_failure(sentence: str, *, shim: Rank | None = None) -> Row:
+def _node_failure(sentence: str, *, shim: ClaimRank | None = None) -> Row:
     return Row(
         shim_rank=shim,
         final=AttemptStatus.FAILED,
@@ -230,28 +230,30 @@ ROWS: Mapping[Reason, Row] = {
         final=AttemptStatus.DONE,
         reason_class=ReasonClass.SUCCESS,
         iris=IrisState.SUCCEEDED,
-        runner_rank=Rank.RUNNER_DONE,
+        runner_rank=ClaimRank.RUNNER_DONE,
         sentence="The job finished with exit code 0.",
     ),
     Reason.CONTAINER_EXITED_WITH_ERROR: _error(
-        "The job ended with an error.", runner=Rank.RUNNER_ERROR, shim=Rank.SHIM_ERROR
+        "The job ended with an error.", runner=ClaimRank.RUNNER_ERROR, shim=ClaimRank.SHIM_ERROR
     ),
     Reason.OUT_OF_MEMORY: _error(
         "The job used more memory than it had requested and was killed.",
-        runner=Rank.OUT_OF_MEMORY,
-        shim=Rank.OUT_OF_MEMORY,
+        runner=ClaimRank.OUT_OF_MEMORY,
+        shim=ClaimRank.OUT_OF_MEMORY,
     ),
     Reason.EXECUTOR_ERROR: _error(
-        "The runner could not execute the job.", runner=Rank.RUNNER_ERROR
+        "The runner could not execute the job.", runner=ClaimRank.RUNNER_ERROR
     ),
     Reason.PORTS_BINDING_FAILED: _error(
-        "A port that the job needs could not be bound.", shim=Rank.SHIM_ERROR
+        "A port that the job needs could not be bound.", shim=ClaimRank.SHIM_ERROR
     ),
     Reason.CREATING_CONTAINER_ERROR: _error(
-        "The container could not be created.", shim=Rank.SHIM_ERROR
+        "The container could not be created.", shim=ClaimRank.SHIM_ERROR
     ),
-    Reason.IMAGE_PULL_FAILED: _error("The image could not be pulled.", shim=Rank.SHIM_ERROR),
-    Reason.VOLUME_ERROR: _error("A volume could not be attached or mounted.", shim=Rank.SHIM_ERROR),
+    Reason.IMAGE_PULL_FAILED: _error("The image could not be pulled.", shim=ClaimRank.SHIM_ERROR),
+    Reason.VOLUME_ERROR: _error(
+        "A volume could not be attached or mounted.", shim=ClaimRank.SHIM_ERROR
+    ),
     Reason.GATEWAY_ERROR: _error("The job could not be registered with its gateway."),
     Reason.WAITING_RUNNER_LIMIT_EXCEEDED: _error(
         "The container is running, but the runner in it did not answer in time."
@@ -269,14 +271,14 @@ ROWS: Mapping[Reason, Row] = {
         final=AttemptStatus.FAILED,
         reason_class=ReasonClass.FAILURE,
         iris=IrisState.FAILED,
-        runner_rank=Rank.RUNNER_ERROR,
+        runner_rank=ClaimRank.RUNNER_ERROR,
         sentence="The job wrote more log than it is allowed to.",
     ),
     Reason.MAX_DURATION_EXCEEDED: Row(
         final=AttemptStatus.TERMINATED,
         reason_class=ReasonClass.FAILURE,
         iris=IrisState.KILLED,
-        runner_rank=Rank.RUNNER_ERROR,
+        runner_rank=ClaimRank.RUNNER_ERROR,
         sentence="The run was running for longer than its max_duration.",
     ),
     Reason.FAILED_TO_START_DUE_TO_NO_CAPACITY: Row(
@@ -301,10 +303,10 @@ ROWS: Mapping[Reason, Row] = {
     Reason.INTERRUPTED_BY_NO_CAPACITY: _node_failure("The provider took the node back."),
     Reason.INSTANCE_UNREACHABLE: _node_failure(
         "The node is gone, was silent for too long, or could not run the job.",
-        shim=Rank.ENDED_BY_SHIM,
+        shim=ClaimRank.ENDED_BY_SHIM,
     ),
     Reason.GPU_UNHEALTHY: _node_failure(
-        "A GPU of the job became unhealthy.", shim=Rank.ENDED_BY_SHIM
+        "A GPU of the job became unhealthy.", shim=ClaimRank.ENDED_BY_SHIM
     ),
     Reason.LOST_AFTER_REVIVAL: _node_failure("The node is there but no longer has the job."),
     Reason.NODE_DRAINED: Row(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.durable import sync_folder
+from common.durable import sync_folder, write_all
 from runner.schemas.frames import (
     BadFrame,
     Decoder,
@@ -158,13 +158,6 @@ class SegmentWriter:
         fd = _open(segment_path(self._folder, self.end))
         os.close(self._fd)
         self._fd, self._start, self._size = fd, self.end, 0
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Raises OSError; a part of it may have been written then."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _open(path: Path) -> int:

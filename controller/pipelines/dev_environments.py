@@ -24,8 +24,10 @@ from runner.schemas import JobMetrics
 def look_at(
     wanted: DevEnvironment, metrics: JobMetrics, requests: GroupStatistics, now: float
 ) -> Look:
-    """Return the look that these make. The proxy keeps unused connections to an IDE open, so not
-    they count but its requests."""
+    """Return whether the dev environment is in use, by its connections and the proxy's requests.
+
+    Connections of the proxy do not count, because it keeps unused ones open; its requests count.
+    """
     connections, port = metrics.connections, BROWSER_PORTS.get(wanted.ide or Ide.VSCODE)
     if port is None:
         return Look(at=now, in_use=connections > 0)

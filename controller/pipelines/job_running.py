@@ -262,7 +262,7 @@ class JobInterrupter:
             raise RetryLater(str(error)) from error
 
 
-class LimitHolder:
+class SuspensionNotifier:
     """Tell the runner that its run is suspended or resumed."""
 
     def __init__(self, *, suspended: bool) -> None:
@@ -296,6 +296,6 @@ class JobRunningPipeline:
             EffectKind.FOLLOW_RUNNER: RunnerFollower(turns, clock),
             EffectKind.COLLECT_LOGS: collector,
             EffectKind.INTERRUPT_JOB: JobInterrupter(clock),
-            EffectKind.SUSPEND_LIMIT: LimitHolder(suspended=True),
-            EffectKind.RESUME_LIMIT: LimitHolder(suspended=False),
+            EffectKind.SUSPEND_LIMIT: SuspensionNotifier(suspended=True),
+            EffectKind.RESUME_LIMIT: SuspensionNotifier(suspended=False),
         }

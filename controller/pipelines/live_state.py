@@ -70,18 +70,19 @@ class Watch:
         self._watchers.remove(self._key, self._event)
 
 
-def news_of(
+def reports_about_nodes(
     run_id: str, node_ids: Iterable[str], nodes: Mapping[str, Node], gone: Container[str]
 ) -> Iterator[NodeDisconnected | NodeGone]:
+    """Yield what a run must know of these nodes that are new for it; `gone`: removed nodes."""
     for node_id in node_ids:
         node = nodes.get(node_id)
         if node_id in gone:
-            yield removed(run_id, node_id)
+            yield node_removed(run_id, node_id)
         elif node is not None and node.status is not NodeStatus.CONNECTED:
             yield NodeDisconnected(run_id=run_id, node_id=node_id, disconnected=True)
 
 
-def none_reached(
+def reports_at_start(
     run_id: str, node_ids: Iterable[str], nodes: Mapping[str, Node]
 ) -> Iterator[NodeDisconnected | NodeGone]:
     """Yield the reports of a controller that has just started: it was away for an unknown time."""
@@ -91,10 +92,10 @@ def none_reached(
                 run_id=run_id, node_id=node_id, disconnected=True, limits_anew=True
             )
         else:
-            yield removed(run_id, node_id)
+            yield node_removed(run_id, node_id)
 
 
-def removed(run_id: str, node_id: str) -> NodeGone:
+def node_removed(run_id: str, node_id: str) -> NodeGone:
     """Return the report of a removed node. An admin removes a node only when nothing of Fairlead
     runs there."""
     return NodeGone(
@@ -223,21 +224,21 @@ class InventoryChanges(msgspec.Struct):
         )
 
 
-def there(changes: Mapping[str, T | None]) -> dict[str, T]:
+def without_removed(changes: Mapping[str, T | None]) -> dict[str, T]:
     return {key: value for key, value in changes.items() if value is not None}
 
 
-def gone(changes: Mapping[str, object]) -> tuple[str, ...]:
+def removed_keys(changes: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(key for key, value in changes.items() if value is None)
 
 
-class World:
+class DecisionContexts:
     """Makes the context of decisions from the live nodes."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
 
-    def around(self, state: RunState, now: float, nominated: frozenset[str]) -> DecisionContext:
+    def of(self, state: RunState, now: float, nominated: frozenset[str]) -> DecisionContext:
         """Return the run's context; `nominated`: its allocations that another run has nominated."""
         run = state.run
         at = next_trigger(run.policy.schedule, now) if needs_next_trigger(run, now) else None

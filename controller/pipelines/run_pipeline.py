@@ -24,18 +24,18 @@ from controller.lifecycle.model import DEFAULT_FLEET, Fleet, Node, Run, RunState
 from controller.lifecycle.reports import ControllerStarted, Preempted, Report, Tick
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.pipelines.live_state import (
+    DecisionContexts,
     Families,
     InventoryChanges,
     ParentGone,
     RunsByNode,
     Watch,
     Watchers,
-    World,
-    gone,
-    news_of,
     nodes_of,
-    none_reached,
-    there,
+    removed_keys,
+    reports_about_nodes,
+    reports_at_start,
+    without_removed,
 )
 from controller.pipelines.refused_runs import RefusedRuns
 from controller.scheduling.answers import PlannedPlace, Waiting
@@ -74,7 +74,7 @@ class TurnInProgress:
         runs: Mapping[str, RunState],
         now: float,
         chance: Chance,
-        world: World,
+        contexts: DecisionContexts,
         scheduler: Placer,
         aside: frozenset[str] = frozenset(),
     ) -> None:
@@ -88,7 +88,7 @@ class TurnInProgress:
         self._runs = runs
         self._now = now
         self._chance = chance
-        self._world = world
+        self._contexts = contexts
         self._scheduler = scheduler
         self._aside = aside
 
@@ -120,7 +120,7 @@ class TurnInProgress:
                 self._now,
                 self._chance.new_id,
                 self._chance.jitter,
-                self._world.around(state, self._now, self._scheduler.nominated(state)),
+                self._contexts.of(state, self._now, self._scheduler.nominated(state)),
             )
         except Exception:
             # A fault in one run's decision must not stop all others: that run stays as it is, and
@@ -255,7 +255,7 @@ class RunPipeline:
         self._names: dict[str, str] = {}
         self._by_node = RunsByNode()
         self._families = Families()
-        self._world = World(self.nodes)
+        self._contexts = DecisionContexts(self.nodes)
         self._leftovers: dict[str, RunState] = {}
         """Ended runs of which something may be left on a node: their places are still occupied."""
         self._known = ChainMap(self.runs, self._leftovers)
@@ -296,7 +296,7 @@ class RunPipeline:
         self._wake.set()
 
     def _no_node_reached(self, state: RunState) -> Iterator[Report]:
-        return none_reached(state.run.id, sorted(nodes_of(state)), self.nodes)
+        return reports_at_start(state.run.id, sorted(nodes_of(state)), self.nodes)
 
     def remember(self, state: RunState) -> None:
         """Take over an ended run that still holds an allocation on a node."""
@@ -314,7 +314,7 @@ class RunPipeline:
     def listen(self, listener: TurnListener) -> None:
         self._listeners.append(listener)
 
-    def time_passes(self, observe: Callable[[float], None]) -> None:
+    def observe_passes(self, observe: Callable[[float], None]) -> None:
         """Call this with the seconds of each pass of the scheduler."""
         self._pass_observers.append(observe)
 
@@ -469,7 +469,9 @@ class RunPipeline:
         for run_id in self._due(now):
             inbox.setdefault(run_id, []).append(Tick(run_id=run_id))
         aside = self._aside.hold(inbox, now)
-        turn = TurnInProgress(self._known, now, self._chance, self._world, self._scheduler, aside)
+        turn = TurnInProgress(
+            self._known, now, self._chance, self._contexts, self._scheduler, aside
+        )
         try:
             await turn.admit(admitted)
             await turn.decide_all(inbox)
@@ -505,10 +507,10 @@ class RunPipeline:
                 for run_id, state in turn.states.items()
                 if self._known.get(run_id) is not state
             },
-            nodes=there(inventory.nodes),
-            removed_nodes=gone(inventory.nodes),
-            fleets=there(inventory.fleets),
-            removed_fleets=gone(inventory.fleets),
+            nodes=without_removed(inventory.nodes),
+            removed_nodes=removed_keys(inventory.nodes),
+            fleets=without_removed(inventory.fleets),
+            removed_fleets=removed_keys(inventory.fleets),
             events=(*turn.events, *self._aside.news),
         )
         if changes.runs or changes.events or inventory.nodes or inventory.fleets:
@@ -577,7 +579,7 @@ class RunPipeline:
                 self._retire(state)
             else:
                 self.runs[run_id] = state
-                for news in news_of(run_id, fresh, self.nodes, self._removed):
+                for news in reports_about_nodes(run_id, fresh, self.nodes, self._removed):
                     self.post(news)
             self._set_deadline(run_id, wake_at)
         self._aside.stored(turn.states.keys())

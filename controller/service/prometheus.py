@@ -59,7 +59,7 @@ class ControllerNumbers:
         )
         registry.register(_WhenAsked(self._families))
         turns.listen(self)
-        turns.time_passes(self._passes.observe)
+        turns.observe_passes(self._passes.observe)
 
     def page(self) -> bytes:
         """Return the numbers in the text format of Prometheus."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.durable import write_all
 from controller.logs import segments
 from controller.logs.store import LogStore, LogWriter
 from runner.schemas.frames import BadFrame, Decoder, Frame, Stream, encode
@@ -155,7 +156,7 @@ async def test_a_cancelled_append_is_over_before_the_next_writer_begins(
     logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, go_on = threading.Event(), threading.Event()
-    real = segments.write_all
+    real = write_all
 
     def slow(fd: int, data: bytes) -> None:
         held.set()
@@ -186,7 +187,7 @@ async def test_a_sync_never_answers_with_what_is_still_being_written(
     logs: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, go_on = threading.Event(), threading.Event()
-    real = segments.write_all
+    real = write_all
     written: list[int] = []
 
     def slow(fd: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A run's decision is told about the nodes that it has places on."""
+"""A run's decision knows in what state the nodes are that have its allocations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.lifecycle.model import NodeStatus, RunState
-from controller.pipelines.live_state import World
+from controller.pipelines.live_state import DecisionContexts
 from tests.unit.scheduling.cluster import Cluster
 from tests.unit.scheduling.parts import node
 
@@ -21,9 +21,11 @@ def a_placed_run() -> RunState:
     return cluster.states[run]
 
 
-def around(**now: Any) -> tuple[set[str], set[str]]:
-    """The nodes that are unusable for it, and those of which that is not known yet."""
-    found = World({"n1": replace(node("n1"), **now)}).around(a_placed_run(), 0.0, frozenset())
+def nodes_in_context(**now: Any) -> tuple[set[str], set[str]]:
+    """Return the unusable nodes, and those that may soon be usable again."""
+    found = DecisionContexts({"n1": replace(node("n1"), **now)}).of(
+        a_placed_run(), 0.0, frozenset()
+    )
     return set(found.unusable_nodes), set(found.undecided_nodes)
 
 
@@ -39,13 +41,13 @@ def around(**now: Any) -> tuple[set[str], set[str]]:
 def test_a_place_on_a_node_that_drains_or_is_not_healthy_does_not_survive(
     now: dict[str, Any],
 ) -> None:
-    assert around(**now) == ({"n1"}, set())
+    assert nodes_in_context(**now) == ({"n1"}, set())
 
 
 def test_a_cordon_is_for_what_is_new_and_costs_nobody_a_place() -> None:
-    assert around(cordoned=True) == (set(), set())
+    assert nodes_in_context(cordoned=True) == (set(), set())
 
 
 @pytest.mark.parametrize("cordoned", [False, True])
 def test_a_node_whose_link_is_being_made_is_not_known_yet(cordoned: bool) -> None:
-    assert around(status=NodeStatus.CONNECTING, cordoned=cordoned) == (set(), {"n1"})
+    assert nodes_in_context(status=NodeStatus.CONNECTING, cordoned=cordoned) == (set(), {"n1"})
