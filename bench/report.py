@@ -34,8 +34,8 @@ def machine() -> str:
     )
 
 
-def cores() -> str:
-    """Return the machine without Docker."""
+def machine_without_docker() -> str:
+    """Return the machine's description as `machine` does, without asking for Docker."""
     return (
         f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, "
         f"load average {os.getloadavg()[0]:.1f} before"

@@ -338,7 +338,7 @@ def main() -> None:
     elif os.geteuid() != 0:
         raise SystemExit("bench: it starts its own sshd: run it as root")
     else:
-        print(f"`./dev bench services` ({report.cores()}):\n")
+        print(f"`./dev bench services` ({report.machine_without_docker()}):\n")
         with _bed() as (place, proxy):
             uvloop.run(_measure(place, proxy, given))
 

@@ -15,7 +15,7 @@ from fairlead.errors import SettingsError
 from fairlead.rest import ControllerClient
 
 DEFAULT_URL = "http://127.0.0.1:8700"
-CHOICE = "FAIRLEAD_CONTROLLER"
+CONTROLLER_VARIABLE = "FAIRLEAD_CONTROLLER"
 
 
 class SavedController(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +54,11 @@ def token_for(url: str) -> str | None:
 
 def chosen() -> tuple[str, str | None]:
     """Return the URL and the token. Raises SettingsError."""
-    url, token, name = os.environ.get("FAIRLEAD_URL"), _token(), os.environ.get(CHOICE)
+    url, token, name = os.environ.get("FAIRLEAD_URL"), _token(), os.environ.get(CONTROLLER_VARIABLE)
     if name and (url or token):
         raise SettingsError(
-            f"{CHOICE} and FAIRLEAD_URL or FAIRLEAD_TOKEN both say which controller is meant:"
-            " unset one of them"
+            f"{CONTROLLER_VARIABLE} and FAIRLEAD_URL or FAIRLEAD_TOKEN both say which controller is"
+            " meant: unset one of them"
         )
     if token:
         return url or DEFAULT_URL, token
@@ -137,5 +137,5 @@ def clean_token(token: str | None, source: str) -> str | None:
         return None
     token = token.strip()
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise SettingsError(f"{source} is not a token: it contains other characters")
+        raise SettingsError(f"{source} is not a token: write printable ASCII without spaces")
     return token

@@ -23,7 +23,7 @@ say memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo)"
 say cpus "$(nproc 2>/dev/null)"
 has nft && say nft yes
 if has docker || has dockerd; then
-    say docker "$(docker version --format '{{.Server.Version}}' 2>/dev/null || printf 'not running')"
+    say docker "$(docker version --format '{{.Server.Version}}' 2>/dev/null || printf unreachable)"
 fi
 say gpus "$(for device in /sys/bus/pci/devices/*; do
     case $(cat "$device/vendor" "$device/class" 2>/dev/null | tr '\n' ' ') in

@@ -23,6 +23,8 @@ _ADVISED_CLOCK_OFF = 5.0
 _LEAST_TOOLKIT = (1, 19, 1)
 _TOOLKIT_FAULT = "CVE-2026-24260, a race by which a container gains rights on the node"
 _LEAST_DOCKER = (25,)
+_UNREACHABLE = "unreachable"
+"""Instead of Docker's version: its client is there, and its engine does not answer."""
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _WITH_APT = frozenset({"debian", "ubuntu"})
 _FAMILIES = ("debian", "ubuntu", "rhel", "fedora", "centos")
@@ -205,7 +207,7 @@ def _docker(facts: Facts, wish: Wish) -> HostFinding:
         if wish.docker == "install":
             return _change("docker", "installs Docker from the system's packages")
         return _error("docker", "Docker is not installed", "install it, or give --docker install")
-    if facts.docker == "not running":
+    if facts.docker == _UNREACHABLE:
         return _error("docker", "Docker does not answer", "start it: systemctl start docker")
     if _version(facts.docker) < _LEAST_DOCKER:
         return _warning(

@@ -64,7 +64,7 @@ def test_a_good_host_has_one_change_and_nothing_to_repair() -> None:
     [
         ({"systemd": ""}, "system", "boots with it"),
         ({"arch": "aarch64"}, "architecture", "bundle for aarch64"),
-        ({"docker": "not running"}, "docker", "systemctl start docker"),
+        ({"docker": "unreachable"}, "docker", "systemctl start docker"),
         ({"disk_opt": 1000}, "disk", "1.0 GiB free in /opt"),
         ({"disk_data": 1000}, "disk", "free in /var/lib"),
         ({"clock": 1061.0}, "clock", "timedatectl"),
