@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from shim.engines.base import Engine
-from shim.examination import Asked, Node
+from shim.examination import Asked, NodeSetup
 from shim.gpus import Gpus
 from shim.gpus.selection import Exclusion
 from shim.schemas import EngineKind, Finding
@@ -30,7 +30,7 @@ class EngineAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
     make: Callable[[Settings, Executor, str], Engine]
     find_install: Callable[[Path], str | None]
-    examine: Callable[[Node, Asked], Iterator[Finding]]
+    examine: Callable[[NodeSetup, Asked], Iterator[Finding]]
     images: str | None
     needs_runtime: bool
 
@@ -49,7 +49,7 @@ def gpus(excluded: list[Exclusion]) -> Gpus:
     return NvmlGpus(excluded)
 
 
-def examine_gpus(node: Node, asked: Asked) -> Iterator[Finding]:
+def examine_gpus(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     from shim.gpus.nvidia import examination
 
     return examination.examine(node, asked)

@@ -124,14 +124,14 @@ class ShimClient:
     ) -> TaskInfo:
         """Submit a task. It is accepted durably when this returns; the same body again returns the
         same task."""
-        headers = _speaker(request.run_id, fence, incarnation)
+        headers = _fence_headers(request.run_id, fence, incarnation)
         return await self._ask("PUT", f"/v1/tasks/{task_id}", TaskInfo, request, headers)
 
     async def claim(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0
     ) -> TaskInfo:
         """Claim a task durably: older fences are refused for its run from now on."""
-        headers = _speaker(run_id, fence, incarnation)
+        headers = _fence_headers(run_id, fence, incarnation)
         return await self._ask("POST", f"/v1/tasks/{task_id}/claim", TaskInfo, headers=headers)
 
     async def terminate(
@@ -145,13 +145,13 @@ class ShimClient:
     ) -> TaskInfo:
         """Order the stop of a task. The order is durable when this returns; an event tells the
         end."""
-        headers = _speaker(run_id, fence, incarnation)
+        headers = _fence_headers(run_id, fence, incarnation)
         return await self._ask("POST", f"/v1/tasks/{task_id}/terminate", TaskInfo, order, headers)
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0
     ) -> None:
-        headers = _speaker(run_id, fence, incarnation)
+        headers = _fence_headers(run_id, fence, incarnation)
         await self._ask("DELETE", f"/v1/tasks/{task_id}", None, headers=headers)
 
     async def allocations(self) -> tuple[AllocationInfo, ...]:
@@ -160,7 +160,7 @@ class ShimClient:
     async def release_allocation(
         self, allocation_id: str, *, run_id: str, fence: Fence, incarnation: int = 0
     ) -> None:
-        headers = _speaker(run_id, fence, incarnation)
+        headers = _fence_headers(run_id, fence, incarnation)
         await self._ask("DELETE", f"/v1/allocations/{allocation_id}", None, headers=headers)
 
     async def events(self, after: str | None = None) -> AsyncGenerator[Event, None]:
@@ -274,7 +274,7 @@ async def _next_piece(response: aiohttp.ClientResponse) -> bytes:
         return await response.content.readany()
 
 
-def _speaker(run_id: str, fence: Fence, incarnation: int) -> dict[str, str]:
+def _fence_headers(run_id: str, fence: Fence, incarnation: int) -> dict[str, str]:
     return {
         RUN_HEADER: run_id,
         FENCE_HEADER: fence.header(),

@@ -21,7 +21,7 @@ from shim.access.jump_keys import JumpKeys
 from shim.access.runner_socket import remove_strays
 from shim.engines.base import Engine
 from shim.errors import EngineError
-from shim.examination import Node
+from shim.examination import NodeSetup
 from shim.gpus import Gpus
 from shim.gpus.health import Fault
 from shim.gpus.remembered import RememberedGpu, RememberedGpus
@@ -285,7 +285,7 @@ class Daemon:
 
         engine = self.supervisor.engine.kind
         settings = self.settings
-        node = Node(
+        node = NodeSetup(
             data=settings.data, socket=settings.socket, runtime=settings.runtime, engine=engine
         )
         async with self._examining:

@@ -16,7 +16,7 @@ import msgspec
 
 from shim import adapters
 from shim.errors import StartError
-from shim.examination import INSTALL, Asked, Node, ask, bad, ok, warn
+from shim.examination import INSTALL, Asked, NodeSetup, ask, bad, ok, warn
 from shim.schemas import EngineKind, Finding, FindingLevel
 from shim.settings import check_runtime
 
@@ -33,7 +33,7 @@ TUNNEL = {
 }
 
 
-def examine(node: Node, asked: Asked = ask) -> list[Finding]:
+def examine(node: NodeSetup, asked: Asked = ask) -> list[Finding]:
     """Blocking, for up to a minute. Every check ends in at least one finding."""
     found: list[Finding] = []
     for name, check in _CHECKS:
@@ -44,7 +44,7 @@ def examine(node: Node, asked: Asked = ask) -> list[Finding]:
     return found
 
 
-def shim(node: Node, asked: Asked) -> Iterator[Finding]:
+def shim(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(5)
         try:
@@ -57,7 +57,7 @@ def shim(node: Node, asked: Asked) -> Iterator[Finding]:
     yield ok(f"the shim listens on {node.socket}")
 
 
-def runtime(node: Node, asked: Asked) -> Iterator[Finding]:
+def runtime(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     try:
         check_runtime(node.runtime)
     except StartError as error:
@@ -66,7 +66,7 @@ def runtime(node: Node, asked: Asked) -> Iterator[Finding]:
     yield ok(f"the runtime is {node.runtime.resolve()}")
 
 
-def sshd(node: Node, asked: Asked) -> Iterator[Finding]:
+def sshd(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     answer = asked(("sshd", "-T", "-C", "user=fairlead,host=fairlead,addr=127.0.0.1"))
     if answer.status:
         first = (answer.output.strip().splitlines() or ["no output"])[0]
@@ -89,7 +89,7 @@ def sshd(node: Node, asked: Asked) -> Iterator[Finding]:
         yield bad("the user fairlead is locked, which sshd refuses", "usermod -p '*' fairlead")
 
 
-def firewall(node: Node, asked: Asked) -> Iterator[Finding]:
+def firewall(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     answer = asked(("nft", "list", "table", "inet", "fairlead"))
     if answer.status == 0 and "reject" in answer.output:
         yield ok("the firewall refuses the tunnel user's network connections")
@@ -106,7 +106,7 @@ def firewall(node: Node, asked: Asked) -> Iterator[Finding]:
         )
 
 
-def cgroups(node: Node, asked: Asked) -> Iterator[Finding]:
+def cgroups(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     folder = node.root / "sys/fs/cgroup"
     unified = folder / "cgroup.controllers"
     known = unified.read_text().split() if unified.exists() else []
@@ -120,7 +120,7 @@ def cgroups(node: Node, asked: Asked) -> Iterator[Finding]:
         yield ok("cgroups limit CPU, memory and processes")
 
 
-def disk(node: Node, asked: Asked) -> Iterator[Finding]:
+def disk(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     places = [(node.data, _LEAST_DATA, "records and logs")]
     folder = adapters.engine(node.engine).images
     if folder is not None:
@@ -136,7 +136,7 @@ def disk(node: Node, asked: Asked) -> Iterator[Finding]:
             yield bad(f"{said}; {least >> 30} are needed", "docker system prune, or a larger disk")
 
 
-def clock(node: Node, asked: Asked) -> Iterator[Finding]:
+def clock(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     answer = asked(("timedatectl", "show", "--property=NTPSynchronized", "--value"))
     if answer.output.strip() == "yes":
         yield ok("the clock is synchronized")
@@ -145,11 +145,11 @@ def clock(node: Node, asked: Asked) -> Iterator[Finding]:
         yield warn("nothing keeps the clock right; 60 s off, the node gets no work", fix)
 
 
-def engine(node: Node, asked: Asked) -> Iterator[Finding]:
+def engine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     return adapters.engine(node.engine).examine(node, asked)
 
 
-_CHECKS: tuple[tuple[str, Callable[[Node, Asked], Iterator[Finding]]], ...] = (
+_CHECKS: tuple[tuple[str, Callable[[NodeSetup, Asked], Iterator[Finding]]], ...] = (
     ("shim", shim),
     ("runtime", runtime),
     ("engine", engine),
@@ -167,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="fairlead-shim doctor", description="Looks at all that a job needs of this node."
     )
-    known = Node()
+    known = NodeSetup()
     parser.add_argument("--data", type=Path, default=known.data, metavar="DIR")
     parser.add_argument("--socket", type=Path, default=known.socket, metavar="PATH")
     parser.add_argument("--runtime", type=Path, default=known.runtime, metavar="DIR")
@@ -177,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as a list")
     options = parser.parse_args(argv)
     kind = EngineKind(options.engine) if options.engine else _installed_engine()
-    node = Node(data=options.data, socket=options.socket, runtime=options.runtime, engine=kind)
+    node = NodeSetup(data=options.data, socket=options.socket, runtime=options.runtime, engine=kind)
     findings = examine(node)
     if options.json:
         print(msgspec.json.encode(findings).decode())  # noqa: T201
@@ -195,7 +195,7 @@ def _installed_engine() -> EngineKind:
         for kind in EngineKind:
             if f"--engine {kind.value}" in options:
                 return kind
-    return Node().engine
+    return NodeSetup().engine
 
 
 def sentence(finding: Finding) -> str:

@@ -28,8 +28,8 @@ class Answer(msgspec.Struct, frozen=True):
 Asked = Callable[[Sequence[str]], Answer]
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the shim has its things; `root` is `/` but in tests."""
+class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The paths and the engine of a node's shim. `root` is `/` except in tests."""
 
     data: Path = Path("/var/lib/fairlead")
     socket: Path = Path("/run/fairlead/shim.sock")

@@ -13,6 +13,6 @@ def main() -> None:
         "tests/e2e/test_hostile_folder.py",
         "tests/e2e/runs/test_hostile_jobs.py",
         "tests/unit/runner/test_hostile_runner.py",
-        "tests/unit/shim/test_doors.py",
+        "tests/unit/shim/test_runner_socket.py",
         "tests/unit/shim/test_safe_files.py",
     )

@@ -120,9 +120,9 @@ class Proof:
             self.violations.append(f"{end} after {moment:.3f} s, left {len(left)}: {example}")
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
-        speaker: dict[str, Any] = {"run_id": name, "fence": _FENCE}
-        await self._connection.shim.remove_task(name, **speaker)
-        await self._connection.shim.release_allocation(name, **speaker)
+        fenced: dict[str, Any] = {"run_id": name, "fence": _FENCE}
+        await self._connection.shim.remove_task(name, **fenced)
+        await self._connection.shim.release_allocation(name, **fenced)
         await self._connection.forget_runner(task.runner_socket)
 
     async def _end(self, name: str, end: str) -> None:

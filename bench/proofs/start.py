@@ -200,16 +200,16 @@ class Ours:
 
     async def _end(self, name: str) -> None:
         order = TerminateRequest(grace=0.0, reason="aborted_by_user")
-        speaker: dict[str, Any] = {"run_id": name, "fence": _FENCE}
-        await self._shim.terminate(name, order, **speaker)
+        fenced: dict[str, Any] = {"run_id": name, "fence": _FENCE}
+        await self._shim.terminate(name, order, **fenced)
 
         async def has_ended() -> bool:
             return (await self._shim.task(name)).status is TaskStatus.TERMINATED
 
         ended: bool = await eventually(has_ended, _DEADLINE)
         assert ended
-        await self._shim.remove_task(name, **speaker)
-        await self._shim.release_allocation(name, **speaker)
+        await self._shim.remove_task(name, **fenced)
+        await self._shim.release_allocation(name, **fenced)
 
 
 async def _patiently(act: Callable[[], Awaitable[object]]) -> None:

@@ -119,22 +119,22 @@ def _fleet_app() -> App:
 
 def _user_app() -> App:
     user = _group("user")
-    people = f"{_COMMANDS}.people"
-    user.command(f"{people}:add_user", name="add", help="Add a user and show a first token.")
-    user.command(f"{people}:list_users", name="list", help="List users.")
-    user.command(f"{people}:show_user", name="show", help="Show a user.")
-    user.command(f"{people}:set_user", name="set", help="Change a user's role.")
-    user.command(f"{people}:grant", name="grant", help="Set the bands that a user may use.")
-    user.command(f"{people}:remove_user", name="remove", help="Remove a user.")
+    users = f"{_COMMANDS}.users"
+    user.command(f"{users}:add_user", name="add", help="Add a user and show a first token.")
+    user.command(f"{users}:list_users", name="list", help="List users.")
+    user.command(f"{users}:show_user", name="show", help="Show a user.")
+    user.command(f"{users}:set_user", name="set", help="Change a user's role.")
+    user.command(f"{users}:grant", name="grant", help="Set the bands that a user may use.")
+    user.command(f"{users}:remove_user", name="remove", help="Remove a user.")
     return user
 
 
 def _token_app() -> App:
     token = _group("token")
-    people = f"{_COMMANDS}.people"
-    token.command(f"{people}:add_token", name="add", help="Make another token and show it.")
-    token.command(f"{people}:list_tokens", name="list", help="List tokens.")
-    token.command(f"{people}:revoke_token", name="revoke", help="Revoke a token.")
+    users = f"{_COMMANDS}.users"
+    token.command(f"{users}:add_token", name="add", help="Make another token and show it.")
+    token.command(f"{users}:list_tokens", name="list", help="List tokens.")
+    token.command(f"{users}:revoke_token", name="revoke", help="Revoke a token.")
     return token
 
 

@@ -200,7 +200,7 @@ class NodeSync:
                 info.id,
                 run_id=info.run_id,
                 fence=self._fence,
-                incarnation=view.spoken_incarnation,
+                incarnation=view.run_incarnation,
             )
         except ShimError as error:
             if error.code != RefusalCode.NOT_FOUND:

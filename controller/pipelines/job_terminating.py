@@ -69,7 +69,7 @@ class TaskTerminator:
                 request,
                 run_id=run_id,
                 fence=self._fence,
-                incarnation=view.spoken_incarnation,
+                incarnation=view.run_incarnation,
             )
         except ShimError as error:
             if error.status != 404:
@@ -104,7 +104,7 @@ class TaskRemover:
             allocation_id=None if kept else attempt.allocation_id,
             run_id=run_id,
             fence=self._fence,
-            incarnation=view.spoken_incarnation,
+            incarnation=view.run_incarnation,
         )
         if attempt.runner_socket is not None:
             await connection.forget_runner(attempt.runner_socket)
@@ -130,7 +130,7 @@ class AllocationReleaser:
                 allocation_id,
                 run_id=run_id,
                 fence=self._fence,
-                incarnation=view.spoken_incarnation,
+                incarnation=view.run_incarnation,
             )
         )
         self._turns.post(reports.AllocationReleased(run_id=run_id, allocation_id=allocation_id))

@@ -68,7 +68,7 @@ class AttemptContext(msgspec.Struct, frozen=True):
         return 0 if self.attempt.incarnation is None else self.attempt.incarnation.number
 
     @property
-    def spoken_incarnation(self) -> int:
+    def run_incarnation(self) -> int:
         """The run's present incarnation: every request about a task of the run carries it, because
         a shim refuses an older one."""
         incarnation = self.state.run.incarnation

@@ -159,7 +159,7 @@ class PlanService:
     def plan(self, submission: Submission, *, user: User) -> Preview:
         """Preview a submission. Raises ConfigurationError, Invalid, Refused (a band that was not
         granted)."""
-        state = as_begun(self._submissions.draft(submission, user=user))
+        state = as_begun(self._submissions.would_make(submission, user=user))
         nodes = tuple(self._turns.nodes.values())
         never = self._turns.scheduler.why_never(state)
         if never is not None:

@@ -203,7 +203,7 @@ class SubmissionService:
                 return Submitted(state=earlier)
             return await self._admit(submission, written, user)
 
-    def draft(self, submission: Submission, *, user: User) -> RunState:
+    def would_make(self, submission: Submission, *, user: User) -> RunState:
         """Return the run that `submit` would make. Nothing is stored, no name is taken, and no
         upload is needed.
 
@@ -217,7 +217,7 @@ class SubmissionService:
         return self._new(self._name(_wanted_name(submission, plan)), order)
 
     def planned(self, submission: Submission, *, user: User) -> Plan:
-        """Return the plan of a submission; nothing is stored. Raises as `draft` does."""
+        """Return the plan of a submission; nothing is stored. Raises as `would_make` does."""
         written = _mapping(submission.configuration)
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)

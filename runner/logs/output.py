@@ -162,7 +162,7 @@ class Output:
         if len(data) == _READ_SIZE:
             self._log.pacing.press()
         if fd == self._terminal:
-            data = terminal.heard(fd, data)
+            data = terminal.output_of(fd, data)
         self._append(self._open[fd], self._maskers[fd].feed(data))
         return True
 

@@ -40,7 +40,7 @@ def open_for(identity: Identity | None) -> tuple[int, int]:
     return ours, theirs
 
 
-def heard(ours: int, packet: bytes) -> bytes:
+def output_of(ours: int, packet: bytes) -> bytes:
     """Return the output in what was read from our side.
 
     A program that discards unread input, as password prompts do, must find the end of input again.

@@ -164,7 +164,7 @@ class Routes:
         return json_response(self._service.supervisor.allocations)
 
     async def release(self, request: web.Request) -> web.Response:
-        await self._service.supervisor.release(request.match_info["id"], _speaker(request))
+        await self._service.supervisor.release(request.match_info["id"], _caller(request))
         return web.Response(status=204)
 
     async def tasks(self, request: web.Request) -> web.Response:
@@ -174,26 +174,26 @@ class Routes:
         return json_response(self._service.supervisor.info(request.match_info["id"]))
 
     async def put_task(self, request: web.Request) -> web.Response:
-        speaker = _speaker(request)
+        caller = _caller(request)
         wanted = await read_body(request, TaskRequest, "body")
-        info, new = await self._service.supervisor.put(request.match_info["id"], wanted, speaker)
+        info, new = await self._service.supervisor.put(request.match_info["id"], wanted, caller)
         return json_response(info, status=201 if new else 200)
 
     async def remove_task(self, request: web.Request) -> web.Response:
-        await self._service.supervisor.remove(request.match_info["id"], _speaker(request))
+        await self._service.supervisor.remove(request.match_info["id"], _caller(request))
         return web.Response(status=204)
 
     async def claim(self, request: web.Request) -> web.Response:
         """Claim a task: only requests with this fence or a newer one are accepted from now on."""
         supervisor = self._service.supervisor
-        task = await supervisor.spoken_for(request.match_info["id"], _speaker(request))
+        task = await supervisor.commanded(request.match_info["id"], _caller(request))
         return json_response(task.info)
 
     async def terminate(self, request: web.Request) -> web.Response:
-        speaker = _speaker(request)
+        caller = _caller(request)
         order = await read_body(request, TerminateRequest, "body")
         return json_response(
-            await self._service.supervisor.terminate(request.match_info["id"], order, speaker)
+            await self._service.supervisor.terminate(request.match_info["id"], order, caller)
         )
 
     async def task_logs(self, request: web.Request) -> web.StreamResponse:
@@ -281,7 +281,7 @@ def make_runner(service: Daemon, *, shutdown_timeout: float) -> web.AppRunner:
     )
 
 
-def _speaker(request: web.Request) -> Caller:
+def _caller(request: web.Request) -> Caller:
     fence = _header(request, FENCE_HEADER)
     try:
         parsed = Fence.parse(fence)

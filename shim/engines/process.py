@@ -38,7 +38,7 @@ from shim.engines.base import (
     Storage,
 )
 from shim.errors import EngineError
-from shim.examination import Asked, Node, warn
+from shim.examination import Asked, NodeSetup, warn
 from shim.schemas import EngineKind, Finding, PullProgress, RegistryAuth
 from shim.state import records
 
@@ -407,7 +407,7 @@ def _claimed_exit_code(job_folder: Path) -> int | None:
     return code if isinstance(code, int) else None
 
 
-def examine(node: Node, asked: Asked) -> Iterator[Finding]:
+def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     """Say what this engine lacks."""
     yield warn(
         "jobs are plain processes of this node: nothing isolates them",

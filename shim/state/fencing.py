@@ -141,35 +141,35 @@ class Fences:
         self._records = records
         self._unkept: set[str] = set()
 
-    def check(self, speaker: Caller) -> None:
-        self._book.check(speaker.run_id, speaker.fence, speaker.incarnation)
+    def check(self, caller: Caller) -> None:
+        self._book.check(caller.run_id, caller.fence, caller.incarnation)
 
-    def check_for_task(self, speaker: Caller, own: int | None) -> None:
+    def check_for_task(self, caller: Caller, own: int | None) -> None:
         """Check a request about a task of the incarnation `own`."""
-        self._book.check_for_task(speaker.run_id, speaker.fence, speaker.incarnation, own)
+        self._book.check_for_task(caller.run_id, caller.fence, caller.incarnation, own)
 
-    def check_revival(self, task_id: str, speaker: Caller) -> None:
-        self._book.check_revival(speaker.run_id, task_id, time.time())
+    def check_revival(self, task_id: str, caller: Caller) -> None:
+        self._book.check_revival(caller.run_id, task_id, time.time())
 
     def incarnation_of(self, run_id: str) -> int:
         """Return the newest known incarnation; 0: none."""
         known = self._book.get(run_id)
         return 0 if known is None else known.incarnation
 
-    async def hear(self, speaker: Caller) -> None:
+    async def hear(self, caller: Caller) -> None:
         """Refuse older fences from now on."""
-        record = self._book.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
-        if record is None and speaker.run_id in self._unkept:
-            record = self._book.get(speaker.run_id)
+        record = self._book.raise_to(caller.run_id, caller.fence, caller.incarnation)
+        if record is None and caller.run_id in self._unkept:
+            record = self._book.get(caller.run_id)
         await self._save(record)
 
-    async def remember_unknown(self, task_id: str, speaker: Caller, run_is_used: bool) -> None:
+    async def remember_unknown(self, task_id: str, caller: Caller, run_is_used: bool) -> None:
         """Refuse, for a while, a task that was stopped before it came."""
         now = time.time()
-        self._book.raise_to(speaker.run_id, speaker.fence, speaker.incarnation)
-        record = self._book.forget(speaker.run_id, task_id, now + UNKNOWN_REMEMBERED, now)
+        self._book.raise_to(caller.run_id, caller.fence, caller.incarnation)
+        record = self._book.forget(caller.run_id, task_id, now + UNKNOWN_REMEMBERED, now)
         if not run_is_used:
-            record = self._book.expire(speaker.run_id, now + KEPT_AFTER_LAST_TASK)
+            record = self._book.expire(caller.run_id, now + KEPT_AFTER_LAST_TASK)
         await self._save(record)
 
     async def forget(self, run_id: str, task_id: str, run_is_used: bool) -> None:

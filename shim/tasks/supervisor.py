@@ -132,29 +132,29 @@ class Supervisor:
             self._drive(task)
 
     async def put(
-        self, task_id: str, request: TaskRequest, speaker: Caller
+        self, task_id: str, request: TaskRequest, caller: Caller
     ) -> tuple[TaskInfo, bool]:
         """Return the task, and whether it is new. Raises Refused."""
-        self._check_request(task_id, request, speaker)
+        self._check_request(task_id, request, caller)
         async with self._deciding:
-            self.fences.check(speaker)
+            self.fences.check(caller)
             known = self._tasks.get(task_id)
             if known is not None:
-                return await self._same_again(known, request, speaker), False
-            self.fences.check_revival(task_id, speaker)
+                return await self._same_again(known, request, caller), False
+            self.fences.check_revival(task_id, caller)
             container_rules.check_network(request, self.settings)
-            return await self._accept(task_id, request, speaker), True
+            return await self._accept(task_id, request, caller), True
 
-    async def terminate(self, task_id: str, order: TerminateRequest, speaker: Caller) -> TaskInfo:
+    async def terminate(self, task_id: str, order: TerminateRequest, caller: Caller) -> TaskInfo:
         validation.check_order(order)
-        task = await self.spoken_for(task_id, speaker)
+        task = await self.commanded(task_id, caller)
         if not task.ended:
             await all_stored(task.order_stop(order.grace, order.reason, order.message))
         return task.info
 
-    async def remove(self, task_id: str, speaker: Caller) -> None:
+    async def remove(self, task_id: str, caller: Caller) -> None:
         """Remove a task. Raises Refused: 409 `not_terminated`, 500 `cleanup_failed` (try again)."""
-        task = await self.spoken_for(task_id, speaker)
+        task = await self.commanded(task_id, caller)
         if not task.ended:
             raise Refused(
                 409, "not_terminated", f"task {task_id} is {task.info.status}: terminate it first"
@@ -174,13 +174,13 @@ class Supervisor:
             log.info("task %s: removed", task_id)
             self.events.task_removed(task_id)
 
-    async def release(self, allocation_id: str, speaker: Caller) -> None:
+    async def release(self, allocation_id: str, caller: Caller) -> None:
         async with self._deciding:
-            self.fences.check(speaker)
+            self.fences.check(caller)
             allocation = self.ledger.get(allocation_id)
             if allocation is None:
                 raise not_found(f"there is no allocation {allocation_id}")
-            if allocation.run_id != speaker.run_id:
+            if allocation.run_id != caller.run_id:
                 raise conflict(f"allocation {allocation_id} belongs to run {allocation.run_id}")
             self._check_idle(allocation_id)
             self._check_explained(allocation_id)
@@ -269,25 +269,23 @@ class Supervisor:
                     "the shim does not know: remove it by hand first"
                 )
 
-    def _check_request(self, task_id: str, request: TaskRequest, speaker: Caller) -> None:
+    def _check_request(self, task_id: str, request: TaskRequest, caller: Caller) -> None:
         self.settings.check_task_id(task_id)
         validation.check(request)
-        if request.run_id != speaker.run_id:
+        if request.run_id != caller.run_id:
             raise invalid("the body names another run than the header Fairlead-Run", "run_id")
         allowed = self.settings.allow_privileged
         container_rules.check_options(request.container, allow_privileged=allowed)
 
-    async def _same_again(
-        self, known: TaskState, request: TaskRequest, speaker: Caller
-    ) -> TaskInfo:
+    async def _same_again(self, known: TaskState, request: TaskRequest, caller: Caller) -> TaskInfo:
         if not is_same_body(known.record, request):
             raise conflict(f"task {known.info.id} already exists with another body")
-        await all_stored(self.fences.hear(speaker))
+        await all_stored(self.fences.hear(caller))
         if request.registry_auth is not None:
             known.give_credentials(request.registry_auth)
         return known.info
 
-    async def _accept(self, task_id: str, request: TaskRequest, speaker: Caller) -> TaskInfo:
+    async def _accept(self, task_id: str, request: TaskRequest, caller: Caller) -> TaskInfo:
         held = self.ledger.get(request.allocation_id)
         if self.draining and held is None:
             raise Refused(409, RefusalCode.DRAINING, "the node is draining and takes nothing new")
@@ -295,10 +293,10 @@ class Supervisor:
         if held is not None:
             await self.gpus.look(held.gpus)
         allocation = self.ledger.plan(task_id, request)
-        record = self._new_record(task_id, request, speaker, allocation.gpus)
+        record = self._new_record(task_id, request, caller, allocation.gpus)
         try:
             await all_stored(
-                self.fences.hear(speaker),
+                self.fences.hear(caller),
                 self._books.allocations.save(allocation.id, allocation),
                 self._books.tasks.save(task_id, record),
             )
@@ -351,7 +349,7 @@ class Supervisor:
         await asyncio.gather(before, self._books.tasks.delete(task_id), return_exceptions=True)
 
     def _new_record(
-        self, task_id: str, request: TaskRequest, speaker: Caller, gpus: tuple[str, ...]
+        self, task_id: str, request: TaskRequest, caller: Caller, gpus: tuple[str, ...]
     ) -> TaskRecord:
         asked = container_rules.is_in_host_network(request, self.settings)
         in_host_network = asked or not self.engine.has_networks
@@ -359,7 +357,7 @@ class Supervisor:
             request=without_secrets(request),
             body_hash=hash_of(request),
             had_credentials=request.registry_auth is not None,
-            fence=speaker.fence,
+            fence=caller.fence,
             boot_id=boot_id(),
             info=TaskInfo(
                 id=task_id,
@@ -368,7 +366,7 @@ class Supervisor:
                 allocation_id=request.allocation_id,
                 status=TaskStatus.PENDING,
                 image=request.image,
-                incarnation=speaker.incarnation,
+                incarnation=caller.incarnation,
                 network_mode=NetworkMode.HOST if in_host_network else NetworkMode.BRIDGE,
                 runner_socket=self.settings.runner_socket(task_id),
                 gpus=gpus,
@@ -388,22 +386,22 @@ class Supervisor:
                 f"allocation {allocation_id} is in use by task {live[0]}", "allocation_id"
             )
 
-    async def spoken_for(self, task_id: str, speaker: Caller) -> TaskState:
+    async def commanded(self, task_id: str, caller: Caller) -> TaskState:
         """Return the task if this controller may command it; an older fence or incarnation is
         refused."""
         async with self._deciding:
             task = self._tasks.get(task_id)
             if task is None:
-                self.fences.check_for_task(speaker, None)
+                self.fences.check_for_task(caller, None)
                 self.settings.check_task_id(task_id)
-                check_name(speaker.run_id, "Fairlead-Run")
-                used = self._run_is_used(speaker.run_id)
-                await all_stored(self.fences.remember_unknown(task_id, speaker, used))
+                check_name(caller.run_id, "Fairlead-Run")
+                used = self._run_is_used(caller.run_id)
+                await all_stored(self.fences.remember_unknown(task_id, caller, used))
                 raise not_found(f"there is no task {task_id}")
-            if task.info.run_id != speaker.run_id:
+            if task.info.run_id != caller.run_id:
                 raise conflict(f"task {task_id} belongs to run {task.info.run_id}")
-            self.fences.check_for_task(speaker, task.info.incarnation)
-            await all_stored(self.fences.hear(speaker))
+            self.fences.check_for_task(caller, task.info.incarnation)
+            await all_stored(self.fences.hear(caller))
             return task
 
     async def _forget(self, task: TaskState) -> None:

@@ -14,7 +14,7 @@ import pytest
 from runner.schemas import ExitRecord
 from runner.server import EXIT_NOT_STARTED
 from shim import doctor
-from shim.examination import Node, ask
+from shim.examination import NodeSetup, ask
 from shim.schemas import FindingLevel, TaskStatus, TerminateRequest
 from tests.e2e.shim_client import FENCE, RUN, begin_job, client_of, request, until
 from tests.support.docker_daemon import DockerDaemon
@@ -164,7 +164,7 @@ def test_the_doctor_starts_a_real_container(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", dockerd.env["DOCKER_HOST"])
     before = _images_and_containers(dockerd)
-    found = list(doctor.engine(Node(runtime=runtime), ask))
+    found = list(doctor.engine(NodeSetup(runtime=runtime), ask))
     messages = {each.message: each.level for each in found}
     assert messages["a container with the runtime starts"] is FindingLevel.OK
     assert _images_and_containers(dockerd) == before

@@ -13,7 +13,7 @@ from controller import backups
 from controller.cli import output
 from controller.cli.commands.options import Flag
 from controller.cli.commands.serve import controller
-from controller.cli.databaseurl import find_database
+from controller.cli.database_url import find_database
 from controller.cli.errors import CliError
 from controller.store.base import StoreError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from controller.cli import output
-from controller.cli.commands.install import Terminal, find_bundle
+from controller.cli.commands.install import TerminalProgress, find_bundle
 from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import HostError
@@ -34,7 +34,7 @@ def apply_fleet(
         raise CliError(document.explain(error), EXIT_USAGE) from None
     except HostError as error:
         raise CliError(str(error)) from None
-    terminal, packed = Terminal(asks=not yes), find_bundle(bundle)
+    terminal, packed = TerminalProgress(asks=not yes), find_bundle(bundle)
     api = NodesApi(settings.client())
     changed = api.make_fleet(wish.name, wish.placement, wish.attributes)
     outcomes = _make_nodes(wish, packed, api, terminal, upgrade=upgrade)
@@ -47,7 +47,7 @@ def apply_fleet(
 
 
 def _make_nodes(
-    wish: FleetWish, bundle: Bundle, api: NodesApi, terminal: Terminal, *, upgrade: bool
+    wish: FleetWish, bundle: Bundle, api: NodesApi, terminal: TerminalProgress, *, upgrade: bool
 ) -> list[Outcome]:
     pinned = {
         node.name: node.host_key_fingerprint

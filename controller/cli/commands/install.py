@@ -23,7 +23,7 @@ from controller.cli.hosts.bundle import Bundle, read_bundle
 from controller.cli.hosts.connection import HostError, Target
 from controller.cli.hosts.fleet_file import install_options
 from controller.cli.hosts.install import HostPlan, NodesApi, make_node, remove_node
-from controller.cli.hosts.preflight import Docker, HostFinding, Level
+from controller.cli.hosts.preflight import DockerChoice, HostFinding, Level
 from controller.cli.hosts.ssh_config import target_of
 from controller.cli.hosts.trust import UnknownHostKey, trusted_key
 from fairlead import settings
@@ -47,7 +47,7 @@ def install(
     name: str | None = None,
     fleet: str | None = None,
     attribute: Attributes = None,
-    docker: Docker = "install",
+    docker: DockerChoice = "install",
     volume_prefix: VolumePrefixes = None,
     registry_mirror: RegistryMirror = None,
     address: str | None = None,
@@ -87,7 +87,7 @@ def install(
     node = name or alias.lower()
     reached = (where.host, where.port) if address is None else parse_address(address)
     api = NodesApi(settings.client())
-    progress = Terminal(asks=not yes)
+    progress = TerminalProgress(asks=not yes)
     try:
         known = api.find(node)
         pinned = known.host_key_fingerprint if known is not None else None
@@ -115,7 +115,7 @@ def install(
     return _install(plan, api, progress, json)
 
 
-def _install(plan: HostPlan, api: NodesApi, progress: Terminal, json: bool) -> int:
+def _install(plan: HostPlan, api: NodesApi, progress: TerminalProgress, json: bool) -> int:
     try:
         result = asyncio.run(make_node(plan, api, progress))
     except HostError as error:
@@ -138,7 +138,7 @@ def _uninstall(
     node: str,
     reached: tuple[str, int],
     api: NodesApi,
-    progress: Terminal,
+    progress: TerminalProgress,
     json: bool,
 ) -> int:
     if not progress.confirms(f"Remove node {node}, and Fairlead with its data from {where.shown}?"):
@@ -178,7 +178,7 @@ def find_bundle(file: Path | None) -> Bundle:
     return read_bundle(named)
 
 
-class Terminal:
+class TerminalProgress:
     """Shows one host's progress on stderr, and asks the operator there."""
 
     def __init__(self, *, asks: bool) -> None:

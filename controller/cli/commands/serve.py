@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from controller import daemon
 from controller.cli import output
-from controller.cli.databaseurl import find_database
+from controller.cli.database_url import find_database
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.configuration.images import IMAGE_ALLOWED, image_name
 from controller.configuration.plan import Defaults

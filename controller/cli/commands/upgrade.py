@@ -11,7 +11,13 @@ from cyclopts import Parameter
 
 from controller.api.documents import NodeView
 from controller.cli import output
-from controller.cli.commands.install import BundleFile, Identity, Jump, Terminal, find_bundle
+from controller.cli.commands.install import (
+    BundleFile,
+    Identity,
+    Jump,
+    TerminalProgress,
+    find_bundle,
+)
 from controller.cli.commands.options import Flag, Json
 from controller.cli.commands.user_data import parse_address
 from controller.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
@@ -59,7 +65,7 @@ def upgrade(
     """
     if batch < 1:
         raise CliError("--batch: give a number from 1 on", EXIT_USAGE)
-    packed, terminal = find_bundle(bundle), Terminal(asks=not yes)
+    packed, terminal = find_bundle(bundle), TerminalProgress(asks=not yes)
     api = NodesApi(settings.client())
     nodes = api.nodes(fleet)
     away = {node.name: why for node in nodes if (why := is_upgradable(node)) is not None}
@@ -82,7 +88,7 @@ async def _roll(
     bundle: Bundle,
     login: Login,
     api: NodesApi,
-    terminal: Terminal,
+    terminal: TerminalProgress,
 ) -> list[Upgrade]:
     table = HostTable(list(nodes), terminal.confirms)
 

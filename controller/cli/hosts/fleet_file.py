@@ -10,7 +10,7 @@ import msgspec
 from controller.cli.hosts.bundle import Bundle
 from controller.cli.hosts.connection import Target
 from controller.cli.hosts.install import HostPlan
-from controller.cli.hosts.preflight import Docker
+from controller.cli.hosts.preflight import DockerChoice
 from controller.cli.hosts.ssh_config import target_of
 from controller.configuration.convert import ConfigurationError, convert
 
@@ -51,7 +51,7 @@ class _Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: Port | None = None
     identity_file: str | None = None
     jump: str | None = None
-    docker: Docker | None = None
+    docker: DockerChoice | None = None
     blocks: Blocks | None = None
     attributes: dict[str, str] = {}
     volume_prefixes: tuple[str, ...] | None = None
@@ -79,7 +79,7 @@ class FleetHost(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     host_key: str | None
     address: tuple[str, int]
-    docker: Docker
+    docker: DockerChoice
     blocks: str | None
     attributes: dict[str, str]
     options: tuple[str, ...]

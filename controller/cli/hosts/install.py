@@ -21,7 +21,7 @@ from controller.cli.hosts.connection import Host, HostError, Target, connect
 from controller.cli.hosts.preflight import (
     FACTS_SCRIPT,
     BadFacts,
-    Docker,
+    DockerChoice,
     Facts,
     HostFinding,
     Level,
@@ -57,7 +57,7 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     bundle: Bundle
     fleet: str | None = None
     attributes: dict[str, str] = {}
-    docker: Docker = "install"
+    docker: DockerChoice = "install"
     blocks: str | None = None
     """The shim's `--blocks`."""
     options: tuple[str, ...] = ()

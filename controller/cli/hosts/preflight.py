@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 FACTS_SCRIPT = (Path(__file__).parent / "facts.sh").read_text()
-Docker = Literal["install", "use", "none"]
+DockerChoice = Literal["install", "use", "none"]
 _LEAST_OPT = 1 << 20
 _LEAST_DATA = 1 << 20
 _ADVISED_DATA = 20 << 20
@@ -99,7 +99,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     arch: str
-    docker: Docker
+    docker: DockerChoice
     now: float
     has_root: bool
     upgrade: bool = False

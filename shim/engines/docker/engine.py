@@ -335,7 +335,7 @@ class DockerEngine:
     def _request(self, spec: ContainerSpec) -> dict[str, Any]:
         bridge = spec.network_mode is NetworkMode.BRIDGE
         network = self._networks.name_of(spec.run_id) if bridge else "host"
-        node = request.Node(
+        node = request.NodeValues(
             api_version=self._api._version,
             cores=self._cores,
             runtime=request.runtime_path(self._settings.runtime),

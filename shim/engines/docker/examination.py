@@ -14,7 +14,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from shim.examination import INSTALL, Asked, Node, bad, ok, warn
+from shim.examination import INSTALL, Asked, NodeSetup, bad, ok, warn
 from shim.schemas import Finding
 
 IMAGES = "var/lib/docker"
@@ -23,7 +23,7 @@ _CONTAINER_SECONDS = 60
 _ENTRYPOINT = "/opt/fairlead/runtime/bin/fairlead-entrypoint"
 
 
-def examine(node: Node, asked: Asked) -> Iterator[Finding]:
+def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     failures = (docker.errors.DockerException, requests.exceptions.RequestException)
     url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:

@@ -25,7 +25,7 @@ _TMPFS_MODE = 0o1777
 _LEAST_CPU_PERIODS = 0.01
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class NodeValues(msgspec.Struct, frozen=True, kw_only=True):
     """The values that are the same for all containers. `runtime` is a real path."""
 
     api_version: str
@@ -35,7 +35,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     proxy_variables: dict[str, str] = {}
 
 
-def container(spec: ContainerSpec, node: Node, name: str, network: str) -> dict[str, Any]:
+def container(spec: ContainerSpec, node: NodeValues, name: str, network: str) -> dict[str, Any]:
     """Return the arguments of docker-py's `create_container`, without labels."""
     bridge = spec.network_mode is NetworkMode.BRIDGE
     socket = f"{_RUN_FOLDER}/{RUNNER_SOCKET_NAME}"
@@ -52,7 +52,7 @@ def container(spec: ContainerSpec, node: Node, name: str, network: str) -> dict[
     }
 
 
-def _host_config(spec: ContainerSpec, node: Node, network: str) -> dict[str, Any]:
+def _host_config(spec: ContainerSpec, node: NodeValues, network: str) -> dict[str, Any]:
     options = spec.options
     host: dict[str, Any] = HostConfig(
         version=node.api_version,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shim.examination import Asked, Node, bad, ok, warn
+from shim.examination import Asked, NodeSetup, bad, ok, warn
 from shim.schemas import Finding
 
 _CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
@@ -13,7 +13,7 @@ _NVIDIA = "0x10de"
 _DISPLAYS = ("0x0300", "0x0302")
 
 
-def examine(node: Node, asked: Asked) -> Iterator[Finding]:
+def examine(node: NodeSetup, asked: Asked) -> Iterator[Finding]:
     cards = _cards(node.root)
     if not cards:
         yield ok("there is no NVIDIA GPU")

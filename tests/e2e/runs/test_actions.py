@@ -1,6 +1,6 @@
 """Users act on live runs and jobs, with a real controller, real shims and real runners.
 
-The process engine is enough: other tests ask containers.
+The shims have the process engine: what containers add is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def nodes(testbed_folder: Path, numbers: Iterator[int]) -> Iterator[ActionLab]:
 
 @pytest.fixture(scope="module")
 def scheduled(nodes: ActionLab) -> str:
-    """A run of each full minute, submitted before the other tests so that none waits long. It takes
-    no place that another test's job holds."""
+    """A run of each full minute, submitted before the other tests so that none waits long. Its
+    band evicts no other test's job."""
     task = {"commands": ["echo tick"], "resources": _SMALL, "schedule": "* * * * *"}
     nodes.submit("minutely", band="batch", **task)
     return "minutely"
@@ -164,9 +164,10 @@ def test_a_suspended_run_keeps_its_jobs_and_gets_no_others(lab: ActionLab) -> No
     assert lab.wait_for("calm")["status"] == "done"
 
 
-def test_no_limit_ends_a_job_of_a_suspended_run_not_its_runner_s_either(lab: ActionLab) -> None:
-    """Another job is the clock. The controller's own count is over then, too: it says so once the
-    run goes on."""
+def test_neither_controller_nor_runner_ends_a_suspended_run_at_its_max_duration(
+    lab: ActionLab,
+) -> None:
+    """Another job is the clock. The time is over when the run is resumed, and ends the job then."""
     lab.small("slow", max_duration=6, stop_duration=1)
     first = lab.begun("slow")
     lab.cli("suspend", "slow").succeeded()

@@ -68,3 +68,10 @@ def test_a_log_can_be_read_from_any_offset(lab: RunLab) -> None:
     assert _bytes_of(lab, "logs", "offsets", "--offset", "7")[0] == b"789abcdef"
     assert _bytes_of(lab, "logs", "offsets", "-f", "--offset", "12")[0] == b"cdef"
     assert _bytes_of(lab, "logs", "offsets", "--offset", "99")[0] == b""
+
+
+def test_the_job_ends_at_its_log_quota_when_it_asked_for_that(lab: RunLab) -> None:
+    lab.submit("chatty", commands=["yes"], log_quota="1MiB", fail_on_log_quota=True)
+    run = lab.wait_for("chatty", "failed")
+    attempt = run["jobs"][0]["attempts"][0]
+    assert attempt["termination_reason"] == "log_quota_exceeded"

@@ -85,10 +85,3 @@ def test_a_port_that_nobody_listens_on_breaks_the_connection(lab: RunLab) -> Non
         connection.recv(1)
     lab.let_go("silent")
     lab.wait_for("silent", "done")
-
-
-def test_the_job_ends_at_its_log_quota_when_it_asked_for_that(lab: RunLab) -> None:
-    lab.submit("chatty", commands=["yes"], log_quota="1MiB", fail_on_log_quota=True)
-    run = lab.wait_for("chatty", "failed")
-    attempt = run["jobs"][0]["attempts"][0]
-    assert attempt["termination_reason"] == "log_quota_exceeded"

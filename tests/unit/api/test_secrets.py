@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.api.conftest import Controller
-from tests.unit.api.test_people import HELLO, Person, ada, admin, client
+from tests.unit.api.test_users import HELLO, Person, ada, admin, client
 
 __all__ = ["ada", "admin", "client"]
 

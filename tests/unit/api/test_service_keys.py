@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
-from tests.unit.api.test_people import HELLO, Person
+from tests.unit.api.test_users import HELLO, Person
 
 KEYS = "/v1/service-keys"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.databaseurl import VARIABLE, find_database
+from controller.cli.database_url import VARIABLE, find_database
 from controller.cli.errors import CliError
 from controller.cli.main import run
 from controller.store.postgresql import PostgresqlDatabase

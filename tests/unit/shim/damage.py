@@ -65,19 +65,19 @@ class DamagedNode:
         """The four runs, as far as each gets; the records of before are kept as old copies."""
         async with self.shim() as service:
             for run in (FORMER, ENDED, REMOVED, PULLING):
-                await service.supervisor.put(f"t-{run}", _wanted(run), _speaker(run))
+                await service.supervisor.put(f"t-{run}", _wanted(run), _caller(run))
             await until(service, f"t-{PULLING}", TaskStatus.PULLING)
             for run in (FORMER, ENDED, REMOVED):
                 await until(service, f"t-{run}", TaskStatus.RUNNING)
             shutil.copytree(self._records, self._old, ignore=shutil.ignore_patterns(".*"))
             for run in (FORMER, ENDED, REMOVED):
                 order = TerminateRequest(grace=0.0, reason="aborted_by_user")
-                await service.supervisor.terminate(f"t-{run}", order, _speaker(run))
+                await service.supervisor.terminate(f"t-{run}", order, _caller(run))
                 await until(service, f"t-{run}", TaskStatus.TERMINATED)
             for run in (FORMER, REMOVED):
-                await service.supervisor.remove(f"t-{run}", _speaker(run))
-            await service.supervisor.release(f"place-{FORMER}", _speaker(FORMER))
-            await service.supervisor.put(f"t-{RUNNING}", _wanted(RUNNING), _speaker(RUNNING))
+                await service.supervisor.remove(f"t-{run}", _caller(run))
+            await service.supervisor.release(f"place-{FORMER}", _caller(FORMER))
+            await service.supervisor.put(f"t-{RUNNING}", _wanted(RUNNING), _caller(RUNNING))
             await until(service, f"t-{RUNNING}", TaskStatus.RUNNING)
 
     def damage(self) -> None:
@@ -157,14 +157,14 @@ def _wanted(run: str, place: str | None = None, gpu: str | None = None) -> TaskR
     )
 
 
-def _speaker(run: str) -> Caller:
+def _caller(run: str) -> Caller:
     return Caller(run, Fence(1, 1), 0)
 
 
 async def _asked(service: Daemon, task_id: str, run: str, gpu: str, wanted: TaskRequest) -> str:
     """The code of the refusal; empty when the task has that very GPU."""
     try:
-        info, _ = await service.supervisor.put(task_id, wanted, _speaker(run))
+        info, _ = await service.supervisor.put(task_id, wanted, _caller(run))
     except Refused as problem:
         return problem.code if problem.message else "no message"
     if info.status is not TaskStatus.TERMINATED:

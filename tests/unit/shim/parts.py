@@ -26,7 +26,7 @@ from tests.doubles.gpus import NoGpus
 from tests.doubles.records import MemoryRecords, books_in_memory
 
 RUN = "run-1"
-SPEAKER = Caller(RUN, Fence(1, 1), 0)
+CALLER = Caller(RUN, Fence(1, 1), 0)
 CAPACITY = Capacity(cpu=4.0, memory=8 << 30, disk=100 << 30)
 DEADLINE = 60.0
 GPU = GpuInfo(uuid="GPU-a", index=0, name="H100", memory=80 << 30, compute_capability="9.0")
@@ -108,7 +108,7 @@ async def until(service: Daemon, task_id: str, status: TaskStatus) -> TaskInfo:
 
 
 async def put(service: Daemon, task_id: str = "t1", **changes: Any) -> None:
-    await service.supervisor.put(task_id, request(**changes), SPEAKER)
+    await service.supervisor.put(task_id, request(**changes), CALLER)
 
 
 def listen(path: Path) -> socket.socket:

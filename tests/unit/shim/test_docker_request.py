@@ -10,7 +10,7 @@ from shim.engines.base import ContainerSpec, MountSpec
 from shim.engines.docker import request
 from shim.schemas import ContainerOptions, NetworkMode, Ulimit, VolumeKind
 
-NODE = request.Node(
+NODE = request.NodeValues(
     api_version="1.41",
     cores=2.0,
     runtime="/opt/fairlead/runtimes/abc",

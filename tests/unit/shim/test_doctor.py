@@ -10,7 +10,7 @@ import pytest
 from shim import doctor
 from shim.engines.docker.examination import judge_engine
 from shim.errors import StartError
-from shim.examination import Answer, Asked, Node
+from shim.examination import Answer, Asked, NodeSetup
 from shim.gpus.nvidia import examination
 from shim.schemas import EngineKind, Finding, FindingLevel
 from shim.settings import check_runtime
@@ -34,36 +34,36 @@ def levels(findings: Iterator[Finding]) -> list[FindingLevel]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
+def node(tmp_path: Path) -> NodeSetup:
     keys = tmp_path / "etc/ssh/keys"
     keys.parent.mkdir(parents=True)
     keys.write_text("restrict ssh-ed25519 AAAA\n")
-    return Node(data=tmp_path / "data", root=tmp_path, engine=EngineKind.PROCESS)
+    return NodeSetup(data=tmp_path / "data", root=tmp_path, engine=EngineKind.PROCESS)
 
 
 def sshd_says(settings: str) -> Asked:
     return says(sshd=f"{settings}authorizedkeysfile /etc/ssh/keys\n", getent="fairlead:*:1::::::")
 
 
-def test_an_sshd_that_confines_the_tunnel_user_is_fine(node: Node) -> None:
+def test_an_sshd_that_confines_the_tunnel_user_is_fine(node: NodeSetup) -> None:
     assert levels(doctor.sshd(node, sshd_says(CONFINED))) == [OK]
 
 
 @pytest.mark.parametrize("setting", sorted(doctor.TUNNEL))
-def test_each_setting_of_sshd_that_differs_is_named(node: Node, setting: str) -> None:
+def test_each_setting_of_sshd_that_differs_is_named(node: NodeSetup, setting: str) -> None:
     changed = CONFINED.replace(f"{setting} ", f"{setting} not-")
     (finding,) = doctor.sshd(node, sshd_says(changed))
     assert (finding.level, setting in finding.message) == (ERROR, True)
 
 
-def test_a_node_without_a_controllers_key_is_found(node: Node) -> None:
+def test_a_node_without_a_controllers_key_is_found(node: NodeSetup) -> None:
     (node.root / "etc/ssh/keys").write_text("")
     found = list(doctor.sshd(node, sshd_says(CONFINED)))
     assert [each.level for each in found] == [OK, ERROR]
     assert "--tunnel-key" in found[1].fix
 
 
-def test_a_locked_tunnel_user_is_found(node: Node) -> None:
+def test_a_locked_tunnel_user_is_found(node: NodeSetup) -> None:
     settings = f"{CONFINED}authorizedkeysfile /etc/ssh/keys\n"
     locked = says(sshd=settings, getent="fairlead:!:1::::::")
     assert levels(doctor.sshd(node, locked)) == [OK, ERROR]
@@ -80,12 +80,12 @@ def test_a_locked_tunnel_user_is_found(node: Node) -> None:
     ],
 )
 def test_the_firewall_is_judged_by_its_rules_or_its_service(
-    node: Node, asked: Asked, level: FindingLevel
+    node: NodeSetup, asked: Asked, level: FindingLevel
 ) -> None:
     assert levels(doctor.firewall(node, asked)) == [level]
 
 
-def test_a_clock_that_nothing_keeps_right_is_a_warning(node: Node) -> None:
+def test_a_clock_that_nothing_keeps_right_is_a_warning(node: NodeSetup) -> None:
     assert levels(doctor.clock(node, says(timedatectl="yes\n"))) == [OK]
     assert levels(doctor.clock(node, says(timedatectl="no\n"))) == [WARNING]
 
@@ -97,7 +97,7 @@ def _card(root: Path, number: int) -> None:
     (device / "class").write_text("0x030200\n")
 
 
-def test_gpus_are_judged_by_card_driver_and_toolkit(node: Node) -> None:
+def test_gpus_are_judged_by_card_driver_and_toolkit(node: NodeSetup) -> None:
     assert levels(examination.examine(node, says())) == [OK]
     _card(node.root, 0)
     _card(node.root, 1)
@@ -123,7 +123,7 @@ def test_an_engine_that_cannot_limit_jobs_or_ends_them_is_found() -> None:
     assert levels(judge_engine({**fine, "PidsLimit": False})) == [OK, ERROR]
 
 
-def test_every_check_is_told_by_its_name_and_every_fault_has_a_fix(node: Node) -> None:
+def test_every_check_is_told_by_its_name_and_every_fault_has_a_fix(node: NodeSetup) -> None:
     found = doctor.examine(node, says())
     assert {each.check for each in found} == {
         *("shim", "runtime", "engine", "sshd", "firewall", "cgroups", "gpus", "disk", "clock")

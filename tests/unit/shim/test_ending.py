@@ -12,7 +12,7 @@ from shim.schemas import TaskStatus, TerminateRequest
 from tests.doubles.failing_engines import StubbornEngine
 from tests.doubles.records import MoodyRecords
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, put, request, until
+from tests.unit.shim.parts import CALLER, Node, put, request, until
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user")
 
@@ -37,7 +37,7 @@ async def test_while_it_cannot_be_removed_the_place_is_not_given_back(node: Node
         await put(service)
         await eventually(lambda: engine.left < 1 << 30)
         with pytest.raises(Refused, match="in use by task t1"):
-            await service.supervisor.release("place-1", SPEAKER)
+            await service.supervisor.release("place-1", CALLER)
         assert service.supervisor.info("t1").status is not TaskStatus.TERMINATED
 
 
@@ -46,7 +46,7 @@ async def test_a_kill_that_the_engine_refuses_is_asked_for_again(node: Node) -> 
     async with node.shim(engine) as service:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (ended.reason, ended.exit_code) == ("aborted_by_user", 137)
 
@@ -57,7 +57,7 @@ async def test_two_terminations_at_once_are_one(node: Node) -> None:
         await until(service, "t1", TaskStatus.RUNNING)
         stop = service.supervisor.terminate
         later = TerminateRequest(grace=60.0, reason="terminated_by_user")
-        await asyncio.gather(stop("t1", ABORT, SPEAKER), stop("t1", later, SPEAKER))
+        await asyncio.gather(stop("t1", ABORT, CALLER), stop("t1", later, CALLER))
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert ended.reason == "aborted_by_user"
     assert node.host.log.count("kill c-t1") == 1
@@ -77,7 +77,7 @@ async def test_an_end_that_could_not_be_written_is_written_once_there_is_space(
         assert moody.kept["t1"].info.status is TaskStatus.RUNNING
         moody.is_full = False
         await eventually(lambda: moody.kept["t1"].info.status is TaskStatus.TERMINATED)
-        again, new = await service.supervisor.put("t1", request(), SPEAKER)
+        again, new = await service.supervisor.put("t1", request(), CALLER)
     assert (again.status, new) == (TaskStatus.TERMINATED, False)
 
 
@@ -150,7 +150,7 @@ async def test_a_container_that_was_stopped_by_our_order_ends_for_its_reason(nod
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
         stop = TerminateRequest(grace=60.0, reason="terminated_by_user")
-        await service.supervisor.terminate("t1", stop, SPEAKER)
+        await service.supervisor.terminate("t1", stop, CALLER)
         node.host.containers["c-t1"].end(143, stopped=True)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert ended.reason == "terminated_by_user"

@@ -21,7 +21,7 @@ from shim.schemas import (
 )
 from tests.doubles.gpus import MemoryGpus
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import GPU, SPEAKER, Node, request, until
+from tests.unit.shim.parts import CALLER, GPU, Node, request, until
 
 OTHER = msgspec.structs.replace(GPU, uuid="GPU-b", index=1)
 
@@ -51,12 +51,12 @@ def wants(count: int = 1, place: str = "place-1", **gpu: object) -> TaskRequest:
 
 
 async def running(service: Daemon, task_id: str, wanted: TaskRequest) -> TaskInfo:
-    await service.supervisor.put(task_id, wanted, SPEAKER)
+    await service.supervisor.put(task_id, wanted, CALLER)
     return await until(service, task_id, TaskStatus.RUNNING)
 
 
 async def ended(service: Daemon, task_id: str) -> None:
-    await service.supervisor.terminate(task_id, TerminateRequest(grace=0), SPEAKER)
+    await service.supervisor.terminate(task_id, TerminateRequest(grace=0), CALLER)
     await until(service, task_id, TaskStatus.TERMINATED)
 
 
@@ -141,7 +141,7 @@ async def test_a_broken_gpu_is_refused_by_name_and_left_out_of_a_choice(
         ledger = service.supervisor.ledger
         await eventually(lambda: not ledger.gpus()[0].healthy)
         with pytest.raises(Refused, match=r"GPU-a \(cordoned: XID 79"):
-            await service.supervisor.put("t1", wants(uuids=["GPU-a"]), SPEAKER)
+            await service.supervisor.put("t1", wants(uuids=["GPU-a"]), CALLER)
         assert (await running(service, "t2", wants())).gpus == ("GPU-b",)
         await service.supervisor.clear_gpu("GPU-a")
         assert (await running(service, "t3", wants(place="place-3"))).gpus == ("GPU-a",)
@@ -158,10 +158,10 @@ async def test_a_gpu_that_its_last_job_still_holds_is_not_given(
         shown = (await service.node()).gpus
         assert [(one.held, one.allocation_id) for one in shown] == [(False, "place-1")] * 2
         await ended(service, "t1")
-        await service.supervisor.release("place-1", SPEAKER)
+        await service.supervisor.release("place-1", CALLER)
         assert [one.held for one in (await service.node()).gpus] == [True, False]
         with pytest.raises(Refused, match="its memory is still held by process 4711"):
-            await service.supervisor.put("t2", wants(2, "place-2"), SPEAKER)
+            await service.supervisor.put("t2", wants(2, "place-2"), CALLER)
         del gpus.readings["GPU-a"]
         ledger = service.supervisor.ledger
         await eventually(lambda: not ledger.gpus()[0].held)
@@ -176,7 +176,7 @@ async def test_the_next_task_of_an_allocation_waits_for_its_own_memory_too(
         await ended(service, "t1")
         gpus.readings["GPU-a"] = Vitals(memory_used=40 << 30)
         with pytest.raises(Refused, match="40960 MiB of its memory are still held"):
-            await service.supervisor.put("t2", wants(1, uuids=["GPU-a"]), SPEAKER)
+            await service.supervisor.put("t2", wants(1, uuids=["GPU-a"]), CALLER)
         del gpus.readings["GPU-a"]
         assert (await running(service, "t2", wants(1, uuids=["GPU-a"]))).gpus == ("GPU-a",)
 

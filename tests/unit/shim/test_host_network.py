@@ -21,7 +21,7 @@ from shim.schemas import (
 )
 from shim.settings import Settings
 from tests.doubles.engines import MemoryEngine
-from tests.unit.shim.parts import SPEAKER, Node, request, settings, until
+from tests.unit.shim.parts import CALLER, Node, request, settings, until
 
 WHOLE = TaskResources(cpu=1.0, memory=1 << 30, whole_node=True)
 PART = TaskResources(cpu=1.0, memory=1 << 30)
@@ -43,7 +43,7 @@ def says(node: Node, **said: Any) -> Node:
 
 
 async def running(service: Daemon, **changes: Any) -> NetworkMode:
-    await service.supervisor.put("t1", request(**changes), SPEAKER)
+    await service.supervisor.put("t1", request(**changes), CALLER)
     return (await until(service, "t1", TaskStatus.RUNNING)).network_mode
 
 
@@ -71,7 +71,7 @@ async def test_a_task_whose_peers_reach_it_is_refused_where_no_task_gets_the_nod
     wanted = request(resources=WHOLE, needs_host_network=True)
     async with says(node, host_network=HostNetwork.NEVER).shim() as service:
         with pytest.raises(Refused, match="--host-network never") as caught:
-            await service.supervisor.put("t1", wanted, SPEAKER)
+            await service.supervisor.put("t1", wanted, CALLER)
         assert (caught.value.status, caught.value.code) == (409, "no_host_network")
         assert (service.supervisor.infos, service.supervisor.allocations) == ((), ())
 
@@ -81,10 +81,10 @@ async def test_a_task_that_ran_before_its_operator_said_never_goes_on_and_is_kno
 ) -> None:
     wanted = request(resources=WHOLE, needs_host_network=True)
     async with node.shim() as service:
-        await service.supervisor.put("t1", wanted, SPEAKER)
+        await service.supervisor.put("t1", wanted, CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
     async with says(node, host_network=HostNetwork.NEVER).shim() as service:
-        info, is_new = await service.supervisor.put("t1", wanted, SPEAKER)
+        info, is_new = await service.supervisor.put("t1", wanted, CALLER)
         assert (info.network_mode, is_new) == (NetworkMode.HOST, False)
 
 

@@ -14,7 +14,7 @@ from shim.tasks import driver, reconcile
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine, HangingEngine
 from tests.doubles.records import MemoryRecords, books_in_memory
-from tests.unit.shim.parts import RUN, SPEAKER, Node, request, until
+from tests.unit.shim.parts import CALLER, RUN, Node, request, until
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def test_a_shim_killed_between_two_steps_goes_on_with_the_same_container(
 ) -> None:
     hang = HangingEngine(MemoryEngine(node.host), act, after=after)
     async with node.shim(hang.engine) as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         async with asyncio.timeout(30):
             await hang.reached.wait()
     async with node.shim() as service:
@@ -58,7 +58,7 @@ async def test_a_container_that_ended_while_the_shim_was_away_is_not_started_aga
     """Nor after a restart of the node: it had begun, and how it ended is known."""
     hang = HangingEngine(MemoryEngine(node.host), "start", after=True)
     async with node.shim(hang.engine) as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         async with asyncio.timeout(30):
             await hang.reached.wait()
     container = node.host.containers["c-t1"]
@@ -76,10 +76,10 @@ async def test_a_stop_that_was_ordered_before_the_crash_is_carried_out_after_it(
     monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
     node.host.ignores_stop = True
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
         order = TerminateRequest(grace=0.05, reason="terminated_by_user")
-        await service.supervisor.terminate("t1", order, SPEAKER)
+        await service.supervisor.terminate("t1", order, CALLER)
     async with node.shim() as service:
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (ended.reason, ended.exit_code) == ("terminated_by_user", 137)
@@ -87,13 +87,13 @@ async def test_a_stop_that_was_ordered_before_the_crash_is_carried_out_after_it(
 
 async def test_a_lost_record_is_rebuilt_from_the_containers_labels(node: Node) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         before = await until(service, "t1", TaskStatus.RUNNING)
     node.books = books_in_memory()
     async with node.shim() as service:
         after = service.supervisor.info("t1")
         allocations = service.supervisor.allocations
-        again = await service.supervisor.put("t1", request(), SPEAKER)
+        again = await service.supervisor.put("t1", request(), CALLER)
     assert (after.status, after.container_id) == (TaskStatus.RUNNING, before.container_id)
     assert [(a.id, a.run_id, a.cpu) for a in allocations] == [("place-1", RUN, 1.0)]
     assert again[1] is False
@@ -101,7 +101,7 @@ async def test_a_lost_record_is_rebuilt_from_the_containers_labels(node: Node) -
 
 async def test_a_container_that_vanished_ends_its_task(node: Node) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
     node.host.containers.clear()
     async with node.shim() as service:
@@ -111,7 +111,7 @@ async def test_a_container_that_vanished_ends_its_task(node: Node) -> None:
 
 async def test_an_unexplained_container_is_listed_and_not_touched(node: Node) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
     container = node.host.containers["c-t1"]
     container.spec = msgspec.structs.replace(container.spec, record="unreadable")
@@ -132,7 +132,7 @@ async def test_an_unexplained_container_is_listed_and_not_touched(node: Node) ->
 
 async def test_a_version_only_grows_over_restarts(node: Node) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         first = await until(service, "t1", TaskStatus.RUNNING)
         first_epoch = service.events.epoch
     async with node.shim() as service:
@@ -142,18 +142,18 @@ async def test_a_version_only_grows_over_restarts(node: Node) -> None:
 
 async def test_a_released_allocation_stays_released(node: Node) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
         node.host.containers["c-t1"].end(0)
         await until(service, "t1", TaskStatus.TERMINATED)
-        await service.supervisor.release("place-1", SPEAKER)
+        await service.supervisor.release("place-1", CALLER)
     async with node.shim() as service:
         assert (service.supervisor.allocations, len(service.supervisor.infos)) == ((), 1)
 
 
 async def test_a_lost_allocation_record_is_rebuilt_while_its_task_lives(node: Node) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
     assert isinstance(node.books.allocations, MemoryRecords)
     node.books.allocations.kept.clear()
@@ -164,7 +164,7 @@ async def test_a_lost_allocation_record_is_rebuilt_while_its_task_lives(node: No
 async def test_a_fault_of_the_shims_own_ends_the_task_with_a_message(node: Node) -> None:
     failing: Any = FailingEngine(MemoryEngine(node.host), "wait", RuntimeError("bug"))
     async with node.shim(failing) as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (ended.reason, ended.message) == (
         "creating_container_error",
@@ -177,7 +177,7 @@ async def test_a_task_that_was_not_begun_before_the_nodes_restart_is_never_begun
 ) -> None:
     hang = HangingEngine(MemoryEngine(node.host), "start", after=False)
     async with node.shim(hang.engine) as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         async with asyncio.timeout(30):
             await hang.reached.wait()
     monkeypatch.setattr(reconcile, "boot_id", lambda: "the next boot")

@@ -17,7 +17,7 @@ from common.ssh_keys import public_key
 from shim.access.jump_keys import Visit, render
 from shim.daemon import Daemon
 from shim.schemas import NetworkMode, SshMode, SshRequest, TaskResources, TaskStatus
-from tests.unit.shim.parts import DEADLINE, SPEAKER, Node, request, until, until_event
+from tests.unit.shim.parts import CALLER, DEADLINE, Node, request, until, until_event
 
 ANNA = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPVyTRMIwzFz9YG3FyO9s0bnv5UZTB8JQcqSMUpLCfq anna@home"
 BEN = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIU2Wo2tRuDI0SdJ4jGEtIRTtBEfrkUwwGI9VkHNuhjK ben"
@@ -48,7 +48,7 @@ async def until_keys(node: Node, service: Daemon, wanted: Callable[[str], bool])
 async def put(service: Daemon, task_id: str, *keys: str, mode: SshMode = SshMode.AUTO) -> None:
     ssh = SshRequest(authorized_keys=keys, mode=mode)
     body = request(ssh=ssh, allocation_id=f"place-{task_id}")
-    await service.supervisor.put(task_id, body, SPEAKER)
+    await service.supervisor.put(task_id, body, CALLER)
 
 
 async def until_port(service: Daemon, task_id: str) -> int:
@@ -65,7 +65,7 @@ async def test_the_key_for_terminals_opens_the_task_and_is_not_lent_to_visitors(
 ) -> None:
     async with node.shim() as service:
         ssh = SshRequest(authorized_keys=(ANNA,), terminal_key=BEN)
-        await service.supervisor.put("t1", request(ssh=ssh, allocation_id="place-t1"), SPEAKER)
+        await service.supervisor.put("t1", request(ssh=ssh, allocation_id="place-t1"), CALLER)
         await until_port(service, "t1")
         lent = await until_keys(node, service, lambda text: "permitopen" in text)
         folder = node.settings.job_folder("t1")
@@ -99,7 +99,7 @@ async def test_a_task_with_the_nodes_network_listens_on_its_loopback_alone(node:
     async with node.shim() as service:
         resources = TaskResources(cpu=4.0, memory=1 << 30, whole_node=True)
         body = request(ssh=SshRequest(authorized_keys=(ANNA,)), resources=resources)
-        await service.supervisor.put("t1", body, SPEAKER)
+        await service.supervisor.put("t1", body, CALLER)
         running = await until(service, "t1", TaskStatus.RUNNING)
         path = node.settings.job_folder("t1") / "ssh.json"
         told = json.loads(await asyncio.to_thread(path.read_bytes))
@@ -115,7 +115,7 @@ async def test_the_jobs_of_a_run_reach_each_other_at_one_port_by_the_runs_key_al
     async with node.shim() as service:
         ssh = SshRequest(authorized_keys=(ANNA,), cluster_key=BEN)
         resources = TaskResources(cpu=4.0, memory=1 << 30, whole_node=True)
-        await service.supervisor.put("t1", request(ssh=ssh, resources=resources), SPEAKER)
+        await service.supervisor.put("t1", request(ssh=ssh, resources=resources), CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
         path = node.settings.job_folder("t1") / "ssh.json"
         told = json.loads(await asyncio.to_thread(path.read_bytes))
@@ -224,7 +224,7 @@ def test_a_key_of_several_tasks_is_one_line_since_sshd_takes_the_first() -> None
 
 async def test_a_task_without_ssh_has_no_key_no_port_and_no_file(node: Node) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         running = await until(service, "t1", TaskStatus.RUNNING)
     assert (running.ssh_host_key, running.ports) == (None, {})
     assert not (node.settings.job_folder("t1") / "ssh.json").exists()

@@ -15,7 +15,7 @@ from shim.schemas import TaskStatus, TerminateRequest
 from shim.tasks import driver
 from tests.doubles.failing_engines import ListeningEngine
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, listen, request, until
+from tests.unit.shim.parts import CALLER, Node, listen, request, until
 
 WHY = "terminated_by_user"
 SOON = 1.0
@@ -30,13 +30,13 @@ def node(tmp_path: Path) -> Node:
 
 
 async def running(service: Daemon) -> None:
-    await service.supervisor.put("t1", request(), SPEAKER)
+    await service.supervisor.put("t1", request(), CALLER)
     await until(service, "t1", TaskStatus.RUNNING)
 
 
 async def order(service: Daemon, grace: float) -> None:
     wish = TerminateRequest(grace=grace, reason=WHY)
-    await service.supervisor.terminate("t1", wish, SPEAKER)
+    await service.supervisor.terminate("t1", wish, CALLER)
 
 
 def kill_at(node: Node) -> float:

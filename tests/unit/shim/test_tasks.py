@@ -31,7 +31,7 @@ from tests.doubles.engines import MemoryEngine
 from tests.doubles.failing_engines import FailingEngine
 from tests.doubles.gpus import MemoryGpus
 from tests.doubles.records import FailingRecords, books_in_memory
-from tests.unit.shim.parts import GPU, RUN, SPEAKER, Node, put, request, until, until_event
+from tests.unit.shim.parts import CALLER, GPU, RUN, Node, put, request, until, until_event
 
 ABORT = TerminateRequest(grace=0.0, reason="aborted_by_user", message="asked")
 
@@ -41,9 +41,9 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def refused(service: Daemon, task_id: str, speaker: Caller = SPEAKER, **changes: Any) -> str:
+async def refused(service: Daemon, task_id: str, caller: Caller = CALLER, **changes: Any) -> str:
     with pytest.raises(Refused) as caught:
-        await service.supervisor.put(task_id, request(**changes), speaker)
+        await service.supervisor.put(task_id, request(**changes), caller)
     return caught.value.code
 
 
@@ -68,9 +68,9 @@ async def test_a_tasks_life_is_in_the_log_without_its_secrets(
         await put(service, image="private", registry_auth=auth)
         await until(service, "t1", TaskStatus.RUNNING)
         order = TerminateRequest(grace=0.0, reason="aborted_by_user", message="by\nada")
-        await service.supervisor.terminate("t1", order, SPEAKER)
+        await service.supervisor.terminate("t1", order, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
-        await service.supervisor.remove("t1", SPEAKER)
+        await service.supervisor.remove("t1", CALLER)
     told = [line for line in caplog.messages if line.startswith("task t1")]
     assert told == [
         f"task t1 of run {RUN}: accepted, allocation place-1",
@@ -105,8 +105,8 @@ async def test_a_container_killed_for_its_memory_says_so(node: Node) -> None:
 
 async def test_the_same_body_is_the_same_task_and_another_is_a_conflict(node: Node) -> None:
     async with node.shim() as service:
-        first = await service.supervisor.put("t1", request(), SPEAKER)
-        again = await service.supervisor.put("t1", request(), SPEAKER)
+        first = await service.supervisor.put("t1", request(), CALLER)
+        again = await service.supervisor.put("t1", request(), CALLER)
         other = await refused(service, "t1", image="other")
     assert (first[1], again[1], other) == (True, False, "conflict")
 
@@ -120,7 +120,7 @@ async def test_an_allocation_in_use_takes_no_second_task(node: Node) -> None:
 async def test_the_next_attempt_gets_the_allocation_of_the_one_that_ended(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
         await put(service, "t2")
         await until(service, "t2", TaskStatus.RUNNING)
@@ -139,27 +139,27 @@ async def test_an_older_incarnation_may_end_its_own_task_and_start_none(node: No
         await put(service)
         newer = Caller(RUN, Fence(1, 1), 1)
         await service.supervisor.put("t2", request(allocation_id="place-2"), newer)
-        assert await refused(service, "t3", SPEAKER, allocation_id="place-3") == "fenced"
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        assert await refused(service, "t3", CALLER, allocation_id="place-3") == "fenced"
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
         with pytest.raises(Refused, match="older"):
-            await service.supervisor.terminate("t2", ABORT, SPEAKER)
+            await service.supervisor.terminate("t2", ABORT, CALLER)
 
 
 async def test_a_task_terminated_before_it_came_is_refused_when_it_comes(node: Node) -> None:
     async with node.shim() as service:
         with pytest.raises(Refused, match="no task t1"):
-            await service.supervisor.terminate("t1", ABORT, SPEAKER)
+            await service.supervisor.terminate("t1", ABORT, CALLER)
         assert await refused(service, "t1") == "terminated"
 
 
 async def test_a_removed_task_does_not_come_back_even_after_a_restart(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
-        await service.supervisor.remove("t1", SPEAKER)
-        await service.supervisor.release("place-1", SPEAKER)
+        await service.supervisor.remove("t1", CALLER)
+        await service.supervisor.release("place-1", CALLER)
     async with node.shim() as service:
         assert await refused(service, "t1") == "terminated"
 
@@ -169,14 +169,14 @@ async def test_an_allocation_is_released_as_the_incarnation_that_its_listing_tel
 ) -> None:
     async with node.shim() as service:
         await put(service)
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
-        await service.supervisor.spoken_for("t1", Caller(RUN, SPEAKER.fence, 3))
-        await service.supervisor.remove("t1", Caller(RUN, SPEAKER.fence, 3))
+        await service.supervisor.commanded("t1", Caller(RUN, CALLER.fence, 3))
+        await service.supervisor.remove("t1", Caller(RUN, CALLER.fence, 3))
         with pytest.raises(Refused, match="older than 3"):
-            await service.supervisor.release("place-1", SPEAKER)
+            await service.supervisor.release("place-1", CALLER)
         (held,) = service.supervisor.allocations
-        await service.supervisor.release("place-1", Caller(RUN, SPEAKER.fence, held.incarnation))
+        await service.supervisor.release("place-1", Caller(RUN, CALLER.fence, held.incarnation))
         assert service.supervisor.allocations == ()
 
 
@@ -186,7 +186,7 @@ async def test_removal_leaves_nothing_but_the_allocation(node: Node) -> None:
         await until(service, "t1", TaskStatus.RUNNING)
         node.host.containers["c-t1"].end(0)
         await until(service, "t1", TaskStatus.TERMINATED)
-        await service.supervisor.remove("t1", SPEAKER)
+        await service.supervisor.remove("t1", CALLER)
         removed = await until_event(service.events, lambda e: e.type is EventType.REMOVED)
         assert (removed.task_id, service.supervisor.infos) == ("t1", ())
         assert [a.task_ids for a in service.supervisor.allocations] == [()]
@@ -199,10 +199,10 @@ async def test_a_network_stays_while_another_task_of_the_run_uses_it(node: Node)
     async with node.shim() as service:
         await put(service)
         await put(service, "t2", allocation_id="place-2")
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
         await until(service, "t2", TaskStatus.RUNNING)
-        await service.supervisor.remove("t1", SPEAKER)
+        await service.supervisor.remove("t1", CALLER)
         assert node.host.networks == {RUN}
 
 
@@ -213,9 +213,9 @@ async def test_the_network_goes_with_the_last_tasks_of_a_run_when_they_go_togeth
         for task_id in ("t1", "t2", "t3"):
             await put(service, task_id, allocation_id=f"place-{task_id}")
             await until(service, task_id, TaskStatus.RUNNING)
-            await service.supervisor.terminate(task_id, ABORT, SPEAKER)
+            await service.supervisor.terminate(task_id, ABORT, CALLER)
             await until(service, task_id, TaskStatus.TERMINATED)
-        removing = [service.supervisor.remove(task_id, SPEAKER) for task_id in ("t1", "t2", "t3")]
+        removing = [service.supervisor.remove(task_id, CALLER) for task_id in ("t1", "t2", "t3")]
         await asyncio.gather(*removing)
         assert service.supervisor.infos == ()
         assert node.host.networks == set()
@@ -226,9 +226,9 @@ async def test_a_living_task_is_not_removed_and_its_allocation_not_released(node
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
         with pytest.raises(Refused, match="terminate it first"):
-            await service.supervisor.remove("t1", SPEAKER)
+            await service.supervisor.remove("t1", CALLER)
         with pytest.raises(Refused, match="in use by task t1"):
-            await service.supervisor.release("place-1", SPEAKER)
+            await service.supervisor.release("place-1", CALLER)
 
 
 async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(
@@ -240,7 +240,7 @@ async def test_a_stop_signals_first_and_kills_when_the_grace_is_over(
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
         soon = TerminateRequest(grace=1.0, reason="terminated_by_user")
-        await service.supervisor.terminate("t1", soon, SPEAKER)
+        await service.supervisor.terminate("t1", soon, CALLER)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert node.host.log == ["stop c-t1", "kill c-t1"]
     assert (ended.exit_code, ended.reason) == (137, "terminated_by_user")
@@ -252,8 +252,8 @@ async def test_an_abort_brings_the_kill_forward_but_the_first_reason_stays(node:
         await put(service)
         await until(service, "t1", TaskStatus.RUNNING)
         slow = TerminateRequest(grace=3600.0, reason="terminated_by_user")
-        await service.supervisor.terminate("t1", slow, SPEAKER)
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", slow, CALLER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert ended.reason == "terminated_by_user"
 
@@ -263,7 +263,7 @@ async def test_a_pull_is_cancelled_by_terminate(node: Node) -> None:
     async with node.shim() as service:
         await put(service, image="big")
         await until(service, "t1", TaskStatus.PULLING)
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         ended = await until(service, "t1", TaskStatus.TERMINATED)
     assert (ended.reason, ended.message, ended.exit_code) == ("aborted_by_user", "asked", None)
 
@@ -297,13 +297,13 @@ async def test_credentials_lost_with_a_restart_are_asked_for_and_used(node: Node
     node.host.pull_gate.clear()
     wanted = request(image="private", registry_auth=RegistryAuth(username="u", password="s3cret"))
     async with node.shim() as service:
-        await service.supervisor.put("t1", wanted, SPEAKER)
+        await service.supervisor.put("t1", wanted, CALLER)
         await until(service, "t1", TaskStatus.PULLING)
     assert b"s3cret" not in msgspec.json.encode(node.task_records)
     node.host.pull_gate.set()
     async with node.shim() as service:
         await until_event(service.events, lambda e: bool(e.task and e.task.needs_credentials))
-        await service.supervisor.put("t1", wanted, SPEAKER)
+        await service.supervisor.put("t1", wanted, CALLER)
         running = await until(service, "t1", TaskStatus.RUNNING)
     assert running.needs_credentials is False
 
@@ -314,7 +314,7 @@ async def test_a_task_that_needs_no_pull_any_more_takes_its_request_for_credenti
     node.host.pull_gate.clear()
     wanted = request(image="private", registry_auth=RegistryAuth(username="u", password="s3cret"))
     async with node.shim() as service:
-        await service.supervisor.put("t1", wanted, SPEAKER)
+        await service.supervisor.put("t1", wanted, CALLER)
         await until(service, "t1", TaskStatus.PULLING)
     async with node.shim() as service:
         await until_event(service.events, lambda e: bool(e.task and e.task.needs_credentials))
@@ -327,7 +327,7 @@ async def test_a_task_that_needs_no_pull_any_more_takes_its_request_for_credenti
 async def test_a_draining_node_takes_only_tasks_of_allocations_that_it_holds(node: Node) -> None:
     async with node.shim() as service:
         await put(service)
-        await service.supervisor.terminate("t1", ABORT, SPEAKER)
+        await service.supervisor.terminate("t1", ABORT, CALLER)
         await until(service, "t1", TaskStatus.TERMINATED)
         service.supervisor.draining = True
         assert await refused(service, "t2", allocation_id="place-2") == "draining"

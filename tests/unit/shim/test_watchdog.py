@@ -17,7 +17,7 @@ from shim.watchdog import ALIVE, READY, Systemd, Watchdog
 from tests.doubles.failing_engines import DeafEngine, MuteEngine, SilentListing, SlowListing
 from tests.doubles.records import MemoryRecords
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, put, request, until
+from tests.unit.shim.parts import CALLER, Node, put, request, until
 
 
 @pytest.fixture
@@ -77,10 +77,10 @@ async def test_a_task_that_is_removed_while_its_containers_are_listed_is_no_left
         async with asyncio.timeout(30):
             comparing = asyncio.create_task(service.supervisor.compare(frozenset()))
             await engine.listed.wait()
-            await service.supervisor.remove("t1", SPEAKER)
+            await service.supervisor.remove("t1", CALLER)
             engine.answers.set()
             await comparing
-        await service.supervisor.release("place-1", SPEAKER)
+        await service.supervisor.release("place-1", CALLER)
         assert service.supervisor.unexplained == ()
 
 
@@ -98,7 +98,7 @@ async def test_a_leftover_that_somebody_removes_is_reported_no_more(node: Node) 
         node.host.containers.clear()
         await eventually(lambda: service.supervisor.allocations == ())
         assert service.supervisor.unexplained == ()
-        await service.supervisor.put("t2", request(), SPEAKER)
+        await service.supervisor.put("t2", request(), CALLER)
 
 
 async def test_the_watchdog_is_fed_even_while_the_engine_hangs(

@@ -1,4 +1,4 @@
-"""The schema's history ends where `tables` says it ends."""
+"""The schema's history ends where `schema` says it ends."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from shim.access.runner_socket import arrival
 from shim.schemas import TaskStatus
 from tests.support.waiting import eventually
-from tests.unit.shim.parts import SPEAKER, Node, listen, put, until
+from tests.unit.shim.parts import CALLER, Node, listen, put, until
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def test_a_door_goes_with_its_task_and_strays_go_at_the_next_start(node: N
         assert names(door.parent) == ["t1.sock"]
         node.host.containers["c-t1"].end(0)
         await until(service, "t1", TaskStatus.TERMINATED)
-        await service.supervisor.remove("t1", SPEAKER)
+        await service.supervisor.remove("t1", CALLER)
     assert names(door.parent) == []
 
 

@@ -13,7 +13,7 @@ from shim.tasks import controller_silence
 from shim.tasks.controller_silence import ControllerSilence, HeardRecord
 from tests.doubles.engines import MemoryEngine
 from tests.doubles.records import MemoryRecords
-from tests.unit.shim.parts import SPEAKER, Node, request, until
+from tests.unit.shim.parts import CALLER, Node, request, until
 
 
 class Seconds:
@@ -38,7 +38,7 @@ def node(tmp_path: Path) -> Node:
 async def test_an_unheard_task_is_stopped_and_says_why(node: Node, seconds: Seconds) -> None:
     async with node.shim() as service:
         wish = request(stop_when_unheard_seconds=600.0)
-        await service.supervisor.put("t1", wish, SPEAKER)
+        await service.supervisor.put("t1", wish, CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
         seconds.now += 600.0
         ended = await until(service, "t1", TaskStatus.TERMINATED)
@@ -48,9 +48,9 @@ async def test_an_unheard_task_is_stopped_and_says_why(node: Node, seconds: Seco
 
 async def test_a_task_that_did_not_ask_for_it_goes_on(node: Node, seconds: Seconds) -> None:
     async with node.shim() as service:
-        await service.supervisor.put("t1", request(), SPEAKER)
+        await service.supervisor.put("t1", request(), CALLER)
         wish = request(allocation_id="place-2", stop_when_unheard_seconds=600.0)
-        await service.supervisor.put("t2", wish, SPEAKER)
+        await service.supervisor.put("t2", wish, CALLER)
         await until(service, "t1", TaskStatus.RUNNING)
         await until(service, "t2", TaskStatus.RUNNING)
         seconds.now += 10_000.0
