@@ -13,10 +13,10 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import docker
 import docker.errors
@@ -28,9 +28,16 @@ from shim.errors import EngineError, VolumeError
 _SYSTEMS_WORDS = re.compile(r"Error\(\d+, '([^']+)'\)|\[Errno \d+\] ([^\"')]+)")
 """The pattern by which requests quotes the system's error inside its own message."""
 _DENIED = "Permission denied"
+T = TypeVar("T")
 
 
-class Refused(EngineError):
+class Call(Protocol):
+    """Runs an act of docker-py in a thread, with its errors translated."""
+
+    def __call__(self, act: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class DockerRefused(EngineError):
     """The engine refused. `status` is the HTTP status of its answer."""
 
     def __init__(self, message: str, status: int = 500) -> None:
@@ -38,12 +45,12 @@ class Refused(EngineError):
         self.status = status
 
 
-class NotFound(Refused):
+class NotFound(DockerRefused):
     def __init__(self, message: str) -> None:
         super().__init__(message, 404)
 
 
-class Conflict(Refused):
+class Conflict(DockerRefused):
     def __init__(self, message: str) -> None:
         super().__init__(message, 409)
 
@@ -90,7 +97,7 @@ def _is_mounted_from(container: dict[str, Any], data: Path) -> bool:
 _PREFIX = "fairlead-"
 
 
-async def ensure_volume(call: Any, api: Any, name: str) -> str:
+async def ensure_volume(call: Call, api: Any, name: str) -> str:
     """Make the volume if it is missing. Raises VolumeError."""
     full = _PREFIX + name
     try:
@@ -100,16 +107,13 @@ async def ensure_volume(call: Any, api: Any, name: str) -> str:
             await call(lambda: api.create_volume(full))
     except EngineUnavailable:
         raise
-    except Refused as error:
+    except DockerRefused as error:
         if error.status >= 500:
             raise NodeFault(f"volume {name}: {error}") from None
         raise VolumeError(f"volume {name}: {error}") from None
     except EngineError as error:
         raise VolumeError(f"volume {name}: {error}") from None
     return full
-
-
-T = TypeVar("T")
 
 
 def in_own_thread(act: Callable[[], T], name: str) -> asyncio.Future[T]:

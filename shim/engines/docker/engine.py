@@ -33,7 +33,7 @@ from shim.engines.base import (
     Storage,
 )
 from shim.engines.docker import events, faults, request
-from shim.engines.docker.api import Conflict, NotFound, Refused, ensure_volume, unreachable
+from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume, unreachable
 from shim.engines.docker.events import EventFollower
 from shim.engines.docker.handover import hand_over, means_of
 from shim.engines.docker.images import DockerImages
@@ -426,7 +426,7 @@ class DockerEngine:
             status = error.response.status_code if error.response is not None else 0
             if status == 409:
                 raise Conflict(_text(error)) from None
-            raise Refused(_text(error), status) from None
+            raise DockerRefused(_text(error), status) from None
         except _LOST as error:
             raise unreachable(self._url, error) from None
         except docker.errors.DockerException as error:

@@ -13,12 +13,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import docker.errors
 import msgspec
 
 from shim.engines.base import EngineUnavailable
+from shim.engines.docker.api import Call
 from shim.errors import EngineError
 
 ENDING_SIGNALS = frozenset({"15", "9", "SIGTERM", "SIGKILL"})
@@ -35,12 +36,6 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
     stopped: bool = False
     unseen: bool = False
-
-
-class Call(Protocol):
-    """One act of docker-py, with its errors translated."""
-
-    async def __call__(self, act: Callable[[], Any], /) -> Any: ...
 
 
 async def past_of(call: Call, api: Any, container_id: str) -> Past:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from shim.engines.base import NodeFault
-from shim.engines.docker.api import Conflict, NotFound, Refused
+from shim.engines.docker.api import Conflict, DockerRefused, NotFound
 from shim.engines.docker.request import ENTRYPOINT, explain_start
 from shim.errors import EngineError
 
@@ -50,13 +50,13 @@ def of_start(error: EngineError) -> EngineError:
 
 
 def _named(error: EngineError, message: str) -> EngineError:
-    if not isinstance(error, Refused):
+    if not isinstance(error, DockerRefused):
         return error
     kind = NodeFault if _is_nodes(error, str(error).lower()) else EngineError
     return kind(message)
 
 
-def _is_nodes(error: Refused, text: str) -> bool:
+def _is_nodes(error: DockerRefused, text: str) -> bool:
     if any(words in text for words in _NODES) or _GONE_SOURCE.search(text):
         return True
     if any(words in text for words in _JOBS) or _REFUSED_LIMIT.search(text):

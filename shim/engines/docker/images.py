@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import requests.exceptions
 from docker.auth import encode_header
@@ -27,7 +27,7 @@ from shim.engines.base import (
     pinned,
     repository_of,
 )
-from shim.engines.docker.api import Conflict, NotFound, in_own_thread
+from shim.engines.docker.api import Call, Conflict, NotFound, in_own_thread
 from shim.errors import EngineError
 from shim.schemas import PullProgress, RegistryAuth
 
@@ -226,15 +226,6 @@ def _problem(detail: str) -> ImageProblem:
         if any(word in detail for word in words):
             return problem
     return ImageProblem.OTHER
-
-
-T = TypeVar("T")
-
-
-class Call(Protocol):
-    """Runs an act of docker-py in a thread, with its errors translated."""
-
-    def __call__(self, act: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class DockerImages:

@@ -16,15 +16,14 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from shim.engines.base import NodeFault
-from shim.engines.docker.api import NotFound
+from shim.engines.docker.api import Call, NotFound
 from shim.errors import EngineError
 
 log = logging.getLogger(__name__)
-Call = Callable[[Callable[[], Any]], Awaitable[Any]]
 _START_SECONDS = 2.0
 """A container that took the spare has started within this time."""
 _TIDY_SECONDS = 300.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shim.engines.base import NodeFault
-from shim.engines.docker.api import Conflict, NotFound, Refused, ensure_volume
+from shim.engines.docker.api import Conflict, DockerRefused, NotFound, ensure_volume
 from shim.engines.docker.faults import of_create, of_start
 from shim.errors import EngineError, VolumeError
 
@@ -110,10 +110,10 @@ def test_an_impossible_wish_of_a_job_when_its_container_is_started_is_no_node_fa
     assert (type(found), found.reason) == (EngineError, "creating_container_error")
 
 
-def answer(status: int, said: str) -> Refused:
+def answer(status: int, said: str) -> DockerRefused:
     if status == 404:
         return NotFound(said)
-    return Conflict(said) if status == 409 else Refused(said, status)
+    return Conflict(said) if status == 409 else DockerRefused(said, status)
 
 
 @pytest.mark.parametrize(
