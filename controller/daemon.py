@@ -49,7 +49,7 @@ from controller.pipelines.job_terminating import JobTerminatingPipeline
 from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import Secrets
+from controller.pipelines.to_node import SecretSource
 from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
 from controller.proxy.probes import try_probe
@@ -101,7 +101,7 @@ class Assembly:
         node_failure: NodeFailure = DEFAULT_NODE_FAILURE,
         cluster_secret: bytes,
         cluster_networks: Sequence[IPv4Network] = (),
-        secrets: Secrets,
+        secrets: SecretSource,
         outputs: OutputStore,
     ) -> None:
         fence = Fence(boot.epoch, boot.token)

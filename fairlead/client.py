@@ -37,7 +37,7 @@ from controller.api.documents import (
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
 from fairlead import notebook, outputs, settings
 from fairlead.errors import ClientClosed, RunFailed, UsageError
-from fairlead.follow import News, follow_events, follow_log, follow_run, unread
+from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
 from fairlead.offers import Offer, offers
 from fairlead.progress import exit_status, find_job, job_name, step_of, why
 from fairlead.rest import ControllerClient, decode, job_path, run_path
@@ -228,7 +228,7 @@ class Client:
         """
         key = run.id if isinstance(run, Run) else run
         if follow:
-            yield from follow_events(self.rest, key, after, News(self.tell))
+            yield from follow_events(self.rest, key, after, Outages(self.tell))
             return
         while True:
             data = self.rest.get("/v1/events", run=key, after=after, limit=_PAGE)
@@ -467,7 +467,7 @@ class Run:
 
     def _watched(self, timeout: float | None) -> Iterator[WatchLine]:
         with _ending_after(self._rest, timeout, self) as rest:
-            yield from follow_run(rest, self.id, News(self.client.tell))
+            yield from follow_run(rest, self.id, Outages(self.client.tell))
 
     def _followed(self, job: JobView, attempt: str | None, offset: int) -> Iterator[Output]:
         """Yield the output of this attempt (by default the present one) and of all later ones."""
@@ -483,7 +483,7 @@ class Run:
                     yield from self._attempt(job, one.id, offset if one.id == attempt else 0)
 
     def _attempt(self, job: JobView, attempt: str, offset: int) -> Iterator[Output]:
-        for frame in follow_log(self._rest, self.id, attempt, offset, News(self.client.tell)):
+        for frame in follow_log(self._rest, self.id, attempt, offset, Outages(self.client.tell)):
             yield _output(job, attempt, frame)
 
 

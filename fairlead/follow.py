@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 T = TypeVar("T")
 
 
-class News:
+class Outages:
     """Reports once that the controller is away and once that it is back, however many threads wait
     for it."""
 
@@ -60,11 +60,11 @@ class Patience:
 
     def __init__(
         self,
-        news: News,
+        outages: Outages,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._news = news
+        self._outages = outages
         self._sleep = sleep
         self._clock = clock
         self._wait = FIRST_WAIT_SECONDS
@@ -77,12 +77,12 @@ class Patience:
         if now - self._away_since >= GIVE_UP_SECONDS:
             minutes = round(GIVE_UP_SECONDS / 60)
             raise ConnectionLost(f"{error}; gave up after {minutes} minutes, but jobs go on")
-        self._news.lost(error)
+        self._outages.lost(error)
         self._sleep(self._wait * random.uniform(0.8, 1.2))
         self._wait = min(LONGEST_WAIT_SECONDS, self._wait * 2)
 
     def found(self) -> None:
-        self._news.found()
+        self._outages.found()
         self._wait = FIRST_WAIT_SECONDS
         self._away_since = None
 
@@ -104,10 +104,10 @@ class Patience:
         return False
 
 
-def follow_run(client: ControllerClient, run_id: str, news: News) -> Iterator[WatchLine]:
+def follow_run(client: ControllerClient, run_id: str, outages: Outages) -> Iterator[WatchLine]:
     """Yield the run now and after each change; the last one is final. Raises ApiError,
     ConnectionLost."""
-    patience = Patience(news)
+    patience = Patience(outages)
     while True:
         with patience:
             for told in client.watch(run_id, patience.found):
@@ -118,11 +118,11 @@ def follow_run(client: ControllerClient, run_id: str, news: News) -> Iterator[Wa
 
 
 def follow_log(
-    client: ControllerClient, run_id: str, attempt_id: str, offset: int, news: News
+    client: ControllerClient, run_id: str, attempt_id: str, offset: int, outages: Outages
 ) -> Iterator[Frame]:
     """Yield the attempt's frames from `offset` on, each byte once. Raises ApiError,
     ConnectionLost."""
-    patience = Patience(news)
+    patience = Patience(outages)
     while True:
         with patience:
             frames = client.followed_frames(
@@ -135,11 +135,11 @@ def follow_log(
 
 
 def follow_events(
-    client: ControllerClient, run: str | None, after: int, news: News
+    client: ControllerClient, run: str | None, after: int, outages: Outages
 ) -> Iterator[EventView]:
     """Yield each event after that number once; those of a run until it has ended. Raises ApiError,
     ConnectionLost."""
-    patience = Patience(news)
+    patience = Patience(outages)
     while True:
         with patience:
             for event in client.watched_events(run, after, patience.found):
@@ -150,9 +150,9 @@ def follow_events(
             raise ConnectionLost(f"the controller at {client.url} ended the stream")
 
 
-def patiently(news: News, ask: Callable[[], T]) -> T:
+def patiently(outages: Outages, ask: Callable[[], T]) -> T:
     """Return the answer of a question that can be repeated. Raises ApiError, ConnectionLost."""
-    patience = Patience(news)
+    patience = Patience(outages)
     while True:
         with patience:
             answer = ask()

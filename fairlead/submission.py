@@ -13,7 +13,7 @@ from controller.configuration.convert import ConfigurationError
 from controller.configuration.parse import parse
 from controller.configuration.source import Document, SourceError, load, with_environment
 from fairlead.errors import ConnectionLost, InvalidConfiguration, UsageError
-from fairlead.follow import News, Patience, Tell, follow_run
+from fairlead.follow import Outages, Patience, Tell, follow_run
 from fairlead.rest import ControllerClient, decode
 
 SUBMIT_TRIES = 5
@@ -98,7 +98,7 @@ def submit(rest: ControllerClient, body: Mapping[str, object], tell: Tell) -> tu
 def _submit_once(
     rest: ControllerClient, keyed: Mapping[str, object], tell: Tell
 ) -> tuple[bytes, int]:
-    patience = Patience(News(tell))
+    patience = Patience(Outages(tell))
     for _ in range(SUBMIT_TRIES - 1):
         try:
             return rest.submit(keyed)
@@ -114,5 +114,5 @@ def _await_end(rest: ControllerClient, data: bytes, tell: Tell) -> None:
 
     before = decode(data, RunView)
     tell(f"{before.name} ({before.id}) is being stopped; waiting for its end")
-    for _ in follow_run(rest, before.id, News(tell)):
+    for _ in follow_run(rest, before.id, Outages(tell)):
         pass

@@ -25,7 +25,7 @@ from controller.lifecycle.statuses import (
     AttemptStatus,
 )
 from fairlead.errors import ApiError
-from fairlead.follow import News, follow_log, follow_run
+from fairlead.follow import Outages, follow_log, follow_run
 from fairlead.progress import find_job, grants, job_name, step_of
 from fairlead.rest import ControllerClient
 
@@ -105,7 +105,7 @@ class _Attachment:
         self._run = run
         self._display = shown
         self._inbox: SimpleQueue[_Told] = SimpleQueue()
-        self._news = News(self._tell)
+        self._outages = Outages(self._tell)
         self._followed: set[str] = set()
         self._following: set[str] = set()
         """Ids of the jobs whose attempt is followed now."""
@@ -199,11 +199,11 @@ class _Attachment:
                 return
 
     def _watch(self) -> None:
-        for told in follow_run(self._client, self._run.id, self._news):
+        for told in follow_run(self._client, self._run.id, self._outages):
             self._inbox.put(told)
 
     def _carry(self, job_id: str, attempt_id: str, writer: output.Writer) -> None:
-        frames = follow_log(self._client, self._run.id, attempt_id, 0, self._news)
+        frames = follow_log(self._client, self._run.id, attempt_id, 0, self._outages)
         for frame in of_what_is_kept(frames, self._tell):
             self._wrote.add(job_id)
             self._display.pause()

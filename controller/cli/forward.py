@@ -24,7 +24,7 @@ from controller.cli.errors import CliError
 from controller.configuration.dstack import ports_of
 from controller.configuration.fields import port_mapping
 from fairlead.errors import ApiError, ConnectionLost, FairleadError
-from fairlead.follow import FIRST_WAIT_SECONDS, News
+from fairlead.follow import FIRST_WAIT_SECONDS, Outages
 from fairlead.rest import CONNECT_SECONDS, ControllerClient, run_path, why_lost
 
 EOF = "eof"
@@ -60,10 +60,10 @@ async def forward(
     tell: Callable[[str], None],
 ) -> None:
     """Forward the ports until cancelled. Raises CliError when a local port cannot be opened."""
-    news = News(tell)
+    outages = Outages(tell)
     async with contextlib.AsyncExitStack() as stack:
         for one in forwards:
-            carrier = _Carrier(client, run, job, one.port, tell, news)
+            carrier = _Carrier(client, run, job, one.port, tell, outages)
             server = await _listen(carrier, one, bind, tell)
             await stack.enter_async_context(server)
             local = server.sockets[0].getsockname()[1]
@@ -152,10 +152,10 @@ class _Carrier:
         job: str | None,
         port: int,
         tell: Callable[[str], None],
-        news: News,
+        outages: Outages,
     ) -> None:
         self._client = client
-        self._news = news
+        self._outages = outages
         self._path = run_path(run, f"ports/{port}")
         self._job = job
         self._port = port
@@ -193,9 +193,9 @@ class _Carrier:
             except FairleadError as error:
                 if not _may_pass(error) or asyncio.get_running_loop().time() + wait > give_up_at:
                     raise
-                self._news.lost(error)
+                self._outages.lost(error)
             else:
-                self._news.found()
+                self._outages.found()
                 return stream
             await asyncio.sleep(wait * random.uniform(0.8, 1.2))
             wait *= 2

@@ -168,12 +168,12 @@ def table_width() -> int | None:
 def repeat(lines_of: Callable[[int | None], list[str]]) -> NoReturn:
     """Show these lines again and again, until interrupted: in place on a terminal, else whenever
     they have changed. A controller that is away is waited for."""
-    from fairlead.follow import News, patiently
+    from fairlead.follow import Outages, patiently
 
-    news, shown = News(note), list[str]()
+    outages, shown = Outages(note), list[str]()
     while True:
         width = table_width()
-        lines = patiently(news, partial(lines_of, width))
+        lines = patiently(outages, partial(lines_of, width))
         if width is not None:
             emit("\n".join([f"{_CLEAR}{utc_now():%H:%M:%S} UTC", *lines]))
         elif lines != shown:

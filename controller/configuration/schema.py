@@ -29,7 +29,7 @@ from controller.lifecycle.model import (
     StopCriteria,
 )
 from controller.lifecycle.services.policy import RateLimitKey, ScalingMetric
-from runner.schemas import EnvStyle, IfExists
+from runner.schemas import EnvStyle, IfFolderExists
 from shim.schemas import PullPolicy, Ulimit, VolumeMount
 
 MOST_JOBS = 10_000
@@ -252,7 +252,7 @@ class RepoFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     branch: Text | None = None
     hash: Text | None = None
     path: Text = "."
-    if_exists: IfExists = IfExists.ERROR
+    if_exists: IfFolderExists = IfFolderExists.ERROR
     token_env: Text | None = None
     key_file: Text | None = None
     token: Text | None = None
@@ -597,7 +597,7 @@ ALLOWED = {
     "repos.branch": "the name of a branch or tag",
     "repos.hash": "a full commit id (40 hexadecimal digits)",
     "repos.path": "a path in the container, absolute or relative to working_dir",
-    "repos.if_exists": ", ".join(IfExists),
+    "repos.if_exists": ", ".join(IfFolderExists),
     "repos.token_env": "the name of a variable of your environment that holds an access token",
     "repos.key_file": "the path of a private SSH key on this machine",
     "repos.token": "${{ secrets.NAME }}, the stored secret that holds an access token",

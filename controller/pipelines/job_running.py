@@ -22,7 +22,7 @@ from controller.pipelines.cluster import Clusters
 from controller.pipelines.effects import Performer
 from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.pipelines.to_node import AttemptContext, RetryLater, Secrets
+from controller.pipelines.to_node import AttemptContext, RetryLater, SecretSource
 from controller.vault import SecretMissing
 from runner.client import SILENCE, RunnerError, RunnerUnavailable
 from runner.schemas import RunnerState, StatusEvent
@@ -45,7 +45,7 @@ class TaskSubmitter:
     credentials."""
 
     def __init__(
-        self, turns: RunPipeline, fence: Fence, clusters: Clusters, secrets: Secrets
+        self, turns: RunPipeline, fence: Fence, clusters: Clusters, secrets: SecretSource
     ) -> None:
         self._turns = turns
         self._fence = fence
@@ -127,7 +127,7 @@ class JobStarter:
         clock: Clock,
         blobs: BlobStore,
         clusters: Clusters,
-        secrets: Secrets,
+        secrets: SecretSource,
     ) -> None:
         self._turns = turns
         self._clock = clock
@@ -288,7 +288,7 @@ class JobRunningPipeline:
         blobs: BlobStore,
         clusters: Clusters,
         collector: LogCollector,
-        secrets: Secrets,
+        secrets: SecretSource,
     ) -> None:
         self.performers: dict[EffectKind, Performer] = {
             EffectKind.SUBMIT_TASK: TaskSubmitter(turns, fence, clusters, secrets),

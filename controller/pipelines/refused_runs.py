@@ -46,7 +46,7 @@ class RefusedRuns:
 
     def __init__(self) -> None:
         self._runs: dict[str, _Waiting] = {}
-        self.news: list[Event] = []
+        self.events: list[Event] = []
         """Events to commit with the next turn; the database may refuse them too."""
 
     def next_try(self) -> float | None:
@@ -79,16 +79,16 @@ class RefusedRuns:
         """Set the run aside, or lengthen its wait."""
         if run_id not in self._runs:
             self._runs[run_id] = _Waiting(since=now, until=now, why=why)
-            self.news.append(_refusal(run_id, why, now))
+            self.events.append(_refusal(run_id, why, now))
         one = self._runs[run_id]
         one.refusals += 1
         one.until, one.why = now + one.wait, why
         one.reports[:0] = reports
         log.error("run %s (%s) is set aside for %g s: %s", name, run_id, one.wait, why)
 
-    def drop_news(self, run_ids: Collection[str]) -> None:
+    def drop_events(self, run_ids: Collection[str]) -> None:
         """Drop the events of these runs: the database refuses them too."""
-        self.news = [event for event in self.news if event.run_id not in run_ids]
+        self.events = [event for event in self.events if event.run_id not in run_ids]
 
     def stored(self, run_ids: Collection[str]) -> None:
         """Take back runs that could be stored again."""

@@ -511,7 +511,7 @@ class RunPipeline:
             removed_nodes=removed_keys(inventory.nodes),
             fleets=without_removed(inventory.fleets),
             removed_fleets=removed_keys(inventory.fleets),
-            events=(*turn.events, *self._aside.news),
+            events=(*turn.events, *self._aside.events),
         )
         if changes.runs or changes.events or inventory.nodes or inventory.fleets:
             try:
@@ -520,7 +520,7 @@ class RunPipeline:
                 if not error.is_in_parts:
                     raise StoreUnavailable(str(error)) from error
                 raise
-            self._aside.news.clear()
+            self._aside.events.clear()
 
     def _take_back(self, turn: TurnInProgress) -> None:
         for run_id in turn.states:
@@ -536,7 +536,7 @@ class RunPipeline:
     ) -> None:
         """Leave out what the store refused: a run is set aside, and a node or fleet becomes again
         what the store has."""
-        self._aside.drop_news(error.runs)
+        self._aside.drop_events(error.runs)
         for run_id in error.runs & turn.states.keys() & self._known.keys():
             name = self._known[run_id].run.name
             self._aside.refused(run_id, name, inbox.pop(run_id, []), str(error), self._clock.now())
@@ -579,8 +579,8 @@ class RunPipeline:
                 self._retire(state)
             else:
                 self.runs[run_id] = state
-                for news in reports_about_nodes(run_id, fresh, self.nodes, self._removed):
-                    self.post(news)
+                for about_node in reports_about_nodes(run_id, fresh, self.nodes, self._removed):
+                    self.post(about_node)
             self._set_deadline(run_id, wake_at)
         self._aside.stored(turn.states.keys())
         for report in turn.held:

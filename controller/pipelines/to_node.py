@@ -26,7 +26,7 @@ class RetryLater(Exception):
     """The node could not do it now; the message says why."""
 
 
-class Secrets(Protocol):
+class SecretSource(Protocol):
     """The stored secrets of users."""
 
     def value(self, user: str, name: str) -> str:
@@ -42,7 +42,7 @@ class AttemptContext(msgspec.Struct, frozen=True):
     masked: tuple[str, ...] = ()
     """Values of stored secrets, once `with_secrets` has filled them in."""
 
-    def with_secrets(self, secrets: Secrets) -> AttemptContext:
+    def with_secrets(self, secrets: SecretSource) -> AttemptContext:
         """Return the context with the values of the secrets that its job names: what it makes goes
         to the node, and is neither stored nor shown. Raises SecretMissing."""
         user = self.state.run.user

@@ -6,8 +6,6 @@ follows. A repeated request changes nothing more.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from controller.lifecycle.model import Attempt, Group, Job, RunState
 from controller.lifecycle.reasons import RunReason
 from controller.lifecycle.reports import (
@@ -24,15 +22,11 @@ from controller.lifecycle.reports import (
 from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, AttemptStatus, RunStatus
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.errors import Conflict, Invalid, NotFound
-from controller.service.job_access import find_job
+from controller.service.job_access import Runs, find_job
 from controller.service.users import require_control
 from controller.store.base import User
 
 MOST_NODES = 10_000
-
-
-class Runs(Protocol):
-    async def get(self, key: str) -> RunState: ...
 
 
 class ActionService:

@@ -151,6 +151,8 @@ class PortUnusable(ServiceError):
 
 
 class Runs(Protocol):
+    """Finds the run that a user names by id or name."""
+
     async def get(self, key: str) -> RunState: ...
 
 

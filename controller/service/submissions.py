@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterable
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -36,6 +36,7 @@ from controller.service.errors import (
     Unavailable,
     Unprocessable,
 )
+from controller.service.job_access import Runs
 from controller.service.secrets import SecretService
 from controller.service.ssh_keys import user_keys
 from controller.service.users import require_band, require_control, sees_all
@@ -155,10 +156,6 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     user: User
     submission: Submission
     parent: RunState | None
-
-
-class Runs(Protocol):
-    async def get(self, key: str) -> RunState: ...
 
 
 class SubmissionService:

@@ -23,7 +23,7 @@ from runner.code.tree import unpack
 from runner.errors import CannotStart
 from runner.processes.identity import Identity
 from runner.processes.launch import make_folder, place_of
-from runner.schemas import Files, IfExists, Repo, RepoCredentials, SubmitRequest
+from runner.schemas import Files, IfFolderExists, Repo, RepoCredentials, SubmitRequest
 
 MOST_BYTES = 8 << 30
 """The largest size of one blob."""
@@ -130,7 +130,7 @@ class CodePreparer:
                 return True
         except OSError as error:
             raise CannotStart(f"{target!r} cannot be read: {error.strerror}") from error
-        if repo.if_exists is IfExists.SKIP:
+        if repo.if_exists is IfFolderExists.SKIP:
             return False
         raise CannotStart(
             f"{target!r} is not empty: give the repository another `path`, or `if_exists: skip` to"

@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 
-class IfExists(StrEnum):
+class IfFolderExists(StrEnum):
     """The reaction to a repository's folder that exists and is not empty."""
 
     ERROR = "error"
@@ -34,7 +34,7 @@ class Repo(msgspec.Struct, frozen=True, kw_only=True):
     commit: str | None = None
     diff: str | None = None
     archive: str | None = None
-    if_exists: IfExists = IfExists.ERROR
+    if_exists: IfFolderExists = IfFolderExists.ERROR
 
 
 class RepoCredentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ __all__ = [
     "EnvStyle",
     "Files",
     "GangInfo",
-    "IfExists",
+    "IfFolderExists",
     "Repo",
     "RepoCredentials",
 ]

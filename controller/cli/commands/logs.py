@@ -21,7 +21,7 @@ from controller.cli.commands.options import seconds_of
 from controller.cli.errors import EXIT_USAGE, CliError
 from controller.cli.follow import next_of, of_what_is_kept
 from fairlead import settings
-from fairlead.follow import News, follow_log, unread
+from fairlead.follow import Outages, follow_log, unread
 from fairlead.progress import job_name
 from fairlead.rest import ControllerClient
 
@@ -87,7 +87,7 @@ def logs(
         offset = start.offset(client.stored_frames(run, job=key, attempt=attempt))
     if follow and state is not None and not _is_past(state, key, attempt):
         attempt_id = chosen_attempt(state, key, attempt)
-        frames = follow_log(client, state.id, attempt_id, offset, News(output.note))
+        frames = follow_log(client, state.id, attempt_id, offset, Outages(output.note))
     else:
         stored = client.stored_frames(run, job=key, attempt=attempt, offset=offset)
         frames = unread(stored, offset)
@@ -148,9 +148,9 @@ def _of_all(
     client: ControllerClient, run: RunView, *, follow: bool, start: Start, timestamps: bool
 ) -> None:
     """Print each job's latest attempt: stored logs job by job, followed logs as they come."""
-    news = News(output.note)
+    outages = Outages(output.note)
     works = [
-        partial(_carry, client, run.id, job, news if follow else None, start, timestamps)
+        partial(_carry, client, run.id, job, outages if follow else None, start, timestamps)
         for job in run.jobs
         if job.attempts
     ]
@@ -180,29 +180,29 @@ def _carry(
     client: ControllerClient,
     run_id: str,
     job: JobView,
-    news: News | None,
+    outages: Outages | None,
     start: Start,
     timestamps: bool,
 ) -> None:
-    """Print one log; `news` None: only what is stored now."""
+    """Print one log; `outages` None: only what is stored now."""
     attempt_id = job.attempts[-1].id
     writer = output.log_writer(job_name(job), alone=False, timestamps=timestamps)
-    for frame in of_what_is_kept(_frames(client, run_id, attempt_id, news, start), output.note):
+    for frame in of_what_is_kept(_frames(client, run_id, attempt_id, outages, start), output.note):
         writer.write(frame)
     writer.close()
 
 
 def _frames(
-    client: ControllerClient, run_id: str, attempt_id: str, news: News | None, start: Start
+    client: ControllerClient, run_id: str, attempt_id: str, outages: Outages | None, start: Start
 ) -> Iterator[Frame]:
     """Yield the frames of one log from its start on."""
     at = 0
     if start.is_given:
         at = start.offset(client.stored_frames(run_id, attempt=attempt_id))
-    if news is None:
+    if outages is None:
         yield from unread(client.stored_frames(run_id, attempt=attempt_id, offset=at), at)
     else:
-        yield from follow_log(client, run_id, attempt_id, at, news)
+        yield from follow_log(client, run_id, attempt_id, at, outages)
 
 
 def chosen_attempt(run: RunView, job: str | None, attempt: str | None) -> str:

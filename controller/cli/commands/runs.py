@@ -29,7 +29,7 @@ from controller.cli.errors import CliError
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead import settings
 from fairlead.errors import ApiError
-from fairlead.follow import News, follow_events, patiently
+from fairlead.follow import Outages, follow_events, patiently
 from fairlead.progress import grants, job_name, why
 from fairlead.rest import ControllerClient, decode, run_path
 from shim.schemas import GpuMetrics
@@ -295,15 +295,15 @@ def events(
 
 
 def _follow_events(client: ControllerClient, run: str | None, after: int, json: bool) -> None:
-    news = News(output.note)
+    outages = Outages(output.note)
     run_id = None if run is None else client.run(run).id
     names: dict[str, str] = {}
-    for event in follow_events(client, run_id, after, news):
+    for event in follow_events(client, run_id, after, outages):
         if json:
             output.emit_json(msgspec.json.encode(event))
             continue
         if event.attempt_id is not None and event.attempt_id not in names:
-            names |= patiently(news, partial(_names_of, client, event.run_id))
+            names |= patiently(outages, partial(_names_of, client, event.run_id))
         output.emit("  ".join(cell for cell in _event_cells(event, names) if cell))
 
 

@@ -14,7 +14,7 @@ from controller.cli.commands.options import Json
 from controller.lifecycle.services.policy import DeploymentState
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from fairlead import settings
-from fairlead.follow import News, patiently
+from fairlead.follow import Outages, patiently
 from fairlead.rest import ControllerClient, decode, service_path
 
 _PAUSE_SECONDS = 0.5
@@ -180,9 +180,11 @@ def _follow_rollout(
     client: ControllerClient, service_id: str, number: int
 ) -> tuple[ServiceView, int]:
     """Wait until this deployment is rolled out or is not going to be; say so."""
-    news, told = News(output.note), ""
+    outages, told = Outages(output.note), ""
     while True:
-        found = patiently(news, lambda: decode(client.get(service_path(service_id)), ServiceView))
+        found = patiently(
+            outages, lambda: decode(client.get(service_path(service_id)), ServiceView)
+        )
         deployment = next((one for one in found.deployments if one.number == number), None)
         if deployment is None or found.status in FINAL_RUN_STATUSES:
             output.note(f"{found.name}: {found.status}; deployment {number} was not rolled out")

@@ -22,7 +22,7 @@ from controller.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CliError
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead import settings
 from fairlead.errors import ApiError, ConnectionLost
-from fairlead.follow import FIRST_WAIT_SECONDS, News, follow_run
+from fairlead.follow import FIRST_WAIT_SECONDS, Outages, follow_run
 from fairlead.progress import step_of, why
 from fairlead.rest import ControllerClient, decode, run_path
 from fairlead.ssh_keys import public_keys
@@ -109,7 +109,7 @@ def _interactive(file: Path, env: tuple[str, ...], environ: Mapping[str, str]) -
 def _await_running(client: ControllerClient, run: RunView) -> None:
     shown = display()
     try:
-        for told in follow_run(client, run.id, News(output.note)):
+        for told in follow_run(client, run.id, Outages(output.note)):
             assert told.run is not None
             if told.run.status in FINAL_RUN_STATUSES:
                 raise CliError(f"{run.name}: {told.run.status}: {why(told.run)}")

@@ -11,7 +11,7 @@ from fairlead.errors import ApiError, ConnectionLost, FairleadError
 from fairlead.follow import (
     GIVE_UP_SECONDS,
     LONGEST_WAIT_SECONDS,
-    News,
+    Outages,
     Patience,
     patiently,
     unread,
@@ -36,7 +36,7 @@ class Days:
 
 def test_waits_grow_with_jitter_up_to_a_limit_and_begin_anew_when_found() -> None:
     waits: list[float] = []
-    patience = Patience(News(lambda _: None), waits.append)
+    patience = Patience(Outages(lambda _: None), waits.append)
     for _ in range(12):
         patience.lost(AWAY)
     patience.found()
@@ -49,8 +49,8 @@ def test_waits_grow_with_jitter_up_to_a_limit_and_begin_anew_when_found() -> Non
 
 def test_two_who_wait_tell_once_that_the_controller_is_away_and_back() -> None:
     told: list[str] = []
-    news = News(told.append)
-    first, second = Patience(news, lambda _: None), Patience(news, lambda _: None)
+    outages = Outages(told.append)
+    first, second = Patience(outages, lambda _: None), Patience(outages, lambda _: None)
     first.lost(AWAY)
     second.lost(AWAY)
     second.found()
@@ -65,7 +65,7 @@ def lose_for_ever(patience: Patience) -> None:
 
 def test_a_controller_that_stays_away_is_given_up_and_one_that_comes_back_is_not() -> None:
     days = Days()
-    patience = Patience(News(lambda _: None), days.sleep, days.clock)
+    patience = Patience(Outages(lambda _: None), days.sleep, days.clock)
     for _ in range(200):
         patience.lost(AWAY)
         patience.found()
@@ -78,14 +78,14 @@ def test_a_controller_that_stays_away_is_given_up_and_one_that_comes_back_is_not
 @pytest.mark.parametrize("passing", [AWAY, ApiError(503, "store_unavailable", "later", None)])
 def test_a_passing_error_is_tried_again_in_a_patient_context(passing: FairleadError) -> None:
     waits: list[float] = []
-    with Patience(News(lambda _: None), waits.append):
+    with Patience(Outages(lambda _: None), waits.append):
         raise passing
     assert len(waits) == 1
 
 
 def test_a_refusal_ends_a_patient_context_at_once() -> None:
     refusal = ApiError(404, "not_found", "there is no run x", None)
-    with pytest.raises(ApiError, match="no run x"), Patience(News(lambda _: None)):
+    with pytest.raises(ApiError, match="no run x"), Patience(Outages(lambda _: None)):
         raise refusal
 
 
@@ -99,7 +99,7 @@ def test_a_question_is_asked_until_it_is_answered() -> None:
             raise answer
         return answer
 
-    assert patiently(News(told.append), ask) == "yes"
+    assert patiently(Outages(told.append), ask) == "yes"
     assert told == ["away; trying again", "the controller is back"]
 
 

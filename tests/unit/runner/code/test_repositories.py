@@ -20,7 +20,7 @@ from runner.code.prepare import CodePreparer, CodeStore
 from runner.errors import CannotStart
 from runner.processes.scratch import Scratch
 from runner.processes.spawn import Children
-from runner.schemas import IfExists, Repo, RepoCredentials, SubmitRequest
+from runner.schemas import IfFolderExists, Repo, RepoCredentials, SubmitRequest
 from runner.validation import wanted_blobs
 from tests.support.git_server import GitServer, commit, git, serving
 from tests.unit.runner.code.hostile import file, tar
@@ -411,7 +411,7 @@ async def test_a_folder_that_is_not_empty_is_refused_or_left_alone(
     url = server.url("project")
     with pytest.raises(CannotStart, match="is not empty"):
         await prepared(tmp_path, my_git, Repo(path="r", url=url, branch="main"))
-    skipped = Repo(path="r", url=url, branch="main", if_exists=IfExists.SKIP)
+    skipped = Repo(path="r", url=url, branch="main", if_exists=IfFolderExists.SKIP)
     made = await prepared(tmp_path, my_git, skipped)
     assert contents(made) == {"mine": (0, b"mine")}
     assert server.requests == []
