@@ -11,8 +11,10 @@ import msgspec
 import sqlalchemy as sa
 
 from controller.lifecycle.events import Event
+from controller.lifecycle.inventory import NodeAddress
 from controller.lifecycle.model import Allocation, Attempt, Band, Fleet, Node, Role, RunState, Use
 from controller.lifecycle.statuses import RunStatus
+from gateway.schemas import Certificate
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +63,19 @@ class StoredSecret(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"StoredSecret(user={self.user!r}, name={self.name!r})"
+
+
+class Gateway(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine through which services are reached: each at its own host name below `domain`."""
+
+    name: str
+    domain: str
+    address: NodeAddress
+    """Its agent; `shim_socket` is the agent's socket."""
+    certificate: Certificate = Certificate()
+    is_default: bool = False
+    """Services that name no gateway use it."""
+    created_at: float
 
 
 TOKEN_PREFIX = "fl_"
@@ -167,6 +182,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Allocations that finished runs still occupy (held or orphaned)."""
     fleets: tuple[Fleet, ...] = ()
     service_keys: tuple[ServiceKey, ...] = ()
+    gateways: tuple[Gateway, ...] = ()
     past_use: tuple[Use, ...] = ()
     """Use within `USE_SECONDS` by allocations that are in none of `runs`."""
     secrets: tuple[StoredSecret, ...] = ()
@@ -194,6 +210,8 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     removed_service_keys: tuple[str, ...] = ()
     secrets: tuple[StoredSecret, ...] = ()
     removed_secrets: tuple[str, ...] = ()
+    gateways: tuple[Gateway, ...] = ()
+    removed_gateways: tuple[str, ...] = ()
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from controller.store.rows import (
     ATTEMPT,
     EVENT,
     FLEET,
+    GATEWAY,
     JOB,
     NODE,
     RUN,
@@ -61,6 +62,7 @@ def snapshot(connection: sa.Connection, *, used_since: float) -> Snapshot:
             for row in _rows(connection, sa.select(schema.fleets).order_by(schema.fleets.c.name))
         ),
         past_use=tuple(_past_use(connection, used_since, runs)),
+        gateways=tuple(map(GATEWAY.value, _rows(connection, sa.select(schema.gateways)))),
         secrets=tuple(map(SECRET.value, _rows(connection, sa.select(schema.secrets)))),
     )
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from controller.lifecycle.events import Event
 from controller.lifecycle.model import Allocation, Attempt, Fleet, Job, Node, Run
 from controller.store import schema
-from controller.store.base import ServiceKey, StoredSecret, StoredToken, User
+from controller.store.base import Gateway, ServiceKey, StoredSecret, StoredToken, User
 
 T = TypeVar("T", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
@@ -105,4 +105,5 @@ USER = RowCodec(User, schema.users)
 TOKEN = RowCodec(StoredToken, schema.tokens)
 SERVICE_KEY = RowCodec(ServiceKey, schema.service_keys)
 SECRET = RowCodec(StoredSecret, schema.secrets)
+GATEWAY = RowCodec(Gateway, schema.gateways)
 EVENT = RowCodec(Event, schema.events)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from controller.store.base import StoreUnusable
 
-SCHEMA_VERSION = "0003"
+SCHEMA_VERSION = "0004"
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -118,6 +118,14 @@ secrets = sa.Table(
     _text("sealed", nullable=False),
     _time("created_at", nullable=False),
     _time("updated_at", nullable=False),
+)
+gateways = sa.Table(
+    "gateways",
+    metadata,
+    _id("name"),
+    _text("domain", nullable=False),
+    _time("created_at", nullable=False),
+    _rest(),
 )
 fleets = sa.Table(
     "fleets",

@@ -22,6 +22,7 @@ from controller.store.rows import (
     ATTEMPT,
     EVENT,
     FLEET,
+    GATEWAY,
     JOB,
     NODE,
     RUN,
@@ -102,6 +103,8 @@ def write(connection: sa.Connection, changes: Changes) -> None:
     delete(connection, schema.service_keys.c.id, changes.removed_service_keys)
     _upsert(connection, SECRET, "id", changes.secrets)
     delete(connection, schema.secrets.c.id, changes.removed_secrets)
+    _upsert(connection, GATEWAY, "name", changes.gateways)
+    delete(connection, schema.gateways.c.name, changes.removed_gateways)
     if changes.events:
         rows = [EVENT.row(event) for event in changes.events]
         connection.execute(schema.events.insert(), rows)

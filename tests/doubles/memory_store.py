@@ -31,6 +31,7 @@ from controller.store.base import (
     USE_SECONDS,
     Boot,
     Changes,
+    Gateway,
     LeaseHeld,
     LeaseLost,
     ServiceKey,
@@ -123,6 +124,7 @@ class MemoryDatabase:
         self.tokens: dict[str, StoredToken] = {}
         self.service_keys: dict[str, ServiceKey] = {}
         self.secrets: dict[str, StoredSecret] = {}
+        self.gateways: dict[str, Gateway] = {}
         self.events: list[StoredEvent] = []
         self.last_seq = 0
 
@@ -172,6 +174,7 @@ class MemoryStore:
             fleets=tuple(sorted(database.fleets.values(), key=lambda fleet: fleet.name)),
             past_use=tuple(self._past_use(runs)),
             secrets=tuple(database.secrets.values()),
+            gateways=tuple(database.gateways.values()),
         )
 
     def _past_use(self, runs: Iterable[RunState]) -> Iterator[Use]:
@@ -222,6 +225,8 @@ class MemoryStore:
             {secret.id: secret for secret in changes.secrets},
             (*changes.removed_secrets, *left),
         )
+        named = {gateway.name: gateway for gateway in changes.gateways}
+        _put(database.gateways, named, changes.removed_gateways)
         first = database.last_seq + 1
         database.last_seq += len(changes.events)
         database.events += [

@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.lifecycle.inventory import NodeAddress
 from controller.lifecycle.model import Band, Fleet, Role, Use
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
 from controller.store.base import (
     Changes,
+    Gateway,
     LeaseHeld,
     ServiceKey,
     Store,
@@ -26,6 +28,7 @@ from controller.store.base import (
     StoreUnavailable,
     User,
 )
+from gateway.schemas import Certificate
 from tests.doubles.failing_stores import Crash, CrashAfterCommit
 from tests.unit.store.samples import (
     a_node,
@@ -235,6 +238,25 @@ class StoreContract(Opened):
         assert sorted(secrets, key=lambda secret: secret.id) == [own, changed]
         await store.commit(Changes(removed_users=("ada",)))
         assert (await store.load()).secrets == (changed,)
+
+    async def test_gateways_come_back_change_and_go(self, store: Store) -> None:
+        address = NodeAddress(shim_socket="/a.sock", host="gate", port=22, host_key="ssh-ed25519 A")
+        certificate = Certificate(kind="files", cert="/c.pem", key="/k.pem")
+        kept, gone = (
+            Gateway(
+                name=name,
+                domain=f"{name}.example.com",
+                address=address,
+                certificate=certificate,
+                created_at=1.0,
+            )
+            for name in ("main", "old")
+        )
+        await store.commit(Changes(gateways=(kept, gone)))
+        changed = msgspec.structs.replace(kept, domain="apps.example.com", is_default=True)
+        await store.commit(Changes(gateways=(changed,), removed_gateways=("old",)))
+
+        assert (await store.load()).gateways == (changed,)
 
     async def test_a_user_is_removed_with_the_tokens_and_a_token_alone(self, store: Store) -> None:
         ada, bob = (User(name=name, role=Role.USER, created_at=1.0) for name in ("ada", "bob"))
