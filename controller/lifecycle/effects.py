@@ -49,6 +49,9 @@ class EffectKind(StrEnum):
     ProbeSeen."""
     WATCH_USE = "watch_use"
     """Look again and again whether a dev environment is in use → InactivitySeen."""
+    REGISTER_REPLICA = "register_replica"
+    """Expose the replica's port on its node, and have its gateway confirm it → ReplicaRegistered
+    or RegistrationFailed."""
     DRAIN_REPLICA = "drain_replica"
     """Wait until no request is in flight at a replica that gets no new ones → ReplicaDrained."""
     RELEASE_ALLOCATION = "release_allocation"
@@ -84,7 +87,7 @@ def _kinds(state: RunState, attempt: Attempt, now: float) -> tuple[EffectKind, .
         case AttemptStatus.RUNNING:
             following = (EffectKind.FOLLOW_RUNNER, *_collecting(attempt), *_interrupting(attempt))
             following = (*following, *_suspending(state.run, attempt), *_watching(state, attempt))
-            return (*following, *_probing(state, attempt))
+            return (*following, *_probing(state, attempt), *_registering(attempt))
         case AttemptStatus.TERMINATING if not attempt.container_gone:
             return _stopping_kinds(attempt, now)
         case AttemptStatus.TERMINATING:
@@ -135,6 +138,11 @@ def _probing(state: RunState, attempt: Attempt) -> tuple[EffectKind, ...]:
         return ()
     over = [is_over(probe, seen) for probe, seen in zip(probes, attempt.probes, strict=False)]
     return () if over and all(over) else (EffectKind.PROBE_REPLICA,)
+
+
+def _registering(attempt: Attempt) -> tuple[EffectKind, ...]:
+    waits = attempt.registering_since is not None and attempt.exposed_socket is None
+    return (EffectKind.REGISTER_REPLICA,) if waits else ()
 
 
 def _collecting(attempt: Attempt) -> tuple[EffectKind, ...]:

@@ -29,7 +29,9 @@ from controller.lifecycle.reports import (
     OutputsCollected,
     Placed,
     ProbeSeen,
+    RegistrationFailed,
     ReplicaDrained,
+    ReplicaRegistered,
     Report,
     RunnerExited,
     RunnerStarted,
@@ -58,6 +60,8 @@ _ORDER: dict[type, int] = {
     FreedAllocationLost: 11,
     ProbeSeen: 6,
     InactivitySeen: 6,
+    RegistrationFailed: 6,
+    ReplicaRegistered: 7,
     ReplicaDrained: 11,
     NominationEnded: 12,
     Nominated: 13,
@@ -108,10 +112,15 @@ def _apply_one(draft: Draft, report: Report) -> None:
             allocations.released_by_shim(draft, report.allocation_id)
         case ProbeSeen():
             readiness.note_probe(draft, report)
+        case ReplicaRegistered():
+            readiness.note_registration(draft, report)
+        case RegistrationFailed():
+            readiness.note_failed_registration(draft, report)
         case ReplicaDrained():
             readiness.drained(draft, report)
         case ControllerStarted():
             rollout.start_timeout_anew(draft)
+            readiness.start_registrations_anew(draft)
         case InactivitySeen():
             inactivity.note(draft, report)
         case FreedAllocationLost():

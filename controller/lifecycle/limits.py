@@ -150,7 +150,11 @@ def deadline(run: Run, attempt: Attempt) -> Deadline | None:
         case AttemptStatus.PULLING:
             return _waiting_runner(run, attempt)
         case AttemptStatus.RUNNING:
-            return _interruption(run, attempt) or _probes_failed(run, attempt)
+            return (
+                _interruption(run, attempt)
+                or _probes_failed(run, attempt)
+                or _registration(run, attempt)
+            )
         case _:
             return None
 
@@ -195,6 +199,8 @@ def limit_began_at(attempt: Attempt) -> float | None:
     failing = _first_failing(attempt)
     if attempt.status is AttemptStatus.RUNNING and failing is not None:
         return failing.since
+    if attempt.status is AttemptStatus.RUNNING and attempt.registering_since is not None:
+        return attempt.registering_since
     return start_limit_began_at(attempt)
 
 
@@ -269,6 +275,21 @@ def _probes_failed(run: Run, attempt: Attempt) -> Deadline | None:
         reason=Reason.PROBES_FAILED,
         name="unhealthy_after",
         message=f"its probes failed for {limit:g} s{why}",
+    )
+
+
+def _registration(run: Run, attempt: Attempt) -> Deadline | None:
+    """Return when a replica ends that its gateway does not confirm (rule 8.13)."""
+    since = attempt.registering_since
+    if since is None or attempt.exposed_socket is not None or run.service is None:
+        return None
+    limit = run.policy.limits.gateway
+    why = f": {attempt.registering_error}" if attempt.registering_error else ""
+    return Deadline(
+        at=since + attempt.limit_paused_total + limit,
+        reason=Reason.GATEWAY_ERROR,
+        name="gateway",
+        message=f"the gateway {run.service.gateway} did not confirm it within {limit:g} s{why}",
     )
 
 

@@ -91,6 +91,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     node_lost_after: float = 300.0
     drain: float = 60.0
     """Seconds that the requests of a replica have to end before the replica is asked to stop."""
+    gateway: float = 300.0
+    """Seconds that a gateway has to confirm a replica that is ready."""
     reincarnation_timeout: float = 600.0
     short_life: float = 60.0
     waits: tuple[float, ...] = (0.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -351,6 +353,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it gets traffic; None: it gets none."""
     was_registered: bool = False
     """It got traffic once."""
+    registering_since: float | None = None
+    """Since when it is ready and waits for its service's gateway; None: it does not wait."""
+    registering_error: str | None = None
+    """Why the last try to register it failed, as a sentence."""
+    exposed_socket: str | None = None
+    """The socket on its node at which the gateway reaches its port; None: the gateway has not
+    confirmed it."""
     inactive_since: float | None = None
     """Since when a dev environment with an `inactivity_duration` is not in use; None: it is, or
     nothing is known yet."""

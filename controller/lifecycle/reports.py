@@ -83,6 +83,18 @@ class ProbeSeen(_AttemptReport, frozen=True, kw_only=True):
     """Why it failed, as a sentence."""
 
 
+class ReplicaRegistered(_AttemptReport, frozen=True, kw_only=True):
+    """The gateway of its service sends requests to the replica, through this socket of its node."""
+
+    socket: str
+
+
+class RegistrationFailed(_AttemptReport, frozen=True, kw_only=True):
+    """A try to register the replica with its gateway failed; it is repeated."""
+
+    why: str
+
+
 class ReplicaDrained(_AttemptReport, frozen=True, kw_only=True):
     """No request is in flight at a replica that gets no new ones."""
 
@@ -313,6 +325,8 @@ Report = (
     | JobAbandonRequested
     | JobInterruptRequested
     | ProbeSeen
+    | ReplicaRegistered
+    | RegistrationFailed
     | ReplicaDrained
     | InactivitySeen
     | ReplicasWanted

@@ -97,6 +97,8 @@ class ServicePolicy(msgspec.Struct, frozen=True, kw_only=True):
     rate_limits: tuple[RateLimit, ...] = ()
     auth: bool = True
     https: Https = Https.AUTO
+    gateway: str | None = None
+    """The gateway at which it is reached too; None: the controller's proxy alone."""
     strip_prefix: bool = True
     model: str | None = None
     """Its name under the OpenAI-compatible endpoint."""

@@ -1,20 +1,25 @@
 """Readiness decides which replicas get traffic (docs/rules.md 8.2).
 
 A replica is registered once its job is RUNNING and its probes pass, and unregistered as soon as one
-of these ends. An attempt that got traffic has time for the requests in flight before its container
-is asked to stop.
+of these ends. Where its service has a gateway, the gateway must have confirmed it too (8.13). An
+attempt that got traffic has time for the requests in flight before its container is asked to stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from controller.lifecycle.draft import Draft
 from controller.lifecycle.events import EventKind
 from controller.lifecycle.model import Attempt, Job
-from controller.lifecycle.reports import ProbeSeen, ReplicaDrained
+from controller.lifecycle.reports import (
+    ProbeSeen,
+    RegistrationFailed,
+    ReplicaDrained,
+    ReplicaRegistered,
+)
 from controller.lifecycle.services.policy import Probe, ProbeResult
 from controller.lifecycle.statuses import AttemptStatus
 
@@ -96,12 +101,60 @@ def why_not_ready(job: Job, attempt: Attempt | None) -> str | None:
         result = attempt.probes[number]
         if result.in_a_row < probe.ready_after:
             return result.message or f"probe {number} has not passed often enough yet"
-    return "its service is not told of it yet"
+    if attempt.registering_since is None:
+        return "its service is not told of it yet"
+    why = attempt.registering_error
+    return f"its gateway has not confirmed it yet{f': {why}' if why else ''}"
 
 
 def is_registered(job: Job) -> bool:
     """Return whether the replica gets traffic, by the committed facts."""
     return bool(job.attempts) and job.attempts[-1].registered_at is not None
+
+
+def note_registration(draft: Draft, report: ReplicaRegistered) -> None:
+    """Record that the gateway of the service has confirmed the replica."""
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is not None and attempt.registering_since is not None:
+        draft.change_attempt(attempt, exposed_socket=report.socket, registering_error=None)
+
+
+def note_failed_registration(draft: Draft, report: RegistrationFailed) -> None:
+    """Record why the replica is not confirmed. The same reason again changes nothing."""
+    attempt = draft.attempt(report.attempt_id)
+    if attempt is not None and attempt.registering_since is not None:
+        draft.change_attempt(attempt, registering_error=report.why)
+
+
+def _has_gateway(draft: Draft) -> bool:
+    return draft.run.service is not None and draft.run.service.gateway is not None
+
+
+def _begin_registration(draft: Draft, attempt: Attempt) -> Attempt:
+    """Give the gateway its whole time to confirm the replica."""
+    if attempt.registering_since is not None:
+        return attempt
+    since = None if attempt.limit_paused_since is None else draft.now
+    return draft.change_attempt(
+        attempt,
+        registering_since=draft.now,
+        limit_paused_since=since,
+        limit_paused_total=0.0,
+    )
+
+
+def start_registrations_anew(draft: Draft) -> None:
+    """Give gateways their whole time again: a controller that was away asked none."""
+    for attempt in draft.live():
+        if attempt.registering_since is not None and attempt.exposed_socket is None:
+            draft.change_attempt(attempt, registering_since=draft.now, limit_paused_total=0.0)
+
+
+_UNCONFIRMED: Mapping[str, None] = {
+    "registering_since": None,
+    "registering_error": None,
+    "exposed_socket": None,
+}
 
 
 def settle(draft: Draft) -> None:
@@ -114,9 +167,15 @@ def settle(draft: Draft) -> None:
         running = running and not (attempt.runner_exited or attempt.container_gone)
         ready = running and probes_pass(job, attempt)
         attempt = draft.change_attempt(attempt, ready=ready)
+        if not ready and attempt.registering_since is not None:
+            attempt = draft.change_attempt(attempt, **_UNCONFIRMED)
         if ready and attempt.registered_at is None:
+            if _has_gateway(draft) and attempt.exposed_socket is None:
+                _begin_registration(draft, attempt)
+                continue
             changed = draft.change_attempt(attempt, registered_at=draft.now, was_registered=True)
-            draft.note(EventKind.TRAFFIC, changed, "probes", to_status="registered")
+            cause = "probes" if attempt.exposed_socket is None else "gateway"
+            draft.note(EventKind.TRAFFIC, changed, cause, to_status="registered")
         elif not ready and attempt.registered_at is not None:
             changed = draft.change_attempt(attempt, registered_at=None)
             why = why_not_ready(job, changed)

@@ -24,7 +24,9 @@ from controller.lifecycle.reports import (
     ControllerStarted,
     DeployRequested,
     ProbeSeen,
+    RegistrationFailed,
     ReplicaDrained,
+    ReplicaRegistered,
     ReplicasWanted,
     Report,
     RollbackRequested,
@@ -42,6 +44,7 @@ from controller.lifecycle.services.policy import (
     Serves,
     ServicePolicy,
 )
+from controller.lifecycle.services.readiness import why_not_ready
 from controller.lifecycle.services.scaling import Load
 from controller.lifecycle.statuses import AttemptStatus, RunStatus
 from controller.lifecycle.submission import PlannedGroup, new_run
@@ -64,6 +67,7 @@ class ServicePlay(Play):
         retry: RetryPolicy = RETRY,
         surge: int = 1,
         unhealthy_after: float | None = None,
+        gateway: str | None = None,
     ) -> None:
         super().__init__()
         spec = replace(SPEC, serves=Serves(port=80, probes=(probe or Probe(),)))
@@ -79,7 +83,11 @@ class ServicePlay(Play):
             type=RunType.SERVICE,
             policy=RunPolicy(retry=retry),
             service=ServicePolicy(
-                port=80, groups=(group,), surge=surge, unhealthy_after=unhealthy_after
+                port=80,
+                groups=(group,),
+                surge=surge,
+                unhealthy_after=unhealthy_after,
+                gateway=gateway,
             ),
         )
         self.events.clear()
@@ -98,6 +106,16 @@ class ServicePlay(Play):
 
     def ready(self, n: int = 0) -> Self:
         return self.to_running(n, f"n{n}").probe(n)
+
+    def confirmed(self, n: int = 0) -> Self:
+        """The gateway sends requests to the replica."""
+        attempt_id = self.attempt(n).id
+        report = ReplicaRegistered(run_id=self.run_id, attempt_id=attempt_id, socket="/exposed")
+        return self.send(report)
+
+    def not_confirmed(self, why: str) -> Self:
+        attempt_id = self.attempt().id
+        return self.send(RegistrationFailed(run_id=self.run_id, attempt_id=attempt_id, why=why))
 
     def drained(self, n: int = 0) -> Self:
         return self.send(ReplicaDrained(run_id=self.run_id, attempt_id=self.attempt(n).id))
@@ -500,3 +518,65 @@ def test_latency_and_concurrency_are_tracked_too() -> None:
     latency, concurrency = replace(GROUP, scaling=slow), replace(GROUP, scaling=busy)
     assert wanted(2, Load(covered=60.0, rps=9.0, latency_p95=1.0), group=latency) == 4
     assert wanted(1, Load(covered=60.0, in_flight=5.0), group=concurrency) == 3
+
+
+def test_a_replica_behind_a_gateway_is_registered_once_the_gateway_confirms_it() -> None:
+    play = ServicePlay(1, gateway="main").ready()
+    assert play.in_traffic == []
+    assert EffectKind.REGISTER_REPLICA in play.wanted()
+    assert why_not_ready(play.state.jobs[0], play.attempt()) == (
+        "its gateway has not confirmed it yet"
+    )
+
+    play.confirmed()
+
+    assert play.in_traffic == ["v1"]
+    assert EffectKind.REGISTER_REPLICA not in play.wanted()
+
+
+def test_a_replica_whose_probe_failed_must_be_confirmed_by_its_gateway_again() -> None:
+    play = ServicePlay(1, gateway="main").ready().confirmed().probe(passed=False)
+    assert (play.in_traffic, play.attempt().exposed_socket) == ([], None)
+
+    play.probe()
+
+    assert play.in_traffic == []
+    assert play.confirmed().in_traffic == ["v1"]
+
+
+def test_a_confirmation_that_comes_too_late_changes_nothing() -> None:
+    play = ServicePlay(1, gateway="main").ready().probe(passed=False)
+
+    assert play.confirmed().attempt().exposed_socket is None
+
+
+def test_a_replica_that_its_gateway_does_not_confirm_ends_and_is_tried_again() -> None:
+    play = ServicePlay(1, gateway="main").ready().not_confirmed("the gateway main is away")
+    assert play.wait(299.0).attempt().reason is None
+
+    first = play.wait(1.0).attempt()
+
+    assert first.reason is Reason.GATEWAY_ERROR
+    assert first.message == (
+        "the gateway main did not confirm it within 300 s: the gateway main is away"
+    )
+    assert play.clean().state.run.status is not RunStatus.TERMINATING
+    assert len(play.state.jobs[0].attempts) == 2
+
+
+def test_a_controller_that_begins_gives_the_gateway_its_whole_time_again() -> None:
+    play = ServicePlay(1, gateway="main").ready().wait(200.0)
+    play.send(ControllerStarted(run_id=play.run_id)).wait(250.0)
+    assert play.attempt().reason is None
+
+    assert play.wait(50.0).attempt().reason is Reason.GATEWAY_ERROR
+
+
+def test_an_old_replica_stays_until_the_gateway_has_confirmed_its_successor() -> None:
+    play = ServicePlay(1, gateway="main").ready().confirmed().deploy("new")
+    play.ready(1)
+    assert play.in_traffic == ["v1"]
+
+    play.confirmed(1)
+
+    assert play.in_traffic == ["new"]
