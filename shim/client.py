@@ -7,7 +7,7 @@ or a channel of an SSH connection). A refusal raises `ShimError`, a lost connect
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -25,8 +25,11 @@ from shim.schemas import (
     AllocationInfo,
     DrainRequest,
     Event,
+    ExposedPort,
+    ExposeRequest,
     Fence,
     Finding,
+    GatewayKeys,
     Health,
     NodeInfo,
     NodeMetrics,
@@ -147,6 +150,19 @@ class ShimClient:
         end."""
         headers = _fence_headers(run_id, fence, incarnation)
         return await self._ask("POST", f"/v1/tasks/{task_id}/terminate", TaskInfo, order, headers)
+
+    async def expose(
+        self, task_id: str, port: int, *, run_id: str, fence: Fence, incarnation: int = 0
+    ) -> ExposedPort:
+        """Let gateways reach a port of a running task; durable when this returns. Raises ShimError
+        `no_gateways` on a node that lends them nothing."""
+        headers = _fence_headers(run_id, fence, incarnation)
+        body = ExposeRequest(port=port)
+        return await self._ask("PUT", f"/v1/tasks/{task_id}/exposed", ExposedPort, body, headers)
+
+    async def put_gateways(self, keys: Iterable[str]) -> None:
+        """Let gateways with exactly these keys log in."""
+        await self._ask("PUT", "/v1/node/gateways", None, GatewayKeys(keys=tuple(keys)))
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int = 0

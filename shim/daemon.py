@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
+from shim.access.exposed_ports import ExposedPorts, ExposureRecord
 from shim.access.jump_keys import JumpKeys
 from shim.access.runner_socket import remove_strays
 from shim.engines.base import Engine
@@ -148,6 +149,12 @@ class Daemon:
         self._leftovers = leftovers
         self._boot_id = machine.boot_id()
         self._jump_keys: JumpKeys | None = None
+        self.exposed = ExposedPorts(
+            settings.gateways,
+            DiskRecords(settings.data / "records" / "exposed", ExposureRecord, executor),
+            supervisor.find,
+            executor,
+        )
         self._hearing: ControllerSilence | None = None
         self._examining = asyncio.Lock()
         self._watchdog = Watchdog(supervisor, systemd)
@@ -199,6 +206,7 @@ class Daemon:
         await watch.tell_again()
         service = cls(settings, identity, supervisor, executor, found.leftovers, systemd)
         await service._lend_keys()
+        await service.exposed.open(events)
         fences = [task.fence for task in found.tasks]
         service._hearing = await ControllerSilence.open(
             supervisor, settings.data, executor, service._boot_id, fences
@@ -214,6 +222,7 @@ class Daemon:
             await self._hearing.close()
         if self._jump_keys is not None:
             await self._jump_keys.close()
+        await self.exposed.close()
         await self.supervisor.close()
         await self.supervisor.gpus.close()
         await self.supervisor.images.close()
@@ -271,6 +280,7 @@ class Daemon:
             draining=self.supervisor.draining,
             disk_free=await self.supervisor.free_disk(),
             engine_error=engine_error,
+            gateways=self.exposed.is_possible,
             unlabelled=(*leftovers_of(self.supervisor.unexplained), *self._leftovers),
         )
 

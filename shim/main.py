@@ -31,7 +31,7 @@ from shim.gpus.selection import Exclusion
 from shim.node import ledger, machine
 from shim.node.ledger import Capacity
 from shim.schemas import EngineKind, HostNetwork
-from shim.settings import RUNTIME, Settings, check_runtime
+from shim.settings import RUNTIME, GatewayAccess, Settings, check_runtime
 from shim.tasks.steps.folders import make_shared
 from shim.watchdog import READY, STOPPING, Systemd
 
@@ -238,6 +238,19 @@ def _add_permissions(add: Callable[..., object]) -> None:
         metavar="FILE",
         help="authorized_keys of the user through whom people reach the tasks' SSH ports",
     )
+    add(
+        "--gateway-folder",
+        type=Path,
+        metavar="DIR",
+        help="where the sockets are through which gateways reach replicas of services",
+    )
+    add(
+        "--gateway-keys",
+        type=Path,
+        metavar="FILE",
+        help="authorized_keys of the user as whom gateways log in",
+    )
+    add("--gateway-group", metavar="GROUP", help="the group of that user")
 
 
 async def _run(arguments: argparse.Namespace) -> None:
@@ -301,6 +314,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         runtime=arguments.runtime.absolute(),
         pull_stall=arguments.pull_stall,
         jump_keys=arguments.jump_keys and arguments.jump_keys.absolute(),
+        gateways=_gateways(arguments),
         image_gc=watermarks(arguments.image_gc),
         private_images_open=arguments.private_images == "open",
         volume_prefixes=volume_prefixes(arguments.volume_prefix),
@@ -317,6 +331,26 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     make_data_folder(settings.data)
     _make_folders_of_sockets(settings)
     return settings
+
+
+def _gateways(arguments: argparse.Namespace) -> GatewayAccess | None:
+    if arguments.gateway_folder is None:
+        if arguments.gateway_keys or arguments.gateway_group:
+            raise StartError("--gateway-keys and --gateway-group need --gateway-folder")
+        return None
+    keys, group = arguments.gateway_keys, arguments.gateway_group
+    return GatewayAccess(
+        folder=arguments.gateway_folder.absolute(),
+        keys=keys and keys.absolute(),
+        gid=None if group is None else _gid_of_gateways(group),
+    )
+
+
+def _gid_of_gateways(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise StartError(f"--gateway-group {group}: there is no such group") from None
 
 
 def _make_folders_of_sockets(settings: Settings) -> None:

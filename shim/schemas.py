@@ -421,6 +421,27 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why the engine does not answer, as a sentence."""
     unlabelled: tuple[str, ...] = ()
     """Leftovers that the shim found and did not touch."""
+    gateways: bool = False
+    """Gateways can reach what is exposed here."""
+
+
+class ExposeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Let gateways reach this port of a task."""
+
+    port: int
+
+
+class ExposedPort(msgspec.Struct, frozen=True, kw_only=True):
+    """`socket`: the path on the node at which gateways reach the port."""
+
+    port: int
+    socket: str
+
+
+class GatewayKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The OpenSSH public keys of all gateways that may log in; none: no gateway may."""
+
+    keys: tuple[str, ...]
 
 
 class FindingLevel(StrEnum):

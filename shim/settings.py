@@ -24,6 +24,18 @@ _UUID_LENGTH = 36
 _FOR_EVERYBODY = 0o005
 
 
+class GatewayAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How gateways reach this node. `keys`: the authorized_keys file of their user; `gid`: their
+    group. None: no file is written, or no group is set: it is a node of one user."""
+
+    folder: Path
+    keys: Path | None = None
+    gid: int | None = None
+
+    def socket(self, task_id: str, port: int) -> Path:
+        return self.folder / f"{task_id}-{port}.sock"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times are seconds. `gid` owns the folders that job and controller can reach."""
 
@@ -48,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine_patience: float = 60.0
     jump_keys: Path | None = None
     """The authorized_keys file of the jump user, through whom people reach the tasks' SSH ports."""
+    gateways: GatewayAccess | None = None
+    """How gateways reach the ports that are exposed; None: they do not."""
 
     @property
     def run_folder(self) -> Path:

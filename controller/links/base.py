@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from shim.schemas import (
     AllocationInfo,
     DrainRequest,
     Event,
+    ExposedPort,
     Fence,
     Finding,
     Health,
@@ -93,6 +94,10 @@ class ShimApi(Protocol):
         fence: Fence,
         incarnation: int,
     ) -> TaskInfo: ...
+    async def expose(
+        self, task_id: str, port: int, *, run_id: str, fence: Fence, incarnation: int
+    ) -> ExposedPort: ...
+    async def put_gateways(self, keys: Iterable[str]) -> None: ...
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int
     ) -> None: ...

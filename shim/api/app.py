@@ -36,7 +36,9 @@ from shim.schemas import (
     OUTPUTS_HEADER,
     RUN_HEADER,
     DrainRequest,
+    ExposeRequest,
     Fence,
+    GatewayKeys,
     TaskRequest,
     TaskStatus,
     TerminateRequest,
@@ -119,6 +121,7 @@ class Routes:
             web.get("/metrics", self.prometheus),
             web.post("/v1/node/drain", self.drain),
             web.post("/v1/node/gpus/{id}/clear", self.clear_gpu),
+            web.put("/v1/node/gateways", self.put_gateways),
             web.get("/v1/allocations", self.allocations),
             web.delete("/v1/allocations/{id}", self.release),
             web.get("/v1/tasks", self.tasks),
@@ -126,6 +129,7 @@ class Routes:
             web.put("/v1/tasks/{id}", self.put_task),
             web.delete("/v1/tasks/{id}", self.remove_task),
             web.post("/v1/tasks/{id}/claim", self.claim),
+            web.put("/v1/tasks/{id}/exposed", self.expose),
             web.post("/v1/tasks/{id}/terminate", self.terminate),
             web.get("/v1/tasks/{id}/logs", self.task_logs),
             web.get("/v1/tasks/{id}/outputs", self.task_outputs),
@@ -159,6 +163,16 @@ class Routes:
     async def clear_gpu(self, request: web.Request) -> web.Response:
         await self._service.supervisor.clear_gpu(request.match_info["id"])
         return json_response(await self._service.node())
+
+    async def put_gateways(self, request: web.Request) -> web.Response:
+        await self._service.exposed.put_keys(await read_body(request, GatewayKeys, "body"))
+        return web.Response(status=204)
+
+    async def expose(self, request: web.Request) -> web.Response:
+        caller = _caller(request)
+        wanted = await read_body(request, ExposeRequest, "body")
+        task = await self._service.supervisor.commanded(request.match_info["id"], caller)
+        return json_response(await self._service.exposed.expose(task.info, wanted.port))
 
     async def allocations(self, request: web.Request) -> web.Response:
         return json_response(self._service.supervisor.allocations)

@@ -109,6 +109,10 @@ class Supervisor:
     def infos(self) -> tuple[TaskInfo, ...]:
         return tuple(task.info for task in self._tasks.values())
 
+    def find(self, task_id: str) -> TaskInfo | None:
+        task = self._tasks.get(task_id)
+        return None if task is None else task.info
+
     def info(self, task_id: str) -> TaskInfo:
         return self._known(task_id).info
 

@@ -11,6 +11,7 @@ from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Callable,
+    Iterable,
     Iterator,
     MutableMapping,
     Sequence,
@@ -33,6 +34,7 @@ from shim.schemas import (
     DrainRequest,
     Event,
     EventType,
+    ExposedPort,
     Fence,
     Finding,
     Health,
@@ -234,6 +236,20 @@ class FakeShim:
             ended = TaskStatus.TERMINATED
             self._state.enter(task, ended, reason=order.reason, message=order.message)
         return task.info
+
+    async def expose(
+        self, task_id: str, port: int, *, run_id: str, fence: Fence, incarnation: int
+    ) -> ExposedPort:
+        self._order("expose", task_id)
+        expose = self._state.expose
+        return expose(task_id, port, run_id=run_id, fence=fence, incarnation=incarnation)
+
+    async def put_gateways(self, keys: Iterable[str]) -> None:
+        self._state.put_gateways(keys)
+
+    @property
+    def gateway_keys(self) -> tuple[str, ...]:
+        return self._state.gateway_keys
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int

@@ -7,7 +7,7 @@ built upon it and add what happens to a task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from shim.node.ledger import Capacity, Ledger
 from shim.schemas import (
     AllocationInfo,
     EngineKind,
+    ExposedPort,
     Fence,
     NodeInfo,
     TaskInfo,
@@ -46,6 +47,7 @@ def node_info(**changes: Any) -> NodeInfo:
         memory_allocated=0,
         disk_allocated=0,
         addresses=(),
+        gateways=True,
     )
     return msgspec.structs.replace(info, **changes)
 
@@ -115,6 +117,9 @@ class ShimState(Generic[T]):
         self.ledger.release(task.info.allocation_id)
         self.events.task_removed(task_id)
         return task
+
+    gateway_keys: tuple[str, ...] = ()
+    """Of the gateways that may log in."""
 
     def forget_all(self) -> None:
         """Drop allocations and fences, as a node that is installed anew. Lose its tasks first."""
@@ -234,6 +239,22 @@ class ShimState(Generic[T]):
                 now = self._clock.now()
                 self._fences.forget(run_id, task_id, now + UNKNOWN_REMEMBERED, now)
         return self.known(task_id)
+
+    def expose(
+        self, task_id: str, port: int, *, run_id: str, fence: Fence, incarnation: int
+    ) -> ExposedPort:
+        """Let gateways reach a port of the task, as long as the task runs."""
+        task = self.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
+        if not self._machine.gateways:
+            raise ShimError("no_gateways", "this node lends no sockets to gateways", 409)
+        if task.info.status is not TaskStatus.RUNNING:
+            raise ShimError("conflict", f"task {task_id} is {task.info.status}", 409)
+        return ExposedPort(port=port, socket=f"/run/exposed/{task_id}-{port}.sock")
+
+    def put_gateways(self, keys: Iterable[str]) -> None:
+        if not self._machine.gateways:
+            raise ShimError("no_gateways", "this node lends no sockets to gateways", 409)
+        self.gateway_keys = tuple(keys)
 
     def remove(self, task_id: str, *, run_id: str, fence: Fence, incarnation: int) -> None:
         task = self.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)

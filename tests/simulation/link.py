@@ -9,6 +9,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterable,
     Sequence,
 )
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from shim.schemas import (
     DrainRequest,
     Event,
     EventType,
+    ExposedPort,
     Fence,
     Finding,
     Health,
@@ -114,6 +116,17 @@ class SimulatedShim:
         return await self._ask(
             partial(claim, task_id, run_id=run_id, fence=fence, incarnation=incarnation)
         )
+
+    async def expose(
+        self, task_id: str, port: int, *, run_id: str, fence: Fence, incarnation: int
+    ) -> ExposedPort:
+        expose = self._node.expose
+        return await self._ask(
+            partial(expose, task_id, port, run_id=run_id, fence=fence, incarnation=incarnation)
+        )
+
+    async def put_gateways(self, keys: Iterable[str]) -> None:
+        await self._ask(partial(self._node.put_gateways, tuple(keys)))
 
     async def terminate(
         self,

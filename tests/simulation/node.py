@@ -7,7 +7,7 @@ only the former.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from shim.schemas import (
     AllocationInfo,
     DrainRequest,
     Event,
+    ExposedPort,
     Fence,
     GpuInfo,
     Health,
@@ -277,6 +278,17 @@ class SimulatedNode:
         task = self._state.claim(task_id, run_id=run_id, fence=fence, incarnation=incarnation)
         task.order_stop(order)
         return task.info
+
+    async def expose(
+        self, task_id: str, port: int, *, run_id: str, fence: Fence, incarnation: int
+    ) -> ExposedPort:
+        self._answer(fence)
+        expose = self._state.expose
+        return expose(task_id, port, run_id=run_id, fence=fence, incarnation=incarnation)
+
+    async def put_gateways(self, keys: Iterable[str]) -> None:
+        self._answer()
+        self._state.put_gateways(keys)
 
     async def remove_task(
         self, task_id: str, *, run_id: str, fence: Fence, incarnation: int

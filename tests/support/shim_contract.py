@@ -18,6 +18,7 @@ from shim.client import ShimError
 from shim.schemas import (
     DrainRequest,
     EventType,
+    ExposedPort,
     Fence,
     TaskInfo,
     TaskRequest,
@@ -40,6 +41,10 @@ def a_request(image: str, **changes: Any) -> TaskRequest:
         resources=TaskResources(cpu=1.0, memory=1 << 30),
     )
     return msgspec.structs.replace(request, **changes)
+
+
+async def expose(shim: ShimApi, task_id: str, fence: Fence = FENCE) -> ExposedPort:
+    return await shim.expose(task_id, 8000, run_id="run-1", fence=fence, incarnation=0)
 
 
 async def refused(asked: Any) -> str:
@@ -149,6 +154,14 @@ class ShimContract:
         assert await refused(opened(shim.outputs("t1", offset=0, limit=1 << 20))) == "conflict"
         assert await refused(opened(shim.outputs("t9", offset=0, limit=1 << 20))) == "not_found"
         assert await refused(opened(shim.logs("t9"))) == "not_found"
+
+    async def test_only_a_running_task_is_exposed_and_only_for_its_present_controller(
+        self, shim: ShimApi, request_of: TaskRequest
+    ) -> None:
+        await put(shim, "t1", request_of)
+        assert await refused(expose(shim, "t1", fence=OLDER)) == "fenced"
+        assert await refused(expose(shim, "t1")) == "conflict"
+        assert await refused(expose(shim, "t9")) == "not_found"
 
     async def test_a_draining_node_takes_no_new_allocation(
         self, shim: ShimApi, request_of: TaskRequest

@@ -8,12 +8,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.links.base import ShimApi
 from controller.links.clients import LocalLink
 from shim.engines.base import ImageInfo
 from shim.node.ledger import Capacity
+from shim.settings import GatewayAccess
 from tests.doubles.clock import ManualClock
 from tests.doubles.node import FakeLink
 from tests.doubles.shim import node_info
@@ -41,6 +43,8 @@ class TestRealShim(ShimContract):
     @pytest.fixture
     async def shim(self, tmp_path: Path, image: str) -> AsyncIterator[ShimApi]:
         node = Node(tmp_path)
+        access = GatewayAccess(folder=tmp_path / "exposed")
+        node.settings = msgspec.structs.replace(node.settings, gateways=access)
         node.settings.socket.parent.mkdir(parents=True)
         node.host.registry[image] = (ImageInfo(id="sha256:l"), None)
         node.host.pull_gate.clear()

@@ -1,0 +1,183 @@
+"""Ports of tasks that gateways reach, in front of a runner that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import stat
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.errors import Refused
+from shim.access.exposed_ports import ExposedPorts, ExposureRecord, render
+from shim.daemon import disk_threads
+from shim.schemas import GatewayKeys, TaskInfo, TaskStatus, TaskTimes
+from shim.settings import GatewayAccess
+from shim.state.events import EventLog
+from shim.state.records import DiskRecords
+from tests.support.waiting import eventually
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPVyTRMIwzFz9YG3FyO9s0bnv5UZTB8JQcqSMUpLCfq"
+DEADLINE = 10.0
+
+
+class PlayedRunner:
+    """Answers CONNECT for `port` alone, then sends back in capitals what comes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.port = 8000
+        self.heads: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+            if f"/{self.port} ".encode() not in self.heads[-1]:
+                writer.write(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+                return
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            while piece := await reader.read(1 << 16):
+                writer.write(piece.upper())
+                await writer.drain()
+
+
+class Bed:
+    """A shim's exposed ports, and one running task."""
+
+    def __init__(self, folder: Path, threads: ThreadPoolExecutor, runner: PlayedRunner) -> None:
+        self.access = GatewayAccess(folder=folder / "exposed", keys=folder / "keys")
+        self.runner = runner
+        self.tasks = {"t1": a_task("t1", runner.path)}
+        self.events = EventLog(epoch="e")
+        self._records = folder / "records"
+        self._threads = threads
+
+    @contextlib.asynccontextmanager
+    async def ports(self) -> AsyncIterator[ExposedPorts]:
+        """One life of the shim."""
+        records = DiskRecords(self._records, ExposureRecord, self._threads)
+        made = ExposedPorts(self.access, records, self.tasks.get, self._threads)
+        await made.open(self.events)
+        try:
+            yield made
+        finally:
+            await made.close()
+
+    def end(self, task_id: str) -> None:
+        ended = msgspec.structs.replace(self.tasks[task_id], status=TaskStatus.TERMINATED)
+        self.tasks[task_id] = ended
+        self.events.task_changed(ended)
+
+
+def a_task(task_id: str, runner_socket: Path) -> TaskInfo:
+    return TaskInfo(
+        id=task_id,
+        run_id="r",
+        run_name="r",
+        allocation_id="p",
+        status=TaskStatus.RUNNING,
+        image="i",
+        incarnation=0,
+        runner_socket=str(runner_socket),
+        times=TaskTimes(submitted_at=1.0),
+    )
+
+
+@pytest.fixture
+async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
+    threads = disk_threads()
+    runner = PlayedRunner(tmp_path / "runner.sock")
+    server = await asyncio.start_unix_server(runner.serve, runner.path)
+    yield Bed(tmp_path, threads, runner)
+    server.close()
+    threads.shutdown()
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def ask(path: str, sent: bytes) -> bytes:
+    """Send, end the own direction, and return all that comes back."""
+    async with asyncio.timeout(DEADLINE):
+        reader, writer = await asyncio.open_unix_connection(path)
+        with contextlib.closing(writer):
+            writer.write(sent)
+            writer.write_eof()
+            return await reader.read()
+
+
+async def test_a_gateway_reaches_the_exposed_port_and_each_end_is_passed_on(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        exposed = await ports.expose(bed.tasks["t1"], 8000)
+        large = b"a" * 3_000_000
+        assert await ask(exposed.socket, large) == large.upper()
+    assert bed.runner.heads == [b"CONNECT /v1/ports/8000 HTTP/1.1\r\n\r\n"]
+
+
+async def test_exposing_twice_gives_the_same_socket(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        first = await ports.expose(bed.tasks["t1"], 8000)
+        assert await ports.expose(bed.tasks["t1"], 8000) == first
+        assert await ask(first.socket, b"x") == b"X"
+
+
+async def test_a_port_without_a_listener_closes_the_connection(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        exposed = await ports.expose(bed.tasks["t1"], 9000)
+        assert await ask(exposed.socket, b"x") == b""
+
+
+async def test_only_the_gateways_group_may_open_the_socket(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        exposed = Path((await ports.expose(bed.tasks["t1"], 8000)).socket)
+        assert [mode_of(exposed), mode_of(exposed.parent)] == [0o660, 0o750]
+
+
+async def test_what_is_exposed_is_there_again_after_a_restart(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        exposed = await ports.expose(bed.tasks["t1"], 8000)
+    with pytest.raises(ConnectionRefusedError):
+        await ask(exposed.socket, b"x")
+    async with bed.ports():
+        assert await ask(exposed.socket, b"x") == b"X"
+
+
+async def test_the_socket_ends_with_its_task(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        exposed = Path((await ports.expose(bed.tasks["t1"], 8000)).socket)
+        bed.end("t1")
+        await eventually(lambda: not exposed.exists())
+        with pytest.raises(Refused, match="only a running one"):
+            await ports.expose(bed.tasks["t1"], 8000)
+    async with bed.ports():
+        assert not await asyncio.to_thread(exposed.exists)
+
+
+async def test_the_keys_are_replaced_as_a_whole(bed: Bed) -> None:
+    async with bed.ports() as ports:
+        await ports.put_keys(GatewayKeys(keys=(KEY,)))
+        assert bed.access.keys is not None
+        assert bed.access.keys.read_text() == f"restrict,port-forwarding {KEY} gateway\n"
+        await ports.put_keys(GatewayKeys(keys=()))
+        assert bed.access.keys.read_text() == ""
+
+
+def test_what_is_no_key_is_refused_with_its_place() -> None:
+    with pytest.raises(Refused) as caught:
+        render((KEY, f'command="sh" {KEY}'))
+    assert (caught.value.status, caught.value.field) == (400, "keys[1]")
+
+
+async def test_a_node_without_gateways_says_what_to_do(tmp_path: Path) -> None:
+    threads = disk_threads()
+    records = DiskRecords(tmp_path, ExposureRecord, threads)
+    ports = ExposedPorts(None, records, lambda task_id: None, threads)
+    with pytest.raises(Refused) as caught:
+        await ports.expose(a_task("t1", tmp_path), 8000)
+    assert caught.value.code == "no_gateways"
+    threads.shutdown()
