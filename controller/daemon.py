@@ -27,6 +27,8 @@ from controller.api.origins import Origins
 from controller.blobs import MOST_BYTES, BlobStore
 from controller.clock import Chance, Clock, SystemClock, system_chance
 from controller.configuration.plan import Defaults
+from controller.gateways.link import GatewayLink, SocketGatewayLink
+from controller.gateways.manager import GatewayManager
 from controller.lifecycle.inventory import DEFAULT_NODE_FAILURE, NodeFailure
 from controller.lifecycle.model import Node
 from controller.links import ssh
@@ -61,7 +63,15 @@ from controller.service.metric_sampler import MetricSampler
 from controller.service.progress import PullsInProgress
 from controller.service.user_data import JoinPoint
 from controller.service.users import Gate
-from controller.store.base import Boot, LeaseLost, Snapshot, Store, StoreError, StoreUnavailable
+from controller.store.base import (
+    Boot,
+    Gateway,
+    LeaseLost,
+    Snapshot,
+    Store,
+    StoreError,
+    StoreUnavailable,
+)
 from controller.store.sql import Database, SqlStore
 from controller.store.sqlite import SqliteDatabase
 from controller.tls import (
@@ -74,6 +84,7 @@ from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import SECRETS_KEY_NAME, KeyFile, KeyUnusable, Vault
 from controller.web.app import Dashboard, session_key
+from gateway.schemas import ProxyLimits
 from shim.schemas import Fence, PullProgress, TaskInfo, TaskStatus
 
 
@@ -83,7 +94,8 @@ class Assembly:
     `node_failure`: how a node's silence is judged. `progress` gets the bytes of images being
     pulled, by attempt id; they are never stored. `cluster_secret`: what the SSH keys of multi-node
     runs are derived from. `cluster_networks`: where their jobs reach each other. `secrets`: what
-    `${{ secrets.NAME }}` stands for.
+    `${{ secrets.NAME }}` stands for. `gateway_limits`: the proxy's limits, which hold at gateways
+    too.
     """
 
     def __init__(
@@ -103,6 +115,8 @@ class Assembly:
         cluster_networks: Sequence[IPv4Network] = (),
         secrets: SecretSource,
         outputs: OutputStore,
+        make_gateway_link: Callable[[Gateway], GatewayLink],
+        gateway_limits: ProxyLimits | None = None,
     ) -> None:
         fence = Fence(boot.epoch, boot.token)
         self._progress = progress
@@ -125,7 +139,20 @@ class Assembly:
         self.routes = RouteTable()
         self.autoscaler = Autoscaler(self.turns, self.traffic, clock)
         performers = running.performers | terminating.performers
-        performers |= service_replicas.performers(self.turns, self.traffic, try_probe)
+        self.gateways = GatewayManager(
+            turns=self.turns,
+            store=store,
+            routes=self.routes,
+            traffic=self.traffic,
+            make_link=make_gateway_link,
+            connect=self.nodes.connection,
+            chance=chance,
+            gateways=snapshot.gateways,
+            limits=gateway_limits,
+        )
+        performers |= service_replicas.performers(
+            self.turns, self.traffic, self.gateways, fence, try_probe
+        )
         performers |= dev_environments.performers(self.turns, self.traffic, clock)
         self._effects = EffectRunner(self.turns, self.nodes, logs, performers, clock, chance)
         self.turns.restore(snapshot.runs, snapshot.nodes, snapshot.fleets)
@@ -133,6 +160,7 @@ class Assembly:
         self._leftovers = snapshot.leftover_allocations
         self.turns.listen(self._effects)
         self.turns.listen(self.routes)
+        self.turns.listen(self.gateways)
 
     async def run(self) -> None:
         """Work until cancelled. Raises LeaseLost, StoreUnavailable."""
@@ -146,6 +174,7 @@ class Assembly:
                 group.create_task(self.nodes.run(self), name="nodes")
                 group.create_task(self._drains.run(), name="drains")
                 group.create_task(self.autoscaler.run(), name="autoscaler")
+                group.create_task(self.gateways.run(), name="gateways")
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -332,6 +361,8 @@ async def _open(
         cluster_networks=options.cluster_networks,
         secrets=vault,
         outputs=outputs,
+        make_gateway_link=lambda gateway: SocketGatewayLink(gateway, key),
+        gateway_limits=_gateway_limits(options),
     )
     service = ControllerService(
         turns=machinery.turns,
@@ -355,6 +386,8 @@ async def _open(
         outputs=outputs,
         outputs_kept_for=options.keep.of_outputs,
         terminal_secret=secret_of(key),
+        gateways=machinery.gateways,
+        routes=machinery.routes,
     )
     now = asyncio.get_running_loop().time
     return machinery, service, Dashboard(service, session_key(secret_of(key)), now)
@@ -364,6 +397,13 @@ def _vault(options: Options, snapshot: Snapshot) -> Vault:
     """Blocking. Raises KeyUnusable."""
     path = options.secrets_key or options.data / SECRETS_KEY_NAME
     return Vault(KeyFile.open(path, sealed=len(snapshot.secrets)), snapshot.secrets)
+
+
+def _gateway_limits(options: Options) -> ProxyLimits:
+    limits = options.proxy.limits
+    return ProxyLimits(
+        hold=limits.hold_seconds, timeout=limits.answer_seconds, most_body=limits.most_body
+    )
 
 
 def make_link(node: Node, key: asyncssh.SSHKey) -> NodeLink:

@@ -18,6 +18,7 @@ from controller.api import (
     blobs,
     events,
     fleets,
+    gateways,
     jobs,
     log_windows,
     logs,
@@ -236,6 +237,7 @@ ROUTES: tuple[Route, ...] = (
     *users.ROUTES,
     *secrets.ROUTES,
     *fleets.ROUTES,
+    *gateways.ROUTES,
     *service_keys.ROUTES,
     *services.ROUTES,
 )

@@ -19,6 +19,7 @@ from controller.lifecycle.reasons import Reason, RunReason
 from controller.lifecycle.services.policy import DeploymentState
 from controller.lifecycle.statuses import AllocationState, AttemptStatus, IrisState, RunStatus
 from controller.scheduling.answers import Amounts, PlannedPlace, Waiting
+from gateway.schemas import Certificate
 from shim.schemas import GpuMetrics, PullProgress
 
 
@@ -505,6 +506,26 @@ class NewUserView(UserView, frozen=True, kw_only=True):
     token: NewTokenView
 
 
+class GatewayView(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway. `status`: connected or away; `message`: why it is away, or what of its settings it
+    could not apply. `key`: by which its agent logs in at nodes. `services`: the live ones that use
+    it."""
+
+    name: str
+    domain: str
+    host: str | None
+    port: int | None
+    local_socket: str | None
+    certificate: Certificate
+    default: bool
+    status: str
+    message: str | None
+    version: str | None
+    key: str | None
+    services: tuple[str, ...]
+    created_at: str
+
+
 class ServiceKeyView(msgspec.Struct, frozen=True, kw_only=True):
     """A key that opens one service; `user` is the service's owner."""
 
@@ -613,6 +634,9 @@ class ServiceView(_View, frozen=True):
     groups: tuple[ServiceGroupView, ...]
     replicas: tuple[ReplicaView, ...]
     deployments: tuple[DeploymentView, ...]
+    gateway: str | None
+    url: str | None
+    """Where its gateway serves it."""
 
 
 class ChangeView(_View, frozen=True):

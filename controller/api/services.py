@@ -76,6 +76,8 @@ def _view(call: Call, state: RunState) -> ServiceView:
         groups=tuple(_group(one) for one in call.service.deployments.groups(run)),
         replicas=tuple(_replica(state, number, names) for number in _present(state)),
         deployments=tuple(derived(DeploymentView, one) for one in run.deployments),
+        gateway=service.gateway,
+        url=call.service.gateways.url(run),
     )
 
 

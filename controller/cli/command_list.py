@@ -47,6 +47,7 @@ GROUPS = {
     "controller": "Start a controller; back it up and restore it.",
     "job": "Abort, abandon or interrupt one job of a run.",
     "node": "Add, show, change, drain and remove nodes.",
+    "gateway": "Add, list, show and remove gateways of services.",
     "fleet": "Add, list, change and remove fleets.",
     "user": "Add, list, change and remove users.",
     "token": "Add, list and revoke tokens.",

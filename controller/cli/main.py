@@ -50,7 +50,10 @@ def make_app(arguments: Sequence[str] = ()) -> App:
         app.command(f"{_COMMANDS}.databases:app", name="controller")
     else:  # what has commands of its own is not imported for the list of commands
         app.command(_group("controller"))
-    for made in (_job_app, _node_app, _fleet_app, _user_app, _token_app, _service_app, _secret_app):
+    for made in (
+        *(_job_app, _node_app, _gateway_app, _fleet_app),
+        *(_user_app, _token_app, _service_app, _secret_app),
+    ):
         app.command(made())
     return app
 
@@ -105,6 +108,16 @@ def _node_app() -> App:
     node.command(f"{nodes}:remove", name="remove", help="Remove a node that has no jobs.")
     node.command(f"{nodes}:key", name="key", help="Show the controller's public SSH key.")
     return node
+
+
+def _gateway_app() -> App:
+    gateway = _group("gateway")
+    gateways = f"{_COMMANDS}.gateways"
+    gateway.command(f"{gateways}:add", name="add", help="Add a gateway.")
+    gateway.command(f"{gateways}:list_", name="list", help="List gateways.")
+    gateway.command(f"{gateways}:show", name="show", help="Show a gateway.")
+    gateway.command(f"{gateways}:remove", name="remove", help="Remove a gateway without services.")
+    return gateway
 
 
 def _fleet_app() -> App:

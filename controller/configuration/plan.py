@@ -85,6 +85,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[PlannedGroup, ...]
     service: ServicePolicy | None = None
     """None: no service."""
+    gateway: bool | str | None = None
+    """The gateway that the service asks for; True: the default one; None: nothing is said."""
     configuration: dict[str, object]
     """As written, without secrets: only this form may be shown."""
 
@@ -101,9 +103,10 @@ def to_run(
     ssh_keys: tuple[str, ...] = (),
 ) -> Plan:
     """Plan the run. `written` is the data from which `configuration` was parsed."""
-    service = serves = None
+    service = serves = gateway = None
     if isinstance(configuration, ServiceConfiguration):
         service, serves = services.policy(configuration), services.serves(configuration)
+        gateway = services.wanted_gateway(configuration)
         policy = _policy_of_service(configuration, defaults)
         plans = services.plan_replicas(configuration)
     elif isinstance(configuration, DevEnvironmentConfiguration):
@@ -124,6 +127,7 @@ def to_run(
             for planned, spec in zip(plans, specs, strict=True)
         ),
         service=service,
+        gateway=gateway,
         configuration=public(written),
     )
 

@@ -672,7 +672,7 @@ _OF_SERVICES = {
     "rate_limits.burst": "a whole number of at least 0",
     "auth": "true or false",
     "https": "true, false, auto",
-    "gateway": "false",
+    "gateway": "true (the default gateway), false, or a gateway's name",
     "strip_prefix": "true or false",
     "model": "the model's name, or a mapping with name, type, format, prefix",
     "model.name": "a string",

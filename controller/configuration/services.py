@@ -45,6 +45,7 @@ _PORT = re.compile(r"(?:(\d{1,5}):)?(\d{1,5})", re.ASCII)
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:(\.\.)\s*(\d{1,9})?\s*)?", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)
 _URL_PATH = re.compile(r"/[!-~]{0,2000}", re.ASCII)
+_GATEWAY_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _OF_A_GROUP = frozenset(ReplicaGroupFields.__struct_fields__)
 _WINDOWS = {"30s": 30.0, "60s": 60.0, "1m": 60.0, "5m": 300.0}
@@ -185,13 +186,10 @@ def check_service(configuration: ServiceConfiguration) -> None:
 
 
 def _check_not_yet(configuration: ServiceConfiguration) -> None:
-    gateway = configuration.gateway
-    if gateway is not None and gateway is not False:
-        _refuse(
-            "gateway",
-            "is not supported yet: the controller's own proxy serves every service",
-        )
-    if configuration.https is True:
+    named = configuration.gateway
+    if isinstance(named, str) and not is_gateway_name(named):
+        _refuse("gateway", f"{shown(named)} is not a name")
+    if configuration.https is True and configuration.gateway is False:
         _refuse(
             "https",
             "is not decided by a service without a gateway: its URL is the controller's own",
@@ -272,6 +270,16 @@ def plan_replicas(configuration: ServiceConfiguration) -> tuple[GroupPlan, ...]:
         )
         for place, name, fields, group in _written(configuration)
     )
+
+
+def is_gateway_name(name: str) -> bool:
+    return _GATEWAY_NAME.fullmatch(name) is not None
+
+
+def wanted_gateway(configuration: ServiceConfiguration) -> bool | str | None:
+    """Return the gateway's name; True: the default one; False: none; None: nothing is said."""
+    written = configuration.gateway
+    return str(written) if isinstance(written, str) else written
 
 
 def policy(configuration: ServiceConfiguration) -> ServicePolicy:

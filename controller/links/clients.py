@@ -52,6 +52,10 @@ class SocketClients:
             )
         return self._runners[socket_path]
 
+    def http(self, socket_path: str) -> aiohttp.ClientSession:
+        """Return a session for requests to this socket; it is closed with the connection."""
+        return self._session(socket_path)
+
     async def forget_runner(self, socket_path: str) -> None:
         self._runners.pop(socket_path, None)
         session = self._sessions.pop(socket_path, None)
@@ -95,6 +99,10 @@ class LocalConnection:
 
     async def forget_runner(self, socket_path: str) -> None:
         await self._clients.forget_runner(socket_path)
+
+    def http(self, socket_path: str) -> aiohttp.ClientSession:
+        """Return a session for requests to this socket; it is closed with the connection."""
+        return self._clients.http(socket_path)
 
     def heard_at(self) -> float:
         """Return a time before all others: every byte reaches its reader."""

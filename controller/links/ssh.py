@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+import aiohttp
 import asyncssh
 
 from controller.lifecycle.model import NodeAddress
@@ -208,6 +209,10 @@ class SshConnection:
 
     async def forget_runner(self, socket_path: str) -> None:
         await self._clients.forget_runner(socket_path)
+
+    def http(self, socket_path: str) -> aiohttp.ClientSession:
+        """Return a session for requests to this socket; it is closed with the connection."""
+        return self._clients.http(socket_path)
 
     def heard_at(self) -> float:
         return self._heard_at

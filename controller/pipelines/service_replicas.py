@@ -1,4 +1,4 @@
-"""The effects of a service's replica: its probes, and its last requests.
+"""The effects of a service's replica: its probes, its gateway, and its last requests.
 
 `ReplicaProber` tries the probes as long as the replica runs; how one is tried is a `TryProbe`.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from controller.lifecycle import reports
 from controller.lifecycle.effects import EffectKind
@@ -18,8 +20,11 @@ from controller.pipelines import to_node
 from controller.pipelines.effects import Performer
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import AttemptContext
+from controller.traffic.routes import ReplicaRoute, replica_route
 from controller.traffic.statistics import Traffic
 from runner.client import RunnerError
+from shim.client import ShimError
+from shim.schemas import Fence
 
 FIRST_INTERVAL_SECONDS = 1.0
 """The longest pause between two tries before a probe has passed often enough."""
@@ -118,14 +123,71 @@ def _is_news(attempt: Attempt, number: int, probe: Probe, *, passed: bool) -> bo
     return known.passes is not passed or (passed and known.in_a_row < probe.ready_after)
 
 
-class ReplicaDrainer:
-    """Wait until no request is in flight at the replica."""
+class Gateways(Protocol):
+    """The gateways, as replicas need them (`controller.gateways.manager`)."""
 
-    def __init__(self, turns: RunPipeline, traffic: Traffic) -> None:
+    def keys(self) -> tuple[str, ...]:
+        """Return the public keys by which gateways log in at nodes."""
+
+    async def register(self, run_id: str, gateway: str, replica: ReplicaRoute) -> None:
+        """Return once the gateway sends requests to this replica. Raises NotRegistered."""
+
+    async def left(self, gateway: str, attempt_id: str) -> None:
+        """Return once the gateway sends no more requests there and has none in flight."""
+
+
+class NotRegistered(Exception):
+    """The gateway does not send requests to the replica; the message says why."""
+
+
+class ReplicaRegistrar:
+    """Expose the replica's port to gateways on its node, and have its gateway confirm it."""
+
+    def __init__(self, turns: RunPipeline, gateways: Gateways, fence: Fence) -> None:
         self._turns = turns
-        self._traffic = traffic
+        self._gateways = gateways
+        self._fence = fence
 
     async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        run, attempt, service = view.state.run, view.attempt, view.state.run.service
+        if service is None or service.gateway is None or view.job.spec.serves is None:
+            return
+        try:
+            await connection.shim.put_gateways(self._gateways.keys())
+            exposed = await connection.shim.expose(
+                attempt.id,
+                view.job.spec.serves.port,
+                run_id=run.id,
+                fence=self._fence,
+                incarnation=view.run_incarnation,
+            )
+            replica = replace(replica_route(view.job, attempt), exposed_socket=exposed.socket)
+            await self._gateways.register(run.id, service.gateway, replica)
+        except (NotRegistered, ShimError) as error:
+            why = error.message if isinstance(error, ShimError) else str(error)
+            self._turns.post(
+                reports.RegistrationFailed(
+                    run_id=run.id, attempt_id=attempt.id, why=why[:LONGEST_MESSAGE]
+                )
+            )
+            raise to_node.RetryLater(why) from error
+        self._turns.post(
+            reports.ReplicaRegistered(run_id=run.id, attempt_id=attempt.id, socket=exposed.socket)
+        )
+
+
+class ReplicaDrainer:
+    """Wait until no request is in flight at the replica, here or at its gateway."""
+
+    def __init__(self, turns: RunPipeline, traffic: Traffic, gateways: Gateways) -> None:
+        self._turns = turns
+        self._traffic = traffic
+        self._gateways = gateways
+
+    async def __call__(self, view: AttemptContext, connection: NodeConnection) -> None:
+        service = view.state.run.service
+        if service is not None and service.gateway is not None:
+            await self._gateways.left(service.gateway, view.attempt.id)
         await self._traffic.idle(view.attempt.id)
         self._turns.post(
             reports.ReplicaDrained(run_id=view.state.run.id, attempt_id=view.attempt.id)
@@ -133,9 +195,14 @@ class ReplicaDrainer:
 
 
 def performers(
-    turns: RunPipeline, traffic: Traffic, try_probe: TryProbe = port_accepts
+    turns: RunPipeline,
+    traffic: Traffic,
+    gateways: Gateways,
+    fence: Fence,
+    try_probe: TryProbe = port_accepts,
 ) -> dict[EffectKind, Performer]:
     return {
+        EffectKind.REGISTER_REPLICA: ReplicaRegistrar(turns, gateways, fence),
         EffectKind.PROBE_REPLICA: ReplicaProber(turns, try_probe),
-        EffectKind.DRAIN_REPLICA: ReplicaDrainer(turns, traffic),
+        EffectKind.DRAIN_REPLICA: ReplicaDrainer(turns, traffic, gateways),
     }

@@ -10,6 +10,7 @@ import math
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.configuration.plan import Defaults
+from controller.gateways.manager import GatewayManager
 from controller.metric_history import MetricHistory
 from controller.outputs import OutputStore
 from controller.pipelines.autoscaling import Autoscaler
@@ -17,6 +18,7 @@ from controller.pipelines.run_pipeline import RunPipeline
 from controller.service.actions import ActionService
 from controller.service.deployments import DeploymentService
 from controller.service.fleets import FleetService
+from controller.service.gateways import GatewayAccess, GatewayService
 from controller.service.job_access import Connect, KeptLogs, Logs, MetricsService, PortService
 from controller.service.login_links import LoginLinks
 from controller.service.nodes import DoctorService, GpuService, NodeService
@@ -34,6 +36,7 @@ from controller.service.terminals import TerminalService
 from controller.service.user_data import JoinPoint
 from controller.service.users import Gate, UserService
 from controller.store.base import Store
+from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import Vault
 
@@ -70,6 +73,8 @@ class ControllerService:
         outputs: OutputStore,
         outputs_kept_for: float = math.inf,
         terminal_secret: bytes = b"",
+        gateways: GatewayManager,
+        routes: RouteTable,
     ) -> None:
         self.gate = gate
         self.login_links = LoginLinks(gate, clock)
@@ -86,6 +91,15 @@ class ControllerService:
         self.numbers = ControllerNumbers(turns, clock)
         self.actions = ActionService(turns, self.runs)
         self.secrets = SecretService(store=store, vault=vault, clock=clock)
+        self.gateways = GatewayService(
+            gateways=gateways,
+            routes=routes,
+            clock=clock,
+            host_keys=host_keys,
+            live_runs=lambda: turns.runs.values(),
+        )
+        gateways.answers = GatewayAccess(gate, routes).answer
+        gate.on_end = gateways.revoked
         self.submissions = SubmissionService(
             turns=turns,
             store=store,
@@ -95,6 +109,7 @@ class ControllerService:
             blobs=blobs,
             runs=self.runs,
             secrets=self.secrets,
+            gateways=self.gateways,
         )
         self.deployments = DeploymentService(
             turns=turns,

@@ -15,7 +15,7 @@ from controller.configuration.plan import Plan, without_uploads
 from controller.lifecycle.model import Deployment, JobSpec, Run, RunState
 from controller.lifecycle.reports import DeployRequested, RollbackRequested
 from controller.lifecycle.services import rollout
-from controller.lifecycle.services.policy import GroupScale, ReplicaGroup
+from controller.lifecycle.services.policy import GroupScale, ReplicaGroup, ServicePolicy
 from controller.lifecycle.services.scaling import ScaleDecision
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from controller.pipelines.autoscaling import Autoscaler
@@ -140,10 +140,11 @@ class DeploymentService:
 
     async def _planned(self, key: str, submission: Submission, user: User) -> tuple[RunState, Plan]:
         state = await self._own(key, user)
-        plan = self._submissions.planned(submission, user=user)
+        plan = self._submissions.planned(submission, user=user, present=state.run)
         for field, before, after in (
             ("type", state.run.type, plan.type),
             ("band", state.run.policy.band, plan.policy.band),
+            ("gateway", _gateway(state.run.service), _gateway(plan.service)),
             ("on_parent_end", state.run.policy.on_parent_end, plan.policy.on_parent_end),
         ):
             if before != after:
@@ -154,6 +155,10 @@ class DeploymentService:
                     field=field,
                 )
         return state, plan
+
+
+def _gateway(service: ServicePolicy | None) -> str:
+    return (service and service.gateway) or "none"
 
 
 def _deployment(plan: Plan, user: User, now: float) -> Deployment:

@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterable
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -22,8 +22,9 @@ from controller.clock import Chance, Clock
 from controller.configuration.names import generate_name, is_run_name
 from controller.configuration.parse import parse
 from controller.configuration.plan import Defaults, Plan, public, to_run
-from controller.lifecycle.model import RunState
+from controller.lifecycle.model import Run, RunState
 from controller.lifecycle.reports import StopRequested
+from controller.lifecycle.services.policy import ServicePolicy
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES
 from controller.lifecycle.submission import new_run
 from controller.pipelines.live_state import ParentGone
@@ -158,6 +159,16 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     parent: RunState | None
 
 
+class Gateways(Protocol):
+    """What a submission asks of the gateways."""
+
+    def chosen(self, plan: Plan, present: Run | None = None) -> Plan:
+        """Return the plan with its gateway's name. Raises Unprocessable."""
+
+    async def claim(self, service: ServicePolicy | None, name: str) -> None:
+        """Reserve the host name of a service. Raises Unavailable, Conflict."""
+
+
 class SubmissionService:
     def __init__(
         self,
@@ -170,6 +181,7 @@ class SubmissionService:
         blobs: BlobStore,
         runs: Runs,
         secrets: SecretService,
+        gateways: Gateways,
     ) -> None:
         self._turns = turns
         self._store = store
@@ -179,6 +191,7 @@ class SubmissionService:
         self._blobs = blobs
         self._runs = runs
         self._secrets = secrets
+        self._gateways = gateways
         self._submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._takeovers = Takeovers(clock)
 
@@ -213,13 +226,14 @@ class SubmissionService:
         order = _Order(plan=plan, user=user, submission=submission, parent=None)
         return self._new(self._name(_wanted_name(submission, plan)), order)
 
-    def planned(self, submission: Submission, *, user: User) -> Plan:
-        """Return the plan of a submission; nothing is stored. Raises as `would_make` does."""
+    def planned(self, submission: Submission, *, user: User, present: Run | None = None) -> Plan:
+        """Return the plan of a submission; nothing is stored. `present`: the live service that it
+        changes. Raises as `would_make` does."""
         written = _mapping(submission.configuration)
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
-        return plan
+        return self._gateways.chosen(plan, present)
 
     async def require_uploads(self, plan: Plan, user: User) -> None:
         """Raise Conflict unless all uploads of the plan are there."""
@@ -246,6 +260,7 @@ class SubmissionService:
         plan = to_run(parse(written), written, self._defaults, user_keys(submission.ssh_keys))
         require_band(user, plan.policy.band)
         self._secrets.require(plan.specs, user)
+        plan = self._gateways.chosen(plan)
         parent = await self._parent(submission.parent, user)
         name = self._name(_wanted_name(submission, plan))
         order = _Order(plan=plan, user=user, submission=submission, parent=parent)
@@ -272,6 +287,9 @@ class SubmissionService:
 
     async def _make(self, name: str, order: _Order) -> Submitted:
         state = self._new(name, order)
+        if self._live_id(name) is not None:
+            raise self._taken(name, order.user)
+        await self._gateways.claim(state.run.service, name)
         try:
             await self._turns.admit(state)
         except NameTaken:

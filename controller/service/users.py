@@ -7,6 +7,7 @@ on them; only admins change nodes. A change applies as soon as it is committed.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
 import re
 import secrets
@@ -57,12 +58,23 @@ class Gate:
         self.users: Mapping[str, User] = {user.name: user for user in users}
         self.tokens: tuple[StoredToken, ...] = tuple(tokens)
         self._ending: dict[str, set[Callable[[], object]]] = {}
+        self.on_end: Callable[[str], object] = _nobody_asks
+        """It is called with the digest of each token or key that ended, or whose rights changed."""
 
     def token_of(self, token: str | None) -> StoredToken:
         """Return the stored token of a known user. Raises Unauthenticated, with what to do."""
         if not token:
             raise Unauthenticated(f"no token was given; {_HINT}")
         stored = matching(token, self.tokens)
+        if stored is None:
+            raise Unauthenticated(f"the token is not known to this controller; {_HINT}")
+        return self._valid(stored)
+
+    def token_of_digest(self, digest: str) -> StoredToken:
+        """Return the token with this digest, as `token_of` does. Raises Unauthenticated."""
+        stored = next(
+            (token for token in self.tokens if hmac.compare_digest(token.digest, digest)), None
+        )
         if stored is None:
             raise Unauthenticated(f"the token is not known to this controller; {_HINT}")
         return self._valid(stored)
@@ -96,6 +108,7 @@ class Gate:
 
     def apply(self, changes: Changes) -> None:
         """Apply committed changes of users and tokens."""
+        before = self._digests()
         removed = {
             token.id
             for token in self.tokens
@@ -118,6 +131,12 @@ class Gate:
         for token_id in removed | gone:
             for end in tuple(self._ending.get(token_id, ())):
                 end()
+        for ended in sorted(before - self._digests()):
+            self.on_end(ended)
+
+    def _digests(self) -> set[str]:
+        tokens = {token.digest for token in self.tokens}
+        return tokens | {key.digest for key in self.service_keys}
 
     def end_streams(self, user: str) -> None:
         """End the open streams of this user's tokens; they may be opened again."""
@@ -125,6 +144,7 @@ class Gate:
             if token.user == user:
                 for end in tuple(self._ending.get(token.id, ())):
                     end()
+                self.on_end(token.digest)
 
     @contextmanager
     def until_it_ends(
@@ -144,6 +164,10 @@ class Gate:
             self._ending[token.id].discard(end)
             if not self._ending[token.id]:
                 del self._ending[token.id]
+
+
+def _nobody_asks(digest: str) -> None:
+    pass
 
 
 def require_admin(user: User, action: str) -> None:

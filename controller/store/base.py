@@ -75,6 +75,8 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate = Certificate()
     is_default: bool = False
     """Services that name no gateway use it."""
+    key: str | None = None
+    """The public key by which its agent logs in at nodes; None: the agent was never seen."""
     created_at: float
 
 

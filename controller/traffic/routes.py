@@ -7,7 +7,7 @@ so no request goes to one that is being stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -30,6 +30,8 @@ class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str
     runner_socket: str
     port: int
+    exposed_socket: str | None = None
+    """The socket on the node at which a gateway reaches the port."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     service: ServicePolicy
     replicas: tuple[ReplicaRoute, ...]
     """The replicas in traffic."""
+    unreached: tuple[ReplicaRoute, ...] = ()
+    """Registered replicas on nodes that are not connected: a gateway may still reach them."""
     draining: tuple[ReplicaRoute, ...]
     """The replicas that get no new requests and finish those that they have."""
     sleeping: bool
@@ -116,11 +120,18 @@ def route_of(state: RunState) -> Route:
         name=run.name,
         user=run.user,
         service=service,
-        replicas=tuple(_replica(job, one) for job, one in lasts if in_traffic(one)),
-        draining=tuple(_replica(job, one) for job, one in lasts if one.drains_until is not None),
+        replicas=_routes(lasts, in_traffic),
+        unreached=_routes(lasts, lambda one: is_registered(one) and one.disconnected),
+        draining=_routes(lasts, lambda one: one.drains_until is not None),
         sleeping=sleeps(run),
         ending=run.reason is not None,
     )
+
+
+def _routes(
+    lasts: Iterable[tuple[Job, Attempt]], fits: Callable[[Attempt], bool]
+) -> tuple[ReplicaRoute, ...]:
+    return tuple(replica_route(job, attempt) for job, attempt in lasts if fits(attempt))
 
 
 def offered(run: Run) -> ServicePolicy | None:
@@ -129,11 +140,16 @@ def offered(run: Run) -> ServicePolicy | None:
 
 
 def in_traffic(attempt: Attempt) -> bool:
+    return is_registered(attempt) and not attempt.disconnected
+
+
+def is_registered(attempt: Attempt) -> bool:
     registered = attempt.registered_at is not None and attempt.reason is None
-    return registered and attempt.status is AttemptStatus.RUNNING and not attempt.disconnected
+    return registered and attempt.status is AttemptStatus.RUNNING
 
 
-def _replica(job: Job, attempt: Attempt) -> ReplicaRoute:
+def replica_route(job: Job, attempt: Attempt) -> ReplicaRoute:
+    """Return the route of a replica, whether it is registered or not."""
     assert job.spec.serves is not None, "a replica serves a port"
     return ReplicaRoute(
         attempt_id=attempt.id,
@@ -144,4 +160,5 @@ def _replica(job: Job, attempt: Attempt) -> ReplicaRoute:
         node_id=attempt.node_id or "",
         runner_socket=attempt.runner_socket or "",
         port=job.spec.serves.port,
+        exposed_socket=attempt.exposed_socket,
     )

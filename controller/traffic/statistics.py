@@ -15,6 +15,7 @@ from collections.abc import Callable, Container
 import msgspec
 
 from controller.lifecycle.services.scaling import Load
+from gateway.schemas import GroupCounts
 
 LONGEST_WINDOW = 300
 """Seconds: the buckets that are kept."""
@@ -58,7 +59,8 @@ class GroupStatistics:
 
     def __init__(self, now: float) -> None:
         self.since = now
-        self.in_flight = 0
+        self._here = 0
+        self._elsewhere: dict[str, int] = {}
         self.last_at: float | None = None
         """When a request last began or ended."""
         self._seen_at = now
@@ -68,20 +70,45 @@ class GroupStatistics:
         """`held`: it waits for a replica, and counts as a request once it is sent to one."""
         self._advance(now)
         self._bucket(now).requests += not held
-        self.in_flight += 1
+        self._here += 1
         self.last_at = now
 
     def end(self, now: float, seconds: float, *, failed: bool, counts: bool = True) -> None:
         """`counts` False: its duration says nothing about a replica."""
         self._advance(now)
         bucket = self._bucket(now)
-        self.in_flight -= 1
+        self._here -= 1
         self.last_at = now
         bucket.errors += failed
         if counts:
             if bucket.latencies is None:
                 bucket.latencies = [0] * (len(_BOUNDS) + 1)
             bucket.latencies[bisect.bisect_left(_BOUNDS, seconds)] += 1
+
+    def absorb(self, now: float, source: str, counts: GroupCounts) -> None:
+        """Add what a gateway counted in the second that has just passed."""
+        self._advance(now)
+        bucket = self._bucket(now)
+        bucket.requests += counts.requests
+        bucket.errors += counts.errors
+        bucket.busy += counts.busy
+        if counts.requests or counts.in_flight or self._elsewhere.get(source):
+            self.last_at = now
+        self._elsewhere[source] = counts.in_flight
+        for part, count in counts.latencies:
+            if bucket.latencies is None:
+                bucket.latencies = [0] * (len(_BOUNDS) + 1)
+            bucket.latencies[min(max(part, 0), len(_BOUNDS))] += count
+
+    def gap(self, now: float, source: str) -> None:
+        """Begin anew: what this gateway does is not known at the moment."""
+        self.since = now
+        self._elsewhere.pop(source, None)
+
+    @property
+    def in_flight(self) -> int:
+        """The requests in flight, here and at gateways; held ones count."""
+        return self._here + sum(self._elsewhere.values())
 
     def window(self, seconds: float, now: float) -> WindowStatistics:
         """Return the counts of the last whole `seconds`."""
@@ -113,9 +140,9 @@ class GroupStatistics:
     def _advance(self, now: float) -> None:
         """Count the requests in flight in each second up to now."""
         at = max(self._seen_at, now - LONGEST_WINDOW)
-        while self.in_flight and at < now:
+        while self._here and at < now:
             end = min(now, float(int(at) + 1))
-            self._bucket(at).busy += self.in_flight * (end - at)
+            self._bucket(at).busy += self._here * (end - at)
             at = end
         self._seen_at = max(self._seen_at, now)
 

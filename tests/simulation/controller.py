@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from controller.blobs import BlobStore
 from controller.clock import Chance, Clock
 from controller.daemon import Assembly
+from controller.gateways.link import GatewayLink
 from controller.lifecycle.model import Node
 from controller.links.base import NodeLink
 from controller.logs.store import LogStore
 from controller.outputs import OutputStore
-from controller.store.base import Changes, LeaseLost, StoreUnavailable
+from controller.store.base import Changes, Gateway, LeaseLost, StoreUnavailable
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.secrets import NO_SECRETS
 from tests.simulation.checks import Checks
@@ -97,6 +98,7 @@ class ControllerLife:
         clock: Clock,
         chance: Chance,
         make_link: Callable[[Node], NodeLink],
+        make_gateway_link: Callable[[Gateway], GatewayLink],
     ) -> None:
         async def boot() -> Assembly:
             boot = await store.open()
@@ -113,6 +115,7 @@ class ControllerLife:
                 cluster_secret=b"simulated",
                 secrets=NO_SECRETS,
                 outputs=OutputStore(log_folder / "outputs"),
+                make_gateway_link=make_gateway_link,
             )
 
         self.machinery = await self.perform(boot())

@@ -20,14 +20,16 @@ from zlib import crc32
 
 import msgspec
 
+from controller.gateways.link import GatewayLink
 from controller.lifecycle.model import Fleet, Node
 from controller.lifecycle.statuses import FINAL_RUN_STATUSES, AllocationState
 from controller.links.base import NodeLink
 from controller.pipelines import run_pipeline
 from controller.pipelines.run_pipeline import NameTaken
-from controller.store.base import LeaseLost, StoreUnavailable
+from controller.store.base import Gateway, LeaseLost, StoreUnavailable
 from shim.node.ledger import Capacity
 from shim.schemas import GpuInfo
+from tests.doubles.gateway import FakeGateway
 from tests.doubles.memory_store import MemoryDatabase
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.controller import ControllerLife, Gone, StoreWeather, WatchedStore
@@ -122,6 +124,7 @@ class World:
         )
         self.fleets = [Fleet(name="fleet", created_at=EPOCH)]
         self.site = Site(largest_place=1)
+        self.gateways: dict[str, FakeGateway] = {}
         self._scale = scale
         self._folder = folder
         self._life = Life("world")
@@ -309,8 +312,13 @@ class World:
             self.clock,
         )
         chance = seeded_chance(self.chance(f"controller {number}"))
-        await controller.start(store, self._folder, self.clock, chance, self._link)
+        await controller.start(
+            store, self._folder, self.clock, chance, self._link, self._gateway_link
+        )
         return controller
+
+    def _gateway_link(self, gateway: Gateway) -> GatewayLink:
+        return self.gateways.setdefault(gateway.name, FakeGateway())
 
     def _link(self, node: Node) -> NodeLink:
         return SimulatedLink(self.nodes[node.name])

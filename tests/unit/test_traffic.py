@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from controller.traffic.statistics import LONGEST_WINDOW, Traffic
+from controller.traffic.statistics import LONGEST_WINDOW, GroupStatistics, Traffic
+from gateway.schemas import GroupCounts
 
 
 class Clock:
@@ -105,3 +106,31 @@ async def test_a_drain_waits_for_the_last_request_of_its_replica(traffic: Traffi
     await drained
     assert (traffic.in_flight("a"), traffic.in_flight("b")) == (0, 1)
     other.end()
+
+
+def test_what_a_gateway_counted_adds_to_the_own_requests() -> None:
+    counts = GroupStatistics(100.0)
+    told = GroupCounts(
+        run_id="r",
+        group="main",
+        requests=6,
+        errors=1,
+        busy=2.0,
+        in_flight=3,
+        latencies=((10, 5), (20, 1)),
+    )
+    for second in range(101, 104):
+        counts.absorb(second + 0.5, "main", told)
+    seen = counts.window(10.0, 104.0)
+
+    assert (seen.requests, seen.errors, seen.rps, counts.in_flight) == (18, 3, 4.5, 3)
+    assert (seen.in_flight, seen.covered) == (1.5, 4.0)
+
+
+def test_a_gap_of_a_gateway_begins_the_window_anew() -> None:
+    counts = GroupStatistics(100.0)
+    told = GroupCounts(run_id="r", group="main", requests=6, in_flight=3)
+    counts.absorb(101.5, "main", told)
+    counts.gap(110.0, "main")
+
+    assert (counts.in_flight, counts.window(30.0, 112.0).covered) == (0, 2.0)

@@ -67,6 +67,10 @@ def apply(
         from controller.cli.commands.fleet_hosts import apply_fleet  # few files are fleets
 
         return apply_fleet(document, file, bundle=bundle, yes=yes, upgrade=upgrade, json=json)
+    if is_gateway(document):
+        from controller.cli.commands.gateways import apply_gateway  # few files are gateways
+
+        return apply_gateway(settings.client(), document.data, json)
     configuration = completed(document, os.environ, given_variables(env, os.environ))
     tell_translation(configuration)
     client = settings.client()
@@ -146,6 +150,11 @@ def tell_translation(configuration: object) -> None:
 def is_fleet(document: Document) -> bool:
     """Return whether it describes hosts, and no run."""
     return isinstance(document.data, dict) and document.data.get("type") == "fleet"
+
+
+def is_gateway(document: Document) -> bool:
+    """Return whether it describes a gateway, and no run."""
+    return isinstance(document.data, dict) and document.data.get("type") == "gateway"
 
 
 def attach(run: str, /, *, job: str | None = None, json: Json = False) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from controller.api.app import make_app
 from controller.blobs import BlobStore
 from controller.clock import SystemClock, system_chance
 from controller.configuration.plan import Defaults
+from controller.gateways.manager import GatewayManager
 from controller.lifecycle.model import Role, RunState
 from controller.lifecycle.pending_reasons import NoNodeConnected
 from controller.lifecycle.reports import NotPlaced
@@ -32,9 +32,11 @@ from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
 from controller.service.progress import PullsInProgress
 from controller.service.users import Gate
-from controller.store.base import Changes, StoredToken, User, digest
+from controller.store.base import Changes, Gateway, StoredToken, User, digest
+from controller.traffic.routes import RouteTable
 from controller.traffic.statistics import Traffic
 from controller.vault import KeyFile, Vault
+from tests.doubles.gateway import FakeGateway
 from tests.doubles.memory_store import MemoryStore
 from tests.support.ssh_daemon import free_port
 from tests.unit.api.documented import as_documented
@@ -111,6 +113,20 @@ class Controller:
         self.progress = PullsInProgress()
         self.connections: dict[str, NodeConnection] = {}
         self.traffic = Traffic(clock.now)
+        self.routes = RouteTable()
+        self.turns.listen(self.routes)
+        self.agents: dict[str, FakeGateway] = {}
+        """The agents of gateways, by name; one that is not planted is away."""
+        self.gateways = GatewayManager(
+            turns=self.turns,
+            store=store,
+            routes=self.routes,
+            traffic=self.traffic,
+            make_link=self._agent,
+            connect=self._connect,
+            chance=chance,
+        )
+        self.turns.listen(self.gateways)
         self.service = ControllerService(
             blobs=blobs,
             turns=self.turns,
@@ -129,7 +145,14 @@ class Controller:
             autoscaler=Autoscaler(self.turns, self.traffic, clock),
             metric_history=metric_history,
             outputs=outputs,
+            gateways=self.gateways,
+            routes=self.routes,
         )
+
+    def _agent(self, gateway: Gateway) -> FakeGateway:
+        agent = self.agents.setdefault(gateway.name, FakeGateway())
+        agent.is_away = gateway.domain.startswith("away.")
+        return agent
 
     async def _connect(self, node_id: str) -> NodeConnection:
         return self.connections[node_id]
@@ -156,11 +179,14 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     gate, blobs = await _gate(store), BlobStore(tmp_path / "blobs")
     outputs, metrics = OutputStore(tmp_path / "outputs"), MetricHistory(tmp_path / "metrics")
     running = Controller(store, logs, gate, blobs, Vault(keys), metrics, outputs)
-    turns = asyncio.create_task(running.turns.run())
+    work = [
+        asyncio.create_task(running.turns.run()),
+        asyncio.create_task(running.gateways.run()),
+    ]
     yield running
-    turns.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await turns
+    for task in work:
+        task.cancel()
+    await asyncio.gather(*work, return_exceptions=True)
     await asyncio.to_thread(logs.close)
     await asyncio.to_thread(outputs.close)
     await store.close()

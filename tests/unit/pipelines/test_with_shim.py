@@ -21,6 +21,7 @@ from controller.nodes import session
 from controller.outputs import OutputStore
 from shim.engines.base import ImageInfo
 from shim.schemas import RegistryAuth, TaskStatus
+from tests.doubles.gateway import FakeGateway
 from tests.doubles.memory_store import MemoryDatabase, MemoryStore
 from tests.doubles.secrets import NO_SECRETS
 from tests.support.waiting import eventually
@@ -66,6 +67,7 @@ async def controller(node: Node, folder: Path, database: MemoryDatabase) -> Asyn
         cluster_secret=b"secret",
         secrets=NO_SECRETS,
         outputs=outputs,
+        make_gateway_link=lambda gateway: FakeGateway(),
     )
     work = asyncio.create_task(made.run())
     try:

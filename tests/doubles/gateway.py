@@ -1,0 +1,116 @@
+"""A gateway's agent that a test commands, and the rules that it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from controller.gateways.link import GatewayConnection
+from controller.gateways.session import CLAIM_SECONDS
+from controller.lifecycle.inventory import NodeAddress
+from controller.links.base import LinkError
+from controller.store.base import Gateway
+from gateway.schemas import (
+    AGENT_SOCKET,
+    PROTOCOL,
+    Answer,
+    Applied,
+    Certificate,
+    Claim,
+    Claimed,
+    Counts,
+    FromAgent,
+    FromController,
+    Hello,
+    InFlight,
+    Revoked,
+    Snapshot,
+)
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJustForTests00000000000000000000000000000"
+__all__ = ["CLAIM_SECONDS", "FakeGateway", "a_gateway"]
+
+
+def a_gateway(name: str = "main", *, is_default: bool = False, kind: str = "internal") -> Gateway:
+    return Gateway(
+        name=name,
+        domain=f"{name}.example.com",
+        address=NodeAddress(shim_socket=AGENT_SOCKET, host="gate", host_key="ssh-ed25519 AAAA"),
+        certificate=Certificate(kind=kind),
+        is_default=is_default,
+        created_at=1.0,
+    )
+
+
+class FakeGateway:
+    """One agent (`GatewayLink`). It applies each snapshot at once, unless it `hesitates`.
+
+    `is_away`: nothing answers. `taken`: host names of others. `in_flight` are the requests at each
+    replica; `tell_in_flight` says them again after a change.
+    """
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.hesitates = False
+        self.protocol = PROTOCOL
+        self.key = KEY
+        self.snapshots: list[Snapshot] = []
+        self.claims: list[str] = []
+        self.taken: set[str] = set()
+        self.answers: list[Answer] = []
+        self.revoked: list[str] = []
+        self.in_flight: dict[str, int] = {}
+        self.opened = 0
+        self._says: asyncio.Queue[FromAgent | None] = asyncio.Queue()
+
+    @property
+    def serves(self) -> tuple[str, ...]:
+        """The ids of the replicas in the newest snapshot."""
+        services = self.snapshots[-1].services if self.snapshots else ()
+        return tuple(one.id for service in services for one in service.replicas)
+
+    def say(self, message: FromAgent) -> None:
+        self._says.put_nowait(message)
+
+    def tell_in_flight(self) -> None:
+        version = self.snapshots[-1].version if self.snapshots else 0
+        self.say(InFlight(version=version, replicas=dict(self.in_flight)))
+
+    def apply(self) -> None:
+        """Confirm the newest snapshot."""
+        self.say(Applied(version=self.snapshots[-1].version))
+        self.tell_in_flight()
+
+    def hang_up(self) -> None:
+        self._says.put_nowait(None)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[GatewayConnection]:
+        if self.is_away:
+            raise LinkError("nothing answers there")
+        self.opened += 1
+        self._says = asyncio.Queue()
+        self.say(Hello(protocol=self.protocol, version="1", key=self.key))
+        self.say(Counts())
+        yield self
+
+    async def send(self, message: FromController) -> None:
+        match message:
+            case Snapshot():
+                self.snapshots.append(message)
+                if not self.hesitates:
+                    self.apply()
+            case Claim():
+                self.claims.append(message.host)
+                is_taken = message.host in self.taken
+                error = f"{message.host} is served for another controller" if is_taken else None
+                self.say(Claimed(id=message.id, error=error))
+            case Answer():
+                self.answers.append(message)
+            case Revoked():
+                self.revoked.append(message.digest)
+
+    async def messages(self) -> AsyncIterator[FromAgent]:
+        while (message := await self._says.get()) is not None:
+            yield message
