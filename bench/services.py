@@ -33,7 +33,9 @@ from controller.clock import SystemClock
 from controller.lifecycle.model import NodeAddress
 from controller.links.base import NodeConnection
 from controller.links.ssh import SshLink
+from controller.proxy.access import GateAccess
 from controller.proxy.entry import Proxy, Settings, tidy, to_services
+from controller.proxy.registered import through_runners
 from controller.proxy.view import Replica, Service
 from controller.service.users import Gate
 from tests.doubles.proxy import NotedTraffic, PlantedServices
@@ -145,8 +147,8 @@ async def _serve_proxy(place: Place) -> None:
     proxy = Proxy(
         services=services,
         traffic=NotedTraffic(),
-        gate=Gate((), (), SystemClock()),
-        connect=connect,
+        access=GateAccess(Gate((), (), SystemClock())),
+        connect=through_runners(connect),
         settings=Settings(),
     )
     app = web.Application(middlewares=[to_services(proxy)])

@@ -52,10 +52,11 @@ from controller.pipelines.log_collection import LogCollector
 from controller.pipelines.output_collection import OutputCollector
 from controller.pipelines.run_pipeline import RunPipeline
 from controller.pipelines.to_node import SecretSource
+from controller.proxy.access import GateAccess
 from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
 from controller.proxy.probes import try_probe
-from controller.proxy.registered import CountedTraffic, RegisteredServices
+from controller.proxy.registered import CountedTraffic, RegisteredServices, through_runners
 from controller.retention import Keep, Retention
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
@@ -298,8 +299,8 @@ async def _controller(
         proxy = Proxy(
             services=RegisteredServices(machinery.routes, machinery.turns),
             traffic=CountedTraffic(machinery.traffic),
-            gate=service.gate,
-            connect=machinery.nodes.connection,
+            access=GateAccess(service.gate),
+            connect=through_runners(machinery.nodes.connection),
             settings=options.proxy,
         )
         api = make_runner(

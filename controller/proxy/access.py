@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import msgspec
-
 from controller.proxy.errors import TooMany
+from controller.proxy.view import Access, Admission, Service
 from controller.proxy.view import RateLimit as Limit
-from controller.proxy.view import Service
 from controller.rate_limit import RateLimit
 from controller.service.errors import Forbidden, Unauthenticated
 from controller.service.users import Gate, sees_all
@@ -22,37 +20,19 @@ _HOW = (
 )
 
 
-class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request was admitted with. `secret_headers` must not reach the replica."""
-
-    token: StoredToken | None = None
-    key: ServiceKey | None = None
-    secret_headers: frozenset[str] = frozenset()
-
-
-NOBODY = Admission()
-
-
-class Access:
-    """Decides which requests a service gets."""
+class GateAccess:
+    """Admits by the tokens and keys of the controller (`Access`)."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def admit(self, service: Service, authorization: str) -> Admission:
-        """Admit a request by its `Authorization`. Raises Unauthenticated, Forbidden."""
-        secret = bearer(authorization)
-        is_ours = secret.startswith((TOKEN_PREFIX, KEY_PREFIX))
-        hidden = frozenset({"authorization"}) if service.auth or is_ours else frozenset()
-        if not service.auth:
+    async def admit(self, service: Service, authorization: str) -> Admission:
+        secret, hidden = secret_of(service, authorization), hidden_headers(service, authorization)
+        if secret is None:
             return Admission(secret_headers=hidden)
-        if not secret:
-            raise Unauthenticated(
-                f"the service {service.name} asks for a token; {_HOW.format(name=service.name)}"
-            )
         key = self._gate.service_key(secret, service.name, service.owner)
         if key is not None:
-            return Admission(key=key, secret_headers=hidden)
+            return Admission(credential=key, secret_headers=hidden)
         if secret.startswith(KEY_PREFIX):
             raise Unauthenticated(
                 f"this is no key of the service {service.name}, or it was revoked; "
@@ -66,26 +46,42 @@ class Access:
                 f"(`fairlead service key add {service.name}`)",
                 field="service",
             )
-        return Admission(token=token, secret_headers=hidden)
-
-    def may_see(self, service: Service, authorization: str) -> bool:
-        try:
-            self.admit(service, authorization)
-        except (Unauthenticated, Forbidden):
-            return False
-        return True
+        return Admission(credential=token, secret_headers=hidden)
 
     @contextmanager
     def while_admitted(self, admission: Admission, end: Callable[[], object]) -> Iterator[None]:
-        """Call `end` if the token or key ends within this block."""
-        if admission.token is not None:
-            with self._gate.until_it_ends(admission.token, end):
-                yield
-        elif admission.key is not None:
-            with self._gate.until_it_ends(admission.key, end):
+        if isinstance(admission.credential, StoredToken | ServiceKey):
+            with self._gate.until_it_ends(admission.credential, end):
                 yield
         else:
             yield
+
+
+async def may_see(access: Access, service: Service, authorization: str) -> bool:
+    try:
+        await access.admit(service, authorization)
+    except (Unauthenticated, Forbidden):
+        return False
+    return True
+
+
+def secret_of(service: Service, authorization: str) -> str | None:
+    """Return the token or key by which a request must be admitted; None: everybody is. Raises
+    Unauthenticated."""
+    if not service.auth:
+        return None
+    secret = bearer(authorization)
+    if not secret:
+        raise Unauthenticated(
+            f"the service {service.name} asks for a token; {_HOW.format(name=service.name)}"
+        )
+    return secret
+
+
+def hidden_headers(service: Service, authorization: str) -> frozenset[str]:
+    """Return the headers that the replica must not see."""
+    is_ours = bearer(authorization).startswith((TOKEN_PREFIX, KEY_PREFIX))
+    return frozenset({"authorization"}) if service.auth or is_ours else frozenset()
 
 
 def bearer(authorization: str) -> str:

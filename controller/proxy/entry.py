@@ -13,26 +13,27 @@ from aiohttp.typedefs import Middleware
 
 from common.http import error_response
 from controller.proxy import browsers, headers, models
-from controller.proxy.access import Access, Admission, RateLimits
+from controller.proxy.access import RateLimits, may_see
 from controller.proxy.body import Body, body_of, whole
 from controller.proxy.browsers import BrowserSessions
 from controller.proxy.errors import NoReplica, TooMany
 from controller.proxy.forwarding import FROM_REPLICA, Forwarded, Forwarder, HangUps, ProxyLimits
 from controller.proxy.headers import Client, Target
 from controller.proxy.metrics import MeteredTraffic
-from controller.proxy.replicas import Connect, Replicas
-from controller.proxy.view import Service, Services, Traffic
+from controller.proxy.replicas import Replicas
+from controller.proxy.view import Access, Admission, Connect, Service, Services, Traffic
 from controller.service.errors import Forbidden, Invalid, NotFound, ServiceError, Unauthenticated
-from controller.service.users import Gate
 
 CLIENT_GONE = 499
 """No client is left to read it; other statuses would be logged as failures of the controller."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`domain`: services answer at `NAME.domain` too; None: only below `/services/NAME`."""
+    """`domain`: services answer at `NAME.domain` too; None: only below `/services/NAME`.
+    `is_behind_proxy`: every request comes from a reverse proxy, whose X-Forwarded-* count."""
 
     domain: str | None = None
+    is_behind_proxy: bool = False
     limits: ProxyLimits = ProxyLimits()
 
 
@@ -44,19 +45,20 @@ class Proxy:
         *,
         services: Services,
         traffic: Traffic,
-        gate: Gate,
+        access: Access,
         connect: Connect,
         settings: Settings,
     ) -> None:
         self.replicas = Replicas(connect)
         self._services = services
         self.metrics = MeteredTraffic(traffic)
-        self._access = Access(gate)
+        self._access = access
         self._rates = RateLimits(_now)
         self._browsers = BrowserSessions(_now)
         self._forwarder = Forwarder(services, self.replicas, self.metrics, settings.limits)
         self._limits = settings.limits
         self._domain = settings.domain
+        self._is_behind_proxy = settings.is_behind_proxy
         self._hang_ups = HangUps()
 
     def close(self) -> None:
@@ -71,10 +73,14 @@ class Proxy:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer the request; refusals and failures included."""
-        raw = headers.origin_form(request.raw_path)
         name = None
         if self._domain is not None:
             name = headers.service_of_host(request.host, self._domain)
+        return await self.answer_as(request, name)
+
+    async def answer_as(self, request: web.Request, name: str | None) -> web.StreamResponse:
+        """Answer a request for this service; None: for the one that the path or a model tells."""
+        raw = headers.origin_form(request.raw_path)
         is_model = name is None and raw.startswith(models.MODELS + "/")
         try:
             with self._hang_ups.watched(request):
@@ -109,7 +115,7 @@ class Proxy:
         if service.auth and not authorization:
             authorization = self._browsers.authorization(service, request, client)
         try:
-            admission = self._access.admit(service, authorization)
+            admission = await self._access.admit(service, authorization)
         except Unauthenticated as error:
             if not browsers.wants_page(request):
                 raise
@@ -126,7 +132,7 @@ class Proxy:
         given = parse_qs((await whole(request, browsers.MOST_FORM)).decode("utf-8", "replace"))
         token = given.get("token", [""])[0].strip()
         try:
-            self._access.admit(service, f"Bearer {token}")
+            await self._access.admit(service, f"Bearer {token}")
         except (Unauthenticated, Forbidden) as error:
             return browsers.page(target, error.message)
         value = self._browsers.open(service, token)
@@ -138,18 +144,19 @@ class Proxy:
         path, _, _ = raw[len(models.MODELS) :].partition("?")
         plain = _plain(path)
         if plain == "/models" and request.method == "GET":
-            return models.listing(self._seen(authorization))
+            return models.listing(await self._seen(authorization))
         if plain.startswith("/models/") and request.method == "GET":
-            return models.description(self._by_model(plain[len("/models/") :], authorization))
+            named = await self._by_model(plain[len("/models/") :], authorization)
+            return models.description(named)
         data = await whole(request, min(models.MOST_BODY, self._limits.most_body))
         model = models.model_of(data, request.content_type)
         if model is None:
             raise Invalid(
                 "the request names no model: give `model` in its JSON body", field="model"
             )
-        service = self._by_model(model, authorization)
+        service = await self._by_model(model, authorization)
         client = self._client(request)
-        admission = self._access.admit(service, authorization)
+        admission = await self._access.admit(service, authorization)
         rest = service.model_prefix.rstrip("/") + raw[len(models.MODELS) :]
         self._rates.check(service, _plain(rest), client.address, request.headers)
         target = Target(service=service.name, rest=rest, prefix="")
@@ -196,23 +203,27 @@ class Proxy:
 
     def _client(self, request: web.Request) -> Client:
         return headers.client_of(
-            request.remote or "", request.secure, request.host, request.headers.items()
+            request.remote or "",
+            request.secure,
+            request.host,
+            request.headers.items(),
+            is_proxied=self._is_behind_proxy,
         )
 
-    def _seen(self, authorization: str) -> list[Service]:
+    async def _seen(self, authorization: str) -> list[Service]:
         """Return the services with a model that the caller may use. Raises Unauthenticated."""
         found = [service for service in self._services.all() if service.model]
-        seen = [service for service in found if self._access.may_see(service, authorization)]
+        seen = [one for one in found if await may_see(self._access, one, authorization)]
         if found and not seen:
-            self._access.admit(found[0], authorization)
+            await self._access.admit(found[0], authorization)
         return seen
 
-    def _by_model(self, model: str, authorization: str) -> Service:
+    async def _by_model(self, model: str, authorization: str) -> Service:
         """Return the service of this model. Raises Unauthenticated, NotFound: others' models are
         not told from missing ones."""
         named = [service for service in self._services.all() if service.model == model]
         for service in named:
-            if self._access.may_see(service, authorization):
+            if await may_see(self._access, service, authorization):
                 return service
         if named and not authorization:
             raise Unauthenticated(f"the model {model} asks for a token (Authorization: Bearer)")

@@ -112,11 +112,18 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     host: str
 
 
-def client_of(peer: str, is_secure: bool, host: str, headers: Iterable[tuple[str, str]]) -> Client:
-    """Return the client. A peer on this machine is a reverse proxy, whose X-Forwarded-* count;
-    those of others are dropped, because anybody can send them."""
+def client_of(
+    peer: str,
+    is_secure: bool,
+    host: str,
+    headers: Iterable[tuple[str, str]],
+    *,
+    is_proxied: bool = False,
+) -> Client:
+    """Return the client. A peer on this machine, or one that `is_proxied`, is a reverse proxy,
+    whose X-Forwarded-* count; those of others are dropped, because anybody can send them."""
     scheme = "https" if is_secure else "http"
-    if not _is_loopback(peer):
+    if not is_proxied and not _is_loopback(peer):
         return Client(address=peer, forwarded_for=peer, scheme=scheme, host=host)
     given = {
         name: ", ".join(value for one, value in headers if one.lower() == name)
@@ -125,7 +132,7 @@ def client_of(peer: str, is_secure: bool, host: str, headers: Iterable[tuple[str
     chain = given["x-forwarded-for"]
     return Client(
         address=chain.rpartition(",")[2].strip() or peer,
-        forwarded_for=f"{chain}, {peer}" if chain else peer,
+        forwarded_for=", ".join(one for one in (chain, peer) if one),
         scheme=given["x-forwarded-proto"] or scheme,
         host=given["x-forwarded-host"] or host,
     )

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from controller.lifecycle import reports
+from controller.links.base import NodeConnection
 from controller.pipelines.run_pipeline import RunPipeline
-from controller.proxy.view import RateLimit, Replica, Service
+from controller.proxy.view import Connect, RateLimit, Replica, Service
 from controller.traffic.routes import Route, RouteTable
 from controller.traffic.statistics import Request, Traffic
+from runner.client import PortStream
+
+
+def through_runners(connection: Callable[[str], Awaitable[NodeConnection]]) -> Connect:
+    """Reach replicas through their nodes' connections and the relays of their jobs' runners."""
+
+    async def connect(replica: Replica) -> PortStream:
+        node = await connection(replica.node_id)
+        return await node.runner(replica.socket).connect_port(replica.port)
+
+    return connect
 
 
 class RegisteredServices:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from controller.links.base import LinkError, NodeConnection
+from controller.links.base import LinkError
 from controller.proxy.upstream import ReplicaConnection
-from controller.proxy.view import Replica
+from controller.proxy.view import Connect, Replica
 from runner.client import RunnerError, RunnerUnavailable
 
-Connect = Callable[[str], Awaitable[NodeConnection]]
-"""Returns the live connection of a node; waits for it as long as necessary."""
 CONNECT_SECONDS = 10.0
 AVOIDED_SECONDS = 2.0
 """A replica that could not be reached is only used again after this time, unless there is no
@@ -95,8 +93,7 @@ class Replicas:
         """Open a connection to the replica's port. Raises Unreachable."""
         try:
             async with asyncio.timeout(self._seconds):
-                node = await self._connect(replica.node_id)
-                stream = await node.runner(replica.socket).connect_port(replica.port)
+                stream = await self._connect(replica)
         except TimeoutError:
             why = f"its node did not answer within {self._seconds:g} s"
         except (LinkError, RunnerUnavailable) as error:

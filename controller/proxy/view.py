@@ -1,11 +1,14 @@
-"""The seam between the proxy and the lifecycle of services: what it knows, what it tells."""
+"""The seams of the proxy: what it knows of services, whom it admits, what it tells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import msgspec
+
+from runner.client import PortStream
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,32 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...] = ()
     is_held: bool = False
     """Requests wait while it has no replica: they wake it, or it is waking up."""
+
+
+Connect = Callable[[Replica], Awaitable[PortStream]]
+"""Opens a byte stream to the replica's port; waits for its node as long as necessary. Raises
+LinkError, RunnerUnavailable, RunnerError."""
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request was admitted with. `secret_headers` must not reach the replica; `credential`
+    is of the `Access` that gave it."""
+
+    secret_headers: frozenset[str] = frozenset()
+    credential: object = None
+
+
+class Access(Protocol):
+    """Decides which requests a service gets."""
+
+    async def admit(self, service: Service, authorization: str) -> Admission:
+        """Admit a request by its `Authorization`. Raises Unauthenticated, Forbidden,
+        Unavailable."""
+
+    def while_admitted(
+        self, admission: Admission, end: Callable[[], object]
+    ) -> AbstractContextManager[None]:
+        """Call `end` if the token or key ends within this block."""
 
 
 class Services(Protocol):

@@ -10,7 +10,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.api.app import make_app
+from controller.proxy.access import GateAccess
 from controller.proxy.entry import Proxy, Settings
+from controller.proxy.registered import through_runners
 from controller.proxy.view import Service
 from tests.doubles.proxy import NodeHere, NotedTraffic, PlantedServices
 from tests.unit.api.conftest import ADMIN_TOKEN, USER_TOKEN, Controller
@@ -23,8 +25,8 @@ async def asking(controller: Controller) -> AsyncIterator[tuple[TestClient[Any, 
     proxy = Proxy(
         services=services,
         traffic=NotedTraffic(),
-        gate=controller.service.gate,
-        connect=NodeHere().connect,
+        access=GateAccess(controller.service.gate),
+        connect=through_runners(NodeHere().connect),
         settings=Settings(domain="svc.example"),
     )
     async with TestClient(TestServer(make_app(controller.service, proxy))) as client:

@@ -13,8 +13,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.lifecycle.model import Role
+from controller.proxy.access import GateAccess
 from controller.proxy.entry import Proxy, Settings, tidy, to_services
 from controller.proxy.forwarding import ProxyLimits
+from controller.proxy.registered import through_runners
 from controller.proxy.view import Replica, Service
 from controller.service.users import Gate
 from controller.store.base import ServiceKey, StoredToken, User, digest
@@ -76,8 +78,8 @@ async def a_bed(limits: ProxyLimits = QUICK, domain: str | None = None) -> Async
     proxy = Proxy(
         services=services,
         traffic=traffic,
-        gate=guard,
-        connect=node.connect,
+        access=GateAccess(guard),
+        connect=through_runners(node.connect),
         settings=Settings(domain=domain, limits=limits),
     )
     app = web.Application(middlewares=[to_services(proxy)])
