@@ -34,6 +34,7 @@ class TaskFields(TypedDict, total=False):
     on_parent_end: str
     on_disconnect: str | Mapped
     image: str
+    setup: Strings
     commands: Strings
     entrypoint: str | Strings
     shell: str

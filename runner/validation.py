@@ -35,6 +35,8 @@ def signal_number(name: str, field: str) -> int:
 def check_submission(request: SubmitRequest) -> None:
     """Raise Refused for an invalid job."""
     job = request.job
+    if job.setup and not job.commands:
+        raise Refused(400, "invalid", "`setup` needs `commands` after it", "job.setup")
     if job.commands and job.entrypoint is not None:
         raise Refused(
             400, "invalid", "give either `commands` or `entrypoint`, not both", "job.entrypoint"
@@ -80,6 +82,7 @@ def _check_cluster(cluster: ClusterInfo) -> None:
 def _check_text(request: SubmitRequest) -> None:
     job = request.job
     texts = {
+        "job.setup": job.setup,
         "job.commands": job.commands,
         "job.entrypoint": job.entrypoint or (),
         "job.env": (*job.env, *job.env.values()),

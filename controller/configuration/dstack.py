@@ -42,7 +42,8 @@ FIELDS: Mapping[str, str] = {
 """Fields of dstack alone that a file may have, and what they may hold."""
 _ALSO_OURS = frozenset(
     {
-        *("type", "name", "image", "commands", "entrypoint", "shell", "env", "working_dir", "user"),
+        *("type", "name", "image", "setup", "commands", "entrypoint", "shell", "env"),
+        *("working_dir", "user"),
         *("nodes", "groups", "schedule", "max_duration", "stop_duration", "retry", "priority"),
         *("stop_criteria", "startup_order", "registry_auth", "repos", "files", "privileged"),
         *("resources", "volumes", "fleets", "ports"),
@@ -102,7 +103,7 @@ def _mentions(data: Mapping[str, Any]) -> bool:
     return any(_MENTION in str(text) for text in texts if text)
 
 
-_RUNS = ("commands", "entrypoint", "init", "env")
+_RUNS = ("setup", "commands", "entrypoint", "init", "env")
 
 
 def _amounts(work: _Work) -> None:

@@ -27,12 +27,14 @@ from controller.configuration.schema import (
 )
 from controller.configuration.units import shown
 from controller.lifecycle.model import Group, RunType
-from runner.schemas import LONGEST_ARGUMENT, SHORTEST_SECRET, script
+from runner.schemas import LONGEST_ARGUMENT, SHORTEST_SECRET, script, script_after
 
 LEAST_UNHEARD = 30.0
 LEAST_LOG_QUOTA = 1 << 20
 LEAST_MEMORY = 6 << 20
 """Bytes: with less, the container engine starts nothing."""
+_MARK = "/" * 255
+"""Longer than the path of any mark that ends a setup."""
 
 
 def check_limits(configuration: RunFields, plans: Iterable[GroupPlan]) -> None:
@@ -70,7 +72,10 @@ def _check_group(planned: GroupPlan) -> None:
         _check_length(planned.named(f"env.{name}"), f"{name}={value}")
     for number, word in enumerate(written.entrypoint or ()):
         _check_length(planned.named(f"entrypoint[{number}]"), word)
-    _check_length(planned.named("commands"), script(written.commands))
+    longest = script(written.commands)
+    if written.setup:
+        longest = script_after(written.setup, _MARK, written.commands)
+    _check_length(planned.named("commands"), longest)
     _check_volumes(planned)
 
 

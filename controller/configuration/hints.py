@@ -86,7 +86,6 @@ HINTS: Mapping[str, str] = {
     "docker": "a job has no Docker; use an image that has it, and privileged: true",
     "dockerfile": _BUILT,
     "build": _BUILT,
-    "setup": "write it as the first of commands",
     "spot": _OWN_NODES,
     "spot_policy": _OWN_NODES,
     "backends": _OWN_NODES,
@@ -136,7 +135,6 @@ SERVICE_HINTS: Mapping[str, str] = {
 
 DEV_ENVIRONMENT_HINTS: Mapping[str, str] = {
     **{name: hint for name, hint in HINTS.items() if name not in ("inactivity_duration", "home")},
-    "setup": "write it as the first of init",
     "commands": _OF_TASKS_AND_SERVICES,
     "run": _OF_TASKS_AND_SERVICES,
     "script": _OF_TASKS_AND_SERVICES,

@@ -81,6 +81,12 @@ def _check_command(planned: GroupPlan) -> None:
         raise ConfigurationError(
             planned.named("shell"), "has no commands to run", "shell beside commands"
         )
+    if written.setup and not written.commands:
+        raise ConfigurationError(
+            planned.named("setup"),
+            "has no commands after it: it runs in the shell that runs commands",
+            "setup beside commands",
+        )
     nothing_to_run = written.entrypoint is None and not written.commands
     if nothing_to_run and written.image is None:
         raise ConfigurationError(

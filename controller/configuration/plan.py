@@ -320,6 +320,7 @@ def _job(
     entrypoint = own.entrypoint
     return JobSpec(
         image=_plain(own.image) or defaults.image,
+        setup=own.setup,
         commands=own.commands,
         entrypoint=None if entrypoint is None else tuple(entrypoint),
         shell=own.shell,

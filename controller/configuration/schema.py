@@ -303,6 +303,7 @@ class GroupedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gang: bool | GangFields | None = None
     share_nodes: bool | None = None
     image: ImageName | None = None
+    setup: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     entrypoint: Argv | None = None
     shell: Text | None = None
@@ -525,6 +526,7 @@ ALLOWED = {
     "type": "task, service, dev-environment",
     "name": "a lowercase letter, then up to 40 lowercase letters, digits and hyphens",
     "image": IMAGE_ALLOWED,
+    "setup": "a list of shell commands",
     "commands": "a list of shell commands",
     "entrypoint": "a list of a program and its arguments, or one line of them",
     "shell": "the path of a shell in the image, such as /bin/bash",

@@ -169,6 +169,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     image: str
+    setup: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] | None = None
     shell: str | None = None

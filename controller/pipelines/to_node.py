@@ -196,6 +196,7 @@ def _job(view: AttemptContext, spec: JobSpec) -> RunnerJob:
         index=job.index,
         job_count=len(slots),
         group_job_count=sum(other.group == job.group for other in slots),
+        setup=spec.setup,
         commands=spec.commands,
         entrypoint=spec.entrypoint,
         shell=spec.shell,

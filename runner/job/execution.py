@@ -28,6 +28,17 @@ from runner.processes.launch import Launch
 from runner.processes.spawn import Children, Ending, JobProcess, spawn
 
 
+def _is_in_setup(mark: str | None) -> bool:
+    """Return whether the job has a setup that did not succeed. The file is the job's own: it can
+    only choose its own message."""
+    if mark is None:
+        return False
+    try:
+        return os.lstat(mark).st_size == 0
+    except OSError:
+        return False
+
+
 class OutputPump:
     """Reads both pipes until each has ended or `close` is called."""
 
@@ -160,6 +171,7 @@ class Execution:
         self._limits = limits
         self._secrets = secrets
         self._process: JobProcess | None = None
+        self._setup_mark: str | None = None
         self._signalled: int | None = None
         self._kill_at: float | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -181,6 +193,7 @@ class Execution:
         the job has left behind. So `main_ended` gets the main process's end while the rest is still
         waited for.
         """
+        self._setup_mark = launch.setup_mark
         kills_before = await asyncio.to_thread(cgroup.oom_kills)
         process = await spawn(launch, self._children)
         output = Output(
@@ -228,6 +241,7 @@ class Execution:
             last_line=last_line(output.stderr_tail, self._secrets),
             enforced=self._enforced,
             interruption=self._interruption(),
+            in_setup=await asyncio.to_thread(_is_in_setup, self._setup_mark),
         )
 
     def _interruption(self) -> Interruption | None:

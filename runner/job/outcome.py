@@ -125,8 +125,10 @@ def judge(
     last_line: str,
     enforced: Verdict | None = None,
     interruption: Interruption | None = None,
+    in_setup: bool = False,
 ) -> Verdict:
-    """Return the verdict. `enforced` is the limit for which the runner stopped the job, if any."""
+    """Return the verdict. `enforced` is the limit for which the runner stopped the job, if any.
+    `in_setup`: the job's `setup` had not succeeded."""
     if enforced is not None:
         return enforced
     if interruption is not None and interruption.killed:
@@ -135,15 +137,18 @@ def judge(
         )
     if ending.code == 0 and ending.signal is None:
         return Verdict(ExitReason.DONE_BY_RUNNER)
+    stage = "setup failed: " if in_setup else ""
     if oom_killed and ending.code == _KILLED_CODE:
         return Verdict(
-            ExitReason.OUT_OF_MEMORY, "killed by the kernel: the job's memory limit was reached"
+            ExitReason.OUT_OF_MEMORY,
+            f"{stage}killed by the kernel: the job's memory limit was reached",
         )
     if interruption is not None and _asks_for_restart(ending, interruption):
         return Verdict(
             ExitReason.INTERRUPTED, f"interrupted: exited with code {ending.code} to be restarted"
         )
     how = f"ended by {ending.signal}" if ending.signal else f"exited with code {ending.code}"
+    how = f"{stage}{how}"
     return Verdict(
         ExitReason.CONTAINER_EXITED_WITH_ERROR, f"{how}: {last_line}" if last_line else how
     )

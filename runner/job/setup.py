@@ -31,6 +31,7 @@ from runner.processes.spawn import Children
 from runner.schemas import SubmitRequest
 
 SECRETS_FOLDER_NAME = "secrets"
+SETUP_MARK_NAME = "setup-done"
 _HOSTFILE_NAME = "hostfile"
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Groundwork:
             inherited=self.inherited,
             place=self.place,
             paths=paths,
+            setup_mark=self._make_setup_mark(),
         )
 
     def clean(self) -> None:
@@ -103,6 +105,19 @@ class Groundwork:
         except OSError as error:
             raise CannotStart(f"the output folder cannot be made: {error.strerror}") from error
         return folder
+
+    def _make_setup_mark(self) -> str | None:
+        """Make the empty file to which the job writes when its `setup` has succeeded."""
+        if not self._request.job.setup:
+            return None
+        mark, identity = self._task / SETUP_MARK_NAME, self.place.identity
+        try:
+            mark.write_bytes(b"")
+            if identity is not None:
+                os.chown(mark, identity.uid, identity.gid)
+        except OSError as error:
+            raise CannotStart(f"the setup cannot begin: {error.strerror}") from error
+        return str(mark)
 
     def _set_up_cluster(self) -> str | None:
         cluster, key = self._request.cluster, self._request.cluster_key

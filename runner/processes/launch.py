@@ -18,7 +18,7 @@ from runner.errors import CannotStart
 from runner.processes import environment
 from runner.processes.environment import Paths
 from runner.processes.identity import Identity, current_identity, resolve
-from runner.schemas import JobSpec, SubmitRequest, script
+from runner.schemas import JobSpec, SubmitRequest, script, script_after
 
 _SHELLS = ("/bin/bash", "/bin/sh")
 REPO_WORKING_DIR = "/workflow"
@@ -32,6 +32,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str
     identity: Identity | None = None
     tty: bool = False
+    setup_mark: str | None = None
+    """The file that is not empty when the job's `setup` has succeeded; None: it has none."""
 
     def __repr__(self) -> str:
         return f"Launch(argv[0]={self.argv[0]!r}, working_dir={self.working_dir!r})"
@@ -76,19 +78,21 @@ def prepare(
     root: Path = Path("/"),
     place: LaunchSettings | None = None,
     paths: Paths | None = None,
+    setup_mark: str | None = None,
 ) -> Launch:
     """Return what to execute. `place`: the result of `settle`, if it was called before. Raises
     CannotStart with a sentence for the user."""
     job = request.job
     place = place or settle(request, image, root)
     env = environment.for_job(inherited, request, place.effective, place.working_dir, paths)
-    argv = _argv(job, image, env, place.working_dir, shells)
+    argv = _argv(job, image, env, place.working_dir, shells, setup_mark)
     return Launch(
         argv=argv,
         env=env,
         working_dir=place.working_dir,
         identity=place.identity,
         tty=job.tty,
+        setup_mark=setup_mark,
     )
 
 
@@ -136,10 +140,18 @@ def make_folder(name: str, identity: Identity | None, field: str) -> None:
 
 
 def _argv(
-    job: JobSpec, image: ImageConfig, env: Mapping[str, str], cwd: str, shells: tuple[str, ...]
+    job: JobSpec,
+    image: ImageConfig,
+    env: Mapping[str, str],
+    cwd: str,
+    shells: tuple[str, ...],
+    setup_mark: str | None,
 ) -> tuple[str, ...]:
     if job.commands:
-        return (_shell(job.shell, env, cwd, shells), "-c", script(job.commands))
+        text = script(job.commands)
+        if setup_mark is not None:
+            text = script_after(job.setup, setup_mark, job.commands)
+        return (_shell(job.shell, env, cwd, shells), "-c", text)
     argv = job.entrypoint or (*image.entrypoint, *image.cmd)
     if not argv:
         raise CannotStart(

@@ -6,6 +6,7 @@ peer are ignored. Times are Unix seconds (float), durations seconds, sizes bytes
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -101,8 +102,17 @@ def script(commands: Iterable[str]) -> str:
     `cd`, `export` and functions carry over. The last command has no check after it, so that a shell
     can become it.
     """
-    check = "\n\ncase $? in 0) ;; *) exit $? ;; esac\n"
-    return check.join(commands)
+    return _CHECK.join(commands)
+
+
+def script_after(setup: Iterable[str], mark: str, commands: Iterable[str]) -> str:
+    """Return the same script with `setup` before the commands; when that has succeeded, the shell
+    writes to the file `mark`."""
+    told = f"printf done 2>/dev/null >|{shlex.quote(mark)} || :"
+    return script((*setup, told, *commands))
+
+
+_CHECK = "\n\ncase $? in 0) ;; *) exit $? ;; esac\n"
 
 
 __all__ = [
@@ -132,9 +142,9 @@ class RunnerState(StrEnum):
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The job to run.
 
-    `entrypoint` (an argv, no shell) and `commands` (joined, run by `shell`) exclude each other;
-    without either, the image's own entrypoint and cmd run. `env` overrides the image's. `user` is a
-    name or uid, optionally with `:group`; None: the image's user.
+    `entrypoint` (an argv, no shell) and `commands` (joined, run by `shell` after `setup`) exclude
+    each other; without either, the image's own entrypoint and cmd run. `env` overrides the image's.
+    `user` is a name or uid, optionally with `:group`; None: the image's user.
     """
 
     run_id: str
@@ -146,6 +156,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     job_count: int
     group_job_count: int
+    setup: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] | None = None
     shell: str | None = None

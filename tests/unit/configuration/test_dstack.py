@@ -100,6 +100,7 @@ def test_a_task_of_the_corpus_keeps_its_meaning(task: dict[str, Any]) -> None:
             assert made.spec.env["UV_SYSTEM_PYTHON"] == "1"
         if not task.get("docker") and "entrypoint" not in task:
             assert list(made.spec.commands) == written.get("commands", [])
+        assert list(made.spec.setup) == written.get("setup", task.get("setup", []))
         for name in environment(task):
             assert made.spec.env[name] == "v"
         assert needed.whole_node is (sum(one.get("nodes", 1) for one in groups) > 1)

@@ -67,6 +67,8 @@ def test_an_unknown_field_is_named_with_the_one_that_was_meant(
     ("fields", "field", "sentence"),
     [
         ({"python": "3.12", "image": "i"}, "python", "is not a field: the image has it"),
+        ({"setup": ["a"], "commands": [], "image": "i"}, "setup", "has no commands after it"),
+        ({"setup": "a"}, "setup", "is a string, not a list"),
         ({"nvcc": True}, "nvcc", "is not a field: the image has it"),
         ({"fleet": "a100s"}, "fleet", "is not a field; write fleets (allowed"),
         (

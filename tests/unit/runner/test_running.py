@@ -47,6 +47,23 @@ async def test_an_exit_code_arrives_with_the_last_line_of_stderr(tmp_path: Path)
     assert record.message == "exited with code 7: broken"
 
 
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+async def test_setup_runs_first_and_in_the_same_shell(tmp_path: Path, shell: str) -> None:
+    setup = ["cd /tmp", "set -eC; export WORD=carried"]
+    commands = ['echo "$WORD in $PWD"', "exit 3"]
+    record, output = await outcome(tmp_path, *commands, setup=setup, shell=shell)
+    assert output == b"carried in /tmp\n"
+    assert record.message == "exited with code 3"
+
+
+@pytest.mark.parametrize("ends", ["exit 4", "(exit 4)", "set -e; (exit 4)"])
+async def test_a_setup_that_fails_is_named_and_no_command_runs(tmp_path: Path, ends: str) -> None:
+    setup = ["echo no wheel >&2", ends]
+    record, output = await outcome(tmp_path, "echo ran", setup=setup)
+    assert (record.exit_code, output) == (4, b"no wheel\n")
+    assert record.message == "setup failed: exited with code 4: no wheel"
+
+
 async def test_a_signal_is_told_by_name(tmp_path: Path) -> None:
     record, _ = await outcome(tmp_path, "kill -SEGV $$")
     assert (record.exit_code, record.signal) == (139, "SIGSEGV")
