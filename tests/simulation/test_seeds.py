@@ -21,7 +21,7 @@ from tests.simulation import exploring
 FIXED_SEEDS = 60
 FOUND_NARROW = (700475, 900125, 2000375, 5000092, 5000902)
 """Worlds in which a fault was found once, before jobs could ask for as much as they can now."""
-FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451)
+FOUND = (202, 784413626, 647714232, 126055956, 126056192, 126056451, 404522700)
 """Those since."""
 FOUND_WITH_SERVICES = (23, 38)
 SERVICE_SEEDS = 12

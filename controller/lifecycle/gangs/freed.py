@@ -10,7 +10,7 @@ no more work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -71,8 +71,7 @@ def _keep(draft: Draft) -> None:
         return
     around = draft.context
     for job in draft.jobs:
-        last = _last_of_old_incarnation(draft, job.attempts)
-        allocation = None if last is None else released.get(last.allocation_id or "")
+        allocation = _released_of_old_incarnation(draft, job.attempts, released)
         if allocation is None or job.abandoned:
             continue
         if (
@@ -82,16 +81,23 @@ def _keep(draft: Draft) -> None:
             draft.nominate(_nomination(draft, allocation), "freed by a switch")
 
 
-def _last_of_old_incarnation(draft: Draft, attempts: tuple[Attempt, ...]) -> Attempt | None:
-    """Return the job's last attempt of the previous incarnation; the job may already have one of
-    the new."""
+def _released_of_old_incarnation(
+    draft: Draft, attempts: tuple[Attempt, ...], released: Mapping[str, Allocation]
+) -> Allocation | None:
+    """Return the last of the released allocations that the job had in the previous incarnation.
+
+    The job may already have an attempt of the new one. It may also have had two in the previous
+    one, of which the first gives its allocation back after the second has ended.
+    """
     now = draft.run.incarnation
     for attempt in reversed(attempts):
         own = attempt.incarnation
         if own is None or now is None or attempt.occurrence != draft.run.occurrence:
             return None
-        if own.number < now.number:
-            return attempt if own.number == now.number - 1 else None
+        if own.number < now.number - 1:
+            return None
+        if own.number == now.number - 1 and attempt.allocation_id in released:
+            return released[attempt.allocation_id]
     return None
 
 

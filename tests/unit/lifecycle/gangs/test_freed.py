@@ -122,6 +122,24 @@ def test_the_room_on_a_machine_that_was_started_anew_is_kept() -> None:
     assert nodes(play) == ["n1"]
 
 
+def test_the_room_of_a_job_s_first_attempt_is_kept_although_the_job_had_a_second_one() -> None:
+    """Another task of the job holds the allocation no more, but its node confirms that late."""
+    play = GangPlay(gang(2), Group(name="data", nodes=1)).run_all()
+    play.fail(0).clean_all().run_all()
+    old = play.allocation(2)
+    assert old.taken_over
+    play.fail(2).send(play.seen(2, terminated=True)).send(play.logs_complete(2))
+    play.send(replace(play.removed(2), allocation_released=False)).wait(60)
+    first, second = play.job(2).attempts[-2:]
+    assert first.incarnation == second.incarnation
+    assert (first.allocation_id, second.allocation_id) == (old.id, None)
+    play.fail(1)
+    assert play.run.incarnation != second.incarnation
+    assert kept(play) == []
+    play.release_places()
+    assert [place.victims for place in kept(play)] == [(old.id,)]
+
+
 # -- not kept --------------------------------------------------------------------------------------
 
 
