@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from controller.lifecycle.model import Attempt, RunState
+from controller.lifecycle.model import Attempt, Job, RunState
 from controller.lifecycle.reasons import Reason
 from controller.lifecycle.services import rollout
-from controller.lifecycle.services.readiness import is_registered
+from controller.lifecycle.services.readiness import is_registered, probes_pass
 from controller.lifecycle.statuses import AttemptStatus
 
 
@@ -38,6 +38,12 @@ def _is_planned(ended: Attempt) -> bool:
     return ended.reason in (Reason.SCALED_DOWN, Reason.NODE_DRAINED) and not at_deadline
 
 
+def _was_lost(job: Job, ended: Attempt) -> bool:
+    """Return whether the replica had lost its traffic by itself before it was ended: the same
+    commit says that its probes fail, or that its job is over."""
+    return ended.runner_exited or ended.container_gone or not probes_pass(job, ended)
+
+
 def _taken(before: RunState, after: RunState, group: str, wanted: int) -> Iterator[str]:
     """Yield a sentence when replicas that got requests were ended by plan and too few are left."""
     now = {attempt.id: attempt for job in after.jobs for attempt in job.attempts}
@@ -46,6 +52,7 @@ def _taken(before: RunState, after: RunState, group: str, wanted: int) -> Iterat
         for job in before.jobs
         if job.group == group and is_registered(job)
         if (ended := now.get(job.attempts[-1].id)) is not None and _is_planned(ended)
+        if not _was_lost(job, ended)
         if any(one.id == job.id and one.scaled_down for one in after.jobs)
     ]
     left = sum(is_registered(job) for job in after.jobs if job.group == group)
