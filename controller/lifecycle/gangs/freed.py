@@ -96,8 +96,9 @@ def _released_of_old_incarnation(
             return None
         if own.number < now.number - 1:
             return None
-        if own.number == now.number - 1 and attempt.allocation_id in released:
-            return released[attempt.allocation_id]
+        allocation = released.get(attempt.allocation_id or "")
+        if own.number == now.number - 1 and allocation is not None:
+            return allocation
     return None
 
 
