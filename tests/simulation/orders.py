@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from controller.lifecycle.model import Attempt, Job, RunState, StartupOrder
+from controller.lifecycle.model import Attempt, Job, Run, RunState, StartupOrder
 from controller.lifecycle.reasons import ROWS, Budget, Reason, RunReason
 from controller.lifecycle.statuses import AttemptStatus, IrisState
 
@@ -95,11 +95,19 @@ def not_by_policy(state: RunState, job: Job, attempt: Attempt) -> str | None:
             if not any(_failed(one, attempt) for one in replica if one is not job):
                 return "no job of its replica has failed"
         case Reason.TERMINATED_BY_SERVER:
-            if state.run.reason in _OF_USERS:
-                return f"its run ends as {state.run.reason}"
-            if state.run.reason is None and not state.run.policy.schedule:
+            reason = _reason_of_end(state.run, attempt.occurrence)
+            if reason in _OF_USERS:
+                return f"its run ends as {reason}"
+            if reason is None and not state.run.policy.schedule:
                 return "its run goes on"
     return None
+
+
+def _reason_of_end(run: Run, occurrence: int) -> RunReason | None:
+    """Why the run ends; for an occurrence that is over why that ended, for a user may have stopped
+    the run after it."""
+    over = (one.reason for one in run.occurrences if one.number == occurrence)
+    return next(over, run.reason)
 
 
 def _replica(job: Job) -> tuple[str, int]:

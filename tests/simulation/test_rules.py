@@ -15,6 +15,7 @@ from controller.lifecycle.model import (
     Node,
     NodeAddress,
     NodeStatus,
+    Occurrence,
     Operator,
     Resources,
     RunPolicy,
@@ -276,3 +277,22 @@ def test_a_run_that_says_that_it_lost_its_nodes_and_did_not_is_found() -> None:
     assert list(misnamed(lying)) == ["run r ends as worker_failed, its jobs as failed"]
     lost = ended(lying, Reason.INSTANCE_UNREACHABLE, 40.0)
     assert list(misnamed(lost)) == []
+
+
+@pytest.mark.parametrize(
+    ("of_occurrence", "fits"), [(RunReason.JOB_FAILED, True), (RunReason.STOPPED_BY_USER, False)]
+)
+def test_a_job_of_a_scheduled_run_ends_with_its_occurrence(
+    of_occurrence: RunReason, fits: bool
+) -> None:
+    state = ended(a_run(), Reason.TERMINATED_BY_SERVER, 1.0)
+    over = Occurrence(
+        number=1,
+        status=RunStatus.FAILED,
+        reason=of_occurrence,
+        message=None,
+        started_at=0.0,
+        finished_at=1.0,
+    )
+    run = replace(state.run, reason=RunReason.STOPPED_BY_USER, occurrences=(over,))
+    assert (why(replace(state, run=run)) is None) is fits
