@@ -57,7 +57,7 @@ from controller.proxy.entry import Proxy
 from controller.proxy.entry import Settings as ProxySettings
 from controller.proxy.probes import try_probe
 from controller.proxy.registered import CountedTraffic, RegisteredServices, through_runners
-from controller.retention import Keep, Retention
+from controller.retention import Retention, RetentionTimes
 from controller.scheduling.scheduler import JobSubmittedPipeline
 from controller.service import ControllerService
 from controller.service.metric_sampler import MetricSampler
@@ -231,7 +231,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of the outputs that are kept of one attempt, in bytes."""
     database: Database | None = None
     """None: a SQLite file in the data folder."""
-    keep: Keep = Keep()
+    keep: RetentionTimes = RetentionTimes()
     node_failure: NodeFailure = NodeFailure()
     cluster_networks: tuple[IPv4Network, ...] = ()
     """The networks in which the jobs of multi-node runs reach each other, the preferred one
@@ -378,14 +378,14 @@ async def _open(
         blobs=blobs,
         connect=machinery.nodes.connection,
         node_key=identity.public_line(key),
-        logs_kept_for=options.keep.of_logs,
+        logs_kept_for=options.keep.effective_logs,
         join=join,
         traffic=machinery.traffic,
         autoscaler=machinery.autoscaler,
         metric_history=MetricHistory(options.data / "metrics"),
         vault=vault,
         outputs=outputs,
-        outputs_kept_for=options.keep.of_outputs,
+        outputs_kept_for=options.keep.effective_outputs,
         terminal_secret=secret_of(key),
         gateways=machinery.gateways,
         routes=machinery.routes,

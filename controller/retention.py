@@ -33,7 +33,7 @@ class Forget(Protocol):
     async def __call__(self, *, finished_before: float, limit: int) -> int: ...
 
 
-class Keep(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The times for which ended things are kept: seconds after the end of a run, after the last
     byte of a log, and after outputs were stored."""
 
@@ -42,12 +42,13 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
     outputs: float = 30 * DAY
 
     @property
-    def of_logs(self) -> float:
-        """Seconds after its last byte for which a log of an ended run is kept."""
+    def effective_logs(self) -> float:
+        """Seconds after its last byte for which a log of an ended run is kept: no longer than the
+        run."""
         return min(self.logs, self.runs)
 
     @property
-    def of_outputs(self) -> float:
+    def effective_outputs(self) -> float:
         """Seconds for which outputs of an ended run are kept."""
         return min(self.outputs, self.runs)
 
@@ -55,7 +56,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
     def sweep_every(self) -> float:
         """Seconds between sweeps: nothing is kept an hour, or much more than a tenth of its time,
         too long."""
-        shortest = min(self.of_logs, self.of_outputs)
+        shortest = min(self.effective_logs, self.effective_outputs)
         return min(MOST_BETWEEN_SWEEPS, max(LEAST_BETWEEN_SWEEPS, shortest / 10))
 
 
@@ -68,7 +69,7 @@ class Retention:
         logs: LogStore,
         outputs: OutputStore,
         clock: Clock,
-        keep: Keep,
+        keep: RetentionTimes,
         live: Callable[[], Iterable[RunState]],
     ) -> None:
         self._store = store
@@ -97,8 +98,8 @@ class Retention:
         needed = {
             job.attempts[-1].id for state in self._live() for job in state.jobs if job.attempts
         }
-        logs = await self._logs.sweep(needed, now - self._keep.of_logs)
-        outputs = await self._outputs.sweep(needed, now - self._keep.of_outputs)
+        logs = await self._logs.sweep(needed, now - self._keep.effective_logs)
+        outputs = await self._outputs.sweep(needed, now - self._keep.effective_outputs)
         if runs or attempts or logs or outputs:
             message = "removed %d runs, %d attempts of earlier occurrences, %d logs and %d outputs"
             log.info(message, runs, attempts, logs, outputs)

@@ -34,12 +34,12 @@ from controller.api.documents import (
     RunView,
     WatchLine,
 )
-from controller.lifecycle.statuses import FINAL_ATTEMPT_STATUSES, FINAL_RUN_STATUSES, RunStatus
+from controller.lifecycle.statuses import FINAL_RUN_STATUSES, RunStatus
 from fairlead import notebook, outputs, settings
 from fairlead.errors import ClientClosed, RunFailed, UsageError
 from fairlead.follow import Outages, follow_events, follow_log, follow_run, unread
 from fairlead.offers import Offer, offers
-from fairlead.progress import exit_status, find_job, job_name, step_of, why
+from fairlead.progress import exit_status, find_job, job_name, never_ran, step_of, why
 from fairlead.rest import ControllerClient, decode, job_path, run_path
 from fairlead.ssh_keys import public_keys
 from fairlead.submission import submit, with_code
@@ -478,7 +478,7 @@ class Run:
             if not done and first is None:
                 continue
             for one in _from(present.attempts, first if not done else None):
-                if one.id not in done and not _never_ran(one):
+                if one.id not in done and not never_ran(one):
                     done.add(one.id)
                     yield from self._attempt(job, one.id, offset if one.id == attempt else 0)
 
@@ -499,10 +499,6 @@ def _from(attempts: tuple[AttemptView, ...], first: str | None) -> tuple[Attempt
     """Return the attempts from `first` on; all of them when it is not among the recent ones."""
     starts = [at for at, one in enumerate(attempts) if one.id == first]
     return attempts[starts[0] :] if starts else attempts
-
-
-def _never_ran(attempt: AttemptView) -> bool:
-    return attempt.status in FINAL_ATTEMPT_STATUSES and attempt.running_at is None
 
 
 def _output(job: JobView, attempt: str, frame: Frame) -> Output:

@@ -16,7 +16,12 @@ from controller.lifecycle.reasons import (
     RetryEvent,
     RunReason,
 )
-from controller.lifecycle.statuses import AllocationState, AttemptStatus, RunStatus
+from controller.lifecycle.statuses import (
+    FINAL_ATTEMPT_STATUSES,
+    AllocationState,
+    AttemptStatus,
+    RunStatus,
+)
 from controller.scheduling.answers import Amounts
 from fairlead.errors import UsageError
 from shim.schemas import PullProgress
@@ -158,6 +163,11 @@ def find_job(run: RunView, key: str | int | None) -> JobView:
             return job
     names = ", ".join(job_name(job) for job in run.jobs[:_MOST_ROWS]) or "none yet"
     raise UsageError(f"{run.name} has no job {key!r}: give one of {names}")
+
+
+def never_ran(attempt: AttemptView) -> bool:
+    """Return whether the attempt has ended without a start of its commands."""
+    return attempt.status in FINAL_ATTEMPT_STATUSES and attempt.running_at is None
 
 
 def job_name(job: JobView) -> str:

@@ -14,19 +14,18 @@ from http import HTTPStatus
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from controller.api.documents import AttemptView, JobView, RunView, WatchLine
+from controller.api.documents import JobView, RunView, WatchLine
 from controller.cli import output
 from controller.cli.dev_environments import how_to_open, opens
 from controller.cli.display import Display, display
 from controller.configuration.dstack import ports_of
 from controller.lifecycle.statuses import (
-    FINAL_ATTEMPT_STATUSES,
     FINAL_RUN_STATUSES,
     AttemptStatus,
 )
 from fairlead.errors import ApiError
 from fairlead.follow import Outages, follow_log, follow_run
-from fairlead.progress import find_job, grants, job_name, step_of
+from fairlead.progress import find_job, grants, job_name, never_ran, step_of
 from fairlead.rest import ControllerClient
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class _Attachment:
         if job.id in self._following:
             return
         for attempt in job.attempts:
-            if attempt.id not in self._followed and not _never_ran(attempt):
+            if attempt.id not in self._followed and not never_ran(attempt):
                 self._followed.add(attempt.id)
                 self._following.add(job.id)
                 writer = output.log_writer(
@@ -235,7 +234,3 @@ def _forwarding_of(
     from controller.cli.forward import Forwarding, declared
 
     return Forwarding(client, run, job, declared(run), tell)
-
-
-def _never_ran(attempt: AttemptView) -> bool:
-    return attempt.status in FINAL_ATTEMPT_STATUSES and attempt.running_at is None

@@ -50,6 +50,15 @@ def emit_json(data: bytes) -> None:
     write_all(STDOUT_FD, data.rstrip(b"\n") + b"\n")
 
 
+def emit_done(data: bytes, json: bool, sentence: str) -> int:
+    """Print the answer as JSON, or else the sentence; return the exit status."""
+    if json:
+        emit_json(data)
+    else:
+        emit(sentence)
+    return 0
+
+
 def note(text: str) -> None:
     write_all(STDERR_FD, f"fairlead: {text}\n".encode(errors="replace"))
 

@@ -29,7 +29,13 @@ from controller.lifecycle.pending_reasons import (
 from controller.scheduling.capacity import Need
 from controller.scheduling.constraints import Domain, all_unmet, attributes_of, domain_of, unmet
 from controller.scheduling.fit import as_new, closest, room, shortfalls
-from controller.scheduling.gang_placement import by_need, domains_for, most, placement_name
+from controller.scheduling.gang_placement import (
+    by_need,
+    domains_for,
+    how_many_fit,
+    how_many_fit_of,
+    placement_name,
+)
 from controller.scheduling.index import CapacityIndex, TrialCapacity, Where, is_usable
 from controller.scheduling.queue import Unit
 
@@ -90,9 +96,9 @@ def why_all_wait(trial: TrialCapacity, unit: Unit) -> PendingReason:
     need = max(counted, key=lambda one: counted[one])
     if not domains:
         return _why_no_domain(trial.index, unit, need)
-    found = {domain: _held(trial, counted, domain) for domain in domains}
+    found = {domain: how_many_fit_of(trial, counted, domain) for domain in domains}
     best = max(domains, key=lambda domain: found[domain])
-    short = next((one for one in counted if most(trial, one, best, 1) == 0), need)
+    short = next((one for one in counted if how_many_fit(trial, one, best, 1) == 0), need)
     return GangDoesNotFit(
         count=len(unit.members),
         each=need.resources,
@@ -110,10 +116,6 @@ def _lacks(trial: TrialCapacity, need: Need, domain: Domain) -> PendingReason | 
         return _why_no_room(trial.index, need, domain)
     lacking = [free for shape, free, _ in tiers.bins(trial.rooms) if not need.fits(shape, free)]
     return closest(need.resources, lacking) if lacking else None
-
-
-def _held(trial: TrialCapacity, counted: dict[Need, int], domain: Domain) -> int:
-    return sum(most(trial, need, domain, count) for need, count in counted.items())
 
 
 def _why_no_domain(index: CapacityIndex, unit: Unit, need: Need) -> PendingReason:

@@ -195,11 +195,12 @@ def roomiest_first(trial: TrialCapacity, unit: Unit, domains: list[Domain]) -> l
     if not unit.reserved or unit.anchors:
         return domains
     counted = by_need(unit.members + unit.reserved)
+    return sorted(domains, key=lambda domain: how_many_fit_of(trial, counted, domain), reverse=True)
 
-    def held(domain: Domain) -> int:
-        return sum(most(trial, need, domain, count) for need, count in counted.items())
 
-    return sorted(domains, key=held, reverse=True)
+def how_many_fit_of(trial: TrialCapacity, counted: Mapping[Need, int], domain: Domain) -> int:
+    """Return how many of these jobs fit in the domain, at most as many as are counted."""
+    return sum(how_many_fit(trial, need, domain, count) for need, count in counted.items())
 
 
 def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
@@ -207,7 +208,7 @@ def _names_attribute(fleets: Mapping[str, Fleet], name: str) -> bool:
     return fleet is not None and fleet.placement is not None
 
 
-def most(trial: TrialCapacity, need: Need, where: Where, enough: int) -> int:
+def how_many_fit(trial: TrialCapacity, need: Need, where: Where, enough: int) -> int:
     """Return how many such jobs fit there, at most `enough`; it is an upper bound."""
     found = 0
     for _, free, nodes in trial.sorted(need.scope, where).bins(trial.rooms):

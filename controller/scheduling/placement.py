@@ -29,7 +29,7 @@ from controller.scheduling.gang_placement import (
     by_need,
     could_ever_hold,
     domains_for,
-    most,
+    how_many_fit,
     place_first,
     placement_name,
     roomiest_first,
@@ -194,7 +194,8 @@ class SchedulingPass:
         if key not in self._in_vain:
             for domain in roomiest_first(self.trial, unit, domains):
                 if any(
-                    most(self.trial, need, domain, count) < count for need, count in counted.items()
+                    how_many_fit(self.trial, need, domain, count) < count
+                    for need, count in counted.items()
                 ):
                     continue
                 chosen = place_first(self.trial, unit, domain, self._now, self._new_id)

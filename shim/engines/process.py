@@ -39,6 +39,7 @@ from shim.engines.base import (
 )
 from shim.errors import EngineError
 from shim.examination import Asked, NodeSetup, warn
+from shim.node import machine
 from shim.schemas import EngineKind, Finding, PullProgress, RegistryAuth
 from shim.state import records
 
@@ -176,7 +177,7 @@ class ProcessEngine:
 
     async def create(self, spec: ContainerSpec) -> str:
         if spec.task_id not in self._states:
-            await self._save(ProcessState(spec=spec, boot_id=procfs.boot_id()))
+            await self._save(ProcessState(spec=spec, boot_id=machine.boot_id()))
         return spec.task_id
 
     async def start(self, container_id: str) -> None:
@@ -251,7 +252,7 @@ class ProcessEngine:
         only the mark."""
         if state.ended:
             return state
-        if state.boot_id != procfs.boot_id():
+        if state.boot_id != machine.boot_id():
             return msgspec.structs.replace(state, ended=True, pid=None)
         if state.pid is None:
             first = self._first_process(state)

@@ -39,10 +39,6 @@ class Process(NamedTuple):
         return self.state in "tTD"
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def _stat(pid: int) -> list[str] | None:
     """Return the fields after the command's name: state first (field 3 of proc(5))."""
     try:

@@ -14,7 +14,7 @@ from controller.lifecycle.model import RunState
 from controller.lifecycle.statuses import AllocationState, RunStatus
 from controller.logs.store import LogStore
 from controller.outputs import OutputStore
-from controller.retention import DAY, RUNS_AT_ONCE, Keep, Retention
+from controller.retention import DAY, RUNS_AT_ONCE, Retention, RetentionTimes
 from controller.store.base import Changes, LeaseLost, Store, StoreRefused, StoreUnusable
 from controller.store.sql import SqlStore
 from controller.store.sqlite import SqliteDatabase
@@ -22,7 +22,7 @@ from tests.doubles.clock import NOW, ManualClock
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.store.samples import a_place, a_run, an_event, submission
 
-KEEP = Keep(runs=90 * DAY, logs=30 * DAY)
+KEEP = RetentionTimes(runs=90 * DAY, logs=30 * DAY)
 
 
 @pytest.fixture
@@ -131,13 +131,15 @@ async def test_logs_are_kept_30_days_and_those_of_present_attempts_for_ever(
 @pytest.mark.parametrize(
     ("keep", "seconds"),
     [
-        (Keep(), 3600.0),
-        (Keep(runs=10 * DAY, logs=3600.0), 360.0),
-        (Keep(runs=5.0, logs=2 * DAY), 1.0),
-        (Keep(runs=0.0, logs=0.0), 1.0),
+        (RetentionTimes(), 3600.0),
+        (RetentionTimes(runs=10 * DAY, logs=3600.0), 360.0),
+        (RetentionTimes(runs=5.0, logs=2 * DAY), 1.0),
+        (RetentionTimes(runs=0.0, logs=0.0), 1.0),
     ],
 )
-def test_runs_kept_a_short_time_are_looked_for_more_often(keep: Keep, seconds: float) -> None:
+def test_runs_kept_a_short_time_are_looked_for_more_often(
+    keep: RetentionTimes, seconds: float
+) -> None:
     assert keep.sweep_every == seconds
 
 
@@ -154,7 +156,7 @@ async def test_runs_that_cannot_be_removed_now_are_left_for_the_next_time(
         raise trouble
 
     monkeypatch.setattr(store, "forget", fail)
-    monkeypatch.setattr(Keep, "sweep_every", 0.0)
+    monkeypatch.setattr(RetentionTimes, "sweep_every", 0.0)
     work = asyncio.create_task(Retention(store, logs, outputs, ManualClock(), KEEP, tuple).run())
     async with asyncio.timeout(30):
         assert await tries.get() == await tries.get()

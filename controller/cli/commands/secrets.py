@@ -55,7 +55,7 @@ def set_secret(
     """
     value = _value(name, from_file)
     data = settings.client().put(_path(name), {"value": value, "shared": shared})
-    return _done(data, json, f"secret {name} stored")
+    return output.emit_done(data, json, f"secret {name} stored")
 
 
 def list_secrets(*, json: Json = False) -> int:
@@ -83,7 +83,7 @@ def delete_secret(name: str, /, *, shared: Shared = False, json: Json = False) -
     """Delete a stored secret; jobs that have it keep it, and no more get it."""
     query = {"shared": "true"} if shared else {}
     data = settings.client().delete(_path(name), **query)
-    return _done(data, json, f"secret {name} deleted")
+    return output.emit_done(data, json, f"secret {name} deleted")
 
 
 def rotate_key(*, json: Json = False) -> int:
@@ -92,7 +92,7 @@ def rotate_key(*, json: Json = False) -> int:
     If it is cut off, give the command again.
     """
     data = settings.client().post("/v1/secrets-key/rotate", {})
-    return _done(data, json, f"{decode(data, _Rotated).secrets} secrets have a new key")
+    return output.emit_done(data, json, f"{decode(data, _Rotated).secrets} secrets have a new key")
 
 
 def _path(name: str) -> str:
@@ -117,11 +117,3 @@ def _value(name: str, file: Path | None) -> str:
             f"{source} is not UTF-8 text; encode it first, such as with base64", EXIT_USAGE
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def _done(data: bytes, json: bool, sentence: str) -> int:
-    if json:
-        output.emit_json(data)
-    else:
-        output.emit(sentence)
-    return 0

@@ -32,7 +32,7 @@ from controller.configuration.units import (
 )
 from controller.proxy.entry import Settings
 from controller.proxy.forwarding import ProxyLimits
-from controller.retention import Keep
+from controller.retention import RetentionTimes
 from controller.service.errors import Invalid
 from controller.service.ssh_keys import user_keys
 from controller.store.base import StoreError
@@ -164,7 +164,7 @@ def controller(
         database=find_database(data, database, database_file, os.environ),
         secrets_key=secrets_key_file,
         most_outputs=parse_limit(outputs_limit, "--outputs-limit"),
-        keep=Keep(
+        keep=RetentionTimes(
             runs=parse_keep(keep_runs, "--keep-runs"),
             logs=parse_keep(keep_logs, "--keep-logs"),
             outputs=parse_keep(keep_outputs, "--keep-outputs"),

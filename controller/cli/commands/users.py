@@ -112,7 +112,7 @@ def grant(name: str, /, *, band: Bands = (), json: Json = False) -> int:
 def remove_user(name: str, /, *, json: Json = False) -> int:
     """Remove a user who has no live runs; the user's tokens end at once."""
     data = settings.client().delete(f"/v1/users/{quote(name, safe='')}")
-    return _done(data, json, f"user {name} removed")
+    return output.emit_done(data, json, f"user {name} removed")
 
 
 def add_token(
@@ -167,7 +167,7 @@ def list_tokens(*, user: str | None = None, json: Json = False) -> int:
 def revoke_token(id: str, /, *, json: Json = False) -> int:
     """Revoke a token at once; its open streams end."""
     data = settings.client().delete(f"/v1/tokens/{quote(id, safe='')}")
-    return _done(data, json, f"token {id} revoked")
+    return output.emit_done(data, json, f"token {id} revoked")
 
 
 def _seconds(expires: str | None) -> float | None:
@@ -179,11 +179,3 @@ def _seconds(expires: str | None) -> float | None:
 
 def _show_secret(made: NewTokenView) -> None:
     output.emit(made.token)
-
-
-def _done(data: bytes, json: bool, sentence: str) -> int:
-    if json:
-        output.emit_json(data)
-    else:
-        output.emit(sentence)
-    return 0
